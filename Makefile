@@ -1,0 +1,46 @@
+# Two commands to know: `make run` and `make test`. Every target sets itself up.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format bench torture lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Holdfast needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,bench]'
+	@touch $@
+
+run: $(STAMP) ## set up, then start all services on the embedded default
+	$(BIN)/holdfast serve
+
+test: $(STAMP) ## set up, then lint and run every test (real PostgreSQL, Redis, kill -9)
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: $(STAMP) ## format check, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite the code in house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## speed, as ratios against the bare alternative in the same run
+	$(BIN)/python -m bench
+
+torture: $(STAMP) ## the long proofs
+	$(BIN)/python -m pytest -m torture -o addopts=
+
+lock: ## pin what is installed now
+	$(BIN)/python -m pip freeze --exclude-editable | sort -f > constraints.txt
+
+clean: ## remove everything the targets made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

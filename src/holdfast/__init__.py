@@ -1,0 +1,62 @@
+"""Exactly-once effects for apps that work offline.
+
+The public names. Where everything lives:
+
+    errors    the whole tree of errors
+    core      the rules: keys, canonical form, fingerprints, decision, staleness, retry
+    ports     what the rules need from the world
+    stores    SQLite, PostgreSQL, Redis
+    server    the intake: claim → run → record → reply
+    observe   logs, metrics, traces
+    services  what is built on these names
+    cli       for people
+    testing   real servers and fault points, for your tests too
+"""
+
+from holdfast.core.canonical import canonical_json
+from holdfast.core.fingerprint import body_hash
+from holdfast.core.keys import KeyFormat
+from holdfast.core.policy import (
+    FIELD,
+    PLANNING,
+    ROUTES,
+    WALK,
+    Dialect,
+    ErrorsStored,
+    Policy,
+    Staleness,
+)
+from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
+from holdfast.errors import HoldfastError, RequestError, ServiceError
+from holdfast.ports import Transaction
+from holdfast.server.call import Principal
+from holdfast.server.execution import Execution
+from holdfast.server.facade import Holdfast
+from holdfast.stores.opening import open_store
+
+__all__ = [
+    "CLIENT",
+    "DEVICE",
+    "FIELD",
+    "PLANNING",
+    "QUEUE",
+    "ROUTES",
+    "WALK",
+    "WORKER",
+    "Dialect",
+    "ErrorsStored",
+    "Execution",
+    "Holdfast",
+    "HoldfastError",
+    "KeyFormat",
+    "Policy",
+    "Principal",
+    "RequestError",
+    "RetryPolicy",
+    "ServiceError",
+    "Staleness",
+    "Transaction",
+    "body_hash",
+    "canonical_json",
+    "open_store",
+]

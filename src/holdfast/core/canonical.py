@@ -1,0 +1,220 @@
+r"""The canonical form of a JSON text (RFC 8785): one spelling per value. No I/O, no guesses.
+
+A retry may spell the same body in another way, so what is hashed is the canonical form. Where
+RFC 8785 would lose something, this is stricter: a whole number keeps all its digits instead of
+becoming a double, and texts that two parsers could read differently (duplicate keys, lone
+surrogates) are refused.
+
+Almost all of the work is one decode and one encode in C. What msgspec does not do itself is
+settled by looking for bytes in the text, which is quick too:
+
+- *Numbers.* msgspec prints the shortest digits of a double, as ECMAScript does, but lays them out
+  otherwise when the number is whole or needs an exponent. Only if the output has one like that
+  (or a string that looks so), the numbers are spelled here, one by one.
+- *Duplicate keys.* msgspec keeps the last one silently. A member that was dropped took at least
+  the two quotes of its name along, and nothing else changes the number of quotes, except that
+  each escape ``\u0022`` becomes one. Where that cannot be told from an escaped backslash before
+  ``u0022``, there is a slow exact way.
+- *Depth.* No deeper than there are opening brackets.
+- *Order.* msgspec sorts by code points, the RFC by UTF-16 code units; these differ only when
+  there are characters beyond U+FFFF.
+"""
+
+import json
+import re
+from math import isinf
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from holdfast.errors import BodyInvalidError
+
+__all__ = ["MAX_DEPTH", "canonical_json"]
+
+MAX_DEPTH = 128
+"""Levels of arrays and objects a body may have. The contract's number; enough for any form."""
+
+_BOM = b"\xef\xbb\xbf"
+# The last quote may be missing, or a text without it would be searched again from every quote.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_DEEP = b"[" * (MAX_DEPTH + 1)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+# The first byte, in UTF-8, of a character that UTF-16 spells with a surrogate pair.
+_SUPPLEMENTARY = b"\xf0\xf1\xf2\xf3\xf4"
+# How msgspec prints a whole double, and one with an exponent. Two patterns, as each begins with a
+# fixed byte to jump to, which makes them several times quicker than one.
+_WHOLE_DOUBLE = re.compile(rb"\.0(?:[,\]}]|\Z)")
+_EXPONENT = re.compile(rb"e[-0-9][0-9]*(?:[,\]}]|\Z)")
+_HIGH_SURROGATE_ALONE = re.compile(
+    rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+)
+
+# A literal this short has at most 15 digits, and two decimals of at most 15 digits never share a
+# double: without zeros to drop or an exponent it is the shortest spelling of its double.
+_PLAIN_LENGTH = 16
+# Exponents between which ECMAScript writes a number out in full.
+_FULL_ABOVE, _FULL_UP_TO = -7, 21
+
+
+def canonical_json(raw: bytes, *, volatile: frozenset[str] = frozenset()) -> bytes:
+    """Return the canonical form of a JSON text, without the top-level fields in ``volatile``.
+
+    Raises ``BodyInvalidError``, with one line that says what is wrong, for everything that is not
+    one JSON value with one meaning.
+    """
+    # Bodies of clients that write 5.0 are known at sight; to find out later costs twice.
+    spell = _WHOLE_DOUBLE.search(raw) is not None
+    value = _decode(raw, spell=spell)
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_too_deep(raw):
+        raise _too_deep()
+    removed = _take(value, volatile)
+    out = _encode_sorted(value)
+    if not spell and (_WHOLE_DOUBLE.search(out) is not None or _EXPONENT.search(out) is not None):
+        value = _decode(raw, spell=True)
+        removed = _take(value, volatile)
+        out = _encode_sorted(value)
+    escaped = raw.count(b"\\u0022") if b"\\" in raw else 0
+    if escaped and b"\\\\u0022" in raw:
+        _refuse_duplicates(raw)
+    elif raw.count(b'"') + escaped != out.count(b'"') + removed.count(b'"'):
+        raise _duplicate()
+    if not out.isascii() and len(out.translate(None, _SUPPLEMENTARY)) != len(out):
+        return _encode_as_is(_in_utf16_order(value))
+    return out
+
+
+def _take(value: Any, names: frozenset[str]) -> bytes:
+    """Take the named fields out of an object and return them encoded; nothing if it is not one."""
+    if not names or not isinstance(value, dict):
+        return b""
+    taken = {name: value.pop(name) for name in names if name in value}
+    return _encode_as_is(taken) if taken else b""
+
+
+def _canonical_number(literal: str) -> Raw:
+    """Spell a number that is not a whole-number literal as ECMAScript does."""
+    if (
+        len(literal) <= _PLAIN_LENGTH
+        and literal[-1] != "0"
+        and "e" not in literal
+        and "E" not in literal
+        and "0.000000" not in literal
+    ):
+        return Raw(literal)
+    number = float(literal)
+    if isinf(number):
+        raise _too_large()
+    text = repr(number)
+    if "e" not in text and not text.endswith(".0"):
+        return Raw(text)
+    return Raw(_ecmascript(number))
+
+
+def _ecmascript(number: float) -> str:
+    """Write a double by the rules of ECMAScript's Number::toString (RFC 8785 section 3.2.2.3)."""
+    if number == 0:
+        return "0"
+    sign = "-" if number < 0 else ""
+    # repr() finds the same digits as ECMAScript, the shortest that read back; only the layout
+    # differs. The value is 0.DIGITS times ten to the power of `point`.
+    mantissa, _, exponent = repr(abs(number)).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    point = int(exponent or "0") + len(digits) - len(fraction)
+    digits = digits.rstrip("0")
+    if _FULL_ABOVE < point - 1 < _FULL_UP_TO:
+        if point <= 0:
+            return f"{sign}0.{'0' * -point}{digits}"
+        if len(digits) <= point:
+            return f"{sign}{digits}{'0' * (point - len(digits))}"
+        return f"{sign}{digits[:point]}.{digits[point:]}"
+    rest = f".{digits[1:]}" if len(digits) > 1 else ""
+    return f"{sign}{digits[0]}{rest}e{point - 1:+d}"
+
+
+_decode_doubles = msgspec.json.Decoder().decode
+_decode_spelled = msgspec.json.Decoder(float_hook=_canonical_number).decode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+_encode_as_is = msgspec.json.Encoder().encode
+
+
+def _decode(raw: bytes, *, spell: bool) -> Any:
+    """Decode, with doubles as doubles or as their canonical spelling."""
+    try:
+        return _decode_spelled(raw) if spell else _decode_doubles(raw)
+    except UnicodeDecodeError:
+        raise BodyInvalidError("The body is not valid UTF-8.") from None
+    except msgspec.ValidationError as error:
+        # Without a schema, only a number can be well formed and still not fit.
+        if "Integer" in str(error):
+            raise BodyInvalidError(
+                "The body has a whole number too long to be read (at most 4300 characters)."
+            ) from None
+        raise _too_large() from None
+    except msgspec.DecodeError as error:
+        raise BodyInvalidError(_what_is_wrong(raw, error)) from None
+    except RecursionError:
+        # Also raised when our own caller is deep down the stack; then it is not the body's fault.
+        if _is_too_deep(raw):
+            raise _too_deep() from None
+        raise
+
+
+def _what_is_wrong(raw: bytes, error: msgspec.DecodeError) -> str:
+    """Say in one line why a text is not JSON, better than the decoder where it misleads."""
+    if not raw.strip(b" \t\r\n"):
+        return "The body is empty where JSON was expected."
+    if raw.startswith(_BOM):
+        return "The body starts with a byte order mark; JSON is sent without one."
+    if "surrogate" in str(error) or _HIGH_SURROGATE_ALONE.search(raw) is not None:
+        return "The body has half of a surrogate pair in a string; that is not a character."
+    reason = str(error).removeprefix("JSON is malformed: ")
+    if "truncated" in reason:
+        reason = "it ends too early"
+    return f"The body is not JSON: {reason}."
+
+
+def _is_too_deep(raw: bytes) -> bool:
+    """Measure exactly: keep the brackets outside strings, then strip one level after another."""
+    brackets = _STRING.sub(b"", raw).translate(_BRACKETS, _NOT_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        if not brackets or _DEEP in brackets:
+            break
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
+
+
+def _refuse_duplicates(raw: bytes) -> None:
+    """Look at the names of every object: slow, and right whatever escapes the text has."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        if len({name for name, _ in pairs}) != len(pairs):
+            raise _duplicate()
+
+    # Numbers stay text: they have been checked, and here they are nobody's business.
+    json.loads(raw, object_pairs_hook=check, parse_int=str, parse_float=str)
+
+
+def _in_utf16_order(value: Any) -> Any:
+    """Copy a value with the members of every object in the order of UTF-16 code units."""
+    if isinstance(value, dict):
+        names = sorted(value, key=lambda name: name.encode("utf-16-be"))
+        return {name: _in_utf16_order(value[name]) for name in names}
+    if isinstance(value, list):
+        return [_in_utf16_order(item) for item in value]
+    return value
+
+
+def _duplicate() -> BodyInvalidError:
+    # Which name it was is not said: names come from the caller, and messages end up in logs.
+    return BodyInvalidError("The body has an object with the same key twice.")
+
+
+def _too_deep() -> BodyInvalidError:
+    return BodyInvalidError(f"The body is nested deeper than {MAX_DEPTH} levels.")
+
+
+def _too_large() -> BodyInvalidError:
+    return BodyInvalidError("The body has a number too large for a double.")

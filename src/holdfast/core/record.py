@@ -1,0 +1,85 @@
+"""What the server remembers of a guarded request, and what it answers. Values only."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+__all__ = ["AuditEvent", "Record", "RecordId", "Reply", "RequestMark"]
+
+# The headers a replay repeats; everything else belongs to the one exchange it was sent in.
+STORED_HEADERS = (b"content-type", b"etag", b"location")
+
+
+class RecordId(NamedTuple):
+    """Whose key, for which operation. The tenant always comes first."""
+
+    tenant: str
+    endpoint: str
+    key: str
+
+
+class RequestMark(NamedTuple):
+    """What a request is, in two hashes: its body, and the body with everything around it."""
+
+    body_hash: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer, free of any framework."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+    def stored_headers(self) -> dict[str, str]:
+        """Return the headers that belong to the record."""
+        return {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in self.headers
+            if name in STORED_HEADERS
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The memory of one guarded request. Once committed it never changes, it only expires."""
+
+    id: RecordId
+    mark: RequestMark
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    created_at: datetime
+    expires_at: datetime
+    request_id: str
+    correlation_id: str
+    audit_id: str | None = None
+
+    @property
+    def cost_bytes(self) -> int:
+        """Roughly what it takes to keep this record in memory."""
+        return 1024 + len(self.body) + sum(len(k) + len(v) for k, v in self.headers.items())
+
+    def reply(self) -> Reply:
+        """Return the stored answer, byte for byte."""
+        headers = tuple((k.encode("latin-1"), v.encode("latin-1")) for k, v in self.headers.items())
+        return Reply(self.status, headers, self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEvent:
+    """Who did what, once. Written with the first execution; a replay only refers to it."""
+
+    id: str
+    tenant: str
+    actor: str
+    endpoint: str
+    payload_hash: str
+    status: int
+    request_id: str
+    correlation_id: str
+    created_at: datetime
+    resource: str | None = None
+    version: int | None = None

@@ -1,0 +1,234 @@
+"""The whole tree of errors, split by whose fault it is. No behaviour, no imports from other rooms.
+
+::
+
+    HoldfastError
+    ├── RequestError               the caller's: becomes an HTTP answer, changes nothing
+    │   ├── KeyRequiredError           400
+    │   ├── KeyInvalidError            400
+    │   ├── BodyInvalidError           400
+    │   ├── BodyTooLargeError          413
+    │   ├── NotAuthenticatedError      401
+    │   ├── ForbiddenError             403
+    │   ├── NotFoundError              404
+    │   ├── PayloadMismatchError       409  (422 in IETF mode)
+    │   ├── InProgressError            409
+    │   ├── VersionMismatchError       409
+    │   ├── VersionRequiredError       428
+    │   ├── FieldNotAllowedError       422
+    │   ├── StaleActionError           422
+    │   ├── RateLimitedError           429
+    │   └── ServiceError               a service's own code and status
+    ├── StoreError                 the store's
+    │   ├── StoreUnavailableError      503: down, or its breaker is open
+    │   ├── SupersededError            someone else's record for this key was committed first
+    │   └── CommitUnknownError         the connection died during COMMIT
+    └── UsageError                 the developer's: shown at start-up or on first use
+        ├── ConfigurationError
+        ├── StreamingResponseError
+        ├── ResponseTooLargeError
+        └── NoTransactionError
+
+A ``RequestError`` has a ``kind``; which code and status that kind has in which dialect (envelope
+or problem) is a table in ``core/dialects.py``.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "BodyInvalidError",
+    "BodyTooLargeError",
+    "CommitUnknownError",
+    "ConfigurationError",
+    "FieldNotAllowedError",
+    "ForbiddenError",
+    "HoldfastError",
+    "InProgressError",
+    "KeyInvalidError",
+    "KeyRequiredError",
+    "NoTransactionError",
+    "NotAuthenticatedError",
+    "NotFoundError",
+    "PayloadMismatchError",
+    "RateLimitedError",
+    "RequestError",
+    "ResponseTooLargeError",
+    "ServiceError",
+    "StaleActionError",
+    "StoreError",
+    "StoreUnavailableError",
+    "StreamingResponseError",
+    "SupersededError",
+    "UsageError",
+    "VersionMismatchError",
+    "VersionRequiredError",
+]
+
+
+class HoldfastError(Exception):
+    """Everything Holdfast raises on purpose."""
+
+
+class RequestError(HoldfastError):
+    """The request cannot be done as it stands. Becomes an answer; nothing was written."""
+
+    kind: ClassVar[str] = "bad_request"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        details: Mapping[str, Any] | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        """Keep one line for a person, and details for a machine."""
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Any] = dict(details or {})
+        self.retry_after_seconds = retry_after_seconds
+
+
+class KeyRequiredError(RequestError):
+    """The endpoint needs an idempotency key and got none."""
+
+    kind = "key_required"
+
+
+class KeyInvalidError(RequestError):
+    """The key is not in the endpoint's format, or two different keys were sent."""
+
+    kind = "key_invalid"
+
+
+class BodyInvalidError(RequestError):
+    """The body cannot be read: not JSON, duplicate keys, bad UTF-8, too deep, not a number."""
+
+    kind = "body_invalid"
+
+
+class BodyTooLargeError(RequestError):
+    """The body is larger than the endpoint takes."""
+
+    kind = "body_too_large"
+
+
+class NotAuthenticatedError(RequestError):
+    """Nobody is signed in, or the token does not hold."""
+
+    kind = "not_authenticated"
+
+
+class ForbiddenError(RequestError):
+    """Signed in, but without the role this takes."""
+
+    kind = "forbidden"
+
+
+class NotFoundError(RequestError):
+    """There is no such thing, as far as this tenant can know."""
+
+    kind = "not_found"
+
+
+class PayloadMismatchError(RequestError):
+    """The key was used for another request."""
+
+    kind = "payload_mismatch"
+
+
+class InProgressError(RequestError):
+    """The first request with this key is still running and the wait is over."""
+
+    kind = "in_progress"
+
+
+class VersionMismatchError(RequestError):
+    """The aggregate has moved on since the caller read it."""
+
+    kind = "version_mismatch"
+
+
+class VersionRequiredError(RequestError):
+    """The write does not say which version it was made against."""
+
+    kind = "version_required"
+
+
+class FieldNotAllowedError(RequestError):
+    """A field parses, but its value is not allowed."""
+
+    kind = "field_not_allowed"
+
+
+class StaleActionError(RequestError):
+    """The action was made too long ago, or in the server's future."""
+
+    kind = "stale_action"
+
+
+class RateLimitedError(RequestError):
+    """Too many requests."""
+
+    kind = "rate_limited"
+
+
+class ServiceError(RequestError):
+    """A service's own answer: its code and status are given, not looked up."""
+
+    kind = "service"
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        details: Mapping[str, Any] | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        """Take the status and the machine's code beside the usual."""
+        super().__init__(message, details=details, retry_after_seconds=retry_after_seconds)
+        self.status = status
+        self.code = code
+
+
+class StoreError(HoldfastError):
+    """The store of records could not do its part."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store is down, or its breaker is open. The handler has not run."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
+        """Say when to come back."""
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class SupersededError(StoreError):
+    """A record of the same key was committed by someone else; this transaction must not be."""
+
+
+class CommitUnknownError(StoreError):
+    """The connection died during COMMIT: it may have happened. Look it up before answering."""
+
+
+class UsageError(HoldfastError):
+    """The application uses Holdfast in a way that cannot be kept safe."""
+
+
+class ConfigurationError(UsageError):
+    """A setting, a policy or a guard does not hold together."""
+
+
+class StreamingResponseError(UsageError):
+    """A guarded handler streams: its answer cannot be stored, so it cannot be replayed."""
+
+
+class ResponseTooLargeError(UsageError):
+    """A guarded handler answers with more bytes than a record may keep."""
+
+
+class NoTransactionError(UsageError):
+    """A handler asks for the guard's transaction where there is none."""

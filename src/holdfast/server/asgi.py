@@ -1,0 +1,400 @@
+"""The ASGI face of the intake: any ASGI app, no framework. Nothing leaves before the commit."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+from holdfast.core.dialects import render_error
+from holdfast.core.fingerprint import short_hash
+from holdfast.core.policy import Dialect, Policy
+from holdfast.core.record import Record, Reply
+from holdfast.errors import (
+    BodyTooLargeError,
+    RateLimitedError,
+    RequestError,
+    ResponseTooLargeError,
+    StoreUnavailableError,
+    StreamingResponseError,
+    SupersededError,
+    UsageError,
+)
+from holdfast.ports import Watcher
+from holdfast.server.call import GuardedCall, Principal, make_call
+from holdfast.server.execution import Execution, Replay
+from holdfast.server.guards import SAFE_METHODS, GuardTable, Match
+from holdfast.server.head import Identify, RequestHead
+from holdfast.server.intake import Intake
+
+__all__ = ["GuardMiddleware", "RateLimiter", "SCOPE_KEY"]
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Where a handler finds its execution.
+SCOPE_KEY: Final = "holdfast"
+
+# RFC 9110 §8.6: these carry no Content-Length.
+_WITHOUT_BODY: Final = frozenset({204, 304})
+
+_log = logging.getLogger("holdfast.request")
+_audit_log = logging.getLogger("holdfast.audit")
+
+
+class RateLimiter(Protocol):
+    """Counts requests; asked before anything is stored."""
+
+    async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
+        """Count one request; return None if it may pass, else how long to stay away."""
+
+
+class Disconnected(Exception):  # noqa: N818 - an event, not a fault
+    """The client went away before its body was complete; nothing has begun."""
+
+
+class GuardMiddleware:
+    """Guards the routes of an app. Everything else passes through with its request id."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        intake: Callable[[], Awaitable[Intake]],
+        table: Callable[[], GuardTable],
+        identify: Identify,
+        watcher: Watcher,
+        limiter: RateLimiter | None = None,
+        dialect: Dialect = Dialect.PROBLEM,
+    ) -> None:
+        """Wrap an app. Intake and table are asked for at the first request, not before."""
+        self._app = app
+        self._intake = intake
+        self._table = table
+        self._identify = identify
+        self._watch = watcher
+        self._limiter = limiter
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection of the app."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        method: str = scope["method"]
+        path: str = scope["path"]
+        root: str = scope.get("root_path", "")
+        if root and path.startswith(root):
+            path = path[len(root) :]
+        head = RequestHead(method, path, scope.get("query_string", b""), scope["headers"])
+        scope["holdfast.head"] = head
+        match = None if method in SAFE_METHODS else self._table().find(method, path)
+        if match is None:
+            await self._app(scope, receive, _with_ids(send, head))
+        else:
+            await self._guarded(match, head, scope, receive, send)
+
+    async def _guarded(
+        self, match: Match, head: RequestHead, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        policy = match.policy
+        call: GuardedCall | None = None
+        try:
+            body = await _read_body(receive, head, policy.max_body_bytes)
+            call = await self._call(match, head, body)
+            admitted = await (await self._intake()).admit(call)
+        except Disconnected:
+            return
+        except (RequestError, StoreUnavailableError) as error:
+            await self._refuse(error, match, head, send)
+            return
+        if isinstance(admitted, Replay):
+            await self._replay(admitted.record, call, head, send)
+            return
+        await self._run(admitted, policy, head, scope, _Body(body, receive), send)
+
+    async def _call(self, match: Match, head: RequestHead, body: bytes) -> GuardedCall:
+        """Sign in, count, read the key, hash: in the contract's order."""
+        found = self._identify(head)
+        principal: Principal = await found if inspect.isawaitable(found) else found
+        policy = match.policy
+        if policy.rate_limit is not None and self._limiter is not None:
+            wait = await self._limiter.seconds_to_wait(
+                policy.rate_limit, principal.tenant, match.endpoint
+            )
+            if wait is not None:
+                raise RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
+        return make_call(
+            endpoint=match.endpoint,
+            policy=policy,
+            principal=principal,
+            method=head.method,
+            path_params=match.path_params,
+            query=head.query,
+            key_headers=head.key_headers,
+            content_type=head.content_type,
+            body=body,
+            request_id=head.request_id,
+            correlation_id=head.correlation_id,
+        )
+
+    async def _run(
+        self,
+        execution: Execution,
+        policy: Policy,
+        head: RequestHead,
+        scope: Scope,
+        body: "_Body",
+        send: Send,
+    ) -> None:
+        """Run the app with its answer held back until the commit."""
+        answer = _Answer(self, execution, policy, head, send)
+        scope[SCOPE_KEY] = execution
+        try:
+            await self._app(scope, body.receive, answer.send)
+        except (RequestError, StoreUnavailableError, SupersededError) as error:
+            if answer.is_sent:
+                raise
+            # A superseded execution is answered with the other's record, whatever is given here.
+            told = "internal" if isinstance(error, SupersededError) else error
+            with suppress(_Stop):
+                await answer.end_with(_render(told, policy, head))
+        except BaseException as error:
+            if not answer.is_stopped or isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            # Unanswered, cancelled or raised: undone, and the key is free again.
+            await execution.abort()
+        if not answer.is_sent:
+            misuse = answer.misuse or UsageError(
+                f"the handler of {execution.call.endpoint} sent no complete answer"
+            )
+            _log.error("%s", misuse)
+            await _send(send, _render("internal", policy, head), head, ())
+
+    async def _replay(
+        self, record: Record, call: GuardedCall, head: RequestHead, send: Send
+    ) -> None:
+        if _audit_log.isEnabledFor(logging.INFO):
+            _audit_log.info(
+                "audit.replay",
+                extra={
+                    "tenant": record.id.tenant,
+                    "actor": call.principal.actor,
+                    "endpoint": record.id.endpoint,
+                    "key_hash": short_hash(record.id.key),
+                    "original_audit_id": record.audit_id,
+                    "original_request_id": record.request_id,
+                    "request_id": head.request_id,
+                    "correlation_id": head.correlation_id,
+                    "status": record.status,
+                },
+            )
+        marks = (
+            (b"idempotency-replayed", b"true"),
+            (b"x-original-request-id", record.request_id.encode("latin-1")),
+        )
+        await _send(send, record.reply(), head, marks)
+
+    async def _refuse(
+        self, error: RequestError | StoreUnavailableError, match: Match, head: RequestHead, send: Send
+    ) -> None:
+        if isinstance(error, StoreUnavailableError):
+            self._watch.outcome(match.endpoint, "unavailable")
+        await _send(send, _render(error, match.policy, head), head, ())
+
+
+class _Stop(BaseException):  # noqa: N818 - not a fault: it ends an app whose answer is settled
+    """Raised through the app when its answer is not the one that counts.
+
+    Its background tasks must not run then. Not an ``Exception``, so that no handler of the app
+    takes it for one of its own.
+    """
+
+
+class _Body:
+    """A body already read, told to the app again."""
+
+    __slots__ = ("_body", "_receive", "_told")
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body = body
+        self._receive = receive
+        self._told = False
+
+    async def receive(self) -> Message:
+        if self._told:
+            return await self._receive()
+        self._told = True
+        return {"type": "http.request", "body": self._body, "more_body": False}
+
+
+class _Answer:
+    """Collects the app's answer, has it committed, and only then lets it out."""
+
+    __slots__ = (
+        "_execution",
+        "_face",
+        "_head",
+        "_parts",
+        "_policy",
+        "_send",
+        "_size",
+        "_start",
+        "is_sent",
+        "is_stopped",
+        "misuse",
+    )
+
+    def __init__(
+        self,
+        face: GuardMiddleware,
+        execution: Execution,
+        policy: Policy,
+        head: RequestHead,
+        send: Send,
+    ) -> None:
+        self._face = face
+        self._execution = execution
+        self._policy = policy
+        self._head = head
+        self._send = send
+        self._start: Message | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.is_sent = False
+        self.is_stopped = False
+        self.misuse: UsageError | None = None
+
+    async def send(self, message: Message) -> None:
+        """Take one message of the app."""
+        if self.is_sent:
+            await self._send(message)
+            return
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._start = message
+        elif kind == "http.response.body":
+            await self._take_body(message)
+        else:
+            self._refuse_streaming(kind)
+
+    async def end_with(self, reply: Reply) -> None:
+        """End with an answer, whoever made it: commit, then let out what the commit says."""
+        if self._execution.ended:
+            self.is_sent = True
+            await _send(self._send, reply, self._head, ())
+            return
+        try:
+            outcome = await self._execution.finish(reply)
+        except (RequestError, StoreUnavailableError) as error:
+            self.is_sent = self.is_stopped = True
+            await _send(self._send, _render(error, self._policy, self._head), self._head, ())
+            raise _Stop from error
+        self.is_sent = True
+        if isinstance(outcome, Replay):
+            self.is_stopped = True
+            await self._face._replay(  # noqa: SLF001 - one room
+                outcome.record, self._execution.call, self._head, self._send
+            )
+            raise _Stop
+        await _send(self._send, outcome, self._head, ())
+
+    async def _take_body(self, message: Message) -> None:
+        chunk = message.get("body", b"")
+        start = self._start
+        assert start is not None  # noqa: S101 - ASGI: start comes first
+        if message.get("more_body", False):
+            if not any(name.lower() == b"content-length" for name, _ in start["headers"]):
+                self._refuse_streaming("no Content-Length")
+            self._parts.append(chunk)
+            self._count(len(chunk))
+            return
+        self._count(len(chunk))
+        body = b"".join((*self._parts, chunk)) if self._parts else bytes(chunk)
+        headers = tuple((name.lower(), value) for name, value in start.get("headers", ()))
+        await self.end_with(Reply(start["status"], headers, body))
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > self._policy.max_response_bytes:
+            self.misuse = ResponseTooLargeError(
+                f"{self._execution.call.endpoint} answers with more than "
+                f"{self._policy.max_response_bytes} bytes: that cannot be stored for a replay. "
+                "Store the result and answer with a link to it."
+            )
+            self.is_stopped = True
+            raise _Stop
+
+    def _refuse_streaming(self, why: str) -> None:
+        self.misuse = StreamingResponseError(
+            f"{self._execution.call.endpoint} streams its answer ({why}): a guarded answer is "
+            "stored with the transaction and must be complete. Return a plain response."
+        )
+        self.is_stopped = True
+        raise _Stop
+
+
+async def _read_body(receive: Receive, head: RequestHead, limit: int) -> bytes:
+    if head.content_length is not None and head.content_length > limit:
+        raise BodyTooLargeError(f"the body may have at most {limit} bytes")
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        body: bytes = message.get("body", b"")
+        if len(body) > limit:
+            raise BodyTooLargeError(f"the body may have at most {limit} bytes")
+        return body
+    parts = bytearray()
+    while True:
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        parts += message.get("body", b"")
+        if len(parts) > limit:
+            raise BodyTooLargeError(f"the body may have at most {limit} bytes")
+        if not message.get("more_body", False):
+            return bytes(parts)
+        message = await receive()
+
+
+def _render(
+    error: RequestError | StoreUnavailableError | str, policy: Policy, head: RequestHead
+) -> Reply:
+    return render_error(error, policy.dialect, head.request_id, ietf_statuses=policy.ietf_statuses)
+
+
+async def _send(
+    send: Send, reply: Reply, head: RequestHead, marks: tuple[tuple[bytes, bytes], ...]
+) -> None:
+    headers = [
+        pair
+        for pair in reply.headers
+        if pair[0] not in (b"content-length", b"x-request-id", b"x-correlation-id")
+    ]
+    headers += marks
+    if reply.body or reply.status not in _WITHOUT_BODY:
+        headers.append((b"content-length", str(len(reply.body)).encode()))
+    headers += (
+        (b"x-request-id", head.request_id.encode("latin-1")),
+        (b"x-correlation-id", head.correlation_id.encode("latin-1")),
+    )
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def _with_ids(send: Send, head: RequestHead) -> Send:
+    """Add the request's ids to an answer that is not ours."""
+
+    async def send_with_ids(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            own = ((b"x-request-id", head.request_id), (b"x-correlation-id", head.correlation_id))
+            headers = list(message.get("headers", ()))
+            present = {name.lower() for name, _ in headers}
+            headers += [(n, v.encode("latin-1")) for n, v in own if n not in present]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_with_ids

@@ -1,0 +1,211 @@
+"""Holdfast for an app: one object that wires store, intake, guards and sweep together."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from holdfast.core.breaker import Breaker
+from holdfast.core.policy import Policy
+from holdfast.errors import ConfigurationError, StoreUnavailableError
+from holdfast.ports import Clock, FaultPoints, RecordCache, Store, Watcher
+from holdfast.server.asgi import GuardMiddleware, RateLimiter
+from holdfast.server.guards import Guard, GuardedRoute, GuardTable, guard_of, mark_guarded
+from holdfast.server.head import Identify, everyone
+from holdfast.server.ids import SystemClock, new_id
+from holdfast.server.intake import Intake
+from holdfast.server.sweeper import Sweeper
+from holdfast.server.unwatched import Unwatched
+from holdfast.stores.opening import open_store
+
+__all__ = ["Holdfast"]
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+_log = logging.getLogger("holdfast.server")
+
+
+class Holdfast:
+    """Exactly-once effects for the guarded operations of one app.
+
+    ::
+
+        holdfast = Holdfast("sqlite:///shop.db")
+        app = FastAPI()
+        holdfast.install(app)
+    """
+
+    def __init__(
+        self,
+        store: Store | str,
+        *,
+        policy: Policy | None = None,
+        identify: Identify = everyone,
+        cache: RecordCache | None = None,
+        limiter: RateLimiter | None = None,
+        memory_bytes: int = 32 * 1024 * 1024,
+        sweep_every_seconds: float | None = 3600.0,
+        breaker: Breaker | None = None,
+        watcher: Watcher | None = None,
+        clock: Clock | None = None,
+        faults: FaultPoints | None = None,
+    ) -> None:
+        """Take a store, or the URL of one. Nothing is opened before the app starts."""
+        self.store = open_store(store) if isinstance(store, str) else store
+        self.policy = policy or Policy()
+        self.identify = identify
+        self.watcher = watcher or Unwatched()
+        self.clock = clock or SystemClock()
+        self.limiter = limiter
+        self.intake = Intake(
+            self.store,
+            clock=self.clock,
+            watcher=self.watcher,
+            new_id=new_id,
+            cache=cache,
+            memory_bytes=memory_bytes,
+            breaker=breaker,
+            faults=faults,
+        )
+        self._sweeper = Sweeper(self.store, self.clock, self.watcher, every_seconds=sweep_every_seconds)
+        self._guarded: list[Callable[..., Any]] = []
+        self._explicit: list[GuardedRoute] = []
+        self._routes_of_app: Callable[[], Sequence[GuardedRoute]] = tuple
+        self._table: GuardTable | None = None
+        self._opening = asyncio.Lock()
+        self._is_open = False
+
+    # -- declaring ------------------------------------------------------------------------
+
+    def guard(
+        self, endpoint: str | None = None, *, policy: Policy | None = None
+    ) -> Callable[[Handler], Handler]:
+        """Guard a handler. Stands under the framework's route decorator.
+
+        The endpoint's name is part of every stored key: give one if the path may change.
+        """
+        chosen = Guard(policy or self.policy, endpoint)
+
+        def mark(handler: Handler) -> Handler:
+            mark_guarded(handler, chosen)
+            self._guarded.append(handler)
+            return handler
+
+        return mark
+
+    def guard_path(
+        self, method: str, path: str, *, endpoint: str | None = None, policy: Policy | None = None
+    ) -> None:
+        """Guard an operation by method and path template, in any ASGI app."""
+        self._explicit.append(
+            GuardedRoute(method.upper(), path, Guard(policy or self.policy, endpoint))
+        )
+        self._table = None
+
+    def install(self, app: Any) -> None:
+        """Guard a FastAPI or Starlette app. Call it once; routes may be added afterwards."""
+        from holdfast.server.starlette import install  # noqa: PLC0415 - only who has it needs it
+
+        install(self, app)
+
+    def wrap(self, app: Any) -> Any:
+        """Guard any ASGI app whose operations were named with ``guard_path``."""
+        return _WithLifespan(self, self.middleware(app))
+
+    def middleware(self, app: Any) -> GuardMiddleware:
+        """Return the bare middleware around an app."""
+        return GuardMiddleware(
+            app,
+            intake=self.ready,
+            table=self.table,
+            identify=self.identify,
+            watcher=self.watcher,
+            limiter=self.limiter,
+        )
+
+    def read_routes_with(self, routes: Callable[[], Sequence[GuardedRoute]]) -> None:
+        """Let a framework's integration say which guarded routes the app has."""
+        self._routes_of_app = routes
+
+    def table(self) -> GuardTable:
+        """Return all guarded routes; made once the app is complete."""
+        if self._table is None:
+            routes = [*self._explicit, *self._routes_of_app()]
+            placed = {id(route.guard) for route in routes}
+            for handler in self._guarded:
+                if id(guard_of(handler)) not in placed:
+                    raise ConfigurationError(
+                        f"{handler.__module__}.{handler.__qualname__} is guarded but no route of "
+                        "the app leads to it: put @guard below the route decorator, and install "
+                        "Holdfast on the app that has the route"
+                    )
+            self._table = GuardTable(routes)
+        return self._table
+
+    # -- running --------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open the store and start the sweep. Idempotent."""
+        async with self._opening:
+            if not self._is_open:
+                self.table()
+                await self.store.open()
+                self._sweeper.start()
+                self._is_open = True
+
+    async def close(self) -> None:
+        """Stop the sweep, finish what is running, close the store. Idempotent."""
+        async with self._opening:
+            if self._is_open:
+                self._is_open = False
+                await self._sweeper.stop()
+                await self.intake.close()
+                if self.intake.cache is not None:
+                    with suppress(Exception):
+                        await self.intake.cache.close()
+                await self.store.close()
+
+    async def ready(self) -> Intake:
+        """Return the intake, opening the store first if no lifespan has done so."""
+        if not self._is_open:
+            await self.open()
+        return self.intake
+
+    async def sweep(self) -> int:
+        """Delete all expired records now; returns how many went."""
+        return await self._sweeper.sweep()
+
+
+class _WithLifespan:
+    """Opens with the app and closes with it, through the ASGI lifespan."""
+
+    def __init__(self, holdfast: Holdfast, app: Any) -> None:
+        self._holdfast = holdfast
+        self._app = app
+
+    async def __call__(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[Any]],
+        send: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def opening() -> Any:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await self._holdfast.open()
+            return message
+
+        async def closing(message: Any) -> None:
+            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+                await self._holdfast.close()
+            await send(message)
+
+        try:
+            await self._app(scope, opening, closing)
+        except (ConfigurationError, StoreUnavailableError) as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})

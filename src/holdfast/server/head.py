@@ -1,0 +1,74 @@
+"""The head of a request: what guards, sign-in and limits read before the body is looked at."""
+
+from collections.abc import Awaitable, Callable, Iterable
+
+from holdfast.server.call import Principal
+from holdfast.server.ids import new_request_id, usable_id
+
+__all__ = ["Identify", "RequestHead", "everyone"]
+
+
+class RequestHead:
+    """Method, path and headers, read once."""
+
+    __slots__ = (
+        "authorization",
+        "content_length",
+        "content_type",
+        "correlation_id",
+        "headers",
+        "key_headers",
+        "method",
+        "path",
+        "query",
+        "request_id",
+    )
+
+    def __init__(
+        self, method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]
+    ) -> None:
+        """Read the headers this library cares about in one pass."""
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.key_headers: list[bytes] = []
+        self.content_type: str | None = None
+        self.content_length: int | None = None
+        self.authorization: str | None = None
+        request_id = correlation_id = None
+        for name, value in headers:
+            match name:
+                case b"idempotency-key":
+                    self.key_headers.append(value)
+                case b"content-type":
+                    self.content_type = value.decode("latin-1")
+                case b"content-length":
+                    self.content_length = int(value) if value.isdigit() else None
+                case b"authorization":
+                    self.authorization = value.decode("latin-1")
+                case b"x-request-id":
+                    request_id = usable_id(value)
+                case b"x-correlation-id":
+                    correlation_id = usable_id(value)
+        self.request_id = request_id or new_request_id()
+        self.correlation_id = correlation_id or self.request_id
+
+    def header(self, name: str) -> str | None:
+        """Return the first value of a header, or None."""
+        wanted = name.lower().encode("latin-1")
+        for key, value in self.headers:
+            if key == wanted:
+                return value.decode("latin-1")
+        return None
+
+
+# Says who is calling, or raises NotAuthenticatedError.
+Identify = Callable[[RequestHead], Principal | Awaitable[Principal]]
+
+_EVERYONE = Principal(tenant="everyone", actor="anonymous")
+
+
+def everyone(_head: RequestHead) -> Principal:
+    """Put all callers into one tenant: for apps without sign-in, and for a first try."""
+    return _EVERYONE

@@ -1,0 +1,44 @@
+"""Ids and time, as the running server makes them. The rules get them as arguments."""
+
+import os
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import Final
+
+__all__ = ["SystemClock", "new_id", "new_request_id", "usable_id"]
+
+_MAX_ID_LENGTH: Final = 128
+_VISIBLE: Final = frozenset(range(0x21, 0x7F))
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now(self) -> datetime:
+        """Return the wall clock in UTC."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+        return time.monotonic()
+
+
+def new_id(now: datetime) -> str:
+    """Make an id that grows with time (UUID version 7), so that pages by id are pages by time."""
+    value = (int(now.timestamp() * 1000) << 80) | int.from_bytes(os.urandom(10))
+    value = (value & ~(0xF << 76)) | (0x7 << 76)
+    value = (value & ~(0x3 << 62)) | (0x2 << 62)
+    return str(uuid.UUID(int=value))
+
+
+def new_request_id() -> str:
+    """Make an id for a request that came without one."""
+    return os.urandom(16).hex()
+
+
+def usable_id(value: bytes | None) -> str | None:
+    """Take a caller's request or correlation id if it is short and visible ASCII."""
+    if value is None or not 0 < len(value) <= _MAX_ID_LENGTH or not _VISIBLE.issuperset(value):
+        return None
+    return value.decode("ascii")

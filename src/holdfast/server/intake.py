@@ -1,0 +1,223 @@
+"""The intake: claims a key, lets the handler run once, commits everything together, replies."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, Final, assert_never
+
+from holdfast.core.breaker import Breaker
+from holdfast.core.decision import (
+    Decision,
+    Expired,
+    Fresh,
+    Held,
+    InProgress,
+    Mismatched,
+    Replayed,
+    decide,
+)
+from holdfast.core.record import Record, RecordId
+from holdfast.errors import InProgressError, PayloadMismatchError, StoreUnavailableError
+from holdfast.ports import (
+    Claim,
+    Claimed,
+    Clock,
+    FaultPoints,
+    Found,
+    RecordCache,
+    Store,
+    Watcher,
+)
+from holdfast.server.call import GuardedCall
+from holdfast.server.execution import Execution, Replay, stale_error
+from holdfast.server.inflight import InFlight
+from holdfast.server.memory import MemoryRecords
+
+__all__ = ["FAULT_POINTS", "Intake"]
+
+# Where a process may die, and tests make it die.
+FAULT_POINTS: Final = ("after_claim", "after_business_write", "before_commit", "after_commit")
+
+# How a leader looks again for a key that another process holds: soon at first, then patiently.
+_POLL_FIRST_SECONDS: Final = 0.005
+_POLL_MOST_SECONDS: Final = 0.25
+
+
+class Intake:
+    """Admits guarded calls: each becomes a replay, an error, or one execution of the handler."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        watcher: Watcher,
+        new_id: Callable[[datetime], str],
+        cache: RecordCache | None = None,
+        memory_bytes: int = 32 * 1024 * 1024,
+        breaker: Breaker | None = None,
+        faults: FaultPoints | None = None,
+    ) -> None:
+        """Wire the intake to its world."""
+        self.store = store
+        self.cache = cache
+        self.memory = MemoryRecords(memory_bytes)
+        self.in_flight = InFlight()
+        self.breaker = breaker or Breaker()
+        self.clock = clock
+        self.watch = watcher
+        self.new_id = new_id
+        self.faults = faults
+        self._cache_writes: set[asyncio.Task[None]] = set()
+
+    async def admit(self, call: GuardedCall) -> "Replay | Execution":
+        """Decide what becomes of a call. Raises the error to answer with, if it is one."""
+        record_id = call.record_id
+        if record_id is None:
+            unit = await self.guard_store("begin", self.store.begin())
+            return Execution(self, call, unit)
+        deadline: float | None = None
+        while True:
+            now = self.clock.now()
+            record = self.memory.get(record_id, now)
+            if record is None and not self.in_flight.lead(record_id):
+                if deadline is None:
+                    deadline = self.deadline(call)
+                record = await self._wait_for_leader(call, record_id, deadline)
+                if record is None:
+                    continue
+            if record is not None:
+                replay = self.settle(call, decide(record, call.mark, now))
+                if replay is not None:
+                    return replay
+                continue
+            return await self._lead(call, record_id, now, deadline)
+
+    async def close(self) -> None:
+        """Finish writing to the cache."""
+        if self._cache_writes:
+            await asyncio.wait(self._cache_writes, timeout=2)
+
+    # -- leading ---------------------------------------------------------------------------
+
+    async def _lead(
+        self, call: GuardedCall, record_id: RecordId, now: datetime, deadline: float | None
+    ) -> "Replay | Execution":
+        """Run as the only one of this process with this key."""
+        try:
+            claim = await self.take(call, record_id, now, deadline)
+        except BaseException:
+            self.in_flight.leave(record_id, None)
+            raise
+        if isinstance(claim, Found):
+            self.memory.put(claim.record)
+            self.in_flight.leave(record_id, claim.record)
+            replay = self.settle(call, decide(claim.record, call.mark, self.clock.now()))
+            if replay is None:  # it expired between the look-up and now
+                raise StoreUnavailableError("the record expired just now; send it again")
+            return replay
+        # From here on the execution gives up the lead, on whichever way it ends.
+        execution = Execution(self, call, claim.unit)
+        try:
+            if self.faults:
+                await self.faults.reach("after_claim")
+            if call.policy.staleness is not None:
+                stale = stale_error(call, self.clock.now())
+                if stale is not None:
+                    await execution.refuse_stale(stale)
+                    raise stale
+        except BaseException:
+            await execution.abort()
+            raise
+        return execution
+
+    async def take(
+        self, call: GuardedCall, record_id: RecordId, now: datetime, deadline: float | None
+    ) -> Claimed | Found:
+        """Claim the key, waiting without a connection while another process holds it."""
+        pause = _POLL_FIRST_SECONDS
+        while True:
+            claim: Claim | None = None
+            if self.cache is not None:
+                cached = await self.cache.get(record_id, now)
+                claim = None if cached is None else Found(cached)
+            if claim is None:
+                claim = await self.guard_store("claim", self.store.claim(record_id, now))
+            if not isinstance(claim, Held):
+                return claim
+            if deadline is None:
+                deadline = self.deadline(call)
+            left = deadline - self.clock.monotonic()
+            if left <= 0:
+                raise self._in_progress(call)
+            await asyncio.sleep(min(pause, left))
+            pause = min(pause * 2, _POLL_MOST_SECONDS)
+            now = self.clock.now()
+
+    async def _wait_for_leader(
+        self, call: GuardedCall, record_id: RecordId, deadline: float
+    ) -> Record | None:
+        started = self.clock.monotonic()
+        try:
+            return await self.in_flight.wait(record_id, max(0.0, deadline - started))
+        except TimeoutError:
+            raise self._in_progress(call) from None
+        finally:
+            self.watch.waited(call.endpoint, self.clock.monotonic() - started)
+
+    def deadline(self, call: GuardedCall) -> float:
+        return self.clock.monotonic() + call.policy.wait.total_seconds()
+
+    def _in_progress(self, call: GuardedCall) -> InProgressError:
+        self.watch.outcome(call.endpoint, "in_progress")
+        return InProgressError(
+            "the first request with this key is still running", retry_after_seconds=1
+        )
+
+    def settle(self, call: GuardedCall, decision: Decision) -> Replay | None:
+        """Turn a decision about a known record into a replay or an error; None means run."""
+        match decision:
+            case Replayed(record):
+                self.watch.outcome(call.endpoint, "replayed")
+                return Replay(record)
+            case Mismatched(expected, received):
+                self.watch.outcome(call.endpoint, "mismatched")
+                raise PayloadMismatchError(
+                    "this key was used for a different request",
+                    details={"expectedHash": expected, "receivedHash": received},
+                )
+            case Expired():
+                self.watch.expired(call.endpoint)
+                return None
+            case Fresh() | InProgress():
+                return None
+            case _:
+                assert_never(decision)
+
+    # -- the store, behind its breaker -----------------------------------------------------
+
+    async def guard_store(self, operation: str, work: Awaitable[Any]) -> Any:
+        started = self.clock.monotonic()
+        wait = self.breaker.refuses_for(started)
+        if wait is not None:
+            if asyncio.iscoroutine(work):
+                work.close()
+            raise StoreUnavailableError(
+                "the store is not answering; try again shortly", retry_after_seconds=wait
+            )
+        try:
+            result = await work
+        except StoreUnavailableError:
+            self.breaker.failed(self.clock.monotonic())
+            raise
+        self.breaker.succeeded()
+        self.watch.store_time(operation, self.clock.monotonic() - started)
+        return result
+
+    def remember(self, record: Record) -> None:
+        """Keep a committed record in memory, and in the cache without waiting for it."""
+        self.memory.put(record)
+        if self.cache is not None:
+            task = asyncio.ensure_future(self.cache.put(record, self.clock.now()))
+            self._cache_writes.add(task)
+            task.add_done_callback(self._cache_writes.discard)

@@ -1,0 +1,138 @@
+"""Starlette and FastAPI: install the guard, find its routes, hand handlers what they write in."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount
+
+from holdfast.core.dialects import render_error
+from holdfast.core.policy import Dialect
+from holdfast.errors import (
+    NoTransactionError,
+    RequestError,
+    StoreUnavailableError,
+    StreamingResponseError,
+)
+from holdfast.ports import Transaction
+from holdfast.server.asgi import SCOPE_KEY
+from holdfast.server.call import Principal
+from holdfast.server.execution import Execution
+from holdfast.server.guards import SAFE_METHODS, GuardedRoute, guard_of
+from holdfast.server.head import RequestHead
+
+if TYPE_CHECKING:
+    from holdfast.server.facade import Holdfast
+
+__all__ = ["install", "the_execution", "the_principal", "the_transaction"]
+
+
+def the_execution(request: Request) -> Execution:
+    """Return the execution of the guarded request being served."""
+    execution = request.scope.get(SCOPE_KEY)
+    if not isinstance(execution, Execution):
+        raise NoTransactionError(
+            f"{request.method} {request.url.path} asks for Holdfast's transaction but is not "
+            "guarded: put @holdfast.guard() below its route decorator"
+        )
+    return execution
+
+
+def the_transaction(request: Request) -> Any:
+    """Return the transaction the handler must write in."""
+    return the_execution(request).transaction
+
+
+def the_principal(request: Request) -> Principal:
+    """Return who is calling the guarded operation."""
+    return the_execution(request).call.principal
+
+
+def install(holdfast: "Holdfast", app: Any) -> None:
+    """Put the guard into a Starlette or FastAPI app."""
+    app.add_middleware(_Middleware, holdfast=holdfast)
+    app.add_exception_handler(RequestError, _answer)
+    app.add_exception_handler(StoreUnavailableError, _answer)
+    holdfast.read_routes_with(lambda: list(_guarded_routes(app.routes, "")))
+    if hasattr(app, "openapi"):
+        from holdfast.server.openapi import document  # noqa: PLC0415 - FastAPI only
+
+        document(holdfast, app)
+
+
+class _Middleware:
+    """Add the guard with the lifespan, in the shape ``add_middleware`` wants."""
+
+    def __init__(self, app: Any, holdfast: "Holdfast") -> None:
+        self._app = holdfast.wrap(app)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(scope, receive, send)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    """Answer with a Holdfast error that a handler raised."""
+    if not isinstance(error, RequestError | StoreUnavailableError):
+        raise error
+    head: RequestHead | None = request.scope.get("holdfast.head")
+    execution = request.scope.get(SCOPE_KEY)
+    guarded = isinstance(execution, Execution)
+    dialect = execution.call.policy.dialect if guarded else dialect_of(request)
+    reply = render_error(error, dialect, head.request_id if head else "")
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers}
+    return Response(reply.body, reply.status, headers)
+
+
+def dialect_of(request: Request) -> Dialect:
+    """Return the dialect of a route that is not guarded; an app may set it on its state."""
+    chosen = request.scope.get("holdfast.dialect")
+    return chosen if isinstance(chosen, Dialect) else Dialect.PROBLEM
+
+
+def _guarded_routes(routes: Any, prefix: str) -> Iterator[GuardedRoute]:
+    for route in _contexts(routes):
+        if isinstance(route, Mount):
+            yield from _guarded_routes(route.routes or (), prefix + route.path)
+            continue
+        guard = guard_of(getattr(route, "endpoint", None))
+        if guard is None:
+            continue
+        path = prefix + route.path
+        _refuse_streaming(path, getattr(route, "response_class", None))
+        for method in sorted(route.methods or ()):
+            if method not in SAFE_METHODS or method == "GET":
+                yield GuardedRoute(method, path, guard)
+
+
+def _contexts(routes: Any) -> Iterator[Any]:
+    """Walk the routes, included routers too, which newer FastAPI keeps as branches of a tree."""
+    try:
+        from fastapi.routing import iter_route_contexts  # noqa: PLC0415
+    except ImportError:
+        yield from routes
+    else:
+        for context in iter_route_contexts(routes):
+            original = getattr(context, "original_route", context)
+            yield original if isinstance(original, Mount) else context
+
+
+def _refuse_streaming(path: str, response_class: Any) -> None:
+    chosen = getattr(response_class, "value", response_class)
+    if isinstance(chosen, type) and issubclass(chosen, StreamingResponse):
+        raise StreamingResponseError(
+            f"{path} is guarded and streams ({chosen.__name__}): a guarded answer is stored with "
+            "the transaction and must be complete. Use a plain response class."
+        )
+
+
+try:
+    from fastapi import Depends
+except ImportError:  # Starlette alone: handlers call the functions above
+    pass
+else:
+    # For FastAPI handlers: ``async def create(order: Order, tx: Tx)``.
+    Tx = Annotated[Transaction, Depends(the_transaction)]
+    Caller = Annotated[Principal, Depends(the_principal)]
+    Run = Annotated[Execution, Depends(the_execution)]
+    __all__ += ["Caller", "Run", "Tx"]

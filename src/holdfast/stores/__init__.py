@@ -1,0 +1,1 @@
+"""Adapters for databases and caches. They speak the domain and never a framework."""

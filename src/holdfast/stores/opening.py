@@ -1,0 +1,47 @@
+"""The one place that picks a store by its URL."""
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from holdfast.errors import ConfigurationError
+from holdfast.ports import Store
+from holdfast.stores.migrations import Migration, load_migrations
+
+__all__ = ["migrations_for", "open_store"]
+
+
+def open_store(url: str, *, rooms: Sequence[tuple[str, str]] = (), **options: Any) -> Store:
+    """Make the store a URL names: ``sqlite:///file.db`` or ``postgresql://…``.
+
+    ``rooms`` are ``(name, package)`` pairs whose own migrations are applied after the core's; a
+    package has one folder of SQL files per database.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme == "sqlite":
+        from holdfast.stores.sqlite import SqliteStore  # noqa: PLC0415 - adapters are optional
+
+        path = url.removeprefix("sqlite:///")
+        if path == url or not path:
+            raise ConfigurationError("write a SQLite URL as sqlite:///file.db or sqlite:////full/path")
+        return SqliteStore(path, migrations=migrations_for("sqlite", rooms), **options)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from holdfast.stores.postgres import PostgresStore  # noqa: PLC0415
+        except ImportError as error:
+            raise ConfigurationError(
+                'PostgreSQL needs its driver: pip install "holdfast[postgres]"'
+            ) from error
+        return PostgresStore(url, migrations=migrations_for("postgres", rooms), **options)
+    raise ConfigurationError(
+        f"{scheme or url!r} is not a database Holdfast knows: use sqlite:///… or postgresql://…"
+    )
+
+
+def migrations_for(database: str, rooms: Sequence[tuple[str, str]]) -> list[Migration]:
+    """Load the rooms' migrations for one kind of database."""
+    return [
+        migration
+        for room, package in rooms
+        for migration in load_migrations(room, f"{package}.{database}")
+    ]

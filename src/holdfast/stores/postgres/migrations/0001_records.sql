@@ -1,0 +1,110 @@
+-- What the server remembers of each guarded request. The tenant is the first column of the key:
+-- no look-up can cross it.
+--
+-- Not partitioned by time: a unique constraint of a partitioned table must contain the partition
+-- key, and the constraint on (tenant, endpoint, idempotency_key) alone is what makes a second
+-- effect impossible. See docs/decisions/0005-expiry-at-100-million-records.md.
+CREATE TABLE idempotency_records (
+    tenant              text        NOT NULL,
+    endpoint            text        NOT NULL,
+    idempotency_key     text        NOT NULL,
+    canonical_body_hash text        NOT NULL,
+    request_fingerprint text        NOT NULL,
+    response_status     integer     NOT NULL,
+    response_body       bytea       NOT NULL,
+    response_headers    jsonb       NOT NULL,
+    request_id          text        NOT NULL,
+    correlation_id      text        NOT NULL,
+    audit_id            text,
+    created_at          timestamptz NOT NULL,
+    expires_at          timestamptz NOT NULL,
+    PRIMARY KEY (tenant, endpoint, idempotency_key)
+) WITH (
+    -- Rows are written once and deleted once: vacuum early and in small helpings.
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_insert_scale_factor = 0.05
+);
+
+-- The sweep walks this from its old end.
+CREATE INDEX idx_idempotency_records_expires_at ON idempotency_records (expires_at);
+
+-- Who did what, once. Outlives the record. Ids grow with time, so pages by id are pages by time.
+CREATE TABLE audit_events (
+    tenant         text        NOT NULL,
+    id             text        NOT NULL,
+    actor          text        NOT NULL,
+    endpoint       text        NOT NULL,
+    payload_hash   text        NOT NULL,
+    status         integer     NOT NULL,
+    resource       text,
+    version        bigint,
+    request_id     text        NOT NULL,
+    correlation_id text        NOT NULL,
+    created_at     timestamptz NOT NULL,
+    PRIMARY KEY (tenant, id)
+);
+
+-- This database's own random secret: it marks cached copies of records as ours.
+CREATE TABLE holdfast_secret (
+    only_row integer PRIMARY KEY CHECK (only_row = 1),
+    secret   bytea NOT NULL
+);
+INSERT INTO holdfast_secret (only_row, secret)
+VALUES (1, decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
+
+-- Take a key: the lock first, the look-up second, each statement with a snapshot of its own.
+-- In one statement the snapshot would be older than the lock, and a record committed in between
+-- would be missed. The lock ends with the transaction, so a killed process leaves nothing behind.
+-- It is tried, never waited for: who waits, waits without a connection.
+CREATE FUNCTION holdfast_claim(
+    p_lock bigint, p_tenant text, p_endpoint text, p_key text, p_now timestamptz
+) RETURNS SETOF integer LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(p_lock) THEN
+        RAISE EXCEPTION 'the key is held' USING ERRCODE = 'HF001';
+    END IF;
+    RETURN QUERY
+        SELECT 1 FROM idempotency_records
+         WHERE tenant = p_tenant AND endpoint = p_endpoint AND idempotency_key = p_key
+           AND expires_at > p_now;
+END $$;
+
+-- Write the record and the audit event. The primary key is the judge: a live record of the same
+-- key raises, and the transaction cannot commit. An expired one is written over.
+CREATE FUNCTION holdfast_finish(
+    p_tenant text, p_endpoint text, p_key text, p_body_hash text, p_fingerprint text,
+    p_status integer, p_body bytea, p_headers text,
+    p_request_id text, p_correlation_id text, p_created_at timestamptz, p_expires_at timestamptz,
+    p_audit_id text, p_actor text, p_resource text, p_version bigint
+) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO idempotency_records AS old
+           (tenant, endpoint, idempotency_key, canonical_body_hash, request_fingerprint,
+            response_status, response_body, response_headers,
+            request_id, correlation_id, audit_id, created_at, expires_at)
+    VALUES (p_tenant, p_endpoint, p_key, p_body_hash, p_fingerprint,
+            p_status, p_body, p_headers::jsonb,
+            p_request_id, p_correlation_id, p_audit_id, p_created_at, p_expires_at)
+        ON CONFLICT (tenant, endpoint, idempotency_key) DO UPDATE
+       SET canonical_body_hash = excluded.canonical_body_hash,
+           request_fingerprint = excluded.request_fingerprint,
+           response_status     = excluded.response_status,
+           response_body       = excluded.response_body,
+           response_headers    = excluded.response_headers,
+           request_id          = excluded.request_id,
+           correlation_id      = excluded.correlation_id,
+           audit_id            = excluded.audit_id,
+           created_at          = excluded.created_at,
+           expires_at          = excluded.expires_at
+     WHERE old.expires_at <= excluded.created_at;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the key was recorded by another' USING ERRCODE = 'HF002';
+    END IF;
+    IF p_audit_id IS NOT NULL THEN
+        INSERT INTO audit_events
+               (tenant, id, actor, endpoint, payload_hash, status, resource, version,
+                request_id, correlation_id, created_at)
+        VALUES (p_tenant, p_audit_id, p_actor, p_endpoint, p_body_hash, p_status, p_resource,
+                p_version, p_request_id, p_correlation_id, p_created_at);
+    END IF;
+END $$;

@@ -1,0 +1,449 @@
+"""Records on PostgreSQL. A guarded request costs no round trip that a bare one would not."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from holdfast.core.decision import HELD, Held
+from holdfast.core.fingerprint import lock_number
+from holdfast.core.record import AuditEvent, Record, RecordId, RequestMark
+from holdfast.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    StoreUnavailableError,
+    SupersededError,
+)
+from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.stores.migrations import Migration, check_known, load_migrations
+from holdfast.stores.postgres.literals import (
+    bytes_literal,
+    instant_literal,
+    int_literal,
+    text_literal,
+)
+from holdfast.stores.postgres.params import positional
+from holdfast.stores.queries import load_queries
+
+__all__ = ["PostgresStore", "PostgresTransaction"]
+
+_SQL = load_queries("holdfast.stores.postgres")
+_FIND: Final = _SQL["find_record"]
+
+_HELD_STATE: Final = "HF001"
+_SUPERSEDED_STATE: Final = "HF002"
+_MIGRATION_LOCK: Final = 0x686F6C64  # "hold"
+
+# Above this a body is sent as a parameter, in a round trip of its own, not as twice its size in hex.
+_INLINE_BODY_BYTES: Final = 16 * 1024
+
+_encode_headers = msgspec.json.Encoder().encode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def _outages() -> tuple[type[BaseException], ...]:
+    """Return what asyncpg raises when the server, not the statement, is the trouble."""
+    return (
+        OSError,
+        TimeoutError,
+        asyncpg.InterfaceError,
+        asyncpg.PostgresConnectionError,
+        asyncpg.CannotConnectNowError,
+        asyncpg.AdminShutdownError,
+        asyncpg.CrashShutdownError,
+        asyncpg.TooManyConnectionsError,
+        asyncpg.ReadOnlySQLTransactionError,
+    )
+
+
+OUTAGES: Final = _outages()
+
+
+class PostgresStore:
+    """The store for many processes.
+
+    BEGIN and the claim share one message; so do the record, the audit event and COMMIT. Both are
+    sent as plain text with hexadecimal values (see ``literals``), because asyncpg cannot pipeline.
+    """
+
+    name = "postgresql"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        migrations: Sequence[Migration] = (),
+        min_connections: int = 1,
+        max_connections: int = 16,
+        acquire_seconds: float = 10.0,
+        connect_seconds: float = 5.0,
+    ) -> None:
+        """Take the address; nothing is connected before ``open``."""
+        self._url = url
+        self._min = min_connections
+        self._max = max_connections
+        self._acquire_seconds = acquire_seconds
+        self._connect_seconds = connect_seconds
+        self._pool: asyncpg.Pool | None = None
+        self._migrations = [
+            *load_migrations("core", "holdfast.stores.postgres.migrations"),
+            *migrations,
+        ]
+
+    async def open(self) -> None:
+        """Connect and bring the schema up to date."""
+        if self._pool is not None:
+            return
+        try:
+            pool = await asyncpg.create_pool(
+                self._url,
+                min_size=self._min,
+                max_size=self._max,
+                timeout=self._connect_seconds,
+                # A unit ends in COMMIT, ROLLBACK or a cut connection, so there is nothing to
+                # reset; asyncpg's default would cost a round trip per request.
+                reset=_nothing_to_reset,
+                server_settings={"application_name": "holdfast"},
+            )
+        except OUTAGES as error:
+            raise StoreUnavailableError(f"PostgreSQL does not answer: {error}") from error
+        except (asyncpg.PostgresError, ValueError) as error:
+            raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
+        self._pool = pool
+        try:
+            await self._migrate()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Wait for what is running, then disconnect."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            try:
+                await asyncio.wait_for(pool.close(), timeout=10)
+            except (TimeoutError, *OUTAGES):
+                pool.terminate()
+
+    async def ping(self) -> None:
+        """Ask for one row."""
+        await self.read("SELECT 1 AS one")
+
+    async def find(self, record_id: RecordId, now: datetime) -> Record | None:
+        """Look a key up outside any transaction."""
+        connection = await self._acquire()
+        try:
+            row = await connection.fetchrow(_FIND, *record_id, now)
+        except OUTAGES as error:
+            raise _unavailable(error) from error
+        finally:
+            await self._release(connection)
+        return None if row is None else _record(record_id, row)
+
+    async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
+        """Begin, lock and look up in one round trip. Never waits for another holder."""
+        tenant, endpoint, key = record_id
+        connection = await self._acquire()
+        try:
+            tag = await connection.execute(
+                f"BEGIN;SELECT holdfast_claim({lock_number(tenant, endpoint, key)},"  # noqa: S608
+                f"{text_literal(tenant)},{text_literal(endpoint)},{text_literal(key)},"
+                f"{instant_literal(now)})"
+            )
+            if tag == "SELECT 0":
+                return Claimed(PostgresUnit(self, connection))
+            row = await connection.fetchrow(_FIND, *record_id, now)
+            await connection.execute("ROLLBACK")
+        except asyncpg.PostgresError as error:
+            if error.sqlstate == _HELD_STATE:
+                await self._undo(connection)
+                return HELD
+            await self._undo(connection)
+            raise _unavailable(error) from error
+        except OUTAGES as error:
+            await self._undo(connection)
+            raise _unavailable(error) from error
+        except BaseException:  # cancelled: the connection is in an unknown state
+            await self._undo(connection)
+            raise
+        await self._release(connection)
+        # Swept between the two statements: then it was past its time a moment ago.
+        return Found(_record(record_id, row)) if row is not None else HELD
+
+    async def begin(self) -> "PostgresUnit":
+        """Open a transaction without a key."""
+        connection = await self._acquire()
+        try:
+            await connection.execute("BEGIN")
+        except BaseException as error:
+            await self._undo(connection)
+            if isinstance(error, OUTAGES):
+                raise _unavailable(error) from error
+            raise
+        return PostgresUnit(self, connection)
+
+    async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Query outside any guarded request."""
+        connection = await self._acquire()
+        try:
+            text, values = positional(sql, params)
+            return [dict(row) for row in await connection.fetch(text, *values)]
+        except OUTAGES as error:
+            raise _unavailable(error) from error
+        finally:
+            await self._release(connection)
+
+    async def sweep(self, now: datetime, limit: int) -> int:
+        """Delete one small batch."""
+        connection = await self._acquire()
+        try:
+            tag: str = await connection.execute(_SQL["sweep_records"], now, limit)
+        except OUTAGES as error:
+            raise _unavailable(error) from error
+        finally:
+            await self._release(connection)
+        return rows_of(tag)
+
+    async def records(self, query: RecordQuery) -> Sequence[Record]:
+        """List records for operators."""
+        after = query.after or (None, None, None, None)
+        connection = await self._acquire()
+        try:
+            rows = await connection.fetch(
+                _SQL["list_records"], query.tenant, query.endpoint, query.key, *after, query.limit
+            )
+        except OUTAGES as error:
+            raise _unavailable(error) from error
+        finally:
+            await self._release(connection)
+        return [_record(RecordId(row[0], row[1], row[2]), tuple(row)[3:]) for row in rows]
+
+    async def secret(self) -> bytes:
+        """Return the database's own secret."""
+        return bytes((await self.read(_SQL["read_secret"]))[0]["secret"])
+
+    # -- connections ----------------------------------------------------------------------
+
+    async def _acquire(self) -> Any:
+        if self._pool is None:
+            raise StoreUnavailableError("the store is not open")
+        try:
+            return await self._pool.acquire(timeout=self._acquire_seconds)
+        except OUTAGES as error:
+            raise _unavailable(error) from error
+        except asyncpg.PostgresError as error:
+            raise _unavailable(error) from error
+
+    async def _release(self, connection: Any) -> None:
+        if self._pool is not None:
+            await self._pool.release(connection)
+
+    async def _undo(self, connection: Any) -> None:
+        """Roll back and give the connection back; cut it off where that does not work."""
+        try:
+            await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=5)
+        except BaseException as error:
+            connection.terminate()
+            await self._release(connection)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            await self._release(connection)
+
+    async def _migrate(self) -> None:
+        """Apply what is missing. The lock makes several starters take turns."""
+        connection = await self._acquire()
+        try:
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+                await connection.execute(
+                    "CREATE TABLE IF NOT EXISTS holdfast_migrations (room text NOT NULL,"
+                    " number integer NOT NULL, name text NOT NULL,"
+                    " applied_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (room, number))"
+                )
+                rows = await connection.fetch("SELECT room, number FROM holdfast_migrations")
+                applied = {(row[0], row[1]) for row in rows}
+                check_known(applied, self._migrations)
+                for migration in self._migrations:
+                    if (migration.room, migration.number) not in applied:
+                        await connection.execute(migration.sql)
+                        await connection.execute(
+                            "INSERT INTO holdfast_migrations (room, number, name)"
+                            " VALUES ($1, $2, $3)",
+                            migration.room,
+                            migration.number,
+                            migration.name,
+                        )
+        except OUTAGES as error:
+            raise _unavailable(error) from error
+        finally:
+            await self._release(connection)
+
+
+class PostgresTransaction:
+    """What a handler writes in on PostgreSQL. ``connection`` is asyncpg's own, for the rest."""
+
+    def __init__(self, connection: Any) -> None:
+        """Wrap the connection the unit holds."""
+        self.connection = connection
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+        text, values = positional(sql, params)
+        try:
+            return rows_of(await self.connection.execute(text, *values))
+        except OUTAGES as error:
+            raise _unavailable(error) from error
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+        text, values = positional(sql, params)
+        try:
+            return [dict(row) for row in await self.connection.fetch(text, *values)]
+        except OUTAGES as error:
+            raise _unavailable(error) from error
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        text, values = positional(sql, params)
+        try:
+            row = await self.connection.fetchrow(text, *values)
+        except OUTAGES as error:
+            raise _unavailable(error) from error
+        return None if row is None else dict(row)
+
+
+class PostgresUnit:
+    """One guarded request's transaction, open since the claim."""
+
+    superseded = False
+
+    def __init__(self, store: PostgresStore, connection: Any) -> None:
+        """Own the connection until the end."""
+        self._store = store
+        self._connection = connection
+        self._ended = False
+        self.transaction = PostgresTransaction(connection)
+
+    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        """Write record and audit event and commit, in one round trip."""
+        connection = self._connection
+        try:
+            if record is None:
+                if audit is not None:
+                    await connection.execute(_SQL["save_audit_event"], *_audit_values(audit))
+                tag = await connection.execute("COMMIT")
+            elif len(record.body) <= _INLINE_BODY_BYTES:
+                tag = await connection.execute(f"{_finish_statement(record, audit)};COMMIT")
+            else:
+                await connection.execute(_SQL["finish"], *_finish_values(record, audit))
+                tag = await connection.execute("COMMIT")
+        except asyncpg.PostgresError as error:
+            await self._fail()
+            if error.sqlstate == _SUPERSEDED_STATE:
+                raise SupersededError("another request with this key was committed first") from None
+            if isinstance(error, OUTAGES):
+                raise CommitUnknownError(str(error)) from error
+            raise
+        except OUTAGES as error:
+            await self._fail()
+            raise CommitUnknownError(str(error)) from error
+        except BaseException:
+            await self._fail()
+            raise
+        self._ended = True
+        await self._store._release(connection)  # noqa: SLF001 - one room
+        if tag == "ROLLBACK":
+            # A statement failed, the handler swallowed the error, and COMMIT undid everything.
+            raise StoreUnavailableError("PostgreSQL rolled the transaction back")
+
+    async def rollback(self) -> None:
+        """Undo everything."""
+        if not self._ended:
+            await self._fail()
+
+    async def _fail(self) -> None:
+        self._ended = True
+        await self._store._undo(self._connection)  # noqa: SLF001
+
+
+def rows_of(tag: str) -> int:
+    """Read the number of rows off a command tag: ``INSERT 0 3``, ``UPDATE 2``, ``BEGIN``."""
+    last = tag.rpartition(" ")[2]
+    return int(last) if last.isdigit() else 0
+
+
+def _finish_statement(record: Record, audit: AuditEvent | None) -> str:
+    tenant, endpoint, key = record.id
+    return (
+        f"SELECT holdfast_finish({text_literal(tenant)},{text_literal(endpoint)},"  # noqa: S608
+        f"{text_literal(key)},{text_literal(record.mark.body_hash)},"
+        f"{text_literal(record.mark.fingerprint)},{int_literal(record.status)},"
+        f"{bytes_literal(record.body)},{text_literal(_encode_headers(record.headers).decode())},"
+        f"{text_literal(record.request_id)},{text_literal(record.correlation_id)},"
+        f"{instant_literal(record.created_at)},{instant_literal(record.expires_at)},"
+        f"{text_literal(audit.id if audit else None)},{text_literal(audit.actor if audit else None)},"
+        f"{text_literal(audit.resource if audit else None)},"
+        f"{int_literal(audit.version if audit else None)})"
+    )
+
+
+def _finish_values(record: Record, audit: AuditEvent | None) -> tuple[Any, ...]:
+    return (
+        *record.id,
+        *record.mark,
+        record.status,
+        record.body,
+        _encode_headers(record.headers).decode(),
+        record.request_id,
+        record.correlation_id,
+        record.created_at,
+        record.expires_at,
+        audit.id if audit else None,
+        audit.actor if audit else None,
+        audit.resource if audit else None,
+        audit.version if audit else None,
+    )
+
+
+def _audit_values(event: AuditEvent) -> tuple[Any, ...]:
+    return (
+        event.tenant,
+        event.id,
+        event.actor,
+        event.endpoint,
+        event.payload_hash,
+        event.status,
+        event.resource,
+        event.version,
+        event.request_id,
+        event.correlation_id,
+        event.created_at,
+    )
+
+
+def _record(record_id: RecordId, row: Any) -> Record:
+    return Record(
+        id=record_id,
+        mark=RequestMark(row[0], row[1]),
+        status=row[2],
+        body=row[3],
+        headers=_decode_headers(row[4]),
+        request_id=row[5],
+        correlation_id=row[6],
+        audit_id=row[7],
+        created_at=row[8],
+        expires_at=row[9],
+    )
+
+
+def _unavailable(error: BaseException) -> StoreUnavailableError:
+    reason = str(error) or type(error).__name__
+    return StoreUnavailableError(f"PostgreSQL does not answer: {reason}")
+
+
+async def _nothing_to_reset(_connection: Any) -> None:
+    return

@@ -1,0 +1,44 @@
+-- What the server remembers of each guarded request. The tenant is the first column of the key:
+-- no look-up can cross it. WITHOUT ROWID keeps the record in the index it is found by.
+CREATE TABLE idempotency_records (
+    tenant              TEXT NOT NULL,
+    endpoint            TEXT NOT NULL,
+    idempotency_key     TEXT NOT NULL,
+    canonical_body_hash TEXT NOT NULL,
+    request_fingerprint TEXT NOT NULL,
+    response_status     INTEGER NOT NULL,
+    response_body       BLOB NOT NULL,
+    response_headers    TEXT NOT NULL,
+    request_id          TEXT NOT NULL,
+    correlation_id      TEXT NOT NULL,
+    audit_id            TEXT,
+    created_at          TEXT NOT NULL,
+    expires_at          TEXT NOT NULL,
+    PRIMARY KEY (tenant, endpoint, idempotency_key)
+) WITHOUT ROWID;
+
+-- The sweep walks this from its old end.
+CREATE INDEX idx_idempotency_records_expires_at ON idempotency_records (expires_at);
+
+-- Who did what, once. Outlives the record. Ids grow with time, so pages by id are pages by time.
+CREATE TABLE audit_events (
+    tenant         TEXT NOT NULL,
+    id             TEXT NOT NULL,
+    actor          TEXT NOT NULL,
+    endpoint       TEXT NOT NULL,
+    payload_hash   TEXT NOT NULL,
+    status         INTEGER NOT NULL,
+    resource       TEXT,
+    version        INTEGER,
+    request_id     TEXT NOT NULL,
+    correlation_id TEXT NOT NULL,
+    created_at     TEXT NOT NULL,
+    PRIMARY KEY (tenant, id)
+) WITHOUT ROWID;
+
+-- This database's own random secret: it marks cached copies of records as ours.
+CREATE TABLE holdfast_secret (
+    only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
+    secret   BLOB NOT NULL
+);
+INSERT INTO holdfast_secret (only_row, secret) VALUES (1, randomblob(32));

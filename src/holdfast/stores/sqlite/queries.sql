@@ -1,0 +1,57 @@
+-- name: find_record
+-- The live record of a key. Past its time it does not count, swept or not.
+SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
+       request_id, correlation_id, audit_id, created_at, expires_at
+  FROM idempotency_records
+ WHERE tenant = ? AND endpoint = ? AND idempotency_key = ? AND expires_at > ?;
+
+-- name: save_record
+-- The primary key is the judge: a live record of the same key leaves this with no row changed,
+-- and the transaction must not commit. An expired one is written over.
+INSERT INTO idempotency_records
+       (tenant, endpoint, idempotency_key, canonical_body_hash, request_fingerprint,
+        response_status, response_body, response_headers,
+        request_id, correlation_id, audit_id, created_at, expires_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (tenant, endpoint, idempotency_key) DO UPDATE
+   SET canonical_body_hash = excluded.canonical_body_hash,
+       request_fingerprint = excluded.request_fingerprint,
+       response_status     = excluded.response_status,
+       response_body       = excluded.response_body,
+       response_headers    = excluded.response_headers,
+       request_id          = excluded.request_id,
+       correlation_id      = excluded.correlation_id,
+       audit_id            = excluded.audit_id,
+       created_at          = excluded.created_at,
+       expires_at          = excluded.expires_at
+ WHERE idempotency_records.expires_at <= excluded.created_at;
+
+-- name: save_audit_event
+INSERT INTO audit_events
+       (tenant, id, actor, endpoint, payload_hash, status, resource, version,
+        request_id, correlation_id, created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: sweep_records
+-- A small batch from the old end of the expiry index.
+DELETE FROM idempotency_records
+ WHERE (tenant, endpoint, idempotency_key) IN
+       (SELECT tenant, endpoint, idempotency_key FROM idempotency_records
+         WHERE expires_at <= ? ORDER BY expires_at LIMIT ?);
+
+-- name: list_records
+SELECT tenant, endpoint, idempotency_key,
+       canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
+       request_id, correlation_id, audit_id, created_at, expires_at
+  FROM idempotency_records
+ WHERE (:tenant IS NULL OR tenant = :tenant)
+   AND (:endpoint IS NULL OR endpoint = :endpoint)
+   AND (:key IS NULL OR idempotency_key = :key)
+   AND (:after_at IS NULL
+        OR (created_at, tenant, endpoint, idempotency_key)
+         < (:after_at, :after_tenant, :after_endpoint, :after_key))
+ ORDER BY created_at DESC, tenant DESC, endpoint DESC, idempotency_key DESC
+ LIMIT :limit;
+
+-- name: read_secret
+SELECT secret FROM holdfast_secret;

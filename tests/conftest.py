@@ -1,0 +1,41 @@
+"""Real servers for every test that asks for one. Each test process has its own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.testing.servers import RealNats, RealPostgres, RealRedis
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[RealPostgres]:
+    with RealPostgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: RealPostgres) -> Iterator[str]:
+    postgres.start()  # a test before this one may have stopped it
+    url = postgres.create_database()
+    yield url
+    postgres.start()
+    postgres.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RealRedis]:
+    with RealRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: RealRedis) -> str:
+    redis_server.start()
+    redis_server.flush()
+    return redis_server.url()
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[RealNats]:
+    with RealNats() as server:
+        yield server
