@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import msgspec
+
 from holdfast.core.decision import Held
 from holdfast.core.record import AuditEvent, Record, RecordId
 
@@ -81,15 +83,13 @@ class UnitOfWork(Protocol):
         """Undo everything. Never raises: what cannot be rolled back is cut off."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(msgspec.Struct, frozen=True):
     """The key is ours until the unit ends; nobody else runs it."""
 
     unit: UnitOfWork
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """There is a live record."""
 
     record: Record

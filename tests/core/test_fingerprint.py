@@ -154,9 +154,9 @@ def test_queries_that_mean_different_things_have_different_fingerprints(one, oth
 
 
 def test_path_and_query_parameters_are_not_mistaken_for_each_other():
-    path_params = {"a": "b", "query 2": "v"}
+    path_params = {"a": "b", "query 2": "a"}
     assert fingerprint(path_params=path_params, query=b"c=d") != fingerprint(
-        path_params={"a": "b"}, query=b"v=query+1&c=d"
+        path_params={"a": "b"}, query=b"a=query+1&c=d"
     )
     assert fingerprint(path_params={"a": "1"}, query=b"") != fingerprint(
         path_params={}, query=b"a=1"

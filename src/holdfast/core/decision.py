@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from holdfast.core.record import Record, RequestMark
 
 __all__ = [
@@ -31,8 +33,7 @@ class Fresh:
     """Never seen: run the handler."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
+class Replayed(msgspec.Struct, frozen=True):
     """Seen and done: answer from the record."""
 
     record: Record

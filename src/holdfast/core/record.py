@@ -1,8 +1,13 @@
-"""What the server remembers of a guarded request, and what it answers. Values only."""
+"""What the server remembers of a guarded request, and what it answers. Values only.
 
-from dataclasses import dataclass
+Structs rather than dataclasses: several are made per request, and a frozen dataclass is ten times
+as slow to make.
+"""
+
 from datetime import datetime
 from typing import NamedTuple
+
+import msgspec
 
 __all__ = ["AuditEvent", "Record", "RecordId", "Reply", "RequestMark"]
 
@@ -25,8 +30,7 @@ class RequestMark(NamedTuple):
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, gc=False):
     """An HTTP answer, free of any framework."""
 
     status: int
@@ -42,8 +46,7 @@ class Reply:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):
     """The memory of one guarded request. Once committed it never changes, it only expires."""
 
     id: RecordId
@@ -59,8 +62,8 @@ class Record:
 
     @property
     def cost_bytes(self) -> int:
-        """Roughly what it takes to keep this record in memory."""
-        return 1024 + len(self.body) + sum(len(k) + len(v) for k, v in self.headers.items())
+        """Roughly what it takes to keep this record in memory: its body and everything around it."""
+        return 2048 + len(self.body)
 
     def reply(self) -> Reply:
         """Return the stored answer, byte for byte."""
@@ -68,8 +71,7 @@ class Record:
         return Reply(self.status, headers, self.body)
 
 
-@dataclass(frozen=True, slots=True)
-class AuditEvent:
+class AuditEvent(msgspec.Struct, frozen=True, gc=False):
     """Who did what, once. Written with the first execution; a replay only refers to it."""
 
     id: str

@@ -23,7 +23,7 @@ from holdfast.errors import (
 )
 from holdfast.ports import Watcher
 from holdfast.server.call import GuardedCall, Principal, make_call
-from holdfast.server.execution import Execution, Replay
+from holdfast.server.execution import Execution, Replay, running_as
 from holdfast.server.guards import SAFE_METHODS, GuardTable, Match
 from holdfast.server.head import Identify, RequestHead
 from holdfast.server.intake import Intake
@@ -154,6 +154,7 @@ class GuardMiddleware:
         """Run the app with its answer held back until the commit."""
         answer = _Answer(self, execution, policy, head, send)
         scope[SCOPE_KEY] = execution
+        running_as(execution)
         try:
             await self._app(scope, body.receive, answer.send)
         except (RequestError, StoreUnavailableError, SupersededError) as error:

@@ -25,8 +25,7 @@ class Principal:
     claims: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class GuardedCall:
+class GuardedCall(msgspec.Struct, frozen=True, gc=False):
     """One request to a guarded operation, reduced to what decides its fate."""
 
     endpoint: str

@@ -1,5 +1,6 @@
 """One execution of a guarded handler: the transaction it writes in, and the one way it ends."""
 
+from contextvars import ContextVar, Token
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from holdfast.errors import (
     BodyInvalidError,
     CommitUnknownError,
     InProgressError,
+    NoTransactionError,
     StaleActionError,
     StoreUnavailableError,
     SupersededError,
@@ -28,7 +30,24 @@ from holdfast.server.call import GuardedCall
 if TYPE_CHECKING:
     from holdfast.server.intake import Intake
 
-__all__ = ["Execution", "Replay", "stale_error"]
+__all__ = ["Execution", "Replay", "current_execution", "running_as", "stale_error"]
+
+_current: ContextVar["Execution"] = ContextVar("holdfast_execution")
+
+
+def current_execution() -> "Execution":
+    """Return the execution of the guarded request being served, from anywhere below it."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise NoTransactionError(
+            "there is no guarded request here: put @holdfast.guard() below the route decorator"
+        ) from None
+
+
+def running_as(execution: "Execution") -> "Token[Execution]":
+    """Make an execution the current one of this task."""
+    return _current.set(execution)
 
 
 class Replay:

@@ -11,6 +11,7 @@ from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Clock, FaultPoints, RecordCache, Store, Watcher
 from holdfast.server.asgi import GuardMiddleware, RateLimiter
+from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guards import Guard, GuardedRoute, GuardTable, guard_of, mark_guarded
 from holdfast.server.head import Identify, everyone
 from holdfast.server.ids import SystemClock, new_id
@@ -75,6 +76,18 @@ class Holdfast:
         self._table: GuardTable | None = None
         self._opening = asyncio.Lock()
         self._is_open = False
+
+    # -- inside a handler -------------------------------------------------------------------
+
+    @property
+    def transaction(self) -> Any:
+        """What the guarded handler being served must write in. Commits with its answer."""
+        return current_execution().transaction
+
+    @property
+    def execution(self) -> Execution:
+        """The guarded request being served: who called, its ids, what to say in the audit."""
+        return current_execution()
 
     # -- declaring ------------------------------------------------------------------------
 

@@ -28,8 +28,26 @@ if TYPE_CHECKING:
 __all__ = ["install", "the_execution", "the_principal", "the_transaction"]
 
 
-def the_execution(request: Request) -> Execution:
+# Dependencies are coroutines although they wait for nothing: FastAPI sends plain functions through
+# a thread pool, which costs as much as the rest of the guard together.
+
+
+async def the_execution(request: Request) -> Execution:
     """Return the execution of the guarded request being served."""
+    return _execution(request)
+
+
+async def the_transaction(request: Request) -> Any:
+    """Return the transaction the handler must write in."""
+    return _execution(request).transaction
+
+
+async def the_principal(request: Request) -> Principal:
+    """Return who is calling the guarded operation."""
+    return _execution(request).call.principal
+
+
+def _execution(request: Request) -> Execution:
     execution = request.scope.get(SCOPE_KEY)
     if not isinstance(execution, Execution):
         raise NoTransactionError(
@@ -37,16 +55,6 @@ def the_execution(request: Request) -> Execution:
             "guarded: put @holdfast.guard() below its route decorator"
         )
     return execution
-
-
-def the_transaction(request: Request) -> Any:
-    """Return the transaction the handler must write in."""
-    return the_execution(request).transaction
-
-
-def the_principal(request: Request) -> Principal:
-    """Return who is calling the guarded operation."""
-    return the_execution(request).call.principal
 
 
 def install(holdfast: "Holdfast", app: Any) -> None:

@@ -1,11 +1,12 @@
 """SQL literals for the few statements that share a round trip with BEGIN or COMMIT.
 
 asyncpg sends parameters only one statement at a time. Two statements in one message have to carry
-their values as text, so every value is written in hexadecimal digits: whatever a tenant or a key
-contains, nothing but ``0``–``f`` reaches the parser, and there is nothing to escape.
+their values as text. Printable ASCII without quote or backslash stands as it is; everything else
+is written in hexadecimal digits. So whatever a tenant or a key contains, nothing reaches the
+parser that could end a literal, and there is nothing to escape.
 """
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 __all__ = ["bytes_literal", "instant_literal", "int_literal", "text_literal"]
 
@@ -14,12 +15,14 @@ def text_literal(value: str | None) -> str:
     """Write text."""
     if value is None:
         return "NULL"
+    if value.isascii() and value.isprintable() and "'" not in value and "\\" not in value:
+        return f"'{value}'"
     return f"convert_from('\\x{value.encode().hex()}','UTF8')"
 
 
 def bytes_literal(value: bytes) -> str:
     """Write bytes."""
-    return f"'\\x{value.hex()}'::bytea"
+    return f"'\\x{value.hex()}'"
 
 
 def int_literal(value: int | None) -> str:
@@ -29,4 +32,4 @@ def int_literal(value: int | None) -> str:
 
 def instant_literal(value: datetime) -> str:
     """Write an instant: digits and punctuation of our own making."""
-    return f"'{value.astimezone(UTC).isoformat()}'::timestamptz"
+    return f"'{value.isoformat()}'"

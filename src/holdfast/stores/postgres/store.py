@@ -14,6 +14,7 @@ from holdfast.core.record import AuditEvent, Record, RecordId, RequestMark
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
+    NoTransactionError,
     StoreUnavailableError,
     SupersededError,
 )
@@ -283,6 +284,16 @@ class PostgresStore:
             await self._release(connection)
 
 
+class _Ended:
+    """Stands where the connection was: by now it may serve another request."""
+
+    def __getattr__(self, _name: str) -> Any:
+        raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+
+
+_ENDED: Final = _Ended()
+
+
 class PostgresTransaction:
     """What a handler writes in on PostgreSQL. ``connection`` is asyncpg's own, for the rest."""
 
@@ -355,6 +366,7 @@ class PostgresUnit:
             await self._fail()
             raise
         self._ended = True
+        self.transaction.connection = _ENDED
         await self._store._release(connection)  # noqa: SLF001 - one room
         if tag == "ROLLBACK":
             # A statement failed, the handler swallowed the error, and COMMIT undid everything.
@@ -367,6 +379,7 @@ class PostgresUnit:
 
     async def _fail(self) -> None:
         self._ended = True
+        self.transaction.connection = _ENDED
         await self._store._undo(self._connection)  # noqa: SLF001
 
 
@@ -378,16 +391,19 @@ def rows_of(tag: str) -> int:
 
 def _finish_statement(record: Record, audit: AuditEvent | None) -> str:
     tenant, endpoint, key = record.id
+    text = text_literal
+    audited = (
+        f"{text(audit.id)},{text(audit.actor)},{text(audit.resource)},{int_literal(audit.version)}"
+        if audit is not None
+        else "NULL,NULL,NULL,NULL"
+    )
     return (
-        f"SELECT holdfast_finish({text_literal(tenant)},{text_literal(endpoint)},"  # noqa: S608
-        f"{text_literal(key)},{text_literal(record.mark.body_hash)},"
-        f"{text_literal(record.mark.fingerprint)},{int_literal(record.status)},"
-        f"{bytes_literal(record.body)},{text_literal(_encode_headers(record.headers).decode())},"
-        f"{text_literal(record.request_id)},{text_literal(record.correlation_id)},"
-        f"{instant_literal(record.created_at)},{instant_literal(record.expires_at)},"
-        f"{text_literal(audit.id if audit else None)},{text_literal(audit.actor if audit else None)},"
-        f"{text_literal(audit.resource if audit else None)},"
-        f"{int_literal(audit.version if audit else None)})"
+        f"SELECT holdfast_finish({text(tenant)},{text(endpoint)},{text(key)},"  # noqa: S608
+        f"{text(record.mark.body_hash)},{text(record.mark.fingerprint)},"
+        f"{int_literal(record.status)},{bytes_literal(record.body)},"
+        f"{text(_encode_headers(record.headers).decode())},"
+        f"{text(record.request_id)},{text(record.correlation_id)},"
+        f"{instant_literal(record.created_at)},{instant_literal(record.expires_at)},{audited})"
     )
 
 

@@ -14,6 +14,7 @@ from holdfast.core.decision import Held
 from holdfast.core.record import AuditEvent, Record, RecordId, RequestMark
 from holdfast.errors import (
     ConfigurationError,
+    NoTransactionError,
     StoreUnavailableError,
     SupersededError,
 )
@@ -252,7 +253,7 @@ class SqliteUnit:
     async def run(self, work: Any) -> Any:
         """Run one piece of work inside the transaction, beginning it if need be."""
         if self._ended:
-            raise StoreUnavailableError("the transaction has ended")
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         if self._has_turn:
             return await self._store._write(_inside(work))  # noqa: SLF001 - one room
         await self._take_turn()

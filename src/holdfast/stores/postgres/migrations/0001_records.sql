@@ -1,13 +1,15 @@
 -- What the server remembers of each guarded request. The tenant is the first column of the key:
--- no look-up can cross it.
+-- no look-up can cross it. Its parts are compared byte by byte (COLLATE "C"): faster, the same
+-- order as on SQLite, and the order convert_from() yields, without which the claim's look-up
+-- could not use this index.
 --
 -- Not partitioned by time: a unique constraint of a partitioned table must contain the partition
 -- key, and the constraint on (tenant, endpoint, idempotency_key) alone is what makes a second
 -- effect impossible. See docs/decisions/0005-expiry-at-100-million-records.md.
 CREATE TABLE idempotency_records (
-    tenant              text        NOT NULL,
-    endpoint            text        NOT NULL,
-    idempotency_key     text        NOT NULL,
+    tenant              text        COLLATE "C" NOT NULL,
+    endpoint            text        COLLATE "C" NOT NULL,
+    idempotency_key     text        COLLATE "C" NOT NULL,
     canonical_body_hash text        NOT NULL,
     request_fingerprint text        NOT NULL,
     response_status     integer     NOT NULL,
@@ -30,8 +32,8 @@ CREATE INDEX idx_idempotency_records_expires_at ON idempotency_records (expires_
 
 -- Who did what, once. Outlives the record. Ids grow with time, so pages by id are pages by time.
 CREATE TABLE audit_events (
-    tenant         text        NOT NULL,
-    id             text        NOT NULL,
+    tenant         text        COLLATE "C" NOT NULL,
+    id             text        COLLATE "C" NOT NULL,
     actor          text        NOT NULL,
     endpoint       text        NOT NULL,
     payload_hash   text        NOT NULL,

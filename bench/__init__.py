@@ -1,0 +1,1 @@
+"""Speed, as ratios against the bare alternative in the same run, interleaved."""

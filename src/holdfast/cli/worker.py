@@ -1,0 +1,42 @@
+"""One worker process of ``holdfast serve --workers``. Started by the supervisor, not by people."""
+
+import os
+import signal
+import socket
+import sys
+from threading import Thread
+
+import uvicorn
+
+from holdfast.cli.main import tell_errors
+from holdfast.cli.serving import log_as_set, serve_here
+from holdfast.services.settings import load_settings
+
+__all__: list[str] = []
+
+
+def _run() -> int:
+    listener, ready = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    settings = load_settings()
+    log_as_set(settings)
+
+    def say_ready() -> None:
+        os.write(ready, b".")
+        os.close(ready)
+
+    def end_with_parent(server: uvicorn.Server) -> None:
+        """Stop when the supervisor is gone, however it went: its end of our input is closed."""
+
+        def watch() -> None:
+            while sys.stdin.buffer.read(1):
+                pass
+            server.handle_exit(signal.SIGTERM, None)
+
+        Thread(target=watch, name="holdfast-parent", daemon=True).start()
+
+    serve_here(settings, listener, say_ready, started=end_with_parent)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(tell_errors(_run))

@@ -1,0 +1,140 @@
+"""The one place where a server is put together: settings in, app out."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI
+
+from holdfast import Holdfast, open_store
+from holdfast.core.breaker import Breaker
+from holdfast.errors import ConfigurationError
+from holdfast.observe.metrics import PrometheusWatcher
+from holdfast.ports import Clock, FaultPoints, RecordCache, Store, Watcher
+from holdfast.server.head import Identify, RequestHead
+from holdfast.server.ids import SystemClock
+from holdfast.server.jwt_auth import JwtIdentify
+from holdfast.server.rate_limits import LimitsRateLimiter
+from holdfast.services import ops
+from holdfast.services.catalogue import SERVICES, rooms, service_at
+from holdfast.services.dev_secrets import development_secret
+from holdfast.services.refusals import Edge, tell_errors_in_dialect
+from holdfast.services.settings import Policies, Settings
+from holdfast.services.sign_in import REQUIRED
+
+__all__ = ["create_app", "store_of"]
+
+_log = logging.getLogger("holdfast.services")
+
+_DESCRIPTION: Final = """
+Exactly-once effects: every write takes an `Idempotency-Key`, and the same key with the same
+request is answered from memory, byte for byte.
+"""
+
+
+def create_app(
+    settings: Settings,
+    *,
+    clock: Clock | None = None,
+    faults: FaultPoints | None = None,
+    watcher: Watcher | None = None,
+) -> FastAPI:
+    """Put together one server with all services. Nothing is opened before the app starts."""
+    clock = clock or SystemClock()
+    watcher = watcher or PrometheusWatcher()
+    store = store_of(settings)
+    cache = _cache_of(settings, store)
+    # Several processes count together only where they share a counter.
+    limiter = LimitsRateLimiter(settings.redis_url or "async+memory://", clock=clock)
+    holdfast = Holdfast(
+        store,
+        identify=_identify_of(settings, clock),
+        cache=cache,
+        limiter=limiter,
+        memory_bytes=settings.memory_bytes,
+        sweep_every_seconds=settings.sweep_every_seconds,
+        breaker=Breaker(
+            failure_limit=settings.breaker_failure_limit,
+            open_seconds=settings.breaker_open_seconds,
+        ),
+        watcher=watcher,
+        clock=clock,
+        faults=faults,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await limiter.close()
+
+    app = FastAPI(
+        title="Holdfast",
+        version=version("holdfast"),
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        # A redirect would send a write, its key and its token wherever the Host header says.
+        redirect_slashes=False,
+    )
+    app.state.holdfast = holdfast
+    tell_errors_in_dialect(app)
+    policies = settings.policies()
+    for service in SERVICES:
+        app.include_router(_router(service.package, holdfast, policies), dependencies=[REQUIRED])
+    app.include_router(ops.router(holdfast, watcher))
+    holdfast.install(app)
+    app.add_middleware(Edge)
+    return app
+
+
+def store_of(settings: Settings) -> Store:
+    """Make the store of all services; it is not opened yet."""
+    is_sqlite = settings.database_url.startswith("sqlite:")
+    options = {} if is_sqlite else {"max_connections": settings.pool_size}
+    return open_store(settings.database_url, rooms=rooms(), **options)
+
+
+def _router(package: str, holdfast: Holdfast, policies: Policies) -> APIRouter:
+    build: Any = import_module(f"{package}.api").router
+    router: APIRouter = build(holdfast, policies)
+    return router
+
+
+def _identify_of(settings: Settings, clock: Clock) -> Identify:
+    """Sign in by the token; which claim is the tenant depends on the service asked."""
+    secret = settings.jwt_secret.get_secret_value() if settings.jwt_secret else None
+    if settings.needs_development_secret:
+        secret = development_secret(settings.home)
+        _log.warning(
+            "no HOLDFAST_JWT_SECRET is set: tokens are signed with a development secret kept in %s",
+            settings.home,
+        )
+    by_token = JwtIdentify(
+        secret=secret,
+        jwks_file=settings.jwks_file,
+        jwks_url=settings.jwks_url,
+        algorithm=settings.algorithm,
+        clock=clock,
+    )
+    by_claim = {
+        claim: by_token.with_tenant(claim)
+        for claim in {service.tenant_claim for service in SERVICES}
+    }
+
+    def identify(head: RequestHead) -> Any:
+        service = service_at(head.path)
+        return (by_token if service is None else by_claim[service.tenant_claim])(head)
+
+    return identify
+
+
+def _cache_of(settings: Settings, store: Store) -> RecordCache | None:
+    if settings.redis_url is None:
+        return None
+    try:
+        from holdfast.stores.redis import RedisRecords  # noqa: PLC0415 - adapters are optional
+    except ImportError as error:
+        raise ConfigurationError('Redis needs its driver: pip install "holdfast[redis]"') from error
+    return RedisRecords(settings.redis_url, environment=settings.environment, secret=store.secret)

@@ -1,0 +1,44 @@
+"""Which services there are: one line each. Imports no framework, so every command can read it."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast import Dialect
+
+__all__ = ["SERVICES", "Service", "rooms", "service_at"]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One service: where it is mounted, in which words it refuses, whose data it keeps apart.
+
+    Its package has ``api.py`` with ``router(holdfast, policies)`` and ``migrations/``.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    dialect: Dialect
+    # The claim of the token that names the tenant.
+    tenant_claim: str
+
+    @property
+    def package(self) -> str:
+        """Where its code is."""
+        return f"holdfast.services.{self.name}"
+
+
+SERVICES: Final = (Service("routes", ("/api/v1/routes",), Dialect.PROBLEM, "sub"),)
+
+
+def rooms() -> list[tuple[str, str]]:
+    """Return whose migrations a store of this server has to apply, for ``open_store``."""
+    return [(service.name, f"{service.package}.migrations") for service in SERVICES]
+
+
+def service_at(path: str) -> Service | None:
+    """Return the service that answers for a path, or None."""
+    for service in SERVICES:
+        for prefix in service.paths:
+            if path == prefix or path.startswith(prefix + "/"):
+                return service
+    return None

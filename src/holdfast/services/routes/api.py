@@ -1,0 +1,68 @@
+"""The HTTP face of routes: ``POST /api/v1/routes`` and a look at what became of it."""
+
+from uuid import uuid4
+
+from fastapi import APIRouter, Response
+
+from holdfast import Holdfast
+from holdfast.errors import NotFoundError
+from holdfast.server.starlette import Caller, Run, Tx
+from holdfast.services.documentation import errors
+from holdfast.services.routes.model import RouteAccepted, RouteSubmission, RouteView
+from holdfast.services.routes.repository import add_request, find_request
+from holdfast.services.settings import Policies
+from holdfast.services.sign_in import SignedIn
+
+__all__ = ["router"]
+
+
+def router(holdfast: Holdfast, policies: Policies) -> APIRouter:
+    """Build the routes service."""
+    api = APIRouter(prefix="/api/v1/routes", tags=["routes"])
+
+    @api.post(
+        "",
+        status_code=202,
+        summary="Ask for a route",
+        responses={
+            202: {
+                "description": "Accepted. A replay is the same answer with the same `request_id`.",
+                "headers": {
+                    "Location": {
+                        "description": "Where to look for the route.",
+                        "schema": {"type": "string"},
+                    }
+                },
+            },
+            **errors(),
+        },
+    )
+    @holdfast.guard("POST /api/v1/routes", policy=policies.routes)
+    async def submit(
+        submission: RouteSubmission, tx: Tx, caller: Caller, run: Run, response: Response
+    ) -> RouteAccepted:
+        request_id = str(uuid4())
+        await add_request(
+            tx,
+            tenant=caller.tenant,
+            request_id=request_id,
+            submission=submission,
+            now=holdfast.clock.now(),
+        )
+        run.describe(resource=f"route:{request_id}")
+        response.headers["location"] = f"/api/v1/routes/{request_id}"
+        return RouteAccepted(request_id=request_id)
+
+    @api.get(
+        "/{request_id}",
+        summary="See what became of it",
+        response_model_exclude_none=True,
+        responses=errors(401, 404, 503),
+    )
+    async def look(request_id: str, caller: SignedIn) -> RouteView:
+        found = await find_request(holdfast.store, tenant=caller.tenant, request_id=request_id)
+        if found is None:
+            raise NotFoundError("there is no such route request")
+        return found
+
+    return api

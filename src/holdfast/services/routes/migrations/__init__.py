@@ -1,0 +1,1 @@
+"""The schema of routes, numbered, one folder per database."""

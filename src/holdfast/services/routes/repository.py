@@ -1,0 +1,46 @@
+"""Route requests in the database. The same SQL on SQLite and PostgreSQL, always by tenant."""
+
+import json
+import re
+from datetime import datetime
+from typing import Final
+
+from holdfast import Transaction
+from holdfast.ports import Store
+from holdfast.services.routes.model import RouteSubmission, RouteView
+from holdfast.stores.queries import load_queries
+
+__all__ = ["add_request", "find_request"]
+
+# Ids are ours, so anything else need not be looked up; PostgreSQL would choke on some of it.
+_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+async def add_request(
+    tx: Transaction, *, tenant: str, request_id: str, submission: RouteSubmission, now: datetime
+) -> None:
+    """Queue a submission."""
+    await tx.execute(
+        load_queries("holdfast.services.routes")["add_request"],
+        {
+            "tenant": tenant,
+            "request_id": request_id,
+            "payload": json.dumps(submission.model_dump(mode="json"), separators=(",", ":")),
+            "now": now,
+        },
+    )
+
+
+async def find_request(store: Store, *, tenant: str, request_id: str) -> RouteView | None:
+    """Return one of the tenant's submissions, or None."""
+    if _ID.fullmatch(request_id) is None:
+        return None
+    rows = await store.read(
+        load_queries("holdfast.services.routes")["find_request"],
+        {"tenant": tenant, "request_id": request_id},
+    )
+    if not rows:
+        return None
+    row = dict(rows[0])
+    result = row.pop("result")
+    return RouteView(**row, route=None if result is None else json.loads(result))

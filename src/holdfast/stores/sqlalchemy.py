@@ -1,0 +1,558 @@
+"""Records through the SQLAlchemy engine an app already has: its session is the transaction."""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any, Final, NoReturn
+
+import msgspec
+from sqlalchemy import StaticPool, event
+from sqlalchemy import exc as sa_errors
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
+from sqlalchemy.util import await_only
+
+from holdfast.core.decision import HELD, Held
+from holdfast.core.fingerprint import lock_number
+from holdfast.core.record import AuditEvent, Record, RecordId, RequestMark
+from holdfast.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    StoreUnavailableError,
+    SupersededError,
+    UsageError,
+)
+from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.stores.migrations import Migration, check_known, load_migrations
+from holdfast.stores.postgres.params import positional
+from holdfast.stores.queries import load_queries
+from holdfast.stores.sqlite.store import from_text, is_outage, to_text, to_values
+
+__all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
+
+_log = logging.getLogger("holdfast.stores")
+
+_DRIVERS: Final = {("sqlite", "aiosqlite"): "sqlite", ("postgresql", "asyncpg"): "postgres"}
+_MIGRATION_LOCK: Final = 0x686F6C64  # the one PostgresStore takes: both may start on one database
+_ROLLBACK_SECONDS: Final = 5.0
+_SYNCHRONOUS_FULL: Final = 2
+
+_SUPERSEDED: Final = "another request with this key was committed first"
+# Ours, and what PostgreSQL says in its place where the app's engine is REPEATABLE READ.
+_SUPERSEDED_STATES: Final = frozenset({"HF002", "40001"})
+# Shut down, starting up, full, a standby; and a transaction that a failed statement has spoilt.
+_OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006", "25P02"})
+
+_encode_headers = msgspec.json.Encoder().encode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class SqlAlchemyStore:
+    """The store for an app that has its own SQLAlchemy 2 engine, on asyncpg or aiosqlite.
+
+    ::
+
+        engine = create_async_engine("postgresql+asyncpg://…")
+        sessions = async_sessionmaker(engine, expire_on_commit=False)
+        holdfast = Holdfast(SqlAlchemyStore(sessions))
+
+    A guarded handler gets an ``AsyncSession`` of that maker. It may add, flush, query, use
+    savepoints and even roll back; it must not commit, as the record commits with its rows, and
+    an attempt raises ``UsageError``. The engine stays the app's: nothing is changed on it and
+    ``close`` does not dispose of it.
+
+    On SQLite a session begins with ``BEGIN IMMEDIATE``, at its first statement. A deferred
+    transaction that reads first and writes later fails at once when another has written in
+    between, and the driver's own way of beginning lets a savepoint commit by itself. Writers of
+    this process line up before that statement, without a connection; those of other processes
+    wait as long as the engine's ``connect_args={"timeout": …}`` says (5 seconds by default).
+    """
+
+    def __init__(
+        self,
+        sessions: async_sessionmaker[AsyncSession],
+        *,
+        migrations: Sequence[Migration] = (),
+    ) -> None:
+        """Take the app's session maker; nothing is connected before ``open``."""
+        bind = sessions().get_bind()
+        self.name: str = bind.dialect.name
+        database = _DRIVERS.get((bind.dialect.name, bind.dialect.driver))
+        if database is None:
+            raise ConfigurationError(
+                f"{bind.dialect.name}+{bind.dialect.driver} is not supported: use "
+                "postgresql+asyncpg or sqlite+aiosqlite"
+            )
+        if isinstance(bind.engine.pool, StaticPool):
+            raise ConfigurationError(
+                "this engine shares one connection, and so one transaction, between all requests: "
+                "use a SQLite file"
+            )
+        self._sessions = sessions
+        self._sql = load_queries(f"holdfast.stores.{database}")
+        self._migrations = [
+            *load_migrations("core", f"holdfast.stores.{database}.migrations"),
+            *migrations,
+        ]
+        self._turn = asyncio.Lock()
+        self._endings: set[asyncio.Task[None]] = set()
+        self._is_open = False
+
+    @property
+    def is_sqlite(self) -> bool:
+        """True on SQLite, where the primary key alone judges and writers take turns."""
+        return self.name == "sqlite"
+
+    async def open(self) -> None:
+        """Bring the schema up to date, in one transaction of the app's own engine."""
+        if self._is_open:
+            return
+        self._is_open = True
+        try:
+            await self._migrate()
+        except BaseException:
+            self._is_open = False
+            raise
+        if self.is_sqlite and (await self._fetch("PRAGMA synchronous"))[0][0] < _SYNCHRONOUS_FULL:
+            _log.warning(
+                "SQLite runs with PRAGMA synchronous below FULL: a power cut may lose what was "
+                "acknowledged, and with it the memory that it happened"
+            )
+
+    async def close(self) -> None:
+        """Finish what is ending. The engine is the app's to dispose of."""
+        self._is_open = False
+        if self._endings:
+            await asyncio.wait(self._endings)
+
+    async def ping(self) -> None:
+        """Ask for one row."""
+        await self._fetch("SELECT 1")
+
+    async def find(self, record_id: RecordId, now: datetime) -> Record | None:
+        """Look a key up outside any transaction."""
+        rows = await self._fetch(self._sql["find_record"], (*record_id, self.instant(now)))
+        return _record(record_id, rows[0]) if rows else None
+
+    async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
+        """Take the key: on PostgreSQL by an advisory lock, on SQLite by being first to commit."""
+        if self.is_sqlite:
+            record = await self.find(record_id, now)
+            if record is not None:
+                return Found(record)
+            return Claimed(self._unit(record_id, self.instant(now)))
+        unit = self._unit(record_id, now)
+        try:
+            connection = await unit.transaction.connection()
+            # The lock and the look-up are two statements: in one, the snapshot would be older
+            # than the lock, and a record committed in between would be missed.
+            locked = await connection.exec_driver_sql(
+                "SELECT pg_try_advisory_xact_lock($1)", (lock_number(*record_id),)
+            )
+            is_held = not locked.scalar_one()
+            if not is_held:
+                await _refuse_autocommit(connection)
+                found = await connection.exec_driver_sql(
+                    self._sql["find_record"], (*record_id, now)
+                )
+                row = found.first()
+        except BaseException as error:
+            await unit.rollback()
+            _reraise(error)
+        if is_held:
+            await unit.rollback()
+            return HELD
+        if row is not None:
+            await unit.rollback()
+            return Found(_record(record_id, row))
+        return Claimed(unit)
+
+    async def begin(self) -> "SqlAlchemyUnit":
+        """Open a transaction without a key."""
+        unit = self._unit(None, None)
+        if not self.is_sqlite:
+            try:
+                await _refuse_autocommit(await unit.transaction.connection(), begin=True)
+            except BaseException as error:
+                await unit.rollback()
+                _reraise(error)
+        return unit
+
+    async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Query outside any guarded request."""
+        async with self._reading() as connection:
+            if self.is_sqlite:
+                result = await connection.exec_driver_sql(sql, to_values(params))
+            else:
+                text, values = positional(sql, params)
+                result = await connection.exec_driver_sql(text, tuple(values))
+            return [dict(row) for row in result.mappings()]
+
+    async def sweep(self, now: datetime, limit: int) -> int:
+        """Delete one small batch."""
+        unit = self._unit(None, None)
+        try:
+            connection = await unit.transaction.connection()
+            result = await connection.exec_driver_sql(
+                self._sql["sweep_records"], (self.instant(now), limit)
+            )
+            gone = int(result.rowcount)
+            await unit.commit(None, None)
+        except BaseException as error:
+            await unit.rollback()
+            if isinstance(error, CommitUnknownError):  # the next sweep will see
+                raise StoreUnavailableError(str(error)) from error
+            _reraise(error)
+        return gone
+
+    async def records(self, query: RecordQuery) -> Sequence[Record]:
+        """List records for operators."""
+        after = query.after or (None, None, None, None)
+        at = None if after[0] is None else self.instant(after[0])
+        values: Any = (query.tenant, query.endpoint, query.key, at, *after[1:], query.limit)
+        if self.is_sqlite:
+            names = ("tenant", "endpoint", "key")
+            names += ("after_at", "after_tenant", "after_endpoint", "after_key", "limit")
+            values = dict(zip(names, values, strict=True))
+        rows = await self._fetch(self._sql["list_records"], values)
+        return [_record(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+
+    async def secret(self) -> bytes:
+        """Return the database's own secret."""
+        return bytes((await self._fetch(self._sql["read_secret"]))[0][0])
+
+    # -- for the unit ---------------------------------------------------------------------
+
+    def instant(self, at: datetime) -> Any:
+        """Write an instant as this database keeps it."""
+        return to_text(at) if self.is_sqlite else at
+
+    async def take_turn(self) -> None:
+        """Wait for the one write turn this process has on a SQLite file."""
+        await self._turn.acquire()
+
+    def pass_turn_on(self) -> None:
+        """Let the next one write."""
+        self._turn.release()
+
+    def begin_immediate(self, connection: Any, record_id: RecordId | None, claimed_at: Any) -> bool:
+        """Begin on SQLite; returns whether another's record stands by now. In a greenlet."""
+        if connection.connection.driver_connection.in_transaction:
+            # The app's own "begin" listener was here; nothing was read or written yet.
+            connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        # SQLite rolls back by itself when the disk is full, and the driver would begin anew at
+        # the next INSERT. This mark is gone then, and the commit finds out.
+        connection.exec_driver_sql("SAVEPOINT holdfast")
+        if record_id is None:
+            return False
+        found = connection.exec_driver_sql(self._sql["find_record"], (*record_id, claimed_at))
+        return found.first() is not None
+
+    async def save(
+        self, connection: AsyncConnection, record: Record | None, audit: AuditEvent | None
+    ) -> None:
+        """Write record and audit event beside the business rows."""
+        if self.is_sqlite:
+            if record is not None:
+                values = (*_record_values(record), record.audit_id)
+                times = (to_text(record.created_at), to_text(record.expires_at))
+                saved = await connection.exec_driver_sql(
+                    self._sql["save_record"], (*values, *times)
+                )
+                if saved.rowcount == 0:
+                    raise SupersededError(_SUPERSEDED)
+            if audit is not None:
+                await self._save_audit(connection, audit)
+            await connection.exec_driver_sql("RELEASE holdfast")
+        elif record is not None:
+            about = (audit.id, audit.actor, audit.resource, audit.version) if audit else (None,) * 4
+            times = (record.created_at, record.expires_at)
+            values = (*_record_values(record), *times, *about)
+            try:
+                await connection.exec_driver_sql(self._sql["finish"], values)
+            except sa_errors.DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) in _SUPERSEDED_STATES:
+                    raise SupersededError(_SUPERSEDED) from error
+                raise
+        elif audit is not None:
+            await self._save_audit(connection, audit)
+        else:
+            # Without a statement of ours, COMMIT would end a spoilt transaction in silence.
+            await connection.exec_driver_sql("SELECT 1")
+
+    async def end(self, ending: Coroutine[Any, Any, None]) -> None:
+        """Run an ending to its end, even if whoever waits for it is cancelled."""
+        task = asyncio.ensure_future(ending)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        await asyncio.shield(task)
+
+    # -- inside ---------------------------------------------------------------------------
+
+    def _unit(self, record_id: RecordId | None, claimed_at: Any) -> "SqlAlchemyUnit":
+        if not self._is_open:
+            raise StoreUnavailableError("the store is not open")
+        return SqlAlchemyUnit(self, self._sessions(), record_id, claimed_at)
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        if not self._is_open:
+            raise StoreUnavailableError("the store is not open")
+        # Autocommit: one query needs no BEGIN and no ROLLBACK around it.
+        options: Any = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
+        session = self._sessions()
+        try:
+            yield await session.connection(execution_options=options)
+        except Exception as error:
+            _reraise(error)
+        finally:
+            await self.end(session.close())
+
+    async def _fetch(self, sql: str, params: Any = ()) -> Sequence[Any]:
+        async with self._reading() as connection:
+            return (await connection.exec_driver_sql(sql, params)).all()
+
+    async def _save_audit(self, connection: AsyncConnection, event: AuditEvent) -> None:
+        subject = (event.tenant, event.id, event.actor, event.endpoint, event.payload_hash)
+        outcome = (event.status, event.resource, event.version)
+        origin = (event.request_id, event.correlation_id, self.instant(event.created_at))
+        await connection.exec_driver_sql(
+            self._sql["save_audit_event"], (*subject, *outcome, *origin)
+        )
+
+    async def _migrate(self) -> None:
+        """Apply what is missing. The lock makes several starters take turns."""
+        unit = self._unit(None, None)
+        try:
+            await self._apply(await unit.transaction.connection())
+            await unit.commit(None, None)
+        except BaseException as error:
+            await unit.rollback()
+            if isinstance(error, CommitUnknownError):
+                raise StoreUnavailableError(str(error)) from error
+            _reraise(error)
+
+    async def _apply(self, connection: AsyncConnection) -> None:
+        run = connection.exec_driver_sql
+        instant = "TEXT" if self.is_sqlite else "timestamptz"
+        now = self.instant(datetime.now(UTC))
+        if not self.is_sqlite:
+            await run("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
+        await run(
+            "CREATE TABLE IF NOT EXISTS holdfast_migrations (room TEXT NOT NULL,"
+            f" number INTEGER NOT NULL, name TEXT NOT NULL, applied_at {instant} NOT NULL,"
+            " PRIMARY KEY (room, number))"
+        )
+        rows = await run("SELECT room, number FROM holdfast_migrations")
+        applied = {(row[0], row[1]) for row in rows}
+        check_known(applied, self._migrations)
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        marks = "?, ?, ?, ?" if self.is_sqlite else "$1, $2, $3, $4"
+        for migration in self._migrations:
+            if (migration.room, migration.number) in applied:
+                continue
+            if self.is_sqlite:
+                for statement in _statements(migration.sql):
+                    await run(statement)
+            else:
+                await driver.execute(migration.sql)  # many statements: past SQLAlchemy
+            await run(
+                "INSERT INTO holdfast_migrations (room, number, name, applied_at)"  # noqa: S608
+                f" VALUES ({marks})",
+                (migration.room, migration.number, migration.name, now),
+            )
+
+
+class SqlAlchemyUnit:
+    """One guarded request's session. Ends in exactly one commit or rollback, both ours."""
+
+    def __init__(
+        self,
+        store: SqlAlchemyStore,
+        session: AsyncSession,
+        record_id: RecordId | None,
+        claimed_at: Any,
+    ) -> None:
+        """Watch the session; on SQLite nothing is held before its first statement."""
+        self._store = store
+        self._record_id = record_id
+        self._claimed_at = claimed_at
+        self._has_turn = False
+        self._is_ours_to_end = False
+        self._rolled_back = False
+        self._closed_by_handler = False
+        self._ended = False
+        self.superseded = False
+        self.transaction = session
+        watched = session.sync_session
+        event.listen(watched, "before_commit", self._refuse_commit)
+        event.listen(watched, "after_rollback", self._note_rollback)
+        event.listen(watched, "after_transaction_end", self._note_end)
+        if store.is_sqlite:
+            # The turn is waited for without a connection: these two come before one is taken.
+            event.listen(watched, "do_orm_execute", self._take_turn)
+            event.listen(watched, "before_flush", self._take_turn)
+            event.listen(watched, "after_begin", self._begin)
+
+    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        """Flush the handler's rows, write record and audit event, and commit all of it."""
+        if self._ended:
+            raise StoreUnavailableError("the transaction has ended")
+        session = self.transaction
+        try:
+            if self._closed_by_handler:
+                raise UsageError(
+                    "the handler closed Holdfast's session, which undid what it wrote: "
+                    "use it without `async with` and without close()"
+                )
+            await session.flush()
+            await self._store.save(await session.connection(), record, audit)
+        except BaseException as error:
+            await self.rollback()
+            _reraise(error)
+        self._is_ours_to_end = True
+        try:
+            await session.commit()
+        except BaseException as error:
+            await self.rollback()
+            if isinstance(error, Exception) and _is_outage(error):
+                raise CommitUnknownError(f"the connection was lost in COMMIT: {error}") from error
+            raise
+        self._ended = True
+        await self._store.end(self._let_go())
+
+    async def rollback(self) -> None:
+        """Undo everything; cut off what cannot be undone."""
+        if not self._ended:
+            self._ended = self._is_ours_to_end = True
+            await self._store.end(self._undo())
+
+    async def _undo(self) -> None:
+        session = self.transaction
+        try:
+            async with asyncio.timeout(_ROLLBACK_SECONDS):
+                await session.rollback()
+        except Exception:  # noqa: BLE001 - dead or hanging: then it is cut off
+            with suppress(Exception):
+                await session.invalidate()
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        try:
+            with suppress(Exception):
+                await self.transaction.close()
+        finally:
+            if self._has_turn:
+                self._has_turn = False
+                self._store.pass_turn_on()
+
+    # -- what the session tells, each in SQLAlchemy's greenlet ------------------------------
+
+    def _take_turn(self, *_: Any) -> None:
+        if self._ended and not self._has_turn:
+            raise StoreUnavailableError("the transaction has ended")
+        if not self._has_turn:
+            await_only(self._store.take_turn())
+            self._has_turn = True
+
+    def _begin(self, _session: Any, transaction: Any, connection: Any) -> None:
+        if transaction.parent is not None:
+            return  # a savepoint; its transaction was here before it
+        self._take_turn()
+        try:
+            taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
+        except Exception as error:
+            _reraise(error)
+        if taken:
+            self.superseded = True
+            raise SupersededError(_SUPERSEDED)
+
+    def _refuse_commit(self, session: Any) -> None:
+        if not self._is_ours_to_end and session.get_nested_transaction() is None:
+            raise UsageError(
+                "a guarded handler must not commit: Holdfast commits its rows together with the "
+                "record. Use `await session.flush()` to have ids assigned"
+            )
+
+    def _note_rollback(self, _session: Any) -> None:
+        self._rolled_back = True
+
+    def _note_end(self, _session: Any, transaction: Any) -> None:
+        if transaction.parent is None and not self._is_ours_to_end:
+            self._closed_by_handler |= not self._rolled_back
+            self._rolled_back = False
+
+
+async def _refuse_autocommit(connection: AsyncConnection, *, begin: bool = False) -> None:
+    """Make sure that PostgreSQL is in a transaction: an autocommit engine would never begin one."""
+    if begin:
+        await connection.exec_driver_sql("SELECT 1")
+    driver: Any = (await connection.get_raw_connection()).driver_connection
+    if not driver.is_in_transaction():
+        raise ConfigurationError(
+            "this engine commits every statement by itself (AUTOCOMMIT), so nothing can commit "
+            "together: give Holdfast an engine with transactions"
+        )
+
+
+def _is_outage(error: BaseException) -> bool:
+    """Tell the database's troubles from the handler's."""
+    if isinstance(error, OSError | sa_errors.TimeoutError | sa_errors.PendingRollbackError):
+        return True
+    cause: BaseException | None = error
+    if isinstance(error, sa_errors.DBAPIError):
+        if error.connection_invalidated:
+            return True
+        cause = error.orig
+    if isinstance(cause, sqlite3.OperationalError):
+        return is_outage(cause) or "no such savepoint: holdfast" in str(cause)
+    state = str(getattr(cause, "sqlstate", None) or "")
+    return state.startswith("08") or state in _OUTAGE_STATES
+
+
+def _reraise(error: BaseException) -> NoReturn:
+    """Raise an error from before COMMIT: as the store's if it is the store's, else as it came."""
+    if isinstance(error, Exception) and _is_outage(error):
+        raise StoreUnavailableError(f"the database does not answer: {error}") from error
+    raise error
+
+
+def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
+    read: Callable[[Any], datetime] = from_text if isinstance(row[8], str) else _as_is
+    return Record(
+        id=record_id,
+        mark=RequestMark(row[0], row[1]),
+        status=row[2],
+        body=bytes(row[3]),
+        headers=_decode_headers(row[4]),
+        request_id=row[5],
+        correlation_id=row[6],
+        audit_id=row[7],
+        created_at=read(row[8]),
+        expires_at=read(row[9]),
+    )
+
+
+def _record_values(record: Record) -> tuple[Any, ...]:
+    headers = _encode_headers(record.headers).decode()
+    answer = (record.status, record.body, headers)
+    return (*record.id, *record.mark, *answer, record.request_id, record.correlation_id)
+
+
+def _as_is(value: Any) -> datetime:
+    at: datetime = value
+    return at
+
+
+def _statements(script: str) -> list[str]:
+    """Split a script; SQLite's driver takes one statement at a time inside a transaction."""
+    statements, pending = [], ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            statements.append(pending)
+            pending = ""
+    return [*statements, pending] if pending.strip() else statements

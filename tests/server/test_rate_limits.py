@@ -1,0 +1,194 @@
+"""Limits hold per tenant and endpoint, in one process and across several."""
+
+import asyncio
+import socket
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from holdfast.errors import ConfigurationError
+from holdfast.server import rate_limits
+from holdfast.server.rate_limits import LimitsRateLimiter, check_limit
+
+
+class HeldClock:
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.seconds, UTC)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> HeldClock:
+    return HeldClock()
+
+
+@pytest.fixture
+def limiter(clock: HeldClock) -> LimitsRateLimiter:
+    return LimitsRateLimiter(clock=clock)
+
+
+async def test_the_fifty_first_request_of_a_minute_waits_for_the_first_to_leave(limiter, clock):
+    for _ in range(50):
+        assert await limiter.seconds_to_wait("50/minute", "ana", "step.ingest") is None
+        clock.seconds += 0.5
+    assert await limiter.seconds_to_wait("50/minute", "ana", "step.ingest") == 35.0
+    clock.seconds += 34.75
+    assert await limiter.seconds_to_wait("50/minute", "ana", "step.ingest") == 0.25
+    clock.seconds += 0.25
+    assert await limiter.seconds_to_wait("50/minute", "ana", "step.ingest") is None
+    assert await limiter.seconds_to_wait("50/minute", "ana", "step.ingest") == 0.5
+
+
+async def test_the_window_moves_so_no_minute_has_more_than_its_share(limiter, clock):
+    passed: list[float] = []
+    for _ in range(2000):
+        if await limiter.seconds_to_wait("5/minute", "ana", "e") is None:
+            passed.append(clock.seconds)
+        clock.seconds += 0.7
+    assert len(passed) > 100
+    for first, sixth in zip(passed, passed[5:], strict=False):
+        assert sixth - first >= 60
+
+
+async def test_a_refused_request_does_not_count(limiter, clock):
+    assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
+    for _ in range(59):
+        clock.seconds += 1
+        assert await limiter.seconds_to_wait("1/minute", "ana", "e") is not None
+    clock.seconds += 1
+    assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
+
+
+async def test_tenants_and_endpoints_are_counted_apart(limiter):
+    pairs = [("a/b", "c"), ("a", "b/c"), ("a", "c"), ("b", "c"), ("", "a/b/c"), ("1:a", "c")]
+    for tenant, endpoint in pairs:
+        assert await limiter.seconds_to_wait("1/hour", tenant, endpoint) is None
+    for tenant, endpoint in pairs:
+        assert await limiter.seconds_to_wait("1/hour", tenant, endpoint) is not None
+
+
+async def test_of_two_limits_the_longer_wait_counts(limiter, clock):
+    limit = "2/second; 3/minute"
+    for _ in range(2):
+        assert await limiter.seconds_to_wait(limit, "ana", "e") is None
+    assert await limiter.seconds_to_wait(limit, "ana", "e") == 1.0
+    clock.seconds += 1
+    assert await limiter.seconds_to_wait(limit, "ana", "e") == 59.0
+
+
+async def test_windows_of_tenants_who_left_are_dropped(limiter, clock):
+    for number in range(5000):
+        await limiter.seconds_to_wait("1/minute", f"tenant {number}", "e")
+        clock.seconds += 1
+    # A minute's worth of them is alive; between two sweeps there are 1024 more at most.
+    assert len(limiter._windows._windows) <= 1024 + 60
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "50", "fifty/minute", "50/fortnight", "0/minute", "-1/minute", "50/minute;", "x" * 99],
+)
+async def test_a_limit_that_is_none_is_refused(text, limiter):
+    with pytest.raises(ConfigurationError, match=r"is not a rate limit; write for example 50/min"):
+        check_limit(text)
+    with pytest.raises(ConfigurationError):
+        await limiter.seconds_to_wait(text, "ana", "e")
+
+
+@pytest.mark.parametrize("text", ["50/minute", "50 per minute", "5/2 hours", "1/second;9/day"])
+def test_limits_are_written_as_people_write_them(text):
+    check_limit(text)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "nonsense", "async+nonsense://x", "mysql://user:hunter2@host", "async+memcachedx://"],
+)
+def test_a_place_that_cannot_count_is_refused_without_telling_its_password(url):
+    with pytest.raises(ConfigurationError, match="cannot be counted in") as caught:
+        LimitsRateLimiter(url)
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_counting_in_memory_takes_next_to_no_time():
+    limiter = LimitsRateLimiter()
+    for number in range(10_000):
+        await limiter.seconds_to_wait("50/minute", f"tenant {number}", "e")
+    started = time.perf_counter()
+    for _ in range(2000):
+        await limiter.seconds_to_wait("50/minute", "ana", "e")
+    assert (time.perf_counter() - started) / 2000 < 50e-6  # a few µs; slow machines exist
+
+
+# -- in Redis ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["", "async+"])
+async def test_two_processes_share_a_limit_in_redis(redis_url, prefix):
+    one, two = LimitsRateLimiter(prefix + redis_url), LimitsRateLimiter(prefix + redis_url)
+    try:
+        for limiter in (one, two, one):
+            assert await limiter.seconds_to_wait("3/minute", "ana", "e") is None
+        for limiter in (one, two):
+            wait = await limiter.seconds_to_wait("3/minute", "ana", "e")
+            assert wait is not None
+            assert 50 < wait <= 60
+            assert await limiter.seconds_to_wait("3/minute", "bo", "e") is None
+    finally:
+        await one.close()
+        await two.close()
+
+
+async def test_a_flood_passes_exactly_the_limit_in_redis(redis_url):
+    limiter = LimitsRateLimiter(redis_url)
+    try:
+        waits = await asyncio.gather(
+            *(limiter.seconds_to_wait("20/minute", "ana", "e") for _ in range(60))
+        )
+        assert waits.count(None) == 20
+    finally:
+        await limiter.close()
+
+
+async def test_while_redis_is_away_requests_pass_and_soon_it_counts_again(
+    redis_server, redis_url, caplog, clock
+):
+    limiter = LimitsRateLimiter(redis_url, clock=clock)
+    try:
+        assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
+        assert await limiter.seconds_to_wait("1/minute", "ana", "e") is not None
+        redis_server.kill()
+        started = time.monotonic()
+        for _ in range(20):
+            assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
+        assert time.monotonic() - started < 2
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "requests pass uncounted" in caplog.text
+        redis_server.start()
+        clock.seconds += 5
+        assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
+        assert await limiter.seconds_to_wait("1/minute", "ana", "e") is not None
+    finally:
+        redis_server.start()
+        await limiter.close()
+
+
+async def test_a_redis_that_does_not_answer_costs_one_short_wait(monkeypatch):
+    monkeypatch.setattr(rate_limits, "_TIMEOUT_SECONDS", 0.05)
+    silent = socket.create_server(("127.0.0.1", 0))  # takes connections and never reads them
+    port = silent.getsockname()[1]
+    limiter = LimitsRateLimiter(f"async+redis://127.0.0.1:{port}")
+    try:
+        started = time.monotonic()
+        for _ in range(20):
+            assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
+        assert time.monotonic() - started < 1
+    finally:
+        await limiter.close()
+        silent.close()

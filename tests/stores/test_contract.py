@@ -1,0 +1,57 @@
+"""The store contract, on every adapter."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+from holdfast.ports import Store, UnitOfWork
+from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from holdfast.stores.sqlite import SqliteStore
+from holdfast.testing.store_contract import StoreContract
+
+
+class TestSqliteStore(StoreContract):
+    @pytest.fixture
+    def new_store(self, tmp_path: Path) -> Callable[[], Store]:
+        return lambda: SqliteStore(tmp_path / "contract.db")
+
+
+class TestPostgresStore(StoreContract):
+    @pytest.fixture
+    def new_store(self, postgres_url: str) -> Callable[[], Store]:
+        return lambda: PostgresStore(postgres_url)
+
+
+class OnSqlAlchemy(StoreContract):
+    @pytest.fixture
+    async def new_store(self, url: str) -> AsyncIterator[Callable[[], Store]]:  # type: ignore[override]
+        engines = []
+
+        def new() -> Store:
+            engines.append(create_async_engine(url))
+            return SqlAlchemyStore(async_sessionmaker(engines[-1]))
+
+        yield new
+        for engine in engines:
+            await engine.dispose()
+
+    async def execute(
+        self, unit: UnitOfWork, sql: str, params: Mapping[str, str] | None = None
+    ) -> None:
+        await unit.transaction.execute(text(sql.replace(":00", r"\:00")), params)
+
+
+class TestSqlAlchemyStoreOnSqlite(OnSqlAlchemy):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite+aiosqlite:///{tmp_path / 'contract.db'}"
+
+
+class TestSqlAlchemyStoreOnPostgres(OnSqlAlchemy):
+    @pytest.fixture
+    def url(self, postgres_url: str) -> str:
+        return postgres_url.replace("postgresql://", "postgresql+asyncpg://")
