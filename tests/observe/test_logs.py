@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.observe.logs import HumanFormatter, JsonFormatter, configure_logging, is_secret
+from holdfast.observe.logs import (
+    HumanFormatter,
+    JsonFormatter,
+    _StderrHandler,
+    configure_logging,
+    is_secret,
+)
 
 log = logging.getLogger("holdfast.test")
 
@@ -25,9 +31,10 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    level = root.level
     yield
-    root.handlers[:] = handlers
+    # Only ours: pytest puts its own on and takes them off for each phase of a test.
+    root.handlers[:] = [one for one in root.handlers if not isinstance(one, _StderrHandler)]
     root.setLevel(level)
 
 
@@ -151,6 +158,7 @@ class Shy:
     ids=lambda value: type(value).__name__,
 )
 def test_an_odd_field_does_not_lose_the_event(stderr, as_json, odd):
+    logging.getLogger().handlers.clear()  # pytest's own cannot report half a surrogate pair
     configure_logging(json=as_json)
     log.warning("odd %s", "\udcff", extra={"odd": odd, "even": 2})
     assert "--- Logging error ---" not in stderr.getvalue()
@@ -218,6 +226,7 @@ def test_the_handlers_of_others_stay(stderr):
     configure_logging()
     configure_logging()
     assert theirs in root.handlers
+    root.removeHandler(theirs)
 
 
 def test_uvicorn_speaks_through_the_same_lines(stderr):

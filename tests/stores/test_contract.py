@@ -22,8 +22,8 @@ class TestSqliteStore(StoreContract):
 
 class TestPostgresStore(StoreContract):
     @pytest.fixture
-    def new_store(self, postgres_url: str) -> Callable[[], Store]:
-        return lambda: PostgresStore(postgres_url)
+    def new_store(self, clean_postgres_url: str) -> Callable[[], Store]:
+        return lambda: PostgresStore(clean_postgres_url)
 
 
 class OnSqlAlchemy(StoreContract):
@@ -32,7 +32,7 @@ class OnSqlAlchemy(StoreContract):
         engines = []
 
         def new() -> Store:
-            engines.append(create_async_engine(url))
+            engines.append(create_async_engine(url, pool_size=16))
             return SqlAlchemyStore(async_sessionmaker(engines[-1]))
 
         yield new
@@ -53,5 +53,5 @@ class TestSqlAlchemyStoreOnSqlite(OnSqlAlchemy):
 
 class TestSqlAlchemyStoreOnPostgres(OnSqlAlchemy):
     @pytest.fixture
-    def url(self, postgres_url: str) -> str:
-        return postgres_url.replace("postgresql://", "postgresql+asyncpg://")
+    def url(self, clean_postgres_url: str) -> str:
+        return clean_postgres_url.replace("postgresql://", "postgresql+asyncpg://")

@@ -45,7 +45,8 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan")
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        # A key is there to be copied: it is the last to be broken over two lines.
+        table.add_column(heading, overflow="fold", no_wrap=heading == "key")
     for row in rows:
         table.add_row(*(Text(shown(cell)) for cell in row))
     Console().print(table)

@@ -16,11 +16,12 @@ import uvicorn
 from holdfast.cli.output import Failure, warn, without_password
 from holdfast.errors import HoldfastError
 from holdfast.observe.logs import configure_logging
+from holdfast.services.app import create_app, store_of
 from holdfast.services.dev_secrets import development_secret
-from holdfast.services.settings import load_settings, strange_variables
+from holdfast.services.settings import Settings, load_settings, strange_variables
 
 if TYPE_CHECKING:
-    from holdfast.services.settings import Settings
+    from fastapi import FastAPI
 
 __all__ = ["log_as_set", "run_server", "serve_here"]
 
@@ -62,8 +63,9 @@ def run_server(
             print(line, flush=True)
 
         log_as_set(settings)
+        app = create_app(settings)  # for several workers too: what is wrong is told once
         if workers == 1:
-            serve_here(settings, listener, say_ready)
+            serve_here(app, settings, listener, say_ready)
             return 0
         from holdfast.cli.supervisor import Supervisor
 
@@ -71,17 +73,16 @@ def run_server(
 
 
 def serve_here(
-    settings: "Settings",
+    app: "FastAPI",
+    settings: Settings,
     listener: socket.socket,
     ready: Callable[[], None],
     *,
     started: Callable[[uvicorn.Server], None] = lambda _server: None,
 ) -> None:
     """Serve in this process until SIGTERM or Ctrl-C."""
-    from holdfast.services.app import create_app
-
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         lifespan="on",
         log_config=None,
         log_level="warning",
@@ -97,7 +98,7 @@ def serve_here(
         raise Failure("the server could not start; the log says why") from None
 
 
-def log_as_set(settings: "Settings") -> None:
+def log_as_set(settings: Settings) -> None:
     """Send logs where the settings want them: JSON unless a person is watching."""
     as_json = settings.log_json
     configure_logging(
@@ -131,7 +132,7 @@ def _leave(_number: int, _frame: Any) -> NoReturn:
     raise SystemExit(0)
 
 
-def _bind(host: str, port: int, settings: "Settings") -> socket.socket:
+def _bind(host: str, port: int, settings: Settings) -> socket.socket:
     """Take the port before anything else; who is refused it has changed nothing."""
     try:
         found = socket.getaddrinfo(
@@ -161,10 +162,8 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _check_store(settings: "Settings") -> None:
+async def _check_store(settings: Settings) -> None:
     """Open the database once, migrations included, so that trouble is told in one line."""
-    from holdfast.services.app import store_of
-
     store = store_of(settings)
     try:
         await store.open()

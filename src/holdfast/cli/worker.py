@@ -10,6 +10,7 @@ import uvicorn
 
 from holdfast.cli.main import tell_errors
 from holdfast.cli.serving import log_as_set, serve_here
+from holdfast.services.app import create_app
 from holdfast.services.settings import load_settings
 
 __all__: list[str] = []
@@ -34,7 +35,7 @@ def _run() -> int:
 
         Thread(target=watch, name="holdfast-parent", daemon=True).start()
 
-    serve_here(settings, listener, say_ready, started=end_with_parent)
+    serve_here(create_app(settings), settings, listener, say_ready, started=end_with_parent)
     return 0
 
 

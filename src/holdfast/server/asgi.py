@@ -202,7 +202,11 @@ class GuardMiddleware:
         await _send(send, record.reply(), head, marks)
 
     async def _refuse(
-        self, error: RequestError | StoreUnavailableError, match: Match, head: RequestHead, send: Send
+        self,
+        error: RequestError | StoreUnavailableError,
+        match: Match,
+        head: RequestHead,
+        send: Send,
     ) -> None:
         if isinstance(error, StoreUnavailableError):
             self._watch.outcome(match.endpoint, "unavailable")

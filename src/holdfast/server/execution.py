@@ -224,7 +224,9 @@ class Execution:
         """
         intake, call = self._intake, self.call
         if pending is None:
-            raise StoreUnavailableError("the connection was lost while committing; look before retrying")
+            raise StoreUnavailableError(
+                "the connection was lost while committing; look before retrying"
+            )
         deadline = intake.deadline(call)
         try:
             claim = await intake.take(call, pending.id, intake.clock.now(), deadline)

@@ -69,7 +69,9 @@ class Holdfast:
             breaker=breaker,
             faults=faults,
         )
-        self._sweeper = Sweeper(self.store, self.clock, self.watcher, every_seconds=sweep_every_seconds)
+        self._sweeper = Sweeper(
+            self.store, self.clock, self.watcher, every_seconds=sweep_every_seconds
+        )
         self._guarded: list[Callable[..., Any]] = []
         self._explicit: list[GuardedRoute] = []
         self._routes_of_app: Callable[[], Sequence[GuardedRoute]] = tuple

@@ -108,6 +108,9 @@ def _compile(path: str) -> re.Pattern[str]:
         name, converter = param.group(1), param.group(2) or "str"
         if converter not in _CONVERTERS:
             raise ConfigurationError(f"{path}: path converter {converter!r} is not known")
-        parts += [re.escape(path[position : param.start()]), f"(?P<{name}>{_CONVERTERS[converter]})"]
+        parts += [
+            re.escape(path[position : param.start()]),
+            f"(?P<{name}>{_CONVERTERS[converter]})",
+        ]
         position = param.end()
     return re.compile("".join(parts) + re.escape(path[position:]))

@@ -20,7 +20,7 @@ BEARER = HTTPBearer(auto_error=False, bearerFormat="JWT", description="From `hol
 async def signed_in(request: Request) -> Principal:
     """Sign the caller in, or raise ``NotAuthenticatedError``."""
     holdfast: Holdfast = request.app.state.holdfast
-    head: "RequestHead" = request.scope["holdfast.head"]
+    head: RequestHead = request.scope["holdfast.head"]
     found = holdfast.identify(head)
     return await found if inspect.isawaitable(found) else found
 

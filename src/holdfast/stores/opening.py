@@ -23,7 +23,9 @@ def open_store(url: str, *, rooms: Sequence[tuple[str, str]] = (), **options: An
 
         path = url.removeprefix("sqlite:///")
         if path == url or not path:
-            raise ConfigurationError("write a SQLite URL as sqlite:///file.db or sqlite:////full/path")
+            raise ConfigurationError(
+                "write a SQLite URL as sqlite:///file.db or sqlite:////full/path"
+            )
         return SqliteStore(path, migrations=migrations_for("sqlite", rooms), **options)
     if scheme in ("postgresql", "postgres"):
         try:

@@ -20,6 +20,7 @@ from holdfast.core.record import AuditEvent, Record, RecordId, RequestMark
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
+    NoTransactionError,
     StoreUnavailableError,
     SupersededError,
     UsageError,
@@ -28,7 +29,13 @@ from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import Migration, check_known, load_migrations
 from holdfast.stores.postgres.params import positional
 from holdfast.stores.queries import load_queries
-from holdfast.stores.sqlite.store import from_text, is_outage, to_text, to_values
+from holdfast.stores.sqlite.rows import (
+    from_text,
+    is_outage,
+    record_values,
+    to_text,
+    to_values,
+)
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
 
@@ -109,6 +116,7 @@ class SqlAlchemyStore:
         """Bring the schema up to date, in one transaction of the app's own engine."""
         if self._is_open:
             return
+        self._turn = asyncio.Lock()  # anew: a lock stays with the event loop it was used in
         self._is_open = True
         try:
             await self._migrate()
@@ -400,7 +408,7 @@ class SqlAlchemyUnit:
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Flush the handler's rows, write record and audit event, and commit all of it."""
         if self._ended:
-            raise StoreUnavailableError("the transaction has ended")
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         session = self.transaction
         try:
             if self._closed_by_handler:
@@ -453,7 +461,7 @@ class SqlAlchemyUnit:
 
     def _take_turn(self, *_: Any) -> None:
         if self._ended and not self._has_turn:
-            raise StoreUnavailableError("the transaction has ended")
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         if not self._has_turn:
             await_only(self._store.take_turn())
             self._has_turn = True
@@ -527,7 +535,8 @@ def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
         mark=RequestMark(row[0], row[1]),
         status=row[2],
         body=bytes(row[3]),
-        headers=_decode_headers(row[4]),
+        # SQLAlchemy 2.1 reads jsonb by itself, 2.0 leaves it as text.
+        headers=row[4] if isinstance(row[4], dict) else _decode_headers(row[4]),
         request_id=row[5],
         correlation_id=row[6],
         audit_id=row[7],

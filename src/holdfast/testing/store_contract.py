@@ -15,16 +15,21 @@ the same, new database, as another process would have. Adapters whose transactio
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from holdfast.core.decision import Held
 from holdfast.core.record import AuditEvent, Record, RecordId, RequestMark
-from holdfast.errors import ConfigurationError, StoreUnavailableError, SupersededError
+from holdfast.errors import (
+    ConfigurationError,
+    HoldfastError,
+    StoreUnavailableError,
+    SupersededError,
+)
 from holdfast.ports import Claimed, Found, RecordQuery, Store, UnitOfWork
 
 __all__ = ["NOW", "StoreContract", "a_record", "an_audit_event"]
@@ -465,6 +470,30 @@ class StoreContract:
         await store.close()
         await store.close()
 
+    async def test_a_closed_store_can_be_opened_again(self, store: Store) -> None:
+        """An app may start and stop more than once in a process."""
+        record = a_record()
+        await commit(store, record)
+        await store.close()
+        await store.open()
+        assert await store.find(record.id, NOW) == record
+        await commit(store, a_record("another"))
+
+    async def test_closing_waits_for_what_is_running(self, store: Store) -> None:
+        """Or cuts it off; either way soon, and never half of it."""
+        record = a_record()
+        unit = await claimed(store, record.id)
+        await self.write_business_row(unit, "row")
+        closing = asyncio.ensure_future(store.close())
+        await asyncio.sleep(0.05)
+        with suppress(HoldfastError):
+            await asyncio.wait_for(unit.commit(record, None), 5)
+        await unit.rollback()
+        await asyncio.wait_for(closing, 5)
+        await store.open()
+        kept = await store.find(record.id, NOW)
+        assert await self.count_business_rows(store, "row") == (0 if kept is None else 1)
+
     async def test_a_closed_store_says_so_at_once(
         self, new_store: Callable[[], Store], store: Store
     ) -> None:
@@ -558,6 +587,33 @@ class StoreContract:
             await claim.unit.rollback()
             return None
         return lane
+
+    async def test_who_is_cancelled_while_committing_harms_nobody_else(self, store: Store) -> None:
+        """A client hangs up at any instant: its own is all or nothing, the others' is all."""
+
+        async def one(key: str) -> None:
+            record = a_record(key, audit_id=key)
+            unit = await claimed(store, record.id)
+            try:
+                await self.write_business_row(unit, key)
+                await unit.commit(record, an_audit_event(record))
+            finally:
+                await unit.rollback()
+
+        for number in range(_ROUNDS // 5):
+            keys = [f"{number}-{lane}" for lane in range(_RACERS)]
+            tasks = [asyncio.create_task(one(key)) for key in keys]
+            for turn in range(_RACERS // 3):  # every third, one after the other
+                await asyncio.sleep(0.0005 * (number + 1))
+                tasks[turn * 3].cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            for lane, (key, end) in enumerate(zip(keys, ends, strict=True)):
+                rows = await self.count_business_rows(store, key)
+                kept = await store.find(a_record(key).id, NOW)
+                assert rows == (0 if kept is None else 1)
+                if lane % 3:
+                    assert end is None, end
+                    assert rows == 1
 
     async def test_requests_with_other_keys_all_go_through(self, store: Store) -> None:
         """Whoever has to wait for a turn or a connection waits, and does not fail."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import asyncpg
 import msgspec
@@ -37,6 +37,9 @@ _FIND: Final = _SQL["find_record"]
 _HELD_STATE: Final = "HF001"
 _SUPERSEDED_STATE: Final = "HF002"
 _MIGRATION_LOCK: Final = 0x686F6C64  # "hold"
+
+# COMMIT undoes such a transaction; to answer as if it had been kept would be a lie.
+_SPOILT: Final = "a statement failed, the handler went on, and PostgreSQL rolled everything back"
 
 # Above this a body is sent as a parameter, in a round trip of its own, not as twice its size in hex.
 _INLINE_BODY_BYTES: Final = 16 * 1024
@@ -122,12 +125,14 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Wait for what is running, then disconnect."""
-        pool, self._pool = self._pool, None
+        pool = self._pool
         if pool is not None:
             try:
                 await asyncio.wait_for(pool.close(), timeout=10)
             except (TimeoutError, *OUTAGES):
                 pool.terminate()
+            finally:
+                self._pool = None  # not before: what is running still has to give back
 
     async def ping(self) -> None:
         """Ask for one row."""
@@ -193,7 +198,7 @@ class PostgresStore:
             text, values = positional(sql, params)
             return [dict(row) for row in await connection.fetch(text, *values)]
         except OUTAGES as error:
-            raise _unavailable(error) from error
+            _raise_told(error)
         finally:
             await self._release(connection)
 
@@ -307,7 +312,7 @@ class PostgresTransaction:
         try:
             return rows_of(await self.connection.execute(text, *values))
         except OUTAGES as error:
-            raise _unavailable(error) from error
+            _raise_told(error)
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
@@ -315,7 +320,7 @@ class PostgresTransaction:
         try:
             return [dict(row) for row in await self.connection.fetch(text, *values)]
         except OUTAGES as error:
-            raise _unavailable(error) from error
+            _raise_told(error)
 
     async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
         """Return the first row of a query, or None."""
@@ -323,7 +328,7 @@ class PostgresTransaction:
         try:
             row = await self.connection.fetchrow(text, *values)
         except OUTAGES as error:
-            raise _unavailable(error) from error
+            _raise_told(error)
         return None if row is None else dict(row)
 
 
@@ -358,6 +363,8 @@ class PostgresUnit:
                 raise SupersededError("another request with this key was committed first") from None
             if isinstance(error, OUTAGES):
                 raise CommitUnknownError(str(error)) from error
+            if isinstance(error, asyncpg.InFailedSQLTransactionError):
+                raise StoreUnavailableError(_SPOILT) from error
             raise
         except OUTAGES as error:
             await self._fail()
@@ -369,8 +376,7 @@ class PostgresUnit:
         self.transaction.connection = _ENDED
         await self._store._release(connection)  # noqa: SLF001 - one room
         if tag == "ROLLBACK":
-            # A statement failed, the handler swallowed the error, and COMMIT undid everything.
-            raise StoreUnavailableError("PostgreSQL rolled the transaction back")
+            raise StoreUnavailableError(_SPOILT)
 
     async def rollback(self) -> None:
         """Undo everything."""
@@ -459,6 +465,18 @@ def _record(record_id: RecordId, row: Any) -> Record:
 def _unavailable(error: BaseException) -> StoreUnavailableError:
     reason = str(error) or type(error).__name__
     return StoreUnavailableError(f"PostgreSQL does not answer: {reason}")
+
+
+def _raise_told(error: BaseException) -> NoReturn:
+    """Raise an outage as such; what the statement's author got wrong is raised as it came.
+
+    asyncpg says ``InterfaceError`` for both: to a value of the wrong type, or to two statements
+    at once on one connection, "try again" would be the wrong answer, for ever.
+    """
+    is_mistake = isinstance(error, ValueError) or "another operation is in progress" in str(error)
+    if is_mistake and isinstance(error, asyncpg.InterfaceError):
+        raise error
+    raise _unavailable(error) from error
 
 
 async def _nothing_to_reset(_connection: Any) -> None:

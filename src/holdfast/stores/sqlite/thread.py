@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from holdfast.errors import StoreUnavailableError
+
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
@@ -28,6 +30,7 @@ class ConnectionThread:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: asyncio.Future[object] | None = None
+        self._is_stopped = False
 
     async def start(self) -> None:
         """Open the connection; raises what opening it raised."""
@@ -38,13 +41,15 @@ class ConnectionThread:
 
     async def run(self, work: Work[T]) -> T:
         """Run a function on the thread. Cancelling the caller does not cancel the work."""
-        assert self._loop is not None  # noqa: S101 - start() comes first
+        if self._loop is None or self._is_stopped:  # nobody would ever take it up
+            raise StoreUnavailableError("the store is not open")
         future: asyncio.Future[object] = self._loop.create_future()
         self._jobs.put((work, future))
         return await future  # type: ignore[return-value]
 
     async def stop(self) -> None:
         """Finish what was handed over, close the connection, end the thread."""
+        self._is_stopped = True
         if self._thread.is_alive():
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join)

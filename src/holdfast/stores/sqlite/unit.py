@@ -1,0 +1,146 @@
+"""One guarded request's transaction on SQLite: begins at the first statement, ends once."""
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Final
+
+from holdfast.core.record import AuditEvent, Record, RecordId
+from holdfast.errors import NoTransactionError, StoreUnavailableError, SupersededError, UsageError
+from holdfast.ports import Params, Row
+from holdfast.stores.queries import load_queries
+from holdfast.stores.sqlite.rows import (
+    audit_values,
+    exists,
+    is_outage,
+    record_values,
+    rows_of,
+    to_values,
+)
+from holdfast.stores.sqlite.writer import Writer
+
+__all__ = ["SqliteTransaction", "SqliteUnit"]
+
+_SQL: Final = load_queries("holdfast.stores.sqlite")
+_SAVE: Final = _SQL["save_record"]
+_AUDIT: Final = _SQL["save_audit_event"]
+# The transaction is shared (see ``writer``): ending it is not the handler's to do.
+_ENDS_TRANSACTION: Final = re.compile(
+    r"(?:\s|;|--[^\n]*\n|/\*.*?\*/)*(?:BEGIN|COMMIT|END|ROLLBACK(?!.*\bTO\b))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class SqliteTransaction:
+    """What a handler writes in on SQLite."""
+
+    def __init__(self, unit: "SqliteUnit") -> None:
+        """Belong to a unit, which knows when to begin."""
+        self._unit = unit
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+        _refuse_ending(sql)
+        values = to_values(params)
+        changed: int = await self._unit.run(lambda db: db.execute(sql, values).rowcount)
+        return max(changed, 0)
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+        _refuse_ending(sql)
+        values = to_values(params)
+        rows: list[Row] = await self._unit.run(lambda db: rows_of(db.execute(sql, values)))
+        return rows
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        rows = await self.fetch_all(sql, params)
+        return rows[0] if rows else None
+
+
+class SqliteUnit:
+    """Takes the write turn late and gives it back on every way out."""
+
+    def __init__(self, writer: Writer, record_id: RecordId | None, claimed_at: str) -> None:
+        """Hold nothing yet."""
+        self._writer = writer
+        self._record_id = record_id
+        self._claimed_at = claimed_at
+        self._has_turn = False
+        self._ended = False
+        self.superseded = False
+        self.transaction = SqliteTransaction(self)
+
+    async def run(self, work: Any) -> Any:
+        """Run one piece of work inside the transaction, beginning it if need be."""
+        if self._ended:
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+        if self.superseded:
+            raise SupersededError("another request with this key was committed first")
+        try:
+            if self._has_turn:
+                return await self._writer.run(work)
+            return await self._begin(work)
+        except sqlite3.OperationalError as error:
+            if is_outage(error):
+                raise StoreUnavailableError(f"SQLite: {error}") from error
+            raise
+
+    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        """Write record and audit event and commit, in one hop."""
+
+        def finish(db: sqlite3.Connection) -> None:
+            if record is not None and db.execute(_SAVE, record_values(record)).rowcount == 0:
+                self.superseded = True
+                raise SupersededError("another request with this key was committed first")
+            if audit is not None:
+                db.execute(_AUDIT, audit_values(audit))
+
+        try:
+            if self._ended:
+                raise NoTransactionError(
+                    "the transaction has ended: it was committed or rolled back"
+                )
+            if not self._has_turn:
+                await self._begin(_nothing)
+        except sqlite3.Error as error:
+            await self.rollback()
+            raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
+        except BaseException:
+            await self.rollback()
+            raise
+        # From here on the writer ends it, even if we are cancelled: a rollback of ours would
+        # come after the turn was passed on, and hit somebody else.
+        self._ended = True
+        try:
+            await self._writer.commit(finish)
+        except sqlite3.Error as error:
+            raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
+
+    async def rollback(self) -> None:
+        """Undo everything and pass the turn on."""
+        if not self._ended:
+            self._ended = True
+            if self._has_turn:
+                await self._writer.rollback()
+
+    async def _begin(self, work: Any) -> Any:
+        def check_and_work(db: sqlite3.Connection) -> Any:
+            # The one look-up that counts: nobody can write between it and our commit.
+            if self._record_id is not None and exists(db, self._record_id, self._claimed_at):
+                self.superseded = True
+                raise SupersededError("another request with this key was committed first")
+            return work(db)
+
+        await self._writer.take_turn()
+        self._has_turn = True
+        return await self._writer.begin(check_and_work)
+
+
+def _refuse_ending(sql: str) -> None:
+    if _ENDS_TRANSACTION.match(sql):
+        raise UsageError("the transaction is Holdfast's: it commits with the answer")
+
+
+def _nothing(_db: sqlite3.Connection) -> None:
+    return

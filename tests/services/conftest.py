@@ -1,0 +1,70 @@
+"""The whole server in this process, on both databases, with a clock that tests can hold."""
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.server.jwt_auth import mint_token
+from holdfast.services.app import create_app
+from holdfast.services.settings import load_settings
+
+SECRET = "a secret for tests, long enough for HS256"
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("HOLDFAST_") or name == "ROUTES_IDEMPOTENCY_TTL_HOURS":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/services.db"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/services.db"
+
+
+@pytest.fixture
+def serve(_no_settings_from_outside: None) -> Serve:
+    """Give a function that runs the app: ``async with serve(database_url) as client``."""
+
+    @asynccontextmanager
+    async def run(
+        database_url: str, *, clock: Any = None, prepare: Any = None, **settings: Any
+    ) -> AsyncIterator[httpx.AsyncClient]:
+        app = create_app(
+            load_settings(database_url=database_url, jwt_secret=SECRET, **settings), clock=clock
+        )
+        if prepare is not None:
+            prepare(app)
+        await app.state.holdfast.open()
+        transport = httpx.ASGITransport(app=app)
+        try:
+            async with httpx.AsyncClient(transport=transport, base_url="http://holdfast") as client:
+                client.headers.update(signed_in("ada"))
+                yield client
+        finally:
+            await app.state.holdfast.close()
+
+    return run
+
+
+def signed_in(sub: str) -> dict[str, str]:
+    token = mint_token(
+        SECRET, sub=sub, org=None, roles=[], lifetime=timedelta(hours=1), now=datetime.now(UTC)
+    )
+    return {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,124 @@
+"""Named parameters and literals: what reaches PostgreSQL's parser, and what never does."""
+
+import re
+from datetime import UTC, datetime, timedelta, timezone
+
+import asyncpg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import UsageError
+from holdfast.stores.postgres.literals import (
+    bytes_literal,
+    instant_literal,
+    int_literal,
+    text_literal,
+)
+from holdfast.stores.postgres.params import positional
+from holdfast.testing.store_contract import AWKWARD_NAMES
+
+
+def test_names_become_numbers_in_the_order_they_come():
+    sql, values = positional("INSERT INTO t VALUES (:b, :a)", {"a": 1, "b": 2, "unused": 3})
+    assert sql == "INSERT INTO t VALUES ($1, $2)"
+    assert values == [2, 1]
+
+
+def test_a_repeated_name_is_one_parameter():
+    sql, values = positional("SELECT :a, :b, :a", {"a": 1, "b": 2})
+    assert sql == "SELECT $1, $2, $1"
+    assert values == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "untouched",
+    [
+        "SELECT '1'::int, x::text FROM t",
+        "SELECT 'at 12:30 :name', 'it''s :name'",
+        r"SELECT E'it\'s :name', e'\\'",
+        'SELECT ":name", "a"":name" FROM t',
+        "SELECT 1 -- :name\n",
+        "SELECT 1 /* :name\n :other */",
+        "SELECT $$ :name $$, $tag$ :name $$ $tag$",
+        "SELECT a[1:2]",
+        "SELECT 1 AS x; ",
+    ],
+)
+def test_what_only_looks_like_a_parameter_is_left_alone(untouched):
+    assert positional(untouched, None) == (untouched, [])
+
+
+def test_parameters_next_to_such_things_are_found():
+    sql, values = positional(
+        "SELECT ':x'::text, :x::int, '''' || :y -- :z\n, $q$:z$q$ WHERE a = :x", {"x": 1, "y": "q"}
+    )
+    assert sql == "SELECT ':x'::text, $1::int, '''' || $2 -- :z\n, $q$:z$q$ WHERE a = $1"
+    assert values == [1, "q"]
+
+
+@pytest.mark.parametrize("params", [None, {}, {"other": 1}])
+def test_a_missing_parameter_is_named(params):
+    with pytest.raises(UsageError, match=":customer"):
+        positional("SELECT :customer", params)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "COMMIT",
+        " commit ;",
+        "ROLLBACK",
+        "-- done\nEND",
+        "/* x */ ABORT",
+        ";BEGIN",
+        "START TRANSACTION",
+        "PREPARE TRANSACTION 'x'",
+    ],
+)
+def test_a_handler_cannot_end_the_transaction(ending):
+    with pytest.raises(UsageError, match="Holdfast"):
+        positional(ending, None)
+
+
+@pytest.mark.parametrize("allowed", ["SAVEPOINT a", "ROLLBACK TO a", "RELEASE a", "SELECT 1"])
+def test_savepoints_are_the_handlers_own(allowed):
+    assert positional(allowed, None) == (allowed, [])
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",))))
+def test_no_text_can_end_its_literal(value):
+    literal = text_literal(value)
+    assert re.fullmatch(
+        r"'[\x20-\x7e]*'|convert_from\('\\x[0-9a-f]*','UTF8'\)", literal
+    ), literal
+    assert "\\" not in literal.removeprefix("convert_from('\\x")
+    assert literal.count("'") in (2, 4)
+
+
+@given(st.binary())
+def test_bytes_are_hexadecimal_digits(value):
+    assert re.fullmatch(r"'\\x[0-9a-f]*'", bytes_literal(value))
+
+
+def test_nothing_is_null_and_numbers_are_numbers():
+    assert text_literal(None) == "NULL"
+    assert int_literal(None) == "NULL"
+    assert int_literal(-5) == "-5"
+    with pytest.raises(ValueError):
+        int_literal("1; DROP TABLE t")  # type: ignore[arg-type]
+
+
+async def test_postgresql_reads_every_literal_back(postgres):
+    postgres.start()
+    at = datetime(2026, 3, 1, 1, 2, 3, 4, tzinfo=timezone(timedelta(hours=5, minutes=30)))
+    connection = await asyncpg.connect(postgres.url())
+    try:
+        for name in (*AWKWARD_NAMES, "", "'", "\\'", "plain"):
+            assert await connection.fetchval(f"SELECT {text_literal(name)}::text") == name
+        for body in (b"", b"\x00'\\", bytes(range(256))):
+            assert await connection.fetchval(f"SELECT {bytes_literal(body)}::bytea") == body
+        read = await connection.fetchval(f"SELECT {instant_literal(at)}::timestamptz")
+        assert read == at.astimezone(UTC)
+    finally:
+        await connection.close()
