@@ -109,7 +109,9 @@ def guarded(*, memory_bytes: int = 32 * 1024 * 1024, audit: bool = True) -> Fast
     @holdfast.guard()
     async def create(order: Order):
         new = str(uuid.uuid4())
-        await holdfast.transaction.execute(INSERT, {"id": new, "item": order.item, "quantity": order.quantity})
+        await holdfast.transaction.execute(
+            INSERT, {"id": new, "item": order.item, "quantity": order.quantity}
+        )
         return {"id": new, "item": order.item}
 
     return app

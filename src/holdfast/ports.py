@@ -31,7 +31,14 @@ Params = Mapping[str, Any] | None
 Row = Mapping[str, Any]
 
 Outcome = Literal[
-    "fresh", "replayed", "mismatched", "in_progress", "rolled_back", "stale", "refused", "unavailable"
+    "fresh",
+    "replayed",
+    "mismatched",
+    "in_progress",
+    "rolled_back",
+    "stale",
+    "refused",
+    "unavailable",
 ]
 
 
@@ -171,16 +178,16 @@ class Watcher(Protocol):
         """Count how a guarded request ended."""
 
     def waited(self, endpoint: str, seconds: float) -> None:
-        """A duplicate waited for the first one."""
+        """Note that a duplicate waited for the first one."""
 
     def expired(self, endpoint: str) -> None:
-        """A record was found past its time."""
+        """Note that a record was found past its time."""
 
     def store_time(self, operation: str, seconds: float) -> None:
-        """A call to the store took this long."""
+        """Note how long a call to the store took."""
 
     def swept(self, records: int, seconds: float) -> None:
-        """A sweep removed this many records."""
+        """Note how many records a sweep removed."""
 
 
 class FaultPoints(Protocol):

@@ -1,6 +1,6 @@
 """One PostgreSQL database for all tests of stores, emptied before each: to make one is slow."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import asyncpg
 import pytest
@@ -17,7 +17,7 @@ def stores_database(postgres: RealPostgres) -> Iterator[str]:
 
 
 @pytest.fixture
-async def clean_postgres_url(postgres: RealPostgres, stores_database: str) -> AsyncIterator[str]:
+async def clean_postgres_url(postgres: RealPostgres, stores_database: str) -> str:
     postgres.start()  # a test before this one may have stopped it
     connection = await asyncpg.connect(stores_database)
     try:
@@ -28,4 +28,4 @@ async def clean_postgres_url(postgres: RealPostgres, stores_database: str) -> As
         await connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     finally:
         await connection.close()
-    yield stores_database
+    return stores_database

@@ -1,6 +1,8 @@
 """The store contract, on every adapter."""
 
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ class TestPostgresStore(StoreContract):
 
 class OnSqlAlchemy(StoreContract):
     @pytest.fixture
-    async def new_store(self, url: str) -> AsyncIterator[Callable[[], Store]]:  # type: ignore[override]
+    async def new_store(self, url: str) -> AsyncIterator[Callable[[], Store]]:
         engines = []
 
         def new() -> Store:
@@ -46,9 +48,14 @@ class OnSqlAlchemy(StoreContract):
 
 
 class TestSqlAlchemyStoreOnSqlite(OnSqlAlchemy):
+    rounds = 20  # aiosqlite changes threads four times per statement
+
     @pytest.fixture
     def url(self, tmp_path: Path) -> str:
-        return f"sqlite+aiosqlite:///{tmp_path / 'contract.db'}"
+        path = tmp_path / "contract.db"
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA journal_mode=WAL")  # stays with the file
+        return f"sqlite+aiosqlite:///{path}"
 
 
 class TestSqlAlchemyStoreOnPostgres(OnSqlAlchemy):

@@ -21,10 +21,9 @@ def free_port() -> int:
     """Take a port below the ephemeral range, so that no client socket takes it first."""
     while True:
         port = 15000 + secrets.randbelow(15000)
-        with socket.socket() as probe:
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class ShopProcess:

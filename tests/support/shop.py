@@ -1,6 +1,6 @@
 """A small shop behind the guard, started as a real process by the acceptance tests.
 
-    python -m tests.support.shop   with SHOP_DATABASE, SHOP_PORT, … in the environment
+python -m tests.support.shop   with SHOP_DATABASE, SHOP_PORT, … in the environment
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from holdfast import Holdfast, Policy, open_store
-from holdfast.server.head import RequestHead, everyone
 from holdfast.server.call import Principal
+from holdfast.server.head import RequestHead, everyone
 from holdfast.stores.redis import RedisRecords
 
 CREATE = "CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, item text, note text)"

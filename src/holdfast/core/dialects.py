@@ -32,23 +32,24 @@ def _code(status: int, envelope: str, problem: str, title: str) -> Code:
 
 
 # fmt: off
+# A table to be read across; its rows may be long.
 CODES: Final[dict[str, Code]] = {
-    "key_required":      _code(400, "IDEMPOTENCY_KEY_REQUIRED", "idempotency.key_required", "Idempotency key required"),
-    "key_invalid":       _code(400, "IDEMPOTENCY_KEY_INVALID", "idempotency.key_invalid", "Idempotency key invalid"),
-    "payload_mismatch":  _code(409, "IDEMPOTENCY_CONFLICT", "idempotency.payload_mismatch", "Key was used for another request"),
-    "in_progress":       _code(409, "IDEMPOTENCY_IN_PROGRESS", "idempotency.in_progress", "First request still running"),
-    "store_unavailable": _code(503, "STORE_UNAVAILABLE", "idempotency.store_unavailable", "Store unavailable"),
-    "version_mismatch":  _code(409, "VERSION_MISMATCH", "concurrency.version_mismatch", "Version differs"),
-    "version_required":  _code(428, "VERSION_REQUIRED", "concurrency.version_required", "Version required"),
+    "key_required":      _code(400, "IDEMPOTENCY_KEY_REQUIRED", "idempotency.key_required", "Idempotency key required"),  # noqa: E501
+    "key_invalid":       _code(400, "IDEMPOTENCY_KEY_INVALID", "idempotency.key_invalid", "Idempotency key invalid"),  # noqa: E501
+    "payload_mismatch":  _code(409, "IDEMPOTENCY_CONFLICT", "idempotency.payload_mismatch", "Key was used for another request"),  # noqa: E501
+    "in_progress":       _code(409, "IDEMPOTENCY_IN_PROGRESS", "idempotency.in_progress", "First request still running"),  # noqa: E501
+    "store_unavailable": _code(503, "STORE_UNAVAILABLE", "idempotency.store_unavailable", "Store unavailable"),  # noqa: E501
+    "version_mismatch":  _code(409, "VERSION_MISMATCH", "concurrency.version_mismatch", "Version differs"),  # noqa: E501
+    "version_required":  _code(428, "VERSION_REQUIRED", "concurrency.version_required", "Version required"),  # noqa: E501
     "rate_limited":      _code(429, "RATE_LIMITED", "rate.limited", "Too many requests"),
     "body_invalid":      _code(400, "BAD_REQUEST", "request.invalid", "Request cannot be read"),
     "bad_request":       _code(400, "BAD_REQUEST", "request.invalid", "Request cannot be read"),
     "field_not_allowed": _code(422, "BAD_REQUEST", "request.invalid", "Value not allowed"),
-    "body_too_large":    _code(413, "BODY_TOO_LARGE", "request.too_large", "Request body too large"),
+    "body_too_large":    _code(413, "BODY_TOO_LARGE", "request.too_large", "Request body too large"),  # noqa: E501
     "not_authenticated": _code(401, "UNAUTHENTICATED", "auth.required", "Sign-in required"),
     "forbidden":         _code(403, "FORBIDDEN", "auth.forbidden", "Not allowed"),
     "not_found":         _code(404, "NOT_FOUND", "resource.not_found", "Not found"),
-    "method_not_allowed": _code(405, "METHOD_NOT_ALLOWED", "request.method_not_allowed", "Method not allowed"),
+    "method_not_allowed": _code(405, "METHOD_NOT_ALLOWED", "request.method_not_allowed", "Method not allowed"),  # noqa: E501
     "stale_action":      _code(422, "STALE_ACTION", "action.stale", "Action is stale"),
     "internal":          _code(500, "INTERNAL", "server.internal", "Internal error"),
 }
@@ -84,7 +85,12 @@ def render_error(
     message = message or code.title
     if dialect is Dialect.ENVELOPE:
         content_type = b"application/json"
-        body = {"error": name, "message": message, "details": details, "requestId": request_id}
+        body: dict[str, Any] = {
+            "error": name,
+            "message": message,
+            "details": details,
+            "requestId": request_id,
+        }
     else:
         content_type = b"application/problem+json"
         body = {

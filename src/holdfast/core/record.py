@@ -62,7 +62,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def cost_bytes(self) -> int:
-        """Roughly what it takes to keep this record in memory: its body and everything around it."""
+        """Roughly what this record takes in memory: its body and everything around it."""
         return 2048 + len(self.body)
 
     def reply(self) -> Reply:

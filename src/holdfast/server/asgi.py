@@ -28,7 +28,7 @@ from holdfast.server.guards import SAFE_METHODS, GuardTable, Match
 from holdfast.server.head import Identify, RequestHead
 from holdfast.server.intake import Intake
 
-__all__ = ["GuardMiddleware", "RateLimiter", "SCOPE_KEY"]
+__all__ = ["SCOPE_KEY", "GuardMiddleware", "RateLimiter"]
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -101,10 +101,8 @@ class GuardMiddleware:
     async def _guarded(
         self, match: Match, head: RequestHead, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        policy = match.policy
-        call: GuardedCall | None = None
         try:
-            body = await _read_body(receive, head, policy.max_body_bytes)
+            body = await _read_body(receive, head, match.policy.max_body_bytes)
             call = await self._call(match, head, body)
             admitted = await (await self._intake()).admit(call)
         except Disconnected:
@@ -115,7 +113,7 @@ class GuardMiddleware:
         if isinstance(admitted, Replay):
             await self._replay(admitted.record, call, head, send)
             return
-        await self._run(admitted, policy, head, scope, _Body(body, receive), send)
+        await self._run(admitted, head, scope, _Body(body, receive), send)
 
     async def _call(self, match: Match, head: RequestHead, body: bytes) -> GuardedCall:
         """Sign in, count, read the key, hash: in the contract's order."""
@@ -143,15 +141,10 @@ class GuardMiddleware:
         )
 
     async def _run(
-        self,
-        execution: Execution,
-        policy: Policy,
-        head: RequestHead,
-        scope: Scope,
-        body: "_Body",
-        send: Send,
+        self, execution: Execution, head: RequestHead, scope: Scope, body: "_Body", send: Send
     ) -> None:
         """Run the app with its answer held back until the commit."""
+        policy = execution.call.policy
         answer = _Answer(self, execution, policy, head, send)
         scope[SCOPE_KEY] = execution
         running_as(execution)
@@ -213,7 +206,7 @@ class GuardMiddleware:
         await _send(send, _render(error, match.policy, head), head, ())
 
 
-class _Stop(BaseException):  # noqa: N818 - not a fault: it ends an app whose answer is settled
+class _Stop(BaseException):
     """Raised through the app when its answer is not the one that counts.
 
     Its background tasks must not run then. Not an ``Exception``, so that no handler of the app

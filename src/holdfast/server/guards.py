@@ -65,7 +65,7 @@ def guard_of(handler: object) -> Guard | None:
 
 
 class GuardTable:
-    """All guarded routes of an app. Fixed paths are a dictionary hit; templates are tried in turn."""
+    """All guarded routes of an app. Fixed paths are one look-up; templates are tried in turn."""
 
     def __init__(self, routes: Iterable[GuardedRoute] = ()) -> None:
         """Take the routes in the order the app tries them."""

@@ -125,7 +125,7 @@ class Intake:
                 stale = stale_error(call, self.clock.now())
                 if stale is not None:
                     await execution.refuse_stale(stale)
-                    raise stale
+                    raise stale  # noqa: TRY301 - told after it was recorded
         except BaseException:
             await execution.abort()
             raise
@@ -166,6 +166,7 @@ class Intake:
             self.watch.waited(call.endpoint, self.clock.monotonic() - started)
 
     def deadline(self, call: GuardedCall) -> float:
+        """Return until when a duplicate of this call may wait."""
         return self.clock.monotonic() + call.policy.wait.total_seconds()
 
     def _in_progress(self, call: GuardedCall) -> InProgressError:
@@ -197,6 +198,7 @@ class Intake:
     # -- the store, behind its breaker -----------------------------------------------------
 
     async def guard_store(self, operation: str, work: Awaitable[Any]) -> Any:
+        """Call the store, unless its breaker is open."""
         started = self.clock.monotonic()
         wait = self.breaker.refuses_for(started)
         if wait is not None:

@@ -20,10 +20,10 @@ from holdfast.server.asgi import SCOPE_KEY
 from holdfast.server.call import Principal
 from holdfast.server.execution import Execution
 from holdfast.server.guards import SAFE_METHODS, GuardedRoute, guard_of
-from holdfast.server.head import RequestHead
 
 if TYPE_CHECKING:
     from holdfast.server.facade import Holdfast
+    from holdfast.server.head import RequestHead
 
 __all__ = ["install", "the_execution", "the_principal", "the_transaction"]
 
@@ -85,9 +85,13 @@ async def _answer(request: Request, error: Exception) -> Response:
         raise error
     head: RequestHead | None = request.scope.get("holdfast.head")
     execution = request.scope.get(SCOPE_KEY)
-    guarded = isinstance(execution, Execution)
-    dialect = execution.call.policy.dialect if guarded else dialect_of(request)
-    reply = render_error(error, dialect, head.request_id if head else "")
+    request_id = head.request_id if head else ""
+    if isinstance(execution, Execution):
+        policy = execution.call.policy
+        ietf = policy.ietf_statuses
+        reply = render_error(error, policy.dialect, request_id, ietf_statuses=ietf)
+    else:
+        reply = render_error(error, dialect_of(request), request_id)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers}
     return Response(reply.body, reply.status, headers)
 

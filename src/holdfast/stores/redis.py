@@ -107,7 +107,10 @@ class RedisRecords:
         secret = await self._known_secret()
         if secret is None or life_ms <= 0:
             return
-        payload = _encode(record)
+        try:
+            payload = _encode(record)
+        except UnicodeEncodeError:  # half a surrogate pair in a name: not for a cache
+            return
         value = _proof(secret, record.id, payload) + payload
         name = self._name(record.id)
         await self._try(lambda: self._redis.set(name, value, px=life_ms))

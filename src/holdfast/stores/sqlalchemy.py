@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final, TypeVar
 
 import msgspec
 from sqlalchemy import StaticPool, event
@@ -39,6 +39,8 @@ from holdfast.stores.sqlite.rows import (
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
 
+T = TypeVar("T")
+
 _log = logging.getLogger("holdfast.stores")
 
 _DRIVERS: Final = {("sqlite", "aiosqlite"): "sqlite", ("postgresql", "asyncpg"): "postgres"}
@@ -51,6 +53,12 @@ _SUPERSEDED: Final = "another request with this key was committed first"
 _SUPERSEDED_STATES: Final = frozenset({"HF002", "40001"})
 # Shut down, starting up, full, a standby; and a transaction that a failed statement has spoilt.
 _OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006", "25P02"})
+
+# The parameters of SQLite's list_records, in the order PostgreSQL's are numbered.
+_LIST_NAMES: Final = (
+    *("tenant", "endpoint", "key"),
+    *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
+)
 
 _encode_headers = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -152,40 +160,32 @@ class SqlAlchemyStore:
                 return Found(record)
             return Claimed(self._unit(record_id, self.instant(now)))
         unit = self._unit(record_id, now)
-        try:
+        async with _undoing(unit):
             connection = await unit.transaction.connection()
             # The lock and the look-up are two statements: in one, the snapshot would be older
             # than the lock, and a record committed in between would be missed.
             locked = await connection.exec_driver_sql(
                 "SELECT pg_try_advisory_xact_lock($1)", (lock_number(*record_id),)
             )
-            is_held = not locked.scalar_one()
-            if not is_held:
-                await _refuse_autocommit(connection)
-                found = await connection.exec_driver_sql(
-                    self._sql["find_record"], (*record_id, now)
-                )
-                row = found.first()
-        except BaseException as error:
-            await unit.rollback()
-            _reraise(error)
-        if is_held:
-            await unit.rollback()
-            return HELD
-        if row is not None:
-            await unit.rollback()
-            return Found(_record(record_id, row))
+            if not locked.scalar_one():
+                await unit.rollback()
+                return HELD
+            await _refuse_autocommit(connection)
+            found = await connection.exec_driver_sql(self._sql["find_record"], (*record_id, now))
+            row = found.first()
+            if row is not None:
+                await unit.rollback()
+                return Found(_record(record_id, row))
         return Claimed(unit)
 
     async def begin(self) -> "SqlAlchemyUnit":
         """Open a transaction without a key."""
         unit = self._unit(None, None)
         if not self.is_sqlite:
-            try:
-                await _refuse_autocommit(await unit.transaction.connection(), begin=True)
-            except BaseException as error:
-                await unit.rollback()
-                _reraise(error)
+            async with _undoing(unit):
+                connection = await unit.transaction.connection()
+                await connection.exec_driver_sql("SELECT 1")
+                await _refuse_autocommit(connection)
         return unit
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -200,20 +200,12 @@ class SqlAlchemyStore:
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one small batch."""
-        unit = self._unit(None, None)
-        try:
-            connection = await unit.transaction.connection()
-            result = await connection.exec_driver_sql(
-                self._sql["sweep_records"], (self.instant(now), limit)
-            )
-            gone = int(result.rowcount)
-            await unit.commit(None, None)
-        except BaseException as error:
-            await unit.rollback()
-            if isinstance(error, CommitUnknownError):  # the next sweep will see
-                raise StoreUnavailableError(str(error)) from error
-            _reraise(error)
-        return gone
+        values = (self.instant(now), limit)
+
+        async def delete(connection: AsyncConnection) -> int:
+            return (await connection.exec_driver_sql(self._sql["sweep_records"], values)).rowcount
+
+        return await self._transact(delete)
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
         """List records for operators."""
@@ -221,9 +213,7 @@ class SqlAlchemyStore:
         at = None if after[0] is None else self.instant(after[0])
         values: Any = (query.tenant, query.endpoint, query.key, at, *after[1:], query.limit)
         if self.is_sqlite:
-            names = ("tenant", "endpoint", "key")
-            names += ("after_at", "after_tenant", "after_endpoint", "after_key", "limit")
-            values = dict(zip(names, values, strict=True))
+            values = dict(zip(_LIST_NAMES, values, strict=True))
         rows = await self._fetch(self._sql["list_records"], values)
         return [_record(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
 
@@ -265,10 +255,8 @@ class SqlAlchemyStore:
         """Write record and audit event beside the business rows."""
         if self.is_sqlite:
             if record is not None:
-                values = (*_record_values(record), record.audit_id)
-                times = (to_text(record.created_at), to_text(record.expires_at))
                 saved = await connection.exec_driver_sql(
-                    self._sql["save_record"], (*values, *times)
+                    self._sql["save_record"], record_values(record)
                 )
                 if saved.rowcount == 0:
                     raise SupersededError(_SUPERSEDED)
@@ -313,9 +301,8 @@ class SqlAlchemyStore:
         options: Any = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         session = self._sessions()
         try:
-            yield await session.connection(execution_options=options)
-        except Exception as error:
-            _reraise(error)
+            with _telling_outages():
+                yield await session.connection(execution_options=options)
         finally:
             await self.end(session.close())
 
@@ -333,15 +320,18 @@ class SqlAlchemyStore:
 
     async def _migrate(self) -> None:
         """Apply what is missing. The lock makes several starters take turns."""
+        await self._transact(self._apply)
+
+    async def _transact(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """Do something of ours in a transaction of its own."""
         unit = self._unit(None, None)
+        async with _undoing(unit):
+            result = await work(await unit.transaction.connection())
         try:
-            await self._apply(await unit.transaction.connection())
             await unit.commit(None, None)
-        except BaseException as error:
-            await unit.rollback()
-            if isinstance(error, CommitUnknownError):
-                raise StoreUnavailableError(str(error)) from error
-            _reraise(error)
+        except CommitUnknownError as error:  # whatever it was, it may be done again
+            raise StoreUnavailableError(str(error)) from error
+        return result
 
     async def _apply(self, connection: AsyncConnection) -> None:
         run = connection.exec_driver_sql
@@ -349,13 +339,14 @@ class SqlAlchemyStore:
         now = self.instant(datetime.now(UTC))
         if not self.is_sqlite:
             await run("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
+            await _refuse_autocommit(connection)
         await run(
             "CREATE TABLE IF NOT EXISTS holdfast_migrations (room TEXT NOT NULL,"
             f" number INTEGER NOT NULL, name TEXT NOT NULL, applied_at {instant} NOT NULL,"
             " PRIMARY KEY (room, number))"
         )
         rows = await run("SELECT room, number FROM holdfast_migrations")
-        applied = {(row[0], row[1]) for row in rows}
+        applied = {(row.room, row.number) for row in rows}
         check_known(applied, self._migrations)
         driver: Any = (await connection.get_raw_connection()).driver_connection
         marks = "?, ?, ?, ?" if self.is_sqlite else "$1, $2, $3, $4"
@@ -410,17 +401,10 @@ class SqlAlchemyUnit:
         if self._ended:
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         session = self.transaction
-        try:
-            if self._closed_by_handler:
-                raise UsageError(
-                    "the handler closed Holdfast's session, which undid what it wrote: "
-                    "use it without `async with` and without close()"
-                )
+        async with _undoing(self):
+            self._refuse_closed()
             await session.flush()
             await self._store.save(await session.connection(), record, audit)
-        except BaseException as error:
-            await self.rollback()
-            _reraise(error)
         self._is_ours_to_end = True
         try:
             await session.commit()
@@ -470,10 +454,8 @@ class SqlAlchemyUnit:
         if transaction.parent is not None:
             return  # a savepoint; its transaction was here before it
         self._take_turn()
-        try:
+        with _telling_outages():
             taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
-        except Exception as error:
-            _reraise(error)
         if taken:
             self.superseded = True
             raise SupersededError(_SUPERSEDED)
@@ -485,6 +467,13 @@ class SqlAlchemyUnit:
                 "record. Use `await session.flush()` to have ids assigned"
             )
 
+    def _refuse_closed(self) -> None:
+        if self._closed_by_handler:
+            raise UsageError(
+                "the handler closed Holdfast's session, which undid what it wrote: "
+                "use it without `async with` and without close()"
+            )
+
     def _note_rollback(self, _session: Any) -> None:
         self._rolled_back = True
 
@@ -494,10 +483,8 @@ class SqlAlchemyUnit:
             self._rolled_back = False
 
 
-async def _refuse_autocommit(connection: AsyncConnection, *, begin: bool = False) -> None:
-    """Make sure that PostgreSQL is in a transaction: an autocommit engine would never begin one."""
-    if begin:
-        await connection.exec_driver_sql("SELECT 1")
+async def _refuse_autocommit(connection: AsyncConnection) -> None:
+    """Make sure that a statement has begun a transaction: an autocommit engine never does."""
     driver: Any = (await connection.get_raw_connection()).driver_connection
     if not driver.is_in_transaction():
         raise ConfigurationError(
@@ -521,11 +508,26 @@ def _is_outage(error: BaseException) -> bool:
     return state.startswith("08") or state in _OUTAGE_STATES
 
 
-def _reraise(error: BaseException) -> NoReturn:
-    """Raise an error from before COMMIT: as the store's if it is the store's, else as it came."""
-    if isinstance(error, Exception) and _is_outage(error):
-        raise StoreUnavailableError(f"the database does not answer: {error}") from error
-    raise error
+@contextmanager
+def _telling_outages() -> Iterator[None]:
+    """Raise the database's troubles as such, and everything else as it came."""
+    try:
+        yield
+    except Exception as error:
+        if _is_outage(error):
+            raise StoreUnavailableError(f"the database does not answer: {error}") from error
+        raise
+
+
+@asynccontextmanager
+async def _undoing(unit: SqlAlchemyUnit) -> AsyncIterator[None]:
+    """Roll back on every way out but the straight one. For what comes before COMMIT."""
+    try:
+        with _telling_outages():
+            yield
+    except BaseException:
+        await unit.rollback()
+        raise
 
 
 def _record(record_id: RecordId, row: Sequence[Any]) -> Record:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
@@ -41,7 +42,8 @@ _MIGRATION_LOCK: Final = 0x686F6C64  # "hold"
 # COMMIT undoes such a transaction; to answer as if it had been kept would be a lie.
 _SPOILT: Final = "a statement failed, the handler went on, and PostgreSQL rolled everything back"
 
-# Above this a body is sent as a parameter, in a round trip of its own, not as twice its size in hex.
+# Above this a body is sent as a parameter, in a round trip of its own, not as twice its size in
+# hex.
 _INLINE_BODY_BYTES: Final = 16 * 1024
 
 _encode_headers = msgspec.json.Encoder().encode
@@ -129,7 +131,7 @@ class PostgresStore:
         if pool is not None:
             try:
                 await asyncio.wait_for(pool.close(), timeout=10)
-            except (TimeoutError, *OUTAGES):
+            except OUTAGES:  # TimeoutError is one of them
                 pool.terminate()
             finally:
                 self._pool = None  # not before: what is running still has to give back
@@ -155,7 +157,7 @@ class PostgresStore:
         connection = await self._acquire()
         try:
             tag = await connection.execute(
-                f"BEGIN;SELECT holdfast_claim({lock_number(tenant, endpoint, key)},"  # noqa: S608
+                f"BEGIN;SELECT holdfast_claim({lock_number(tenant, endpoint, key)},"
                 f"{text_literal(tenant)},{text_literal(endpoint)},{text_literal(key)},"
                 f"{instant_literal(now)})"
             )
@@ -252,7 +254,8 @@ class PostgresStore:
         try:
             await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=5)
         except BaseException as error:
-            connection.terminate()
+            with suppress(asyncpg.InterfaceError):  # gone already: asyncpg lets go by itself
+                connection.terminate()
             await self._release(connection)
             if not isinstance(error, Exception):
                 raise
@@ -361,11 +364,7 @@ class PostgresUnit:
             await self._fail()
             if error.sqlstate == _SUPERSEDED_STATE:
                 raise SupersededError("another request with this key was committed first") from None
-            if isinstance(error, OUTAGES):
-                raise CommitUnknownError(str(error)) from error
-            if isinstance(error, asyncpg.InFailedSQLTransactionError):
-                raise StoreUnavailableError(_SPOILT) from error
-            raise
+            _raise_not_committed(error)
         except OUTAGES as error:
             await self._fail()
             raise CommitUnknownError(str(error)) from error
@@ -404,7 +403,7 @@ def _finish_statement(record: Record, audit: AuditEvent | None) -> str:
         else "NULL,NULL,NULL,NULL"
     )
     return (
-        f"SELECT holdfast_finish({text(tenant)},{text(endpoint)},{text(key)},"  # noqa: S608
+        f"SELECT holdfast_finish({text(tenant)},{text(endpoint)},{text(key)},"
         f"{text(record.mark.body_hash)},{text(record.mark.fingerprint)},"
         f"{int_literal(record.status)},{bytes_literal(record.body)},"
         f"{text(_encode_headers(record.headers).decode())},"
@@ -465,6 +464,14 @@ def _record(record_id: RecordId, row: Any) -> Record:
 def _unavailable(error: BaseException) -> StoreUnavailableError:
     reason = str(error) or type(error).__name__
     return StoreUnavailableError(f"PostgreSQL does not answer: {reason}")
+
+
+def _raise_not_committed(error: asyncpg.PostgresError) -> NoReturn:
+    if isinstance(error, OUTAGES):
+        raise CommitUnknownError(str(error)) from error
+    if isinstance(error, asyncpg.InFailedSQLTransactionError):
+        raise StoreUnavailableError(_SPOILT) from error
+    raise error
 
 
 def _raise_told(error: BaseException) -> NoReturn:

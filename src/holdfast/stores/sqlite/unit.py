@@ -96,11 +96,9 @@ class SqliteUnit:
             if audit is not None:
                 db.execute(_AUDIT, audit_values(audit))
 
+        if self._ended:
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         try:
-            if self._ended:
-                raise NoTransactionError(
-                    "the transaction has ended: it was committed or rolled back"
-                )
             if not self._has_turn:
                 await self._begin(_nothing)
         except sqlite3.Error as error:

@@ -1,0 +1,296 @@
+"""PostgreSQL's own ways to fail: stopped, restarted, a connection cut in the middle of things."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from holdfast.core.decision import Held
+from holdfast.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    NoTransactionError,
+    StoreUnavailableError,
+    UsageError,
+)
+from holdfast.ports import Found
+from holdfast.stores.postgres import PostgresStore
+from holdfast.testing.servers import RealPostgres
+from holdfast.testing.store_contract import NOW, a_record, an_audit_event, claimed, commit
+
+
+@pytest.fixture
+async def store(clean_postgres_url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(clean_postgres_url)
+    await store.open()
+    unit = await store.begin()
+    await unit.transaction.execute("CREATE TABLE t (id integer PRIMARY KEY, value text)")
+    await unit.commit(None, None)
+    yield store
+    await store.close()
+
+
+async def count(store: PostgresStore) -> int:
+    return int((await store.read("SELECT count(*) AS n FROM t"))[0]["n"])
+
+
+async def terminate(store: PostgresStore, unit) -> None:
+    """Cut a unit's connection off on the server, as an administrator or a failover would."""
+    row = await unit.transaction.fetch_one("SELECT pg_backend_pid() AS pid")
+    await store.read("SELECT pg_terminate_backend(:pid, 5000)", {"pid": row["pid"]})
+
+
+class LosesTheAnswerTo:
+    """A wire to the server that breaks right after the server has answered one statement."""
+
+    def __init__(self, statement: bytes, url: str) -> None:
+        self._statement = statement
+        self._url = urlsplit(url)
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        return self._url._replace(netloc=f"postgres@127.0.0.1:{port}").geturl()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _carry(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        server, there = await asyncio.open_connection("127.0.0.1", self._url.port)
+        self._writers += [back, there]
+        wrote = is_last = False
+
+        async def answers() -> None:
+            while (data := await server.read(65536)) and not is_last:
+                back.write(data)
+            back.close()
+
+        answering = asyncio.create_task(answers())
+        with suppress(ConnectionError):
+            while data := await client.read(65536):
+                # Migrations commit too; the one to lose comes after the handler's own row.
+                wrote = wrote or b"INSERT INTO t" in data
+                is_last = is_last or (wrote and self._statement in data)
+                there.write(data)
+        there.close()
+        await answering
+
+
+async def test_a_stopped_server_is_an_outage_at_once_and_over_when_it_is_back(
+    store, postgres: RealPostgres
+):
+    record = a_record()
+    await commit(store, record)
+    unit = await claimed(store, a_record("running").id)
+    await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
+    postgres.stop("fast")
+    started = time.monotonic()
+    with pytest.raises(StoreUnavailableError):
+        await unit.transaction.execute("INSERT INTO t VALUES (2, 'x')")
+    await unit.rollback()
+    for call in (
+        lambda: store.find(record.id, NOW),
+        lambda: store.claim(record.id, NOW),
+        store.begin,
+        lambda: store.sweep(NOW, 1),
+        store.ping,
+    ):
+        with pytest.raises(StoreUnavailableError):
+            await call()
+    assert time.monotonic() - started < 3
+    postgres.start()
+    claim = await store.claim(record.id, NOW)
+    assert isinstance(claim, Found)
+    assert claim.record == record
+    await commit(store, a_record("running"))
+    assert await count(store) == 0
+
+
+async def test_a_server_that_is_not_there_is_an_outage_when_opening(
+    clean_postgres_url, postgres: RealPostgres
+):
+    postgres.stop("fast")
+    store = PostgresStore(clean_postgres_url)
+    with pytest.raises(StoreUnavailableError):
+        await store.open()
+    await store.close()
+    postgres.start()
+    await store.open()
+    await store.close()
+
+
+async def test_a_database_that_does_not_exist_is_a_setting_to_correct(postgres: RealPostgres):
+    postgres.start()
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        await PostgresStore(postgres.url("nowhere")).open()
+
+
+async def test_a_cut_connection_undoes_everything_and_frees_the_key(store):
+    record = a_record()
+    unit = await claimed(store, record.id)
+    await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
+    await terminate(store, unit)
+    with pytest.raises(StoreUnavailableError):
+        await unit.transaction.execute("INSERT INTO t VALUES (2, 'x')")
+    with pytest.raises(StoreUnavailableError):  # it does not come back on another connection
+        await unit.transaction.execute("INSERT INTO t VALUES (3, 'x')")
+    await unit.rollback()
+    await commit(store, record)
+    assert await count(store) == 0
+
+
+@pytest.mark.parametrize("size", [10, 100_000], ids=["inline", "as a parameter"])
+async def test_a_connection_cut_before_the_commit_leaves_the_outcome_to_be_looked_up(store, size):
+    record = a_record(body=b"x" * size)
+    unit = await claimed(store, record.id)
+    await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
+    await terminate(store, unit)
+    with pytest.raises(CommitUnknownError):
+        await unit.commit(record, None)
+    assert await count(store) == 0
+    await commit(store, record)
+
+
+@pytest.mark.parametrize("size", [10, 100_000], ids=["inline", "as a parameter"])
+async def test_a_commit_whose_answer_is_lost_is_unknown_and_then_found(
+    store, clean_postgres_url, size
+):
+    """The one case that a retry must not decide by itself."""
+    record = a_record(body=b"x" * size)
+    async with LosesTheAnswerTo(b"COMMIT", clean_postgres_url) as url:
+        cut = PostgresStore(url, max_connections=1)
+        await cut.open()
+        unit = await claimed(cut, record.id)
+        await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
+        with pytest.raises(CommitUnknownError):
+            await unit.commit(record, None)
+        await unit.rollback()
+        await cut.close()
+    claim = await store.claim(record.id, NOW)
+    assert isinstance(claim, Found)
+    assert await count(store) == 1
+
+
+@pytest.mark.parametrize("with_record", [True, False])
+async def test_a_handler_that_swallowed_an_error_cannot_commit_half(store, with_record):
+    record = a_record()
+    unit = await claimed(store, record.id)
+    await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await unit.transaction.execute("INSERT INTO t VALUES (1, 'again')")
+    with pytest.raises(StoreUnavailableError, match="rolled everything back"):
+        await unit.commit(record if with_record else None, None)
+    assert await count(store) == 0
+    assert await store.find(record.id, NOW) is None
+    await commit(store, record)
+
+
+async def test_a_handler_may_use_savepoints_around_what_may_fail(store):
+    record = a_record()
+    unit = await claimed(store, record.id)
+    tx = unit.transaction
+    await tx.execute("INSERT INTO t VALUES (1, 'x')")
+    await tx.execute("SAVEPOINT mine")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await tx.execute("INSERT INTO t VALUES (1, 'again')")
+    await tx.execute("ROLLBACK TO mine")
+    await tx.execute("INSERT INTO t VALUES (2, 'y')")
+    await unit.commit(record, None)
+    assert await count(store) == 2
+
+
+async def test_a_broken_deferred_constraint_is_the_handlers_error(store):
+    setup = await store.begin()
+    await setup.transaction.execute(
+        "CREATE TABLE child (parent integer REFERENCES t DEFERRABLE INITIALLY DEFERRED)"
+    )
+    await setup.commit(None, None)
+    record = a_record(audit_id="audit-1")
+    unit = await claimed(store, record.id)
+    await unit.transaction.execute("INSERT INTO child VALUES (42)")
+    with pytest.raises(asyncpg.ForeignKeyViolationError):
+        await unit.commit(record, an_audit_event(record))
+    assert await store.find(record.id, NOW) is None
+    await commit(store, record, audit=True)
+
+
+async def test_a_value_of_the_wrong_type_is_the_authors_error_not_an_outage(store):
+    unit = await store.begin()
+    with pytest.raises(asyncpg.DataError, match="str"):
+        await unit.transaction.execute("INSERT INTO t VALUES (:id, 'x')", {"id": "one"})
+    with pytest.raises(UsageError, match=":id"):
+        await unit.transaction.fetch_all("SELECT :id")
+    await unit.rollback()
+    with pytest.raises(asyncpg.DataError):
+        await store.read("SELECT * FROM t WHERE id = :id", {"id": "one"})
+
+
+async def test_two_statements_at_once_are_the_authors_error_not_an_outage(store):
+    unit = await store.begin()
+    slow = asyncio.ensure_future(unit.transaction.fetch_all("SELECT pg_sleep(0.2)"))
+    await asyncio.sleep(0.05)
+    with pytest.raises(asyncpg.InterfaceError, match="another operation"):
+        await unit.transaction.fetch_one("SELECT 1 AS one")
+    await slow
+    await unit.rollback()
+
+
+async def test_a_handler_cannot_end_the_transaction(store):
+    unit = await store.begin()
+    await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
+    for method in ("execute", "fetch_all", "fetch_one"):
+        with pytest.raises(UsageError):
+            await getattr(unit.transaction, method)("COMMIT")
+    await unit.rollback()
+    assert await count(store) == 0
+
+
+async def test_a_transaction_that_ended_says_so(store):
+    record = a_record()
+    unit = await claimed(store, record.id)
+    tx = unit.transaction
+    await unit.commit(record, None)
+    with pytest.raises(NoTransactionError):
+        await tx.execute("INSERT INTO t VALUES (1, 'late')")
+    assert await count(store) == 0
+
+
+async def test_a_held_key_is_told_without_waiting(store):
+    unit = await claimed(store, a_record().id)
+    started = time.monotonic()
+    assert isinstance(await store.claim(a_record().id, NOW), Held)
+    assert time.monotonic() - started < 1
+    await unit.rollback()
+
+
+async def test_no_connection_is_lost_on_any_way_out(clean_postgres_url):
+    """Two connections, many ends: were one kept, the rest would wait in vain."""
+    store = PostgresStore(clean_postgres_url, max_connections=2, acquire_seconds=3)
+    await store.open()
+    try:
+        for number in range(5):
+            record = a_record(f"key-{number}")
+            unit = await claimed(store, record.id)
+            assert isinstance(await store.claim(record.id, NOW), Held)
+            await unit.commit(record, None)
+            assert isinstance(await store.claim(record.id, NOW), Found)
+            await terminate(store, lost := await store.begin())
+            await lost.rollback()
+            waiting = asyncio.ensure_future(claimed(store, a_record("cancelled").id))
+            await asyncio.sleep(0.001 * number)
+            waiting.cancel()
+            done = (await asyncio.gather(waiting, return_exceptions=True))[0]
+            if not isinstance(done, BaseException):
+                await done.rollback()
+        await asyncio.gather(*(commit(store, a_record(f"last-{number}")) for number in range(10)))
+    finally:
+        await store.close()
