@@ -34,17 +34,18 @@ async def _nothing(_connection: Any) -> None:
     return
 
 
-def _postgres_pool() -> Any:
-    """Open the same kind of pool as the guarded app: no reset between uses."""
+def _postgres_pool(**options: Any) -> Any:
     import asyncpg
 
-    return asyncpg.create_pool(_url(), min_size=CONNECTIONS, max_size=CONNECTIONS, reset=_nothing)
+    return asyncpg.create_pool(_url(), min_size=CONNECTIONS, max_size=CONNECTIONS, **options)
 
 
-def bare_postgres() -> FastAPI:
+def bare_postgres(**options: Any) -> FastAPI:
+    """Write with asyncpg as its manual has it: a pool, a transaction, an insert."""
+
     @asynccontextmanager
     async def lifespan(app: FastAPI):
-        async with _postgres_pool() as app.state.pool:
+        async with _postgres_pool(**options) as app.state.pool:
             yield
 
     app = FastAPI(lifespan=lifespan)
@@ -57,6 +58,11 @@ def bare_postgres() -> FastAPI:
         return {"id": new, "item": order.item}
 
     return app
+
+
+def tuned_postgres() -> FastAPI:
+    """Leave out the reset that asyncpg's pool does after each use: one round trip less."""
+    return bare_postgres(reset=_nothing)
 
 
 def bare_sqlite() -> FastAPI:

@@ -487,6 +487,30 @@ async def test_on_sqlite_who_waits_for_a_turn_holds_no_connection(tmp_path):
         await engine.dispose()
 
 
+async def test_on_sqlite_two_processes_that_read_before_they_write_both_succeed(tmp_path):
+    """A deferred transaction would fail at its first write: the file has moved on since it read."""
+    engines = [create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}") for _ in range(2)]
+    async with engines[0].connect() as connection:
+        await connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    stores = [await opened(engine) for engine in engines]
+
+    async def one(number: int) -> None:
+        record = a_record(f"key-{number}")
+        unit = await claimed(stores[number % 2], record.id)
+        await unit.transaction.execute(select(func.count()).select_from(Order))
+        await asyncio.sleep(0.005)
+        unit.transaction.add(Order(item=str(number)))
+        await unit.commit(record, None)
+
+    try:
+        await asyncio.gather(*(one(number) for number in range(20)))
+        assert len(await items(stores[0])) == 20
+    finally:
+        for store, engine in zip(stores, engines, strict=True):
+            await store.close()
+            await engine.dispose()
+
+
 # -- behind FastAPI -------------------------------------------------------------------------------
 
 

@@ -95,20 +95,23 @@ class BreakableUnit:
     def __init__(self, store: BreakableStore, inner: Any) -> None:
         self._store = store
         self._inner = inner
+        self._ended = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     async def commit(self, record: Any, audit: Any) -> None:
         self._store.calls["commit"] += 1
+        self._ended = True
         if self._store.commits:
             await self._store.commits.pop(0)(self._inner, record, audit)
         else:
             await self._inner.commit(record, audit)
 
     async def rollback(self) -> None:
-        self._store.calls["rollback"] += 1
-        await self._inner.rollback()
+        if not self._ended:
+            self._store.calls["rollback"] += 1
+            await self._inner.rollback()
 
 
 class Lab:
@@ -207,6 +210,48 @@ class Lab:
 async def _parts() -> AsyncIterator[bytes]:
     yield b"one"
     yield b"two"
+
+
+class Connection:
+    """One HTTP exchange in ASGI's own messages, told and heard one by one."""
+
+    def __init__(
+        self, path: str = "/things", *, method: str = "POST", headers: dict[str, str] | None = None
+    ) -> None:
+        given = {"content-type": "application/json", "idempotency-key": "key-1", **(headers or {})}
+        self.scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(k.lower().encode(), v.encode()) for k, v in given.items()],
+        }
+        self.to_app: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.sent: list[dict[str, Any]] = []
+
+    def tell(self, body: bytes, *, more: bool = False) -> None:
+        self.to_app.put_nowait({"type": "http.request", "body": body, "more_body": more})
+
+    def hang_up(self) -> None:
+        self.to_app.put_nowait({"type": "http.disconnect"})
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def run(self, app: Any) -> "asyncio.Task[None]":
+        return asyncio.ensure_future(app(self.scope, self.to_app.get, self.send))
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(m.get("body", b"") for m in self.sent[1:])
 
 
 @asynccontextmanager

@@ -86,8 +86,8 @@ def _key_in_body(body: bytes, policy: Policy) -> str | None:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         raw = fields.get(policy.key_field or "")
         value = None if raw is None else msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BodyInvalidError("the body is not a JSON object") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyInvalidError("the body is not a JSON object that can be read") from error
     if value is None:
         return None
     if not isinstance(value, str):

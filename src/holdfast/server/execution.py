@@ -137,6 +137,9 @@ class Execution:
                 raise
             intake.watch.outcome(call.endpoint, "refused" if is_error else "fresh")
             return reply
+        except BaseException:
+            await self._unit.rollback()  # does nothing where it has ended; else it would stay open
+            raise
         finally:
             self._leave(kept)
 
@@ -235,7 +238,8 @@ class Execution:
         if isinstance(claim, Claimed):
             await claim.unit.rollback()
             raise StoreUnavailableError("the connection was lost before the commit; send it again")
-        if claim.record.request_id == pending.request_id and claim.record.mark == pending.mark:
+        # Every field: clients repeat their X-Request-ID, so that one does not tell whose it is.
+        if claim.record == pending:
             return pending
         replay = intake.settle(call, decide(claim.record, call.mark, intake.clock.now()))
         return replay.record if replay is not None else claim.record
@@ -296,8 +300,8 @@ def stale_error(call: GuardedCall, now: datetime) -> StaleActionError | None:
         return None
     try:
         fields = msgspec.json.decode(call.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BodyInvalidError("the body is not JSON") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyInvalidError("the body is not JSON that can be read") from error
     values = fields if isinstance(fields, dict) else {}
     generated_at = parse_instant(values.get("clientGeneratedAt"), "clientGeneratedAt")
     if values.get("clientSubmittedAt") is not None:

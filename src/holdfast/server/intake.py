@@ -74,6 +74,10 @@ class Intake:
         """Decide what becomes of a call. Raises the error to answer with, if it is one."""
         record_id = call.record_id
         if record_id is None:
+            stale = stale_error(call, self.clock.now())
+            if stale is not None:  # without a key there is no record to leave
+                self.watch.outcome(call.endpoint, "stale")
+                raise stale
             unit = await self.guard_store("begin", self.store.begin())
             return Execution(self, call, unit)
         deadline: float | None = None

@@ -27,6 +27,7 @@ from holdfast.core.record import AuditEvent, Record, RecordId, RequestMark
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
+    NoTransactionError,
     StoreUnavailableError,
     SupersededError,
 )
@@ -520,7 +521,7 @@ class StoreContract:
         record = a_record()
         unit = await claimed(store, record.id)
         await unit.commit(record, None)
-        with pytest.raises(Exception):  # noqa: B017, PT011 - the driver's own, or the store's
+        with pytest.raises(NoTransactionError):
             await asyncio.wait_for(unit.commit(a_record("other"), None), 5)
         assert await store.find(a_record("other").id, NOW) is None
 

@@ -28,6 +28,7 @@ from holdfast.stores.postgres.literals import (
     text_literal,
 )
 from holdfast.stores.postgres.params import positional
+from holdfast.stores.postgres.pool import ConnectionPool
 from holdfast.stores.queries import load_queries
 
 __all__ = ["PostgresStore", "PostgresTransaction"]
@@ -93,7 +94,7 @@ class PostgresStore:
         self._max = max_connections
         self._acquire_seconds = acquire_seconds
         self._connect_seconds = connect_seconds
-        self._pool: asyncpg.Pool | None = None
+        self._pool: ConnectionPool | None = None
         self._migrations = [
             *load_migrations("core", "holdfast.stores.postgres.migrations"),
             *migrations,
@@ -103,19 +104,13 @@ class PostgresStore:
         """Connect and bring the schema up to date."""
         if self._pool is not None:
             return
+        pool = ConnectionPool(self._connect, most=self._max)
         try:
-            pool = await asyncpg.create_pool(
-                self._url,
-                min_size=self._min,
-                max_size=self._max,
-                timeout=self._connect_seconds,
-                # A unit ends in COMMIT, ROLLBACK or a cut connection, so there is nothing to
-                # reset; asyncpg's default would cost a round trip per request.
-                reset=_nothing_to_reset,
-                server_settings={"application_name": "holdfast"},
-            )
+            await pool.fill(self._min)
         except OUTAGES as error:
-            raise StoreUnavailableError(f"PostgreSQL does not answer: {error}") from error
+            if isinstance(error, ValueError):  # asyncpg: the URL, not the server
+                raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
+            raise _unavailable(error) from error
         except (asyncpg.PostgresError, ValueError) as error:
             raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
         self._pool = pool
@@ -127,12 +122,9 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Wait for what is running, then disconnect."""
-        pool = self._pool
-        if pool is not None:
+        if self._pool is not None:
             try:
-                await asyncio.wait_for(pool.close(), timeout=10)
-            except OUTAGES:  # TimeoutError is one of them
-                pool.terminate()
+                await self._pool.close(timeout_seconds=10)
             finally:
                 self._pool = None  # not before: what is running still has to give back
 
@@ -148,7 +140,7 @@ class PostgresStore:
         except OUTAGES as error:
             raise _unavailable(error) from error
         finally:
-            await self._release(connection)
+            self._release(connection)
         return None if row is None else _record(record_id, row)
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
@@ -177,7 +169,7 @@ class PostgresStore:
         except BaseException:  # cancelled: the connection is in an unknown state
             await self._undo(connection)
             raise
-        await self._release(connection)
+        self._release(connection)
         # Swept between the two statements: then it was past its time a moment ago.
         return Found(_record(record_id, row)) if row is not None else HELD
 
@@ -202,7 +194,7 @@ class PostgresStore:
         except OUTAGES as error:
             _raise_told(error)
         finally:
-            await self._release(connection)
+            self._release(connection)
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one small batch."""
@@ -212,7 +204,7 @@ class PostgresStore:
         except OUTAGES as error:
             raise _unavailable(error) from error
         finally:
-            await self._release(connection)
+            self._release(connection)
         return rows_of(tag)
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
@@ -226,7 +218,7 @@ class PostgresStore:
         except OUTAGES as error:
             raise _unavailable(error) from error
         finally:
-            await self._release(connection)
+            self._release(connection)
         return [_record(RecordId(row[0], row[1], row[2]), tuple(row)[3:]) for row in rows]
 
     async def secret(self) -> bytes:
@@ -239,15 +231,22 @@ class PostgresStore:
         if self._pool is None:
             raise StoreUnavailableError("the store is not open")
         try:
-            return await self._pool.acquire(timeout=self._acquire_seconds)
+            return await self._pool.acquire(self._acquire_seconds)
         except OUTAGES as error:
             raise _unavailable(error) from error
         except asyncpg.PostgresError as error:
             raise _unavailable(error) from error
 
-    async def _release(self, connection: Any) -> None:
+    def _release(self, connection: Any) -> None:
         if self._pool is not None:
-            await self._pool.release(connection)
+            self._pool.release(connection)
+
+    async def _connect(self) -> Any:
+        return await asyncpg.connect(
+            self._url,
+            timeout=self._connect_seconds,
+            server_settings={"application_name": "holdfast"},
+        )
 
     async def _undo(self, connection: Any) -> None:
         """Roll back and give the connection back; cut it off where that does not work."""
@@ -256,11 +255,11 @@ class PostgresStore:
         except BaseException as error:
             with suppress(asyncpg.InterfaceError):  # gone already: asyncpg lets go by itself
                 connection.terminate()
-            await self._release(connection)
+            self._release(connection)
             if not isinstance(error, Exception):
                 raise
         else:
-            await self._release(connection)
+            self._release(connection)
 
     async def _migrate(self) -> None:
         """Apply what is missing. The lock makes several starters take turns."""
@@ -289,7 +288,7 @@ class PostgresStore:
         except OUTAGES as error:
             raise _unavailable(error) from error
         finally:
-            await self._release(connection)
+            self._release(connection)
 
 
 class _Ended:
@@ -349,6 +348,8 @@ class PostgresUnit:
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Write record and audit event and commit, in one round trip."""
+        if self._ended:  # the connection may serve another request by now
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         connection = self._connection
         try:
             if record is None:
@@ -373,7 +374,7 @@ class PostgresUnit:
             raise
         self._ended = True
         self.transaction.connection = _ENDED
-        await self._store._release(connection)  # noqa: SLF001 - one room
+        self._store._release(connection)  # noqa: SLF001 - one room
         if tag == "ROLLBACK":
             raise StoreUnavailableError(_SPOILT)
 
@@ -484,7 +485,3 @@ def _raise_told(error: BaseException) -> NoReturn:
     if is_mistake and isinstance(error, asyncpg.InterfaceError):
         raise error
     raise _unavailable(error) from error
-
-
-async def _nothing_to_reset(_connection: Any) -> None:
-    return
