@@ -11,6 +11,7 @@ from holdfast import WALK, Policy
 from tests.support.lab import Connection, HeldClock, open_lab
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
+MULTIPART = "multipart/form-data; boundary=b"
 OTHER = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a11"
 
 
@@ -100,7 +101,7 @@ async def test_a_body_over_the_limit_is_refused(database: str, declared: bool) -
     [
         {"content": b"some text", "headers": {"Content-Type": "text/plain; charset=utf-8"}},
         {"content": bytes(range(256)), "headers": {"Content-Type": "application/octet-stream"}},
-        {"content": b"--b\r\n\r\nx\r\n--b--", "headers": {"Content-Type": "multipart/form-data; boundary=b"}},
+        {"content": b"--b\r\n\r\nx\r\n--b--", "headers": {"Content-Type": MULTIPART}},
         {"content": b"a=1&b=2", "headers": {"Content-Type": "application/x-www-form-urlencoded"}},
         {"content": b"\xff\xfe", "headers": {}},
         {"content": b"{not json", "headers": {}},

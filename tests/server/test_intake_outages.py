@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from holdfast import PLANNING, ROUTES, WALK, Dialect, Policy
@@ -311,6 +312,29 @@ async def test_a_stale_attempt_that_cannot_be_recorded_is_503(tmp_path: Path, lo
         assert (told.status_code, told.json()["error"]) == (503, "STORE_UNAVAILABLE")
         assert (await lab.send(UUID4, json=old)).json()["error"] == "STALE_ACTION"
         assert [r["response_status"] for r in await lab.records()] == [422]
+
+
+async def test_a_connection_cut_under_the_handler_is_503_and_the_retry_has_the_one_effect(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    database = await fresh_database(request, tmp_path, "postgresql")
+    async with open_lab(database) as lab:
+        first = lab.send_soon(do="wait")
+        await lab.started.wait()
+        waiter = lab.send_soon()
+        connection = await asyncpg.connect(database)
+        cut = await connection.fetch(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND state = 'idle in transaction'"
+        )
+        await connection.close()
+        assert len(cut) == 1
+        lab.gate.set()
+        told = await first
+        assert (told.status_code, told.json()["code"]) == (503, "idempotency.store_unavailable")
+        assert (await waiter).status_code == 201
+        assert await counts(lab) == (1, 1, 1)
+        assert len(lab.background) == 1
 
 
 class Raising:

@@ -74,6 +74,7 @@ class BreakableStore:
     async def _call(self, name: str, *args: Any) -> Any:
         self.calls[name] += 1
         if self.down is not None:
+            await asyncio.sleep(0.01)  # as long as a refused connection takes
             raise self.down
         return await getattr(self.inner, name)(*args)
 

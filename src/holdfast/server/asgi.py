@@ -88,7 +88,7 @@ class GuardMiddleware:
         method: str = scope["method"]
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
-        if root and path.startswith(root):
+        if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
             path = path[len(root) :]
         head = RequestHead(method, path, scope.get("query_string", b""), scope["headers"])
         scope["holdfast.head"] = head
@@ -307,7 +307,7 @@ class _Answer:
         start = self._start
         assert start is not None  # noqa: S101 - ASGI: start comes first
         if message.get("more_body", False):
-            if not any(name.lower() == b"content-length" for name, _ in start["headers"]):
+            if not any(name.lower() == b"content-length" for name, _ in start.get("headers", ())):
                 self._refuse_streaming("no Content-Length")
             self._parts.append(chunk)
             self._count(len(chunk))

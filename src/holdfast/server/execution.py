@@ -136,7 +136,7 @@ class Execution:
                 kept = None
                 raise
             intake.watch.outcome(call.endpoint, "refused" if is_error else "fresh")
-            return reply
+            return reply  # noqa: TRY300 - nothing may come between it and the end
         except BaseException:
             await self._unit.rollback()  # does nothing where it has ended; else it would stay open
             raise

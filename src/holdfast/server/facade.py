@@ -8,11 +8,18 @@ from typing import Any, TypeVar
 
 from holdfast.core.breaker import Breaker
 from holdfast.core.policy import Policy
-from holdfast.errors import ConfigurationError, StoreUnavailableError
+from holdfast.errors import ConfigurationError, StoreUnavailableError, UsageError
 from holdfast.ports import Clock, FaultPoints, RecordCache, Store, Watcher
 from holdfast.server.asgi import GuardMiddleware, RateLimiter
 from holdfast.server.execution import Execution, current_execution
-from holdfast.server.guards import Guard, GuardedRoute, GuardTable, guard_of, mark_guarded
+from holdfast.server.guards import (
+    Guard,
+    GuardedRoute,
+    GuardTable,
+    OpenRoute,
+    guard_of,
+    mark_guarded,
+)
 from holdfast.server.head import Identify, everyone
 from holdfast.server.ids import SystemClock, new_id
 from holdfast.server.intake import Intake
@@ -74,7 +81,7 @@ class Holdfast:
         )
         self._guarded: list[Callable[..., Any]] = []
         self._explicit: list[GuardedRoute] = []
-        self._routes_of_app: Callable[[], Sequence[GuardedRoute]] = tuple
+        self._routes_of_app: Callable[[], Sequence[GuardedRoute | OpenRoute]] = tuple
         self._table: GuardTable | None = None
         self._opening = asyncio.Lock()
         self._is_open = False
@@ -105,6 +112,7 @@ class Holdfast:
         def mark(handler: Handler) -> Handler:
             mark_guarded(handler, chosen)
             self._guarded.append(handler)
+            self._table = None  # a route made after the first request is guarded too
             return handler
 
         return mark
@@ -139,15 +147,15 @@ class Holdfast:
             limiter=self.limiter,
         )
 
-    def read_routes_with(self, routes: Callable[[], Sequence[GuardedRoute]]) -> None:
-        """Let a framework's integration say which guarded routes the app has."""
+    def read_routes_with(self, routes: Callable[[], Sequence[GuardedRoute | OpenRoute]]) -> None:
+        """Let a framework's integration say which routes the app has, in its order."""
         self._routes_of_app = routes
 
     def table(self) -> GuardTable:
         """Return all guarded routes; made once the app is complete."""
         if self._table is None:
             routes = [*self._explicit, *self._routes_of_app()]
-            placed = {id(route.guard) for route in routes}
+            placed = {id(route.guard) for route in routes if isinstance(route, GuardedRoute)}
             for handler in self._guarded:
                 if id(guard_of(handler)) not in placed:
                     raise ConfigurationError(
@@ -222,5 +230,5 @@ class _WithLifespan:
 
         try:
             await self._app(scope, opening, closing)
-        except (ConfigurationError, StoreUnavailableError) as error:
+        except (UsageError, StoreUnavailableError) as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})

@@ -19,7 +19,7 @@ from holdfast.ports import Transaction
 from holdfast.server.asgi import SCOPE_KEY
 from holdfast.server.call import Principal
 from holdfast.server.execution import Execution
-from holdfast.server.guards import SAFE_METHODS, GuardedRoute, guard_of
+from holdfast.server.guards import SAFE_METHODS, GuardedRoute, OpenRoute, guard_of
 
 if TYPE_CHECKING:
     from holdfast.server.facade import Holdfast
@@ -62,7 +62,7 @@ def install(holdfast: "Holdfast", app: Any) -> None:
     app.add_middleware(_Middleware, holdfast=holdfast)
     app.add_exception_handler(RequestError, _answer)
     app.add_exception_handler(StoreUnavailableError, _answer)
-    holdfast.read_routes_with(lambda: list(_guarded_routes(app.routes, "")))
+    holdfast.read_routes_with(lambda: list(_routes(app.routes, "")))
     if hasattr(app, "openapi"):
         from holdfast.server.openapi import document  # noqa: PLC0415 - FastAPI only
 
@@ -102,19 +102,23 @@ def dialect_of(request: Request) -> Dialect:
     return chosen if isinstance(chosen, Dialect) else Dialect.PROBLEM
 
 
-def _guarded_routes(routes: Any, prefix: str) -> Iterator[GuardedRoute]:
+def _routes(routes: Any, prefix: str) -> Iterator[GuardedRoute | OpenRoute]:
     for route in _contexts(routes):
         if isinstance(route, Mount):
-            yield from _guarded_routes(route.routes or (), prefix + route.path)
+            yield from _routes(route.routes or (), prefix + route.path)
             continue
         guard = guard_of(getattr(route, "endpoint", None))
-        if guard is None:
+        methods = sorted(getattr(route, "methods", None) or ())
+        if not methods:
             continue
         path = prefix + route.path
-        _refuse_streaming(path, getattr(route, "response_class", None))
-        for method in sorted(route.methods or ()):
-            if method not in SAFE_METHODS or method == "GET":
+        if guard is not None:
+            _refuse_streaming(path, getattr(route, "response_class", None))
+        for method in methods:
+            if guard is not None and (method not in SAFE_METHODS or method == "GET"):
                 yield GuardedRoute(method, path, guard)
+            elif guard is None and method not in SAFE_METHODS:
+                yield OpenRoute(method, path)
 
 
 def _contexts(routes: Any) -> Iterator[Any]:

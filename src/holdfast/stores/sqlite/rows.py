@@ -13,7 +13,6 @@ from holdfast.stores.queries import load_queries
 
 __all__ = [
     "audit_values",
-    "exists",
     "find",
     "is_outage",
     "record_of",
@@ -67,11 +66,6 @@ def find(db: sqlite3.Connection, record_id: RecordId, instant: str) -> Record | 
     """Return the live record of a key."""
     row = db.execute(_FIND, (*record_id, instant)).fetchone()
     return None if row is None else record_of(record_id, row)
-
-
-def exists(db: sqlite3.Connection, record_id: RecordId, instant: str) -> bool:
-    """Tell whether a key has a live record."""
-    return db.execute(_FIND, (*record_id, instant)).fetchone() is not None
 
 
 def record_of(record_id: RecordId, row: Sequence[Any]) -> Record:

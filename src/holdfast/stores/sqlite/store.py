@@ -48,20 +48,16 @@ class SqliteStore:
             *load_migrations("core", "holdfast.stores.sqlite.migrations"),
             *migrations,
         ]
-        self._writing = ConnectionThread("holdfast-sqlite-writer", self._connect)
-        self._reader = ConnectionThread("holdfast-sqlite-reader", self._connect)
-        self._writer = Writer(self._writing)
         self._lookup: sqlite3.Connection | None = None
         self._is_open = False
+        self._make_threads()
 
     async def open(self) -> None:
         """Open the file, switch on WAL and FULL, bring the schema up to date."""
         if self._is_open:
             return
         # Made anew: a thread starts only once, and a lock stays with the event loop it was used in.
-        self._writing = ConnectionThread("holdfast-sqlite-writer", self._connect)
-        self._reader = ConnectionThread("holdfast-sqlite-reader", self._connect)
-        self._writer = Writer(self._writing)
+        self._make_threads()
         try:
             await self._writing.start()
             await self._writing.run(self._migrate)
@@ -105,19 +101,19 @@ class SqliteStore:
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
         """Look the key up; what is not there is ours, until the primary key says otherwise.
 
-        Duplicates within this process never get here twice at once. Those of another process
-        are found out when the write turn is taken, before the handler's first statement runs.
+        Duplicates within this process never get here twice at once. Should another process run
+        the same key at this moment, the second of the two is undone at its commit.
         """
         record = await self.find(record_id, now)
         if record is not None:
             return Found(record)
-        return Claimed(SqliteUnit(self._writer, record_id, to_text(now)))
+        return Claimed(SqliteUnit(self._writer))
 
     async def begin(self) -> SqliteUnit:
         """Open a transaction without a key."""
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
-        return SqliteUnit(self._writer, None, "")
+        return SqliteUnit(self._writer)
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Query on the reader's connection."""
@@ -129,7 +125,7 @@ class SqliteStore:
         """Delete one small batch, in a turn of its own."""
         instant = to_text(now)
 
-        unit = SqliteUnit(self._writer, None, "")
+        unit = SqliteUnit(self._writer)
         try:
             gone: int = await unit.run(
                 lambda db: db.execute(_SQL["sweep_records"], (instant, limit)).rowcount
@@ -166,6 +162,11 @@ class SqliteStore:
         applied = await self._read(_applied)
         return [m for m in self._migrations if (m.room, m.number) not in applied]
 
+    def _make_threads(self) -> None:
+        self._writing = ConnectionThread("holdfast-sqlite-writer", self._connect_writer)
+        self._reader = ConnectionThread("holdfast-sqlite-reader", self._connect)
+        self._writer = Writer(self._writing, busy_seconds=self._busy_seconds)
+
     # -- the two threads ------------------------------------------------------------------
 
     async def _read(self, work: Any) -> Any:
@@ -176,10 +177,18 @@ class SqliteStore:
                 raise StoreUnavailableError(f"SQLite: {error}") from error
             raise
 
+    def _connect_writer(self) -> sqlite3.Connection:
+        # It waits for other processes only where it says so: see ``writer``.
+        db = self._connect()
+        db.execute("PRAGMA busy_timeout=0")
+        return db
+
     def _connect(self, busy_seconds: float | None = None) -> sqlite3.Connection:
         # isolation_level=None: BEGIN and COMMIT are ours alone.
         wait = self._busy_seconds if busy_seconds is None else busy_seconds
-        db = sqlite3.connect(self._path, timeout=wait, isolation_level=None)
+        db = sqlite3.connect(
+            self._path, timeout=wait, isolation_level=None, check_same_thread=False
+        )
         db.execute("PRAGMA journal_mode=WAL")
         # NORMAL would lose acknowledged commits at a power cut.
         db.execute("PRAGMA synchronous=FULL")
@@ -188,6 +197,7 @@ class SqliteStore:
 
     def _migrate(self, db: sqlite3.Connection) -> None:
         """Apply what is missing. The write lock makes several starters take turns."""
+        db.execute(f"PRAGMA busy_timeout={int(self._busy_seconds * 1000)}")
         db.execute("BEGIN IMMEDIATE")
         try:
             db.execute(
@@ -211,6 +221,8 @@ class SqliteStore:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
+        finally:
+            db.execute("PRAGMA busy_timeout=0")
 
 
 def _applied(db: sqlite3.Connection) -> set[tuple[str, int]]:

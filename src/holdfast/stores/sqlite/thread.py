@@ -30,6 +30,9 @@ class ConnectionThread:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: asyncio.Future[object] | None = None
+        self._connection: sqlite3.Connection | None = None
+        # How much was handed over and is not done yet.
+        self.pending = 0
         self._is_stopped = False
 
     async def start(self) -> None:
@@ -44,8 +47,19 @@ class ConnectionThread:
         if self._loop is None or self._is_stopped:  # nobody would ever take it up
             raise StoreUnavailableError("the store is not open")
         future: asyncio.Future[object] = self._loop.create_future()
+        self.pending += 1
         self._jobs.put((work, future))
         return await future  # type: ignore[return-value]
+
+    def run_here(self, work: Work[T]) -> T:
+        """Run a function on the calling thread, which must be the event loop's.
+
+        Only for work that takes microseconds, and only while nothing is pending: what was handed
+        over first must also run first.
+        """
+        if self._connection is None or self._is_stopped:
+            raise StoreUnavailableError("the store is not open")
+        return work(self._connection)
 
     async def stop(self) -> None:
         """Finish what was handed over, close the connection, end the thread."""
@@ -61,6 +75,7 @@ class ConnectionThread:
         except BaseException as error:  # noqa: BLE001 - handed to whoever awaits start()
             self._settle(self._opened, None, error)
             return
+        self._connection = connection
         self._settle(self._opened, None, None)
         try:
             while (job := self._jobs.get()) is not None:
@@ -72,6 +87,7 @@ class ConnectionThread:
                 else:
                     self._settle(future, result, None)
         finally:
+            self._connection = None
             connection.close()
 
     def _settle(
@@ -79,15 +95,18 @@ class ConnectionThread:
     ) -> None:
         assert self._loop is not None  # noqa: S101
         try:
-            self._loop.call_soon_threadsafe(_set, future, result, error)
+            self._loop.call_soon_threadsafe(self._set, future, result, error)
         except RuntimeError:  # the loop is gone: nobody is left to tell
             return
 
-
-def _set(future: asyncio.Future[object], result: object, error: BaseException | None) -> None:
-    if future.done():  # the caller was cancelled; the work is done all the same
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+    def _set(
+        self, future: asyncio.Future[object], result: object, error: BaseException | None
+    ) -> None:
+        if future is not self._opened:
+            self.pending -= 1
+        if future.done():  # the caller was cancelled; the work is done all the same
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)

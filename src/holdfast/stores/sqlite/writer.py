@@ -1,13 +1,18 @@
 """The one writer: takes turns fairly, and lets several requests share one fsync.
 
 SQLite has one write transaction at a time and pays one fsync per commit. While requests queue for
-their turn, a finished one does not commit by itself: its savepoint is released, the next one runs
-in the same transaction, and one COMMIT covers them all. Nobody is answered before that COMMIT. A
+their turn, a finished one does not commit by itself: the next one runs in the same transaction,
+behind a savepoint, and one COMMIT covers them all. Nobody is answered before that COMMIT. A
 request that fails is rolled back to its own savepoint and touches nobody else.
 
 ::
 
-    BEGIN IMMEDIATE · SAVEPOINT a … RELEASE a · SAVEPOINT b … RELEASE b · COMMIT → answer a, b
+    BEGIN IMMEDIATE · a … · SAVEPOINT · b … · SAVEPOINT · c … · COMMIT → answer a, b, c
+
+A statement that takes microseconds, such as inserting one row, runs right on the event loop: to
+hand it to a thread and back costs ten times as much, since both threads then fight for the GIL
+around every call into SQLite. What may wait (a lock of another process) or may take long (any
+statement that searches, and the fsync of COMMIT) goes to the connection's own thread.
 """
 
 import asyncio
@@ -36,11 +41,12 @@ Work = Callable[[sqlite3.Connection], Any]
 
 
 class Writer:
-    """Turns and groups. All methods belong to the event loop; only ``work`` runs on the thread."""
+    """Turns and groups. All methods belong to the event loop; ``work`` may run on the thread."""
 
-    def __init__(self, thread: ConnectionThread) -> None:
-        """Write through a connection's thread."""
+    def __init__(self, thread: ConnectionThread, *, busy_seconds: float) -> None:
+        """Write through a connection and its thread."""
         self._thread = thread
+        self._busy_seconds = busy_seconds
         self._taken = False
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._group: list[asyncio.Future[None]] = []
@@ -62,24 +68,34 @@ class Writer:
                 self._finish_whatever_happens(self._pass_on())
             raise
 
-    async def begin(self, work: Work) -> Any:
-        """Run the first piece of work of the one whose turn it is, in a savepoint of its own."""
+    async def begin(self, work: Work, *, is_quick: bool) -> Any:
+        """Run the first piece of work of the one whose turn it is."""
+        mark = self._mark()
 
-        def begin_and_work(db: sqlite3.Connection) -> Any:
-            if not db.in_transaction:
-                db.execute("BEGIN IMMEDIATE")
-            db.execute(f"SAVEPOINT {_MARK}")
+        def begin_here(db: sqlite3.Connection) -> Any:
+            _open(db, mark)
             return work(db)
 
-        return await self._run(begin_and_work)
+        def begin_patiently(db: sqlite3.Connection) -> Any:
+            _wait_and_open(db, mark, self._busy_seconds)
+            return work(db)
 
-    async def run(self, work: Work) -> Any:
+        if is_quick and not self._thread.pending:
+            try:
+                return self._run_here(begin_here)
+            except _BusyError:  # another process writes: wait for it, but not here
+                pass
+        return await self._run(begin_patiently)
+
+    async def run(self, work: Work, *, is_quick: bool) -> Any:
         """Run a further piece of work of the one whose turn it is."""
 
         def work_inside(db: sqlite3.Connection) -> Any:
             _require_transaction(db)
             return work(db)
 
+        if is_quick and not self._thread.pending:
+            return self._run_here(work_inside)
         return await self._run(work_inside)
 
     async def commit(self, work: Work) -> None:
@@ -108,43 +124,37 @@ class Writer:
             task.exception()  # seen: whoever was waiting has got it, or has left
 
     async def _commit(self, work: Work) -> None:
-        loop = asyncio.get_running_loop()
-        closing = self._should_close(loop.time())
-
-        def finish(db: sqlite3.Connection) -> None:
-            _require_transaction(db)
-            work(db)
-            db.execute(f"RELEASE {_MARK}")
-            if closing:
-                _commit_all(db)
-
         try:
-            await self._run(finish, commits=closing)
+            await self.run(work, is_quick=True)
         except BaseException:
             await self._rollback()
             raise
-        if closing:
-            await self._pass_on()
-            return
+        loop = asyncio.get_running_loop()
         committed: asyncio.Future[None] = loop.create_future()
         if not self._group:
             self._group_since = loop.time()
         self._group.append(committed)
+        if self._should_close(loop.time()):
+            await self._commit_group()
         await self._pass_on()
         await committed
 
     async def _rollback(self) -> None:
+        mark = self._mark()
+
         def undo(db: sqlite3.Connection) -> None:
-            if db.in_transaction:
-                try:
-                    db.execute(f"ROLLBACK TO {_MARK}")
-                    db.execute(f"RELEASE {_MARK}")
-                except sqlite3.OperationalError:
-                    # The handler ended our savepoint: its rows can no longer be told apart from
-                    # the group's, so nothing may stay.
-                    db.execute("ROLLBACK")
-                if not self._group and db.in_transaction:
-                    db.execute("ROLLBACK")
+            if not db.in_transaction:
+                return
+            if mark is None:
+                db.execute("ROLLBACK")
+                return
+            try:
+                db.execute(f"ROLLBACK TO {mark}")
+                db.execute(f"RELEASE {mark}")
+            except sqlite3.OperationalError:
+                # The handler ended our savepoint: its rows can no longer be told apart from the
+                # group's, so nothing may stay.
+                db.execute("ROLLBACK")
 
         with suppress(Exception):
             await self._run(undo)
@@ -153,14 +163,17 @@ class Writer:
     async def _pass_on(self) -> None:
         """Give the turn to the next; with nobody waiting, commit what is still open."""
         if self._group and not self._has_waiting():
-            with suppress(Exception):  # the members are told
-                await self._run(_commit_all, commits=True)
+            await self._commit_group()
         while self._waiting:
             ticket = self._waiting.popleft()
             if not ticket.done():
                 ticket.set_result(None)
                 return
         self._taken = False
+
+    async def _commit_group(self) -> None:
+        with suppress(Exception):  # the members are told
+            await self._run(_commit_all, commits=True)
 
     # -- groups -----------------------------------------------------------------------------
 
@@ -169,11 +182,15 @@ class Writer:
             self._waiting.popleft()
         return bool(self._waiting)
 
+    def _mark(self) -> str | None:
+        """Return the savepoint of the one whose turn it is; the first of a group needs none."""
+        return f"{_MARK}_{len(self._group)}" if self._group else None
+
     def _should_close(self, now: float) -> bool:
         return (
             not self._has_waiting()
-            or len(self._group) + 1 >= _GROUP_MEMBERS
-            or (bool(self._group) and now - self._group_since >= _GROUP_SECONDS)
+            or len(self._group) >= _GROUP_MEMBERS
+            or now - self._group_since >= _GROUP_SECONDS
             or now < self._alone_until
         )
 
@@ -198,6 +215,17 @@ class Writer:
             raise error
         return result
 
+    def _run_here(self, work: Work) -> Any:
+        def watched(db: sqlite3.Connection) -> Any:
+            try:
+                return work(db)
+            except sqlite3.Error as error:
+                if self._group and not db.in_transaction:
+                    self._tell_group(error)
+                raise
+
+        return self._thread.run_here(watched)
+
     def _tell_group(self, error: BaseException | None) -> None:
         group, self._group = self._group, []
         if isinstance(error, sqlite3.IntegrityError):
@@ -209,6 +237,35 @@ class Writer:
                 member.set_result(None)
             else:
                 member.set_exception(StoreUnavailableError(f"SQLite could not commit: {error}"))
+
+
+class _BusyError(Exception):
+    """Another process holds the write lock."""
+
+
+def _open(db: sqlite3.Connection, mark: str | None) -> None:
+    """Begin, or set a mark in the transaction the group has open. Waits for nobody."""
+    if mark is not None:
+        _require_transaction(db)
+        db.execute(f"SAVEPOINT {mark}")
+        return
+    try:
+        db.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if (error.sqlite_errorcode & 0xFF) == sqlite3.SQLITE_BUSY:
+            raise _BusyError from error
+        raise
+
+
+def _wait_and_open(db: sqlite3.Connection, mark: str | None, busy_seconds: float) -> None:
+    """Begin, waiting for another process if need be: on the thread only."""
+    db.execute(f"PRAGMA busy_timeout={int(busy_seconds * 1000)}")
+    try:
+        _open(db, mark)
+    except _BusyError:
+        raise StoreUnavailableError("SQLite: another process does not stop writing") from None
+    finally:
+        db.execute("PRAGMA busy_timeout=0")
 
 
 def _require_transaction(db: sqlite3.Connection) -> None:

@@ -1,0 +1,52 @@
+"""A guarded app without a framework. Run it: uvicorn examples.bare_asgi:app."""
+
+import json
+import sqlite3
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import closing
+from typing import Any
+
+from holdfast import Execution, Holdfast
+
+with closing(sqlite3.connect("notes.db")) as database:
+    database.execute("CREATE TABLE IF NOT EXISTS notes (text TEXT NOT NULL)")
+
+holdfast = Holdfast("sqlite:///notes.db")
+holdfast.guard_path("POST", "/notes", endpoint="notes.create")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+async def notes(scope: Scope, receive: Receive, send: Send) -> None:
+    """Keep a note. The guard has read the body already, so it comes in one message."""
+    if scope["type"] == "lifespan":
+        await _start_and_stop(receive, send)
+        return
+    execution = scope.get("holdfast")
+    if not isinstance(execution, Execution):  # not a guarded operation
+        await _answer(send, 404, {"error": "not found"})
+        return
+    message = await receive()
+    text = message["body"].decode()
+    await execution.transaction.execute("INSERT INTO notes VALUES (:text)", {"text": text})
+    await _answer(send, 201, {"kept": text})
+
+
+async def _start_and_stop(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+async def _answer(send: Send, status: int, content: dict[str, str]) -> None:
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+app = holdfast.wrap(notes)

@@ -1,0 +1,62 @@
+"""The examples start, take a request, and take it once."""
+
+import importlib
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+KEY = {"Idempotency-Key": "one-key"}
+
+CASES = [
+    ("shop", "/orders?item=boots", "SELECT item FROM orders"),
+    ("sqlalchemy_shop", "/orders?item=boots", "SELECT item FROM orders"),
+    ("bare_asgi", "/notes", "SELECT text FROM notes"),
+]
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)  # where the example makes its database
+    name = f"examples.{request.param}"
+    module = importlib.import_module(name)
+    yield module
+    del sys.modules[name]
+
+
+@asynccontextmanager
+async def started(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Take an app through its ASGI lifespan, as a server does."""
+    import asyncio
+
+    inbox: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    outbox: asyncio.Queue[Any] = asyncio.Queue()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+    life = asyncio.create_task(app(scope, inbox.get, outbox.put))
+    await inbox.put({"type": "lifespan.startup"})
+    assert (await outbox.get())["type"] == "lifespan.startup.complete"
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://example") as client:
+        yield client
+    await inbox.put({"type": "lifespan.shutdown"})
+    assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
+    await life
+
+
+@pytest.mark.parametrize(("example", "path", "sql"), CASES, indirect=["example"])
+async def test_an_example_sent_twice_has_one_effect(example: Any, path: str, sql: str) -> None:
+    async with started(example.app) as client:
+        first = await client.post(path, content=b"milk", headers=KEY)
+        second = await client.post(path, content=b"milk", headers=KEY)
+        other = await client.post(path, content=b"bread", headers=KEY)
+        rows = await example.holdfast.store.read(sql)
+    assert first.status_code == second.status_code == 201
+    assert first.content == second.content
+    assert "Idempotency-Replayed" not in first.headers
+    assert second.headers["Idempotency-Replayed"] == "true"
+    assert other.status_code == 409
+    assert len(rows) == 1

@@ -1,0 +1,74 @@
+"""Links lead somewhere, and the pages that have to be there are."""
+
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.docs.pages import DOCS, PAGES, ROOT, anchors, links, name_of, prose
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for link in links(page):
+        parts = urlsplit(link)
+        if parts.scheme:
+            assert parts.scheme == "https", link
+            continue
+        target = page if not parts.path else (page.parent / parts.path).resolve()
+        assert target.exists(), link
+        assert target.is_relative_to(ROOT), link
+        if parts.fragment:
+            assert parts.fragment in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_begins_with_its_one_title(page: Path) -> None:
+    text = prose(page)
+    assert text.startswith("# ")
+    assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen: set[Path] = set()
+    left = [ROOT / "README.md"]
+    while left:
+        page = left.pop()
+        if page in seen:
+            continue
+        seen.add(page)
+        paths = (urlsplit(link).path for link in links(page))
+        found = ((page.parent / path).resolve() for path in paths if path.endswith(".md"))
+        left += [target for target in found if target in PAGES]
+    # The numbers are measured and written by themselves.
+    missing = {name_of(page) for page in set(PAGES) - seen}
+    assert missing <= {"docs/decisions/0004-speed.md"}
+
+
+def test_decisions_are_numbered_without_a_number_twice() -> None:
+    numbers = [page.name[:4] for page in sorted((DOCS / "decisions").glob("*.md"))]
+    assert all(number.isdigit() for number in numbers)
+    assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "decisions").glob("*.md")), ids=name_of)
+def test_a_decision_says_why_what_and_what_not(page: Path) -> None:
+    assert {"context", "choice", "rejected"} <= anchors(page)
+
+
+def test_the_changelog_has_a_section_for_what_comes_and_for_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    assert "## [Unreleased]" in text
+    assert f"## [{version[1]}]" in text
+
+
+def test_pictures_are_well_formed_and_have_a_text_for_those_who_do_not_see_them() -> None:
+    for picture in (DOCS / "images").glob("*.svg"):
+        root = ET.parse(picture).getroot()
+        names = {element.tag.rpartition("}")[2] for element in root}
+        assert {"title", "desc"} <= names
+        assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8")

@@ -1,0 +1,76 @@
+"""What a reader copies from the README and the how-to pages runs."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import ROOT, RUNNABLE, Block, name_of, python_blocks
+
+# Blocks that cannot run as they stand. Each is one too many.
+MOST_NOT_RUN = 1
+
+WITH_PYTHON = [page for page in RUNNABLE if python_blocks(page)]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Undo what a page about logging does to the process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def is_for_a_file(block: Block) -> bool:
+    """Tell a block that is the content of a test file by its first line."""
+    return block.text.startswith(("# test_", "# conftest"))
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
+def test_the_blocks_of_a_page_run_one_after_another(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "documentation"}
+    for block in python_blocks(page):
+        if block.runs:
+            # The empty lines make a traceback show the line of the page.
+            source = "\n" * (block.line - 1) + block.text
+            exec(compile(source, name_of(page), "exec"), names)
+
+
+def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:
+    page = ROOT / "docs/how-to/test-your-app.md"
+    files: dict[str, str] = {}
+    for block in python_blocks(page):
+        assert is_for_a_file(block), f"line {block.line} does not say which file it is"
+        name = block.text.partition("\n")[0].removeprefix("# ")
+        files[name] = files.get(name, "") + block.text
+    assert {"conftest.py", "test_shop.py", "test_my_store.py"} <= set(files)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", "."]
+    # The contract takes long and has its own tests: it is enough that it is found.
+    for more, passed in (["test_shop.py"], "4 passed"), (["--collect-only"], "TestMyStore"):
+        done = subprocess.run(
+            [*command, *more], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert passed in done.stdout
+
+
+def test_next_to_no_block_is_left_out() -> None:
+    left_out = [block for page in WITH_PYTHON for block in python_blocks(page) if not block.runs]
+    assert len(left_out) <= MOST_NOT_RUN
+
+
+def test_the_readme_shows_the_example_that_is_tested() -> None:
+    shown = python_blocks(ROOT / "README.md")[0].text.strip()
+    example = (ROOT / "examples/shop.py").read_text(encoding="utf-8")
+    assert example.partition('"""\n\n')[2].strip() == shown

@@ -1,0 +1,206 @@
+"""The reference is complete: what the code has and a page does not name is a failure."""
+
+import json
+import re
+import sqlite3
+from dataclasses import fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from typer.main import get_command
+
+from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy, errors
+from holdfast.cli.commands import app
+from holdfast.core.dialects import CODES
+from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER
+from holdfast.observe.metrics import PrometheusWatcher
+from holdfast.ports import Outcome
+from holdfast.server.intake import FAULT_POINTS
+from holdfast.services.catalogue import rooms
+from holdfast.services.settings import Settings
+from holdfast.stores.opening import open_store
+from tests.docs.pages import DOCS, REFERENCE, ROOT
+
+
+def rows(page: Path) -> list[list[str]]:
+    """Return the cells of every row of every table, without back quotes."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    tables = [line for line in lines if line.startswith("|")]
+    return [
+        [cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in tables
+    ]
+
+
+def row(page: Path, first: str) -> list[str]:
+    """Return the first row that begins with this cell."""
+    found = [cells for cells in rows(page) if cells[0] == first]
+    assert found, f"{page.name} should have a row for {first}"
+    return found[0]
+
+
+# -- settings -----------------------------------------------------------------------------------
+
+
+def variable_of(name: str) -> str:
+    alias = Settings.model_fields[name].validation_alias
+    return alias if isinstance(alias, str) else f"HOLDFAST_{name.upper()}"
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_variable_is_on_the_page_with_its_default(name: str) -> None:
+    shown = row(REFERENCE / "settings.md", variable_of(name))[1]
+    default: Any = Settings.model_fields[name].default
+    if default is None or name == "log_json":
+        assert shown == "off" if name.endswith("rate_limit") else not shown.isdigit()
+    elif isinstance(default, bool):
+        assert shown == str(default).lower()
+    elif isinstance(default, float):
+        assert float(shown) == default
+    else:
+        assert shown == str(default)
+
+
+def test_the_page_names_no_variable_that_is_none() -> None:
+    text = (REFERENCE / "settings.md").read_text(encoding="utf-8")
+    known = {variable_of(name) for name in Settings.model_fields}
+    assert set(re.findall(r"HOLDFAST_[A-Z_]+\b", text)) - {"HOLDFAST_"} <= known
+
+
+# -- errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_every_error_is_on_the_page_in_both_dialects(kind: str) -> None:
+    code = CODES[kind]
+    cells = row(REFERENCE / "errors.md", kind)
+    assert cells[1].startswith(str(code.status))
+    assert cells[2:4] == [code.envelope, code.problem]
+
+
+def test_every_class_of_a_request_error_stands_beside_its_kind() -> None:
+    for name in errors.__all__:
+        kind = getattr(getattr(errors, name), "kind", None)
+        if kind is not None and kind != "service":
+            assert row(REFERENCE / "errors.md", kind)[4] == name
+
+
+def test_what_a_client_is_told_to_do_is_about_codes_that_exist() -> None:
+    text = (DOCS / "how-to/write-a-client.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"((?:idempotency|concurrency)\.[a-z_]*[a-z])\b(?!_)", text))
+    assert named
+    assert named <= {code.problem for code in CODES.values()}
+
+
+# -- policies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Policy)])
+def test_every_setting_of_a_policy_is_on_the_page(field: str) -> None:
+    row(REFERENCE / "policies.md", field)
+
+
+def told(span: timedelta) -> str:
+    days = span / timedelta(days=1)
+    return f"{days:g} days" if days > 1 else f"{span / timedelta(hours=1):g} hours"
+
+
+@pytest.mark.parametrize(
+    ("column", "preset"),
+    list(enumerate((WALK, PLANNING, ROUTES, FIELD), 1)),
+    ids=["walk", "planning", "routes", "field"],
+)
+def test_the_presets_are_as_the_page_says(column: int, preset: Policy) -> None:
+    page = REFERENCE / "policies.md"
+    assert row(page, "key")[column] == ("required" if preset.key_required else "optional")
+    assert row(page, "key format")[column] == preset.key_format
+    assert row(page, "TTL of a success")[column] == told(preset.success_ttl)
+    assert row(page, "TTL of an error")[column] in (told(preset.error_ttl), "—")
+    assert row(page, "error body")[column] == preset.dialect
+    assert (row(page, "staleness cap")[column] == "none") == (preset.staleness is None)
+
+
+def test_the_retry_presets_are_as_the_page_says() -> None:
+    page = DOCS / "how-to/write-a-client.md"
+    for name, policy in ("CLIENT", CLIENT), ("DEVICE", DEVICE), ("WORKER", WORKER):
+        assert row(page, name)[4].startswith(str(policy.attempts))
+    assert row(page, "QUEUE")[2] == f"{QUEUE.first_seconds:g} s"
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+
+def commands(group: Any, prefix: str = "holdfast") -> list[tuple[str, Any]]:
+    found = []
+    for name, command in group.commands.items():
+        inner = getattr(command, "commands", None)
+        found += commands(command, f"{prefix} {name}") if inner else [(f"{prefix} {name}", command)]
+    return found
+
+
+COMMANDS = commands(get_command(app))
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_every_command_and_option_is_on_the_page(name: str, command: Any) -> None:
+    row(REFERENCE / "cli.md", name)
+    text = (REFERENCE / "cli.md").read_text(encoding="utf-8")
+    for parameter in command.params:
+        for option in parameter.opts if parameter.param_type_name == "option" else ():
+            assert option == "--help" or option in text, option
+
+
+# -- the schema -----------------------------------------------------------------------------------
+
+
+async def test_every_table_and_column_is_on_the_page(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/schema.db", rooms=rooms())
+    await store.open()
+    await store.close()
+    page = (REFERENCE / "schema.md").read_text(encoding="utf-8")
+    with sqlite3.connect(tmp_path / "schema.db") as database:
+        tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        for (table,) in tables:
+            section = page.partition(f"\n## {table}\n")[2].partition("\n## ")[0]
+            assert section, f"schema.md has no section {table}"
+            for column in database.execute(f"PRAGMA table_info({table})"):
+                assert f"`{column[1]}`" in section, f"{table}.{column[1]}"
+    database.close()
+
+
+# -- what can be seen -----------------------------------------------------------------------------
+
+
+def test_every_metric_and_outcome_is_on_the_page() -> None:
+    page = REFERENCE / "metrics-and-logs.md"
+    body, _ = PrometheusWatcher().exposition()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", body.decode(), re.MULTILINE):
+        if not name.endswith("_created"):
+            assert row(page, name)[1] == kind
+    for outcome in get_args(Outcome):
+        row(page, outcome)
+
+
+def test_every_logger_is_on_the_page() -> None:
+    text = (REFERENCE / "metrics-and-logs.md").read_text(encoding="utf-8")
+    for source in (ROOT / "src/holdfast").rglob("*.py"):
+        for name in re.findall(r'getLogger\("(holdfast\.[\w.]+)"\)', source.read_text()):
+            # What the server says of itself while it starts is not an event to look for.
+            assert name == "holdfast.server" or f"`{name}`" in text, name
+
+
+def test_every_fault_point_is_explained() -> None:
+    for point in FAULT_POINTS:
+        row(DOCS / "how-to/test-your-app.md", point)
+
+
+# -- canonical JSON -------------------------------------------------------------------------------
+
+
+def test_the_golden_cases_are_as_the_page_says() -> None:
+    text = (ROOT / "tests/fixtures/golden_hashes.json").read_text(encoding="utf-8")
+    golden = json.loads(text)
+    assert set(golden) == {"cases", "refused"}
+    assert all(set(case) == {"name", "json", "canonical", "sha256"} for case in golden["cases"])
+    assert all(set(case) == {"name", "json"} for case in golden["refused"])
