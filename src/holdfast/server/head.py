@@ -44,7 +44,8 @@ class RequestHead:
                 case b"content-type":
                     self.content_type = value.decode("latin-1")
                 case b"content-length":
-                    self.content_length = int(value) if value.isdigit() else None
+                    # More digits than these are no length, and int() would refuse them at 4300.
+                    self.content_length = int(value[:18]) if value.isdigit() else None
                 case b"authorization":
                     self.authorization = value.decode("latin-1")
                 case b"x-request-id":

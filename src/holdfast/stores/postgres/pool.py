@@ -23,7 +23,7 @@ class ConnectionPool:
         self._idle: list[Any] = []
         self._busy: set[Any] = set()
         self._connecting = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[Any]] = deque()
         self._is_closed = False
 
     async def fill(self, count: int) -> None:
@@ -34,26 +34,32 @@ class ConnectionPool:
 
     async def acquire(self, timeout_seconds: float) -> Any:
         """Return a live connection. Raises ``TimeoutError`` when none comes free in time."""
-        connection = self._take_idle()
-        if connection is not None:
-            return connection
-        if self._has_room():
-            return await self._open()
+        # Who waits comes first: a newcomer does not take what was just given back.
+        if not self._waiting:
+            connection = self._take_idle()
+            if connection is not None:
+                return connection
+            if self._has_room():
+                return await self._open()
         async with asyncio.timeout(timeout_seconds):
             return await self._wait()
 
     def release(self, connection: Any) -> None:
-        """Take a connection back. A closed one is forgotten."""
+        """Take a connection back, and hand it to whoever waits longest. A dead one is forgotten."""
         self._busy.discard(connection)
         if self._is_closed:
             connection.terminate()
         elif not connection.is_closed():
             self._idle.append(connection)
-        self._wake_next()
+        self._serve_next()
 
     async def close(self, timeout_seconds: float) -> None:
         """Wait for what is in use, then disconnect everything."""
         self._is_closed = True
+        while self._waiting:
+            ticket = self._waiting.popleft()
+            if not ticket.done():
+                ticket.set_exception(ConnectionError("the pool is closed"))
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         while self._busy and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -80,34 +86,41 @@ class ConnectionPool:
     async def _open(self) -> Any:
         self._connecting += 1
         try:
+            if self._is_closed:
+                raise ConnectionError("the pool is closed")
             connection = await self._connect()
         except BaseException:
             self._connecting -= 1
-            self._wake_next()  # the place is free again
+            self._serve_next()  # the place is free again
             raise
         self._connecting -= 1
         self._busy.add(connection)
         return connection
 
     async def _wait(self) -> Any:
-        while True:
-            ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(ticket)
-            try:
-                await ticket
-            except BaseException:
-                if ticket.done() and not ticket.cancelled():  # woken just as we left
-                    self._wake_next()
-                raise
-            connection = self._take_idle()
-            if connection is not None:
-                return connection
-            if self._has_room():
-                return await self._open()
+        """Wait in line for a connection, or for the room to open one."""
+        ticket: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append(ticket)
+        try:
+            connection = await ticket
+        except BaseException:
+            if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
+                self._give_back(ticket.result())  # served just as we left
+            raise
+        return await self._open() if connection is None else connection
 
-    def _wake_next(self) -> None:
-        while self._waiting:
-            ticket = self._waiting.popleft()
-            if not ticket.done():
-                ticket.set_result(None)
-                return
+    def _serve_next(self) -> None:
+        """Serve the head of the line: a connection if one is idle, room for one otherwise."""
+        while self._waiting and self._waiting[0].done():
+            self._waiting.popleft()
+        if not self._waiting:
+            return
+        connection = self._take_idle()
+        if connection is not None or self._has_room():
+            self._waiting.popleft().set_result(connection)
+
+    def _give_back(self, connection: Any) -> None:
+        if connection is None:
+            self._serve_next()
+        else:
+            self.release(connection)

@@ -57,6 +57,8 @@ def _outages() -> tuple[type[BaseException], ...]:
         OSError,
         TimeoutError,
         asyncpg.InterfaceError,
+        # "cannot switch to state": the server died while the connection was idle.
+        asyncpg.InternalClientError,
         asyncpg.PostgresConnectionError,
         asyncpg.CannotConnectNowError,
         asyncpg.AdminShutdownError,

@@ -34,6 +34,8 @@ _GROUP_SECONDS: Final = 0.005
 # After a COMMIT that broke a deferred constraint everyone commits alone for a while, so that the
 # one at fault fails by itself.
 _ALONE_SECONDS: Final = 1.0
+# So many quick statements run without letting the event loop do anything else.
+_IN_A_ROW: Final = 8
 # Not a name that a handler would give a savepoint of its own.
 _MARK: Final = "holdfast_unit"
 
@@ -52,6 +54,7 @@ class Writer:
         self._group: list[asyncio.Future[None]] = []
         self._group_since = 0.0
         self._alone_until = 0.0
+        self._in_a_row = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def take_turn(self) -> None:
@@ -95,6 +98,9 @@ class Writer:
             return work(db)
 
         if is_quick and not self._thread.pending:
+            self._in_a_row += 1
+            if self._in_a_row % _IN_A_ROW == 0:
+                await asyncio.sleep(0)  # a handler that inserts in a loop lets others breathe
             return self._run_here(work_inside)
         return await self._run(work_inside)
 
@@ -263,7 +269,9 @@ def _wait_and_open(db: sqlite3.Connection, mark: str | None, busy_seconds: float
     try:
         _open(db, mark)
     except _BusyError:
-        raise StoreUnavailableError("SQLite: another process does not stop writing") from None
+        raise StoreUnavailableError(
+            "SQLite: database is locked, another process does not stop writing"
+        ) from None
     finally:
         db.execute("PRAGMA busy_timeout=0")
 
