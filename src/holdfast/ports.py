@@ -94,6 +94,8 @@ class Claimed(msgspec.Struct, frozen=True):
     """The key is ours until the unit ends; nobody else runs it."""
 
     unit: UnitOfWork
+    # There is a record, but it is past its time.
+    after_expiry: bool = False
 
 
 class Found(msgspec.Struct, frozen=True):

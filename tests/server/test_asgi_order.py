@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import WALK, Policy
+from holdfast import WALK, Holdfast, Policy
+from holdfast.errors import ConfigurationError
+from holdfast.server.rate_limits import LimitsRateLimiter
 from tests.support.lab import Connection, HeldClock, open_lab
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
@@ -26,6 +28,9 @@ class Closed:
     def __init__(self, left: int) -> None:
         self.left = left
         self.asked: Counter[tuple[str, str, str]] = Counter()
+
+    def check(self, limit: str) -> None:
+        assert limit == "5/minute"
 
     async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
         self.asked[limit, tenant, endpoint] += 1
@@ -198,3 +203,17 @@ async def test_keys_in_headers(database: str, values: list[str], status: int) ->
         assert len(lab.runs) == (1 if status == 201 else 0)
         if status == 400:
             assert b'"code":"idempotency.key_invalid"' in connection.body
+
+
+async def test_a_rate_limit_that_nobody_counts_is_refused_at_start_up(database: str) -> None:
+    holdfast = Holdfast(database)
+    holdfast.guard_path("POST", "/orders", policy=WALK.but(rate_limit="5/minute"))
+    with pytest.raises(ConfigurationError, match="limiter"):
+        await holdfast.open()
+
+
+async def test_a_malformed_rate_limit_is_refused_at_start_up(database: str) -> None:
+    holdfast = Holdfast(database, limiter=LimitsRateLimiter())
+    holdfast.guard_path("POST", "/orders", policy=WALK.but(rate_limit="often"))
+    with pytest.raises(ConfigurationError, match="often"):
+        await holdfast.open()

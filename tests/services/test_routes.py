@@ -1,4 +1,4 @@
-"""Routes as seed 004 wants them, on SQLite and on PostgreSQL."""
+"""The routes service, on SQLite and on PostgreSQL."""
 
 import asyncio
 import json

@@ -12,7 +12,8 @@ import msgspec
 __all__ = ["AuditEvent", "Record", "RecordId", "Reply", "RequestMark"]
 
 # The headers a replay repeats; everything else belongs to the one exchange it was sent in.
-STORED_HEADERS = (b"content-type", b"etag", b"location")
+# The encoding belongs to the bytes: without it a compressed body could not be read.
+STORED_HEADERS = (b"content-type", b"content-encoding", b"etag", b"location")
 
 
 class RecordId(NamedTuple):

@@ -108,7 +108,7 @@ class RetryPolicy:
 
 
 def queue_policy(base_seconds: float = 1.0) -> RetryPolicy:
-    """Return the policy of seed 002's queue: 2^n times a base, n being the attempts so far.
+    """Return the policy of a device's queue: 2^n times a base, n being the attempts so far.
 
     It has no number of attempts of its own: each entry carries its ``max_attempts``.
     """
@@ -127,20 +127,20 @@ DEVICE = RetryPolicy(
     jitter_fraction=0.25,
     attempts=12,
 )
-"""Seed 000: twelve tries per wake-up, then the entry stays queued for the next one."""
+"""Twelve tries per wake-up, then the entry stays queued for the next one."""
 
 QUEUE = queue_policy()
-"""Seed 002 with a base of one second."""
+"""The queue's policy with a base of one second."""
 
 CLIENT = RetryPolicy(
     first_seconds=0.5, least_seconds=0.2, ceiling_seconds=5, jitter=Jitter.FULL, attempts=5
 )
-"""Seed 003: first 200 to 500 ms, then 200 ms to a doubling limit. A person is waiting."""
+"""First 200 to 500 ms, then 200 ms to a doubling limit. A person is waiting."""
 
 WORKER = RetryPolicy(
     first_seconds=1, ceiling_seconds=300, jitter=Jitter.UP_TO, jitter_fraction=0.5, attempts=5
 )
-"""Seed 003: five tries, then a dead letter."""
+"""Five tries, then a dead letter."""
 
 
 def is_transient(status: int | None) -> bool:

@@ -14,10 +14,10 @@ __all__ = [
 ]
 
 CAP = timedelta(days=7)
-"""How old an action may be (seed 000, section 2.4)."""
+"""How old an action may be: as long as a device may stay offline."""
 
 GRACE = timedelta(hours=6)
-"""How far a device's clock may be off, either way (seed 000, section 2.4)."""
+"""How far a device's clock may be off, either way."""
 
 # Narrower than datetime.fromisoformat(), which also takes week dates, any separator, commas, and
 # offsets of 99 minutes.
@@ -77,8 +77,7 @@ def check_submitted_after_generated(
 ) -> None:
     """Raise if an action was sent before it was made, by more than clocks can be off.
 
-    Seed 000 section 2.2 has the comparison the other way round, which would refuse every action
-    that was queued for longer than the grace.
+    Not the other way round: that would refuse every action queued for longer than the grace.
     """
     if client_generated_at - client_submitted_at > grace:
         hours = _number(grace / timedelta(hours=1))

@@ -28,6 +28,12 @@ class SpanHandle:
         self._span = span
         self._error_status = error_status
 
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Add what became known on the way, named as in the logs."""
+        for name, value in facts.items():
+            if not is_secret(name):
+                self._span.set_attribute(_PREFIX + name, value)
+
     def outcome(self, status: int, replayed: bool) -> None:
         """Say how the request was answered. A 4xx is the caller's, so the span is no error."""
         self._span.set_attribute("http.response.status_code", status)

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.core.dialects import render_error
 from holdfast.core.fingerprint import short_hash
-from holdfast.core.policy import Dialect, Policy
+from holdfast.core.policy import Policy
 from holdfast.core.record import Record, Reply
 from holdfast.errors import (
     BodyTooLargeError,
@@ -21,6 +21,7 @@ from holdfast.errors import (
     SupersededError,
     UsageError,
 )
+from holdfast.observe.traces import Spans
 from holdfast.ports import Watcher
 from holdfast.server.call import GuardedCall, Principal, make_call
 from holdfast.server.execution import Execution, Replay, running_as
@@ -49,6 +50,9 @@ _audit_log = logging.getLogger("holdfast.audit")
 class RateLimiter(Protocol):
     """Counts requests; asked before anything is stored."""
 
+    def check(self, limit: str) -> None:
+        """Raise ``ConfigurationError`` if this is not a limit it understands."""
+
     async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
         """Count one request; return None if it may pass, else how long to stay away."""
 
@@ -69,7 +73,7 @@ class GuardMiddleware:
         identify: Identify,
         watcher: Watcher,
         limiter: RateLimiter | None = None,
-        dialect: Dialect = Dialect.PROBLEM,
+        spans: Spans | None = None,
     ) -> None:
         """Wrap an app. Intake and table are asked for at the first request, not before."""
         self._app = app
@@ -78,7 +82,7 @@ class GuardMiddleware:
         self._identify = identify
         self._watch = watcher
         self._limiter = limiter
-        self._dialect = dialect
+        self._spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of the app."""
@@ -95,23 +99,45 @@ class GuardMiddleware:
         match = None if method in SAFE_METHODS else self._table().find(method, path)
         if match is None:
             await self._app(scope, receive, _with_ids(send, head))
-        else:
+        elif self._spans is None:
             await self._guarded(match, head, scope, receive, send)
+        else:
+            await self._traced(self._spans, match, head, scope, receive, send)
+
+    async def _traced(  # noqa: PLR0917 - the shape of an ASGI call, with what was found out
+        self,
+        spans: Spans,
+        match: Match,
+        head: RequestHead,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Serve a guarded request inside a span of its own."""
+
+        async def note_status(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                span.describe(head.facts())
+                span.outcome(message["status"], head.is_replay)
+            await send(message)
+
+        with spans.request(match.endpoint, {}) as span:
+            await self._guarded(match, head, scope, receive, note_status)
 
     async def _guarded(
         self, match: Match, head: RequestHead, scope: Scope, receive: Receive, send: Send
     ) -> None:
         try:
             body = await _read_body(receive, head, match.policy.max_body_bytes)
-            call = await self._call(match, head, body)
+            call = head.call = await self._call(match, head, body)
             admitted = await (await self._intake()).admit(call)
         except Disconnected:
             return
         except (RequestError, StoreUnavailableError) as error:
-            await self._refuse(error, match, head, send)
+            await self.refuse(error, match, head, send)
             return
         if isinstance(admitted, Replay):
-            await self._replay(admitted.record, call, head, send)
+            await self.replay(admitted.record, call, head, send)
             return
         await self._run(admitted, head, scope, _Body(body, receive), send)
 
@@ -170,9 +196,11 @@ class GuardMiddleware:
             _log.error("%s", misuse)
             await _send(send, _render("internal", policy, head), head, ())
 
-    async def _replay(
+    async def replay(
         self, record: Record, call: GuardedCall, head: RequestHead, send: Send
     ) -> None:
+        """Answer from the record, and say so in the audit log."""
+        head.is_replay = True
         if _audit_log.isEnabledFor(logging.INFO):
             _audit_log.info(
                 "audit.replay",
@@ -194,16 +222,17 @@ class GuardMiddleware:
         )
         await _send(send, record.reply(), head, marks)
 
-    async def _refuse(
+    async def refuse(
         self,
         error: RequestError | StoreUnavailableError,
-        match: Match,
+        asked: Match | GuardedCall,
         head: RequestHead,
         send: Send,
     ) -> None:
+        """Answer with an error of the caller's or of the store's."""
         if isinstance(error, StoreUnavailableError):
-            self._watch.outcome(match.endpoint, "unavailable")
-        await _send(send, _render(error, match.policy, head), head, ())
+            self._watch.outcome(asked.endpoint, "unavailable")
+        await _send(send, _render(error, asked.policy, head), head, ())
 
 
 class _Stop(BaseException):
@@ -291,14 +320,12 @@ class _Answer:
             outcome = await self._execution.finish(reply)
         except (RequestError, StoreUnavailableError) as error:
             self.is_sent = self.is_stopped = True
-            await _send(self._send, _render(error, self._policy, self._head), self._head, ())
+            await self._face.refuse(error, self._execution.call, self._head, self._send)
             raise _Stop from error
         self.is_sent = True
         if isinstance(outcome, Replay):
             self.is_stopped = True
-            await self._face._replay(  # noqa: SLF001 - one room
-                outcome.record, self._execution.call, self._head, self._send
-            )
+            await self._face.replay(outcome.record, self._execution.call, self._head, self._send)
             raise _Stop
         await _send(self._send, outcome, self._head, ())
 

@@ -58,6 +58,8 @@ def make_call(
         key = parse_key(key_headers, policy.key_format)
     else:
         key = _key_in_body(body, policy)
+        if key and key_headers and parse_key(key_headers, policy.key_format) != key:
+            raise KeyInvalidError(f"{policy.key_field} and Idempotency-Key are different keys")
     if key is None and policy.key_required:
         where = "header Idempotency-Key" if policy.key_field is None else policy.key_field
         raise KeyRequiredError(f"this operation needs an idempotency key ({where})")

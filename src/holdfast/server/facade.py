@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from holdfast.core.breaker import Breaker
 from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, StoreUnavailableError, UsageError
+from holdfast.observe.traces import Spans
 from holdfast.ports import Clock, FaultPoints, RecordCache, Store, Watcher
 from holdfast.server.asgi import GuardMiddleware, RateLimiter
 from holdfast.server.execution import Execution, current_execution
@@ -57,6 +58,7 @@ class Holdfast:
         breaker: Breaker | None = None,
         watcher: Watcher | None = None,
         clock: Clock | None = None,
+        spans: Spans | None = None,
         faults: FaultPoints | None = None,
     ) -> None:
         """Take a store, or the URL of one. Nothing is opened before the app starts."""
@@ -66,6 +68,7 @@ class Holdfast:
         self.watcher = watcher or Unwatched()
         self.clock = clock or SystemClock()
         self.limiter = limiter
+        self.spans = spans
         self.intake = Intake(
             self.store,
             clock=self.clock,
@@ -145,6 +148,7 @@ class Holdfast:
             identify=self.identify,
             watcher=self.watcher,
             limiter=self.limiter,
+            spans=self.spans,
         )
 
     def read_routes_with(self, routes: Callable[[], Sequence[GuardedRoute | OpenRoute]]) -> None:
@@ -163,8 +167,21 @@ class Holdfast:
                         "the app leads to it: put @guard below the route decorator, and install "
                         "Holdfast on the app that has the route"
                     )
+            self._check_limits(routes)
             self._table = GuardTable(routes)
         return self._table
+
+    def _check_limits(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
+        for route in routes:
+            limit = route.guard.policy.rate_limit if isinstance(route, GuardedRoute) else None
+            if limit is None:
+                continue
+            if self.limiter is None:
+                raise ConfigurationError(
+                    f"{route.path} has a rate limit but nobody counts: give Holdfast a limiter, "
+                    "e.g. limiter=LimitsRateLimiter() of holdfast.server.rate_limits"
+                )
+            self.limiter.check(limit)
 
     # -- running --------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Iterable
 
-from holdfast.server.call import Principal
+from holdfast.core.fingerprint import short_hash
+from holdfast.server.call import GuardedCall, Principal
 from holdfast.server.ids import new_request_id, usable_id
 
 __all__ = ["Identify", "RequestHead", "everyone"]
@@ -13,10 +14,12 @@ class RequestHead:
 
     __slots__ = (
         "authorization",
+        "call",
         "content_length",
         "content_type",
         "correlation_id",
         "headers",
+        "is_replay",
         "key_headers",
         "method",
         "path",
@@ -32,6 +35,9 @@ class RequestHead:
         self.path = path
         self.query = query
         self.headers = headers
+        # Filled in on the way, for logs and traces.
+        self.call: GuardedCall | None = None
+        self.is_replay = False
         self.key_headers: list[bytes] = []
         self.content_type: str | None = None
         self.content_length: int | None = None
@@ -54,6 +60,22 @@ class RequestHead:
                     correlation_id = usable_id(value)
         self.request_id = request_id or new_request_id()
         self.correlation_id = correlation_id or self.request_id
+
+    def facts(self) -> dict[str, str | bool]:
+        """Return what logs and traces may know of a guarded request: no key, only its hash."""
+        facts: dict[str, str | bool] = {
+            "request_id": self.request_id,
+            "correlation_id": self.correlation_id,
+        }
+        if self.call is not None:
+            facts |= {
+                "endpoint": self.call.endpoint,
+                "tenant": self.call.principal.tenant,
+                "replayed": self.is_replay,
+            }
+            if self.call.record_id is not None:
+                facts["key_hash"] = short_hash(self.call.record_id.key)
+        return facts
 
     def header(self, name: str) -> str | None:
         """Return the first value of a header, or None."""

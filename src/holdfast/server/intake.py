@@ -114,12 +114,13 @@ class Intake:
             self.in_flight.leave(record_id, None)
             raise
         if isinstance(claim, Found):
-            self.memory.put(claim.record)
             self.in_flight.leave(record_id, claim.record)
             replay = self.settle(call, decide(claim.record, call.mark, self.clock.now()))
             if replay is None:  # it expired between the look-up and now
                 raise StoreUnavailableError("the record expired just now; send it again")
             return replay
+        if claim.after_expiry:
+            self.watch.expired(call.endpoint)
         # From here on the execution gives up the lead, on whichever way it ends.
         execution = Execution(self, call, claim.unit)
         try:
@@ -141,12 +142,13 @@ class Intake:
         """Claim the key, waiting without a connection while another process holds it."""
         pause = _POLL_FIRST_SECONDS
         while True:
-            claim: Claim | None = None
-            if self.cache is not None:
-                cached = await self.cache.get(record_id, now)
-                claim = None if cached is None else Found(cached)
-            if claim is None:
-                claim = await self.guard_store("claim", self.store.claim(record_id, now))
+            cached = None if self.cache is None else await self.cache.get(record_id, now)
+            if cached is not None:
+                self.memory.put(cached)
+                return Found(cached)
+            claim: Claim = await self.guard_store("claim", self.store.claim(record_id, now))
+            if isinstance(claim, Found):
+                self.remember(claim.record)
             if not isinstance(claim, Held):
                 return claim
             if deadline is None:

@@ -47,6 +47,10 @@ class LimitsRateLimiter:
         )
         self._paused_until: float | None = None
 
+    def check(self, limit: str) -> None:
+        """Raise ``ConfigurationError`` if this is not a limit such as ``50/minute``."""
+        check_limit(limit)
+
     async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
         """Count one request; return None if it may pass, else how long to stay away."""
         parsed = _parse(limit)

@@ -91,7 +91,7 @@ class Edge:
             await self._app(scope, receive, note_status)
         except Exception:
             head = _head(scope)
-            _log.exception("unhandled", extra={"path": scope["path"], **_ids(head)})
+            _log.exception("unhandled", extra={"path": scope["path"], **_facts(head)})
             if status:  # begun already: all that is left is to cut it off
                 raise
             await _send_internal(scope, head, note_status)
@@ -102,7 +102,7 @@ class Edge:
                 "status": status,
                 "milliseconds": round((time.perf_counter() - started) * 1000, 3),
             }
-            _log.info("request", extra=facts | _ids(_head(scope)))
+            _log.info("request", extra=facts | _facts(_head(scope)))
 
 
 async def _refuse_invalid(request: Request, error: Exception) -> Response:
@@ -173,10 +173,8 @@ def _request_id(head: RequestHead | None) -> str:
     return "" if head is None else head.request_id
 
 
-def _ids(head: RequestHead | None) -> dict[str, str]:
-    if head is None:
-        return {}
-    return {"request_id": head.request_id, "correlation_id": head.correlation_id}
+def _facts(head: RequestHead | None) -> dict[str, str | bool]:
+    return {} if head is None else head.facts()
 
 
 def _says_json(request: Request) -> bool:

@@ -144,7 +144,7 @@ class Settings(BaseSettings):
     planning_success_ttl_hours: Hours = Field(24.0, description=_HOURS)
     planning_error_ttl_hours: Hours = Field(4.0, description=_HOURS)
     routes_success_ttl_hours: Hours = Field(24.0, description=_HOURS)
-    # The same by the name seed 004 gives it; the one above wins where both are set.
+    # The same by an older name; the one above wins where both are set.
     routes_idempotency_ttl_hours: Hours | None = Field(
         None, validation_alias=_SEED_004, description=_HOURS
     )

@@ -1,1 +1,1 @@
-"""Route submissions (seed 004): a walk is asked for, accepted at once, and made later."""
+"""Route submissions: a walk is asked for, accepted at once, and made later."""

@@ -84,10 +84,10 @@ class ConnectionPool:
         return len(self._busy) + len(self._idle) + self._connecting < self._most
 
     async def _open(self) -> Any:
+        if self._is_closed:
+            raise ConnectionError("the pool is closed")
         self._connecting += 1
         try:
-            if self._is_closed:
-                raise ConnectionError("the pool is closed")
             connection = await self._connect()
         except BaseException:
             self._connecting -= 1

@@ -36,7 +36,9 @@ __all__ = ["PostgresStore", "PostgresTransaction"]
 _SQL = load_queries("holdfast.stores.postgres")
 _FIND: Final = _SQL["find_record"]
 
-_HELD_STATE: Final = "HF001"
+# What holdfast_claim says by its number of rows: ours (and whether an expired record is there).
+_OURS: Final = {"SELECT 0": False, "SELECT 3": True}
+_HELD_TAG: Final = "SELECT 2"
 _SUPERSEDED_STATE: Final = "HF002"
 _MIGRATION_LOCK: Final = 0x686F6C64  # "hold"
 
@@ -155,24 +157,19 @@ class PostgresStore:
                 f"{text_literal(tenant)},{text_literal(endpoint)},{text_literal(key)},"
                 f"{instant_literal(now)})"
             )
-            if tag == "SELECT 0":
-                return Claimed(PostgresUnit(self, connection))
-            row = await connection.fetchrow(_FIND, *record_id, now)
+            if tag in _OURS:
+                return Claimed(PostgresUnit(self, connection), after_expiry=_OURS[tag])
+            row = None
+            if tag != _HELD_TAG:
+                row = await connection.fetchrow(_FIND, *record_id, now)
             await connection.execute("ROLLBACK")
-        except asyncpg.PostgresError as error:
-            if error.sqlstate == _HELD_STATE:
-                await self._undo(connection)
-                return HELD
+        except BaseException as error:  # or cancelled: the connection is in an unknown state
             await self._undo(connection)
-            raise _unavailable(error) from error
-        except OUTAGES as error:
-            await self._undo(connection)
-            raise _unavailable(error) from error
-        except BaseException:  # cancelled: the connection is in an unknown state
-            await self._undo(connection)
+            if isinstance(error, (asyncpg.PostgresError, *OUTAGES)):
+                raise _unavailable(error) from error
             raise
         self._release(connection)
-        # Swept between the two statements: then it was past its time a moment ago.
+        # No row although there was one: swept in between, so it was past its time just now.
         return Found(_record(record_id, row)) if row is not None else HELD
 
     async def begin(self) -> "PostgresUnit":

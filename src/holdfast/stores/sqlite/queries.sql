@@ -5,6 +5,18 @@ SELECT canonical_body_hash, request_fingerprint, response_status, response_body,
   FROM idempotency_records
  WHERE tenant = ? AND endpoint = ? AND idempotency_key = ? AND expires_at > ?;
 
+-- name: live_record_exists
+-- The one look-up that counts, made in the write transaction: nobody can write after it but us.
+SELECT 1 FROM idempotency_records
+ WHERE tenant = ? AND endpoint = ? AND idempotency_key = ? AND expires_at > ?;
+
+-- name: find_any_record
+-- The record of a key, past its time or not: the claim tells the two apart.
+SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
+       request_id, correlation_id, audit_id, created_at, expires_at
+  FROM idempotency_records
+ WHERE tenant = ? AND endpoint = ? AND idempotency_key = ?;
+
 -- name: save_record
 -- The primary key is the judge: a live record of the same key leaves this with no row changed,
 -- and the transaction must not commit. An expired one is written over.

@@ -13,7 +13,8 @@ from holdfast.stores.queries import load_queries
 
 __all__ = [
     "audit_values",
-    "find",
+    "exists",
+    "find_any",
     "is_outage",
     "record_of",
     "record_values",
@@ -22,7 +23,9 @@ __all__ = [
     "to_values",
 ]
 
-_FIND: Final = load_queries("holdfast.stores.sqlite")["find_record"]
+_SQL: Final = load_queries("holdfast.stores.sqlite")
+_FIND_ANY: Final = _SQL["find_any_record"]
+_EXISTS: Final = _SQL["live_record_exists"]
 
 _encode_headers = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -62,10 +65,15 @@ def rows_of(cursor: sqlite3.Cursor) -> list[Row]:
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
-def find(db: sqlite3.Connection, record_id: RecordId, instant: str) -> Record | None:
-    """Return the live record of a key."""
-    row = db.execute(_FIND, (*record_id, instant)).fetchone()
+def find_any(db: sqlite3.Connection, record_id: RecordId) -> Record | None:
+    """Return the record of a key, past its time or not."""
+    row = db.execute(_FIND_ANY, record_id).fetchone()
     return None if row is None else record_of(record_id, row)
+
+
+def exists(db: sqlite3.Connection, record_id: RecordId, instant: str) -> bool:
+    """Tell whether a key has a live record."""
+    return db.execute(_EXISTS, (*record_id, instant)).fetchone() is not None
 
 
 def record_of(record_id: RecordId, row: Sequence[Any]) -> Record:

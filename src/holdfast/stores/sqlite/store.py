@@ -12,7 +12,7 @@ from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import Migration, check_known, load_migrations
 from holdfast.stores.queries import load_queries
-from holdfast.stores.sqlite.rows import find, is_outage, record_of, rows_of, to_text, to_values
+from holdfast.stores.sqlite.rows import find_any, is_outage, record_of, rows_of, to_text, to_values
 from holdfast.stores.sqlite.thread import ConnectionThread
 from holdfast.stores.sqlite.unit import SqliteUnit
 from holdfast.stores.sqlite.writer import Writer
@@ -85,35 +85,27 @@ class SqliteStore:
         await self._read(lambda db: db.execute("SELECT 1").fetchone())
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
-        """Look a key up, here and now: a probe of one B-tree costs less than a hop to a thread.
-
-        Only where SQLite would have to wait is the reader's thread asked.
-        """
-        instant = to_text(now)
-        if self._lookup is None:
-            raise StoreUnavailableError("the store is not open")
-        try:
-            return find(self._lookup, record_id, instant)
-        except sqlite3.OperationalError:
-            record: Record | None = await self._read(lambda db: find(db, record_id, instant))
-            return record
+        """Look a key up, here and now: a probe of one B-tree costs less than a hop to a thread."""
+        record = await self._probe(record_id)
+        return None if record is None or record.expires_at <= now else record
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
         """Look the key up; what is not there is ours, until the primary key says otherwise.
 
-        Duplicates within this process never get here twice at once. Should another process run
-        the same key at this moment, the second of the two is undone at its commit.
+        Duplicates within this process never get here twice at once. Those of another process
+        are found out when the write turn is taken, before the handler's first statement runs.
         """
-        record = await self.find(record_id, now)
-        if record is not None:
+        record = await self._probe(record_id)
+        if record is not None and record.expires_at > now:
             return Found(record)
-        return Claimed(SqliteUnit(self._writer))
+        unit = SqliteUnit(self._writer, record_id, to_text(now))
+        return Claimed(unit, after_expiry=record is not None)
 
     async def begin(self) -> SqliteUnit:
         """Open a transaction without a key."""
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
-        return SqliteUnit(self._writer)
+        return SqliteUnit(self._writer, None, "")
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Query on the reader's connection."""
@@ -125,7 +117,7 @@ class SqliteStore:
         """Delete one small batch, in a turn of its own."""
         instant = to_text(now)
 
-        unit = SqliteUnit(self._writer)
+        unit = SqliteUnit(self._writer, None, "")
         try:
             gone: int = await unit.run(
                 lambda db: db.execute(_SQL["sweep_records"], (instant, limit)).rowcount
@@ -166,6 +158,15 @@ class SqliteStore:
         self._writing = ConnectionThread("holdfast-sqlite-writer", self._connect_writer)
         self._reader = ConnectionThread("holdfast-sqlite-reader", self._connect)
         self._writer = Writer(self._writing, busy_seconds=self._busy_seconds)
+
+    async def _probe(self, record_id: RecordId) -> Record | None:
+        if self._lookup is None:
+            raise StoreUnavailableError("the store is not open")
+        try:
+            return find_any(self._lookup, record_id)
+        except sqlite3.OperationalError:  # SQLite would have to wait: not here
+            record: Record | None = await self._read(lambda db: find_any(db, record_id))
+            return record
 
     # -- the two threads ------------------------------------------------------------------
 

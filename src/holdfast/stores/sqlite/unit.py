@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from holdfast.core.record import AuditEvent, Record
+from holdfast.core.record import AuditEvent, Record, RecordId
 from holdfast.errors import NoTransactionError, StoreUnavailableError, SupersededError, UsageError
 from holdfast.ports import Params, Row
 from holdfast.stores.queries import load_queries
 from holdfast.stores.sqlite.rows import (
     audit_values,
+    exists,
     is_outage,
     record_values,
     rows_of,
@@ -69,9 +70,11 @@ class SqliteTransaction:
 class SqliteUnit:
     """Takes the write turn late and gives it back on every way out."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, record_id: RecordId | None, claimed_at: str) -> None:
         """Hold nothing yet."""
         self._writer = writer
+        self._record_id = record_id
+        self._claimed_at = claimed_at
         self._has_turn = False
         self._ended = False
         self.superseded = False
@@ -129,9 +132,15 @@ class SqliteUnit:
                 await self._writer.rollback()
 
     async def _begin(self, work: Any, *, is_quick: bool) -> Any:
+        def check_and_work(db: sqlite3.Connection) -> Any:
+            if self._record_id is not None and exists(db, self._record_id, self._claimed_at):
+                self.superseded = True
+                raise SupersededError("another request with this key was committed first")
+            return work(db)
+
         await self._writer.take_turn()
         self._has_turn = True
-        return await self._writer.begin(work, is_quick=is_quick)
+        return await self._writer.begin(check_and_work, is_quick=is_quick)
 
 
 @lru_cache(maxsize=1024)

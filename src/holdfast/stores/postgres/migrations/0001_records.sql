@@ -58,17 +58,27 @@ VALUES (1, decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-
 -- In one statement the snapshot would be older than the lock, and a record committed in between
 -- would be missed. The lock ends with the transaction, so a killed process leaves nothing behind.
 -- It is tried, never waited for: who waits, waits without a connection.
+-- The answer is a number of rows, which fits into the command tag of a shared message: none when the
+-- key is ours, one when it has a live record, two when it is held, three when it is ours and has a
+-- record past its time. (An exception for "held" would put the statement, and with it the key, into
+-- the server's log.)
 CREATE FUNCTION holdfast_claim(
     p_lock bigint, p_tenant text, p_endpoint text, p_key text, p_now timestamptz
 ) RETURNS SETOF integer LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_expires_at timestamptz;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(p_lock) THEN
-        RAISE EXCEPTION 'the key is held' USING ERRCODE = 'HF001';
+        RETURN QUERY SELECT generate_series(1, 2);
+        RETURN;
     END IF;
-    RETURN QUERY
-        SELECT 1 FROM idempotency_records
-         WHERE tenant = p_tenant AND endpoint = p_endpoint AND idempotency_key = p_key
-           AND expires_at > p_now;
+    SELECT expires_at INTO v_expires_at FROM idempotency_records
+     WHERE tenant = p_tenant AND endpoint = p_endpoint AND idempotency_key = p_key;
+    IF v_expires_at > p_now THEN
+        RETURN NEXT 1;
+    ELSIF v_expires_at IS NOT NULL THEN
+        RETURN QUERY SELECT generate_series(1, 3);
+    END IF;
 END $$;
 
 -- Write the record and the audit event. The primary key is the judge: a live record of the same
