@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,7 @@ _encode_headers = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
+@lru_cache(maxsize=256)  # one instant is written several times per request
 def to_text(instant: datetime) -> str:
     """Write an instant so that text order is time order: fixed width, UTC."""
     return instant.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "Z"

@@ -68,7 +68,7 @@ class Writer:
             await ticket
         except asyncio.CancelledError:
             if ticket.done() and not ticket.cancelled():  # given just as we left
-                self._finish_whatever_happens(self._pass_on())
+                self._give_turn()
             raise
 
     async def begin(self, work: Work, *, is_quick: bool) -> Any:
@@ -108,9 +108,23 @@ class Writer:
         """Run the last piece of work, give the turn back, and wait until all is on the disk.
 
         When it raises, everything was undone and the turn given back already. So it is when the
-        caller is cancelled: the ending goes on by itself, and nobody may end it a second time.
+        caller is cancelled: the group commits by itself, and nobody may end it a second time.
         """
-        await asyncio.shield(self._finish_whatever_happens(self._commit(work)))
+        try:
+            await self.run(work, is_quick=True)
+        except BaseException:
+            await self.rollback()
+            raise
+        loop = asyncio.get_running_loop()
+        committed: asyncio.Future[None] = loop.create_future()
+        if not self._group:
+            self._group_since = loop.time()
+        self._group.append(committed)
+        if self._should_close(loop.time()):
+            self._finish_whatever_happens(self._close_group())
+        else:
+            self._give_turn()
+        await committed
 
     async def rollback(self) -> None:
         """Undo the one whose turn it is, and only that one. Gives the turn back."""
@@ -121,29 +135,13 @@ class Writer:
     def _finish_whatever_happens(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._tasks.discard)
         return task
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen: whoever was waiting has got it, or has left
-
-    async def _commit(self, work: Work) -> None:
-        try:
-            await self.run(work, is_quick=True)
-        except BaseException:
-            await self._rollback()
-            raise
-        loop = asyncio.get_running_loop()
-        committed: asyncio.Future[None] = loop.create_future()
-        if not self._group:
-            self._group_since = loop.time()
-        self._group.append(committed)
-        if self._should_close(loop.time()):
-            await self._commit_group()
-        await self._pass_on()
-        await committed
+    async def _close_group(self) -> None:
+        with suppress(Exception):  # the members are told
+            await self._run(_commit_all, commits=True)
+        self._give_turn()
 
     async def _rollback(self) -> None:
         mark = self._mark()
@@ -164,22 +162,16 @@ class Writer:
 
         with suppress(Exception):
             await self._run(undo)
-        await self._pass_on()
+        self._give_turn()
 
-    async def _pass_on(self) -> None:
+    def _give_turn(self) -> None:
         """Give the turn to the next; with nobody waiting, commit what is still open."""
-        if self._group and not self._has_waiting():
-            await self._commit_group()
-        while self._waiting:
-            ticket = self._waiting.popleft()
-            if not ticket.done():
-                ticket.set_result(None)
-                return
-        self._taken = False
-
-    async def _commit_group(self) -> None:
-        with suppress(Exception):  # the members are told
-            await self._run(_commit_all, commits=True)
+        if self._has_waiting():
+            self._waiting.popleft().set_result(None)
+        elif self._group:
+            self._finish_whatever_happens(self._close_group())
+        else:
+            self._taken = False
 
     # -- groups -----------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 -- What the server remembers of each guarded request. The tenant is the first column of the key:
--- no look-up can cross it. WITHOUT ROWID keeps the record in the index it is found by.
+-- no look-up can cross it. Rows are appended and only the slim key index is written at random
+-- places: WITHOUT ROWID would scatter whole records.
 CREATE TABLE idempotency_records (
     tenant              TEXT NOT NULL,
     endpoint            TEXT NOT NULL,
@@ -15,7 +16,7 @@ CREATE TABLE idempotency_records (
     created_at          TEXT NOT NULL,
     expires_at          TEXT NOT NULL,
     PRIMARY KEY (tenant, endpoint, idempotency_key)
-) WITHOUT ROWID;
+);
 
 -- The sweep walks this from its old end.
 CREATE INDEX idx_idempotency_records_expires_at ON idempotency_records (expires_at);
