@@ -24,8 +24,11 @@ async def _client(port: int, until: float, keys: list[str] | None) -> int:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             if not head.startswith(b"http/1.1 201"):
                 raise RuntimeError(head.decode())
-            at = head.index(b"content-length: ") + 16
-            await reader.readexactly(int(head[at : head.index(b"\r", at)]))
+            if b"transfer-encoding: chunked" in head:
+                await reader.readuntil(b"0\r\n\r\n")
+            else:
+                at = head.index(b"content-length: ") + 16
+                await reader.readexactly(int(head[at : head.index(b"\r", at)]))
             done += 1
     finally:
         writer.close()

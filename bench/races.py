@@ -72,7 +72,7 @@ def ratio(one: Contender, other: Contender) -> tuple[float, float, float]:
 def _load(contender: Contender, seconds: float) -> float:
     command = [sys.executable, "-m", "bench.load", str(contender.port), str(seconds)]
     command += [str(CONNECTIONS), "replay" if contender.replay else "unique"]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def _free_port() -> int:

@@ -41,8 +41,6 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _DEEP = b"[" * (MAX_DEPTH + 1)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-# The first byte, in UTF-8, of a character that UTF-16 spells with a surrogate pair.
-_SUPPLEMENTARY = b"\xf0\xf1\xf2\xf3\xf4"
 # How msgspec prints a whole double, and one with an exponent. Two patterns, as each begins with a
 # fixed byte to jump to, which makes them several times quicker than one.
 _WHOLE_DOUBLE = re.compile(rb"\.0(?:[,\]}]|\Z)")
@@ -65,24 +63,44 @@ def canonical_json(raw: bytes, *, volatile: frozenset[str] = frozenset()) -> byt
     one JSON value with one meaning.
     """
     # Bodies of clients that write 5.0 are known at sight; to find out later costs twice.
-    spell = _WHOLE_DOUBLE.search(raw) is not None
-    value = _decode(raw, spell=spell)
+    spell = b".0" in raw and _WHOLE_DOUBLE.search(raw) is not None
+    try:
+        value = _decode_spelled(raw) if spell else _decode_doubles(raw)
+    except Exception:  # noqa: BLE001 - decoded once more, slowly, to say what is wrong
+        value = _decode(raw, spell=spell)
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_too_deep(raw):
         raise _too_deep()
-    removed = _take(value, volatile)
+    removed = _take(value, volatile) if volatile else b""
     out = _encode_sorted(value)
-    if not spell and (_WHOLE_DOUBLE.search(out) is not None or _EXPONENT.search(out) is not None):
+    if not spell and (
+        (b".0" in out and _WHOLE_DOUBLE.search(out) is not None)
+        or _EXPONENT.search(out) is not None
+    ):
         value = _decode(raw, spell=True)
         removed = _take(value, volatile)
         out = _encode_sorted(value)
     escaped = raw.count(b"\\u0022") if b"\\" in raw else 0
     if escaped and b"\\\\u0022" in raw:
         _refuse_duplicates(raw)
-    elif raw.count(b'"') + escaped != out.count(b'"') + removed.count(b'"'):
+    elif raw.count(b'"') + escaped != out.count(b'"') + (removed.count(b'"') if removed else 0):
         raise _duplicate()
-    if not out.isascii() and len(out.translate(None, _SUPPLEMENTARY)) != len(out):
-        return _encode_as_is(_in_utf16_order(value))
-    return out
+    if out.isascii() or not _has_supplementary(out):
+        return out
+    return _encode_as_is(_in_utf16_order(value))
+
+
+def _has_supplementary(text: bytes) -> bool:
+    """Tell whether there is a character that UTF-16 spells with a surrogate pair.
+
+    Looked for by its first byte in UTF-8. Written out: each search is one call into C.
+    """
+    return (
+        b"\xf0" in text
+        or b"\xf1" in text
+        or b"\xf2" in text
+        or b"\xf3" in text
+        or b"\xf4" in text
+    )
 
 
 def _take(value: Any, names: frozenset[str]) -> bytes:

@@ -1,0 +1,136 @@
+"""Look-up and sweep with millions of records in the table, on both databases."""
+
+import asyncio
+import sqlite3
+import statistics
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+
+from holdfast.core.record import RecordId
+from holdfast.ports import Store
+from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.sqlite import SqliteStore
+
+ENDPOINT = "POST /orders"
+# A tenth of all records is past its time when the sweep begins.
+EXPIRED_SHARE = 10
+LOOKUPS = 300
+
+_POSTGRES_FILL = """
+INSERT INTO idempotency_records
+SELECT 'tenant-' || n % 1000, $2, gen_random_uuid()::text,
+       repeat('a', 64), repeat('b', 64), 201, convert_to(repeat('x', 80), 'UTF8'),
+       '{"content-type":"application/json"}'::jsonb, repeat('r', 32), repeat('r', 32), NULL,
+       now(), now() + CASE WHEN n % $3 = 0 THEN interval '-1 minute' ELSE interval '1 day' END
+  FROM generate_series(1, $1::bigint) AS n
+"""
+_SQLITE_FILL = """
+WITH RECURSIVE count(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < :rows)
+INSERT INTO idempotency_records
+SELECT 'tenant-' || (n % 1000), :endpoint, lower(hex(randomblob(16))),
+       :hash, :hash, 201, zeroblob(80), '{"content-type":"application/json"}', :id, :id, NULL,
+       :now, CASE WHEN n % :share = 0 THEN :past ELSE :future END
+  FROM count
+"""
+
+
+async def postgres(url: str, rows: int) -> dict[str, float]:
+    """Measure on PostgreSQL."""
+    empty = PostgresStore(url, min_connections=2)
+    await empty.open()
+    try:
+        before = await _lookups(empty)
+        connection = await asyncpg.connect(url)
+        for done in range(0, rows, 500_000):
+            await connection.execute(
+                _POSTGRES_FILL, min(500_000, rows - done), ENDPOINT, EXPIRED_SHARE, timeout=900
+            )
+        await connection.execute("VACUUM ANALYZE idempotency_records", timeout=900)
+        await connection.close()
+        after = await _lookups(empty)
+        return {"rows": rows, **_compared(before, after), **await _sweep(empty)}
+    finally:
+        await empty.close()
+
+
+async def sqlite(path: str, rows: int) -> dict[str, float]:
+    """Measure on SQLite."""
+    store = SqliteStore(path)
+    await store.open()
+    try:
+        before = await _lookups(store)
+        await asyncio.to_thread(_fill_sqlite, path, rows)
+        after = await _lookups(store)
+        return {"rows": rows, **_compared(before, after), **await _sweep(store)}
+    finally:
+        await store.close()
+
+
+def _fill_sqlite(path: str, rows: int) -> None:
+    now = datetime.now(UTC)
+
+    def text(moment: datetime) -> str:
+        return moment.isoformat(timespec="microseconds")[:26] + "Z"
+
+    values = {
+        "rows": rows,
+        "endpoint": ENDPOINT,
+        "hash": "a" * 64,
+        "id": "r" * 32,
+        "share": EXPIRED_SHARE,
+        "now": text(now),
+        "past": text(now - timedelta(minutes=1)),
+        "future": text(now + timedelta(days=1)),
+    }
+    with sqlite3.connect(path, timeout=60) as db:
+        db.execute("PRAGMA cache_size=-400000")
+        db.execute(_SQLITE_FILL, values)
+    db.close()
+
+
+async def _lookups(store: Store) -> list[float]:
+    """Time single look-ups of keys that are not there: what every fresh request pays."""
+    now = datetime.now(UTC)
+    times = []
+    for number in range(LOOKUPS + 50):
+        wanted = RecordId(f"tenant-{number % 1000}", ENDPOINT, str(uuid.uuid4()))
+        started = time.perf_counter()
+        await store.find(wanted, now)
+        times.append(time.perf_counter() - started)
+    return times[50:]
+
+
+def _compared(before: list[float], after: list[float]) -> dict[str, float]:
+    return {
+        "lookup_empty_us": statistics.median(before) * 1e6,
+        "lookup_full_us": statistics.median(after) * 1e6,
+        "lookup_ratio": statistics.median(after) / statistics.median(before),
+    }
+
+
+async def _sweep(store: Store) -> dict[str, float]:
+    """Sweep for some seconds while look-ups go on beside it."""
+    quiet = await _lookups(store)
+    gone = 0
+    started = time.perf_counter()
+    busy: list[float] = []
+
+    async def look() -> None:
+        busy.extend(await _lookups(store))
+
+    watcher = asyncio.create_task(look())
+    while True:
+        batch = await store.sweep(datetime.now(UTC), 500)
+        gone += batch
+        if batch == 0 or time.perf_counter() - started > 20:
+            break
+    seconds = time.perf_counter() - started
+    await watcher
+    return {
+        "swept_rows": gone,
+        "swept_per_second": gone / seconds,
+        "lookup_during_sweep_ratio": statistics.median(busy) / statistics.median(quiet),
+    }
