@@ -17,7 +17,7 @@ from holdfast.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from holdfast.ports import Found
+from holdfast.ports import Claimed, Found
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.servers import RealPostgres
 from holdfast.testing.store_contract import NOW, a_record, an_audit_event, claimed, commit
@@ -292,5 +292,35 @@ async def test_no_connection_is_lost_on_any_way_out(clean_postgres_url):
             if not isinstance(done, BaseException):
                 await done.rollback()
         await asyncio.gather(*(commit(store, a_record(f"last-{number}")) for number in range(10)))
+    finally:
+        await store.close()
+
+
+async def test_a_guarded_request_takes_no_more_round_trips_than_a_bare_one(
+    postgres_url: str,
+) -> None:
+    sent: list[str] = []
+    store = PostgresStore(postgres_url, max_connections=1)
+    await store.open()
+    try:
+        connection = await store._acquire()
+        await connection.execute("CREATE TABLE boots (id text PRIMARY KEY)")
+        connection.add_query_logger(lambda query: sent.append(query.query))
+        store.release(connection)
+
+        bare = await store._acquire()
+        async with bare.transaction():
+            await bare.execute("INSERT INTO boots VALUES ($1)", "bare")
+        store.release(bare)
+        round_trips, sent[:] = len(sent), []
+
+        record = a_record()
+        claim = await store.claim(record.id, record.created_at)
+        assert isinstance(claim, Claimed)
+        await claim.unit.transaction.execute("INSERT INTO boots VALUES (:id)", {"id": "guarded"})
+        await claim.unit.commit(record, None)
+        assert len(sent) == round_trips == 3
+        assert sent[0].startswith("BEGIN;")
+        assert sent[2].endswith(";COMMIT")
     finally:
         await store.close()

@@ -3,16 +3,15 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
-from sqlalchemy import StaticPool, event
+from sqlalchemy import StaticPool
 from sqlalchemy import exc as sa_errors
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
-from sqlalchemy.util import await_only
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.fingerprint import lock_number
@@ -20,22 +19,20 @@ from holdfast.core.record import AuditEvent, Record, RecordId, RequestMark
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
-    NoTransactionError,
     StoreUnavailableError,
     SupersededError,
-    UsageError,
 )
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import Migration, check_known, load_migrations
 from holdfast.stores.postgres.params import positional
 from holdfast.stores.queries import load_queries
-from holdfast.stores.sqlite.rows import (
-    from_text,
-    is_outage,
-    record_values,
-    to_text,
-    to_values,
+from holdfast.stores.sqlalchemy_unit import (
+    SUPERSEDED,
+    SqlAlchemyUnit,
+    telling_outages,
+    undoing,
 )
+from holdfast.stores.sqlite.rows import from_text, record_values, to_text, to_values
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
 
@@ -45,14 +42,10 @@ _log = logging.getLogger("holdfast.stores")
 
 _DRIVERS: Final = {("sqlite", "aiosqlite"): "sqlite", ("postgresql", "asyncpg"): "postgres"}
 _MIGRATION_LOCK: Final = 0x686F6C64  # the one PostgresStore takes: both may start on one database
-_ROLLBACK_SECONDS: Final = 5.0
 _SYNCHRONOUS_FULL: Final = 2
 
-_SUPERSEDED: Final = "another request with this key was committed first"
 # Ours, and what PostgreSQL says in its place where the app's engine is REPEATABLE READ.
 _SUPERSEDED_STATES: Final = frozenset({"HF002", "40001"})
-# Shut down, starting up, full, a standby; and a transaction that a failed statement has spoilt.
-_OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006", "25P02"})
 
 # The parameters of SQLite's list_records, in the order PostgreSQL's are numbered.
 _LIST_NAMES: Final = (
@@ -160,7 +153,7 @@ class SqlAlchemyStore:
                 return Found(record)
             return Claimed(self._unit(record_id, self.instant(now)))
         unit = self._unit(record_id, now)
-        async with _undoing(unit):
+        async with undoing(unit):
             connection = await unit.transaction.connection()
             # The lock and the look-up are two statements: in one, the snapshot would be older
             # than the lock, and a record committed in between would be missed.
@@ -178,11 +171,11 @@ class SqlAlchemyStore:
                 return Found(_record(record_id, row))
         return Claimed(unit)
 
-    async def begin(self) -> "SqlAlchemyUnit":
+    async def begin(self) -> SqlAlchemyUnit:
         """Open a transaction without a key."""
         unit = self._unit(None, None)
         if not self.is_sqlite:
-            async with _undoing(unit):
+            async with undoing(unit):
                 connection = await unit.transaction.connection()
                 await connection.exec_driver_sql("SELECT 1")
                 await _refuse_autocommit(connection)
@@ -259,7 +252,7 @@ class SqlAlchemyStore:
                     self._sql["save_record"], record_values(record)
                 )
                 if saved.rowcount == 0:
-                    raise SupersededError(_SUPERSEDED)
+                    raise SupersededError(SUPERSEDED)
             if audit is not None:
                 await self._save_audit(connection, audit)
             await connection.exec_driver_sql("RELEASE holdfast")
@@ -271,7 +264,7 @@ class SqlAlchemyStore:
                 await connection.exec_driver_sql(self._sql["finish"], values)
             except sa_errors.DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) in _SUPERSEDED_STATES:
-                    raise SupersededError(_SUPERSEDED) from error
+                    raise SupersededError(SUPERSEDED) from error
                 raise
         elif audit is not None:
             await self._save_audit(connection, audit)
@@ -288,7 +281,7 @@ class SqlAlchemyStore:
 
     # -- inside ---------------------------------------------------------------------------
 
-    def _unit(self, record_id: RecordId | None, claimed_at: Any) -> "SqlAlchemyUnit":
+    def _unit(self, record_id: RecordId | None, claimed_at: Any) -> SqlAlchemyUnit:
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
         return SqlAlchemyUnit(self, self._sessions(), record_id, claimed_at)
@@ -301,7 +294,7 @@ class SqlAlchemyStore:
         options: Any = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         session = self._sessions()
         try:
-            with _telling_outages():
+            with telling_outages():
                 yield await session.connection(execution_options=options)
         finally:
             await self.end(session.close())
@@ -325,7 +318,7 @@ class SqlAlchemyStore:
     async def _transact(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """Do something of ours in a transaction of its own."""
         unit = self._unit(None, None)
-        async with _undoing(unit):
+        async with undoing(unit):
             result = await work(await unit.transaction.connection())
         try:
             await unit.commit(None, None)
@@ -365,124 +358,6 @@ class SqlAlchemyStore:
             )
 
 
-class SqlAlchemyUnit:
-    """One guarded request's session. Ends in exactly one commit or rollback, both ours."""
-
-    def __init__(
-        self,
-        store: SqlAlchemyStore,
-        session: AsyncSession,
-        record_id: RecordId | None,
-        claimed_at: Any,
-    ) -> None:
-        """Watch the session; on SQLite nothing is held before its first statement."""
-        self._store = store
-        self._record_id = record_id
-        self._claimed_at = claimed_at
-        self._has_turn = False
-        self._is_ours_to_end = False
-        self._rolled_back = False
-        self._closed_by_handler = False
-        self._ended = False
-        self.superseded = False
-        self.transaction = session
-        watched = session.sync_session
-        event.listen(watched, "before_commit", self._refuse_commit)
-        event.listen(watched, "after_rollback", self._note_rollback)
-        event.listen(watched, "after_transaction_end", self._note_end)
-        if store.is_sqlite:
-            # The turn is waited for without a connection: these two come before one is taken.
-            event.listen(watched, "do_orm_execute", self._take_turn)
-            event.listen(watched, "before_flush", self._take_turn)
-            event.listen(watched, "after_begin", self._begin)
-
-    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
-        """Flush the handler's rows, write record and audit event, and commit all of it."""
-        if self._ended:
-            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
-        session = self.transaction
-        async with _undoing(self):
-            self._refuse_closed()
-            await session.flush()
-            await self._store.save(await session.connection(), record, audit)
-        self._is_ours_to_end = True
-        try:
-            await session.commit()
-        except BaseException as error:
-            await self.rollback()
-            if isinstance(error, Exception) and _is_outage(error):
-                raise CommitUnknownError(f"the connection was lost in COMMIT: {error}") from error
-            raise
-        self._ended = True
-        await self._store.end(self._let_go())
-
-    async def rollback(self) -> None:
-        """Undo everything; cut off what cannot be undone."""
-        if not self._ended:
-            self._ended = self._is_ours_to_end = True
-            await self._store.end(self._undo())
-
-    async def _undo(self) -> None:
-        session = self.transaction
-        try:
-            async with asyncio.timeout(_ROLLBACK_SECONDS):
-                await session.rollback()
-        except Exception:  # noqa: BLE001 - dead or hanging: then it is cut off
-            with suppress(Exception):
-                await session.invalidate()
-        await self._let_go()
-
-    async def _let_go(self) -> None:
-        try:
-            with suppress(Exception):
-                await self.transaction.close()
-        finally:
-            if self._has_turn:
-                self._has_turn = False
-                self._store.pass_turn_on()
-
-    # -- what the session tells, each in SQLAlchemy's greenlet ------------------------------
-
-    def _take_turn(self, *_: Any) -> None:
-        if self._ended and not self._has_turn:
-            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
-        if not self._has_turn:
-            await_only(self._store.take_turn())
-            self._has_turn = True
-
-    def _begin(self, _session: Any, transaction: Any, connection: Any) -> None:
-        if transaction.parent is not None:
-            return  # a savepoint; its transaction was here before it
-        self._take_turn()
-        with _telling_outages():
-            taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
-        if taken:
-            self.superseded = True
-            raise SupersededError(_SUPERSEDED)
-
-    def _refuse_commit(self, session: Any) -> None:
-        if not self._is_ours_to_end and session.get_nested_transaction() is None:
-            raise UsageError(
-                "a guarded handler must not commit: Holdfast commits its rows together with the "
-                "record. Use `await session.flush()` to have ids assigned"
-            )
-
-    def _refuse_closed(self) -> None:
-        if self._closed_by_handler:
-            raise UsageError(
-                "the handler closed Holdfast's session, which undid what it wrote: "
-                "use it without `async with` and without close()"
-            )
-
-    def _note_rollback(self, _session: Any) -> None:
-        self._rolled_back = True
-
-    def _note_end(self, _session: Any, transaction: Any) -> None:
-        if transaction.parent is None and not self._is_ours_to_end:
-            self._closed_by_handler |= not self._rolled_back
-            self._rolled_back = False
-
-
 async def _refuse_autocommit(connection: AsyncConnection) -> None:
     """Make sure that a statement has begun a transaction: an autocommit engine never does."""
     driver: Any = (await connection.get_raw_connection()).driver_connection
@@ -491,43 +366,6 @@ async def _refuse_autocommit(connection: AsyncConnection) -> None:
             "this engine commits every statement by itself (AUTOCOMMIT), so nothing can commit "
             "together: give Holdfast an engine with transactions"
         )
-
-
-def _is_outage(error: BaseException) -> bool:
-    """Tell the database's troubles from the handler's."""
-    if isinstance(error, OSError | sa_errors.TimeoutError | sa_errors.PendingRollbackError):
-        return True
-    cause: BaseException | None = error
-    if isinstance(error, sa_errors.DBAPIError):
-        if error.connection_invalidated:
-            return True
-        cause = error.orig
-    if isinstance(cause, sqlite3.OperationalError):
-        return is_outage(cause) or "no such savepoint: holdfast" in str(cause)
-    state = str(getattr(cause, "sqlstate", None) or "")
-    return state.startswith("08") or state in _OUTAGE_STATES
-
-
-@contextmanager
-def _telling_outages() -> Iterator[None]:
-    """Raise the database's troubles as such, and everything else as it came."""
-    try:
-        yield
-    except Exception as error:
-        if _is_outage(error):
-            raise StoreUnavailableError(f"the database does not answer: {error}") from error
-        raise
-
-
-@asynccontextmanager
-async def _undoing(unit: SqlAlchemyUnit) -> AsyncIterator[None]:
-    """Roll back on every way out but the straight one. For what comes before COMMIT."""
-    try:
-        with _telling_outages():
-            yield
-    except BaseException:
-        await unit.rollback()
-        raise
 
 
 def _record(record_id: RecordId, row: Sequence[Any]) -> Record:

@@ -4,73 +4,33 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import asyncpg
-import msgspec
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.fingerprint import lock_number
-from holdfast.core.record import AuditEvent, Record, RecordId, RequestMark
-from holdfast.errors import (
-    CommitUnknownError,
-    ConfigurationError,
-    NoTransactionError,
-    StoreUnavailableError,
-    SupersededError,
-)
+from holdfast.core.record import Record, RecordId
+from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import Migration, check_known, load_migrations
-from holdfast.stores.postgres.literals import (
-    bytes_literal,
-    instant_literal,
-    int_literal,
-    text_literal,
-)
+from holdfast.stores.postgres.literals import instant_literal, text_literal
 from holdfast.stores.postgres.params import positional
 from holdfast.stores.postgres.pool import ConnectionPool
+from holdfast.stores.postgres.rows import record_of, rows_of
+from holdfast.stores.postgres.troubles import OUTAGES, raise_told, unavailable
+from holdfast.stores.postgres.unit import PostgresUnit
 from holdfast.stores.queries import load_queries
 
-__all__ = ["PostgresStore", "PostgresTransaction"]
+__all__ = ["PostgresStore"]
 
-_SQL = load_queries("holdfast.stores.postgres")
+_SQL: Final = load_queries("holdfast.stores.postgres")
 _FIND: Final = _SQL["find_record"]
 
 # What holdfast_claim says by its number of rows: ours (and whether an expired record is there).
 _OURS: Final = {"SELECT 0": False, "SELECT 3": True}
 _HELD_TAG: Final = "SELECT 2"
-_SUPERSEDED_STATE: Final = "HF002"
 _MIGRATION_LOCK: Final = 0x686F6C64  # "hold"
-
-# COMMIT undoes such a transaction; to answer as if it had been kept would be a lie.
-_SPOILT: Final = "a statement failed, the handler went on, and PostgreSQL rolled everything back"
-
-# Above this a body is sent as a parameter, in a round trip of its own, not as twice its size in
-# hex.
-_INLINE_BODY_BYTES: Final = 16 * 1024
-
-_encode_headers = msgspec.json.Encoder().encode
-_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
-
-
-def _outages() -> tuple[type[BaseException], ...]:
-    """Return what asyncpg raises when the server, not the statement, is the trouble."""
-    return (
-        OSError,
-        TimeoutError,
-        asyncpg.InterfaceError,
-        # "cannot switch to state": the server died while the connection was idle.
-        asyncpg.InternalClientError,
-        asyncpg.PostgresConnectionError,
-        asyncpg.CannotConnectNowError,
-        asyncpg.AdminShutdownError,
-        asyncpg.CrashShutdownError,
-        asyncpg.TooManyConnectionsError,
-        asyncpg.ReadOnlySQLTransactionError,
-    )
-
-
-OUTAGES: Final = _outages()
 
 
 class PostgresStore:
@@ -114,7 +74,7 @@ class PostgresStore:
         except OUTAGES as error:
             if isinstance(error, ValueError):  # asyncpg: the URL, not the server
                 raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         except (asyncpg.PostgresError, ValueError) as error:
             raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
         self._pool = pool
@@ -142,10 +102,10 @@ class PostgresStore:
         try:
             row = await connection.fetchrow(_FIND, *record_id, now)
         except OUTAGES as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         finally:
-            self._release(connection)
-        return None if row is None else _record(record_id, row)
+            self.release(connection)
+        return None if row is None else record_of(record_id, row)
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
         """Begin, lock and look up in one round trip. Never waits for another holder."""
@@ -164,23 +124,23 @@ class PostgresStore:
                 row = await connection.fetchrow(_FIND, *record_id, now)
             await connection.execute("ROLLBACK")
         except BaseException as error:  # or cancelled: the connection is in an unknown state
-            await self._undo(connection)
+            await self.undo(connection)
             if isinstance(error, (asyncpg.PostgresError, *OUTAGES)):
-                raise _unavailable(error) from error
+                raise unavailable(error) from error
             raise
-        self._release(connection)
+        self.release(connection)
         # No row although there was one: swept in between, so it was past its time just now.
-        return Found(_record(record_id, row)) if row is not None else HELD
+        return Found(record_of(record_id, row)) if row is not None else HELD
 
-    async def begin(self) -> "PostgresUnit":
+    async def begin(self) -> PostgresUnit:
         """Open a transaction without a key."""
         connection = await self._acquire()
         try:
             await connection.execute("BEGIN")
         except BaseException as error:
-            await self._undo(connection)
+            await self.undo(connection)
             if isinstance(error, OUTAGES):
-                raise _unavailable(error) from error
+                raise unavailable(error) from error
             raise
         return PostgresUnit(self, connection)
 
@@ -191,9 +151,9 @@ class PostgresStore:
             text, values = positional(sql, params)
             return [dict(row) for row in await connection.fetch(text, *values)]
         except OUTAGES as error:
-            _raise_told(error)
+            raise_told(error)
         finally:
-            self._release(connection)
+            self.release(connection)
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one small batch."""
@@ -201,9 +161,9 @@ class PostgresStore:
         try:
             tag: str = await connection.execute(_SQL["sweep_records"], now, limit)
         except OUTAGES as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         finally:
-            self._release(connection)
+            self.release(connection)
         return rows_of(tag)
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
@@ -215,10 +175,10 @@ class PostgresStore:
                 _SQL["list_records"], query.tenant, query.endpoint, query.key, *after, query.limit
             )
         except OUTAGES as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         finally:
-            self._release(connection)
-        return [_record(RecordId(row[0], row[1], row[2]), tuple(row)[3:]) for row in rows]
+            self.release(connection)
+        return [record_of(RecordId(row[0], row[1], row[2]), tuple(row)[3:]) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the database's own secret."""
@@ -232,11 +192,12 @@ class PostgresStore:
         try:
             return await self._pool.acquire(self._acquire_seconds)
         except OUTAGES as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         except asyncpg.PostgresError as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
 
-    def _release(self, connection: Any) -> None:
+    def release(self, connection: Any) -> None:
+        """Take a connection back from a unit that has ended."""
         if self._pool is not None:
             self._pool.release(connection)
 
@@ -247,18 +208,18 @@ class PostgresStore:
             server_settings={"application_name": "holdfast"},
         )
 
-    async def _undo(self, connection: Any) -> None:
+    async def undo(self, connection: Any) -> None:
         """Roll back and give the connection back; cut it off where that does not work."""
         try:
             await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=5)
         except BaseException as error:
             with suppress(asyncpg.InterfaceError):  # gone already: asyncpg lets go by itself
                 connection.terminate()
-            self._release(connection)
+            self.release(connection)
             if not isinstance(error, Exception):
                 raise
         else:
-            self._release(connection)
+            self.release(connection)
 
     async def _migrate(self) -> None:
         """Apply what is missing. The lock makes several starters take turns."""
@@ -285,202 +246,6 @@ class PostgresStore:
                             migration.name,
                         )
         except OUTAGES as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         finally:
-            self._release(connection)
-
-
-class _Ended:
-    """Stands where the connection was: by now it may serve another request."""
-
-    def __getattr__(self, _name: str) -> Any:
-        raise NoTransactionError("the transaction has ended: it was committed or rolled back")
-
-
-_ENDED: Final = _Ended()
-
-
-class PostgresTransaction:
-    """What a handler writes in on PostgreSQL. ``connection`` is asyncpg's own, for the rest."""
-
-    def __init__(self, connection: Any) -> None:
-        """Wrap the connection the unit holds."""
-        self.connection = connection
-
-    async def execute(self, sql: str, params: Params = None) -> int:
-        """Run a statement and return how many rows it changed."""
-        text, values = positional(sql, params)
-        try:
-            return rows_of(await self.connection.execute(text, *values))
-        except OUTAGES as error:
-            _raise_told(error)
-
-    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Return all rows of a query."""
-        text, values = positional(sql, params)
-        try:
-            return [dict(row) for row in await self.connection.fetch(text, *values)]
-        except OUTAGES as error:
-            _raise_told(error)
-
-    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        """Return the first row of a query, or None."""
-        text, values = positional(sql, params)
-        try:
-            row = await self.connection.fetchrow(text, *values)
-        except OUTAGES as error:
-            _raise_told(error)
-        return None if row is None else dict(row)
-
-
-class PostgresUnit:
-    """One guarded request's transaction, open since the claim."""
-
-    superseded = False
-
-    def __init__(self, store: PostgresStore, connection: Any) -> None:
-        """Own the connection until the end."""
-        self._store = store
-        self._connection = connection
-        self._ended = False
-        self.transaction = PostgresTransaction(connection)
-
-    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
-        """Write record and audit event and commit, in one round trip."""
-        if self._ended:  # the connection may serve another request by now
-            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
-        connection = self._connection
-        try:
-            if record is None:
-                if audit is not None:
-                    await connection.execute(_SQL["save_audit_event"], *_audit_values(audit))
-                tag = await connection.execute("COMMIT")
-            elif len(record.body) <= _INLINE_BODY_BYTES:
-                tag = await connection.execute(f"{_finish_statement(record, audit)};COMMIT")
-            else:
-                await connection.execute(_SQL["finish"], *_finish_values(record, audit))
-                tag = await connection.execute("COMMIT")
-        except asyncpg.PostgresError as error:
-            await self._fail()
-            if error.sqlstate == _SUPERSEDED_STATE:
-                raise SupersededError("another request with this key was committed first") from None
-            _raise_not_committed(error)
-        except OUTAGES as error:
-            await self._fail()
-            raise CommitUnknownError(str(error)) from error
-        except BaseException:
-            await self._fail()
-            raise
-        self._ended = True
-        self.transaction.connection = _ENDED
-        self._store._release(connection)  # noqa: SLF001 - one room
-        if tag == "ROLLBACK":
-            raise StoreUnavailableError(_SPOILT)
-
-    async def rollback(self) -> None:
-        """Undo everything."""
-        if not self._ended:
-            await self._fail()
-
-    async def _fail(self) -> None:
-        self._ended = True
-        self.transaction.connection = _ENDED
-        await self._store._undo(self._connection)  # noqa: SLF001
-
-
-def rows_of(tag: str) -> int:
-    """Read the number of rows off a command tag: ``INSERT 0 3``, ``UPDATE 2``, ``BEGIN``."""
-    last = tag.rpartition(" ")[2]
-    return int(last) if last.isdigit() else 0
-
-
-def _finish_statement(record: Record, audit: AuditEvent | None) -> str:
-    tenant, endpoint, key = record.id
-    text = text_literal
-    audited = (
-        f"{text(audit.id)},{text(audit.actor)},{text(audit.resource)},{int_literal(audit.version)}"
-        if audit is not None
-        else "NULL,NULL,NULL,NULL"
-    )
-    return (
-        f"SELECT holdfast_finish({text(tenant)},{text(endpoint)},{text(key)},"
-        f"{text(record.mark.body_hash)},{text(record.mark.fingerprint)},"
-        f"{int_literal(record.status)},{bytes_literal(record.body)},"
-        f"{text(_encode_headers(record.headers).decode())},"
-        f"{text(record.request_id)},{text(record.correlation_id)},"
-        f"{instant_literal(record.created_at)},{instant_literal(record.expires_at)},{audited})"
-    )
-
-
-def _finish_values(record: Record, audit: AuditEvent | None) -> tuple[Any, ...]:
-    return (
-        *record.id,
-        *record.mark,
-        record.status,
-        record.body,
-        _encode_headers(record.headers).decode(),
-        record.request_id,
-        record.correlation_id,
-        record.created_at,
-        record.expires_at,
-        audit.id if audit else None,
-        audit.actor if audit else None,
-        audit.resource if audit else None,
-        audit.version if audit else None,
-    )
-
-
-def _audit_values(event: AuditEvent) -> tuple[Any, ...]:
-    return (
-        event.tenant,
-        event.id,
-        event.actor,
-        event.endpoint,
-        event.payload_hash,
-        event.status,
-        event.resource,
-        event.version,
-        event.request_id,
-        event.correlation_id,
-        event.created_at,
-    )
-
-
-def _record(record_id: RecordId, row: Any) -> Record:
-    return Record(
-        id=record_id,
-        mark=RequestMark(row[0], row[1]),
-        status=row[2],
-        body=row[3],
-        headers=_decode_headers(row[4]),
-        request_id=row[5],
-        correlation_id=row[6],
-        audit_id=row[7],
-        created_at=row[8],
-        expires_at=row[9],
-    )
-
-
-def _unavailable(error: BaseException) -> StoreUnavailableError:
-    reason = str(error) or type(error).__name__
-    return StoreUnavailableError(f"PostgreSQL does not answer: {reason}")
-
-
-def _raise_not_committed(error: asyncpg.PostgresError) -> NoReturn:
-    if isinstance(error, OUTAGES):
-        raise CommitUnknownError(str(error)) from error
-    if isinstance(error, asyncpg.InFailedSQLTransactionError):
-        raise StoreUnavailableError(_SPOILT) from error
-    raise error
-
-
-def _raise_told(error: BaseException) -> NoReturn:
-    """Raise an outage as such; what the statement's author got wrong is raised as it came.
-
-    asyncpg says ``InterfaceError`` for both: to a value of the wrong type, or to two statements
-    at once on one connection, "try again" would be the wrong answer, for ever.
-    """
-    is_mistake = isinstance(error, ValueError) or "another operation is in progress" in str(error)
-    if is_mistake and isinstance(error, asyncpg.InterfaceError):
-        raise error
-    raise _unavailable(error) from error
+            self.release(connection)
