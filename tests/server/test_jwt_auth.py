@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
-from holdfast.server import jwt_auth
+from holdfast.server import jwt_auth, jwt_keys
 from holdfast.server.call import Principal
 from holdfast.server.head import RequestHead
 from holdfast.server.jwt_auth import JwtIdentify, mint_token
@@ -770,7 +770,7 @@ async def test_an_unreachable_key_server_is_not_the_callers_fault(clock):
         {"status": 404},
         {"content": b"nonsense"},
         {"content": b'{"keys":[]}'},
-        {"content": b" " * (jwt_auth._JWKS_MOST_BYTES + 1)},
+        {"content": b" " * (jwt_keys._JWKS_MOST_BYTES + 1)},
         {"status": 302, "headers": {"location": "/elsewhere"}},
         {"garbage": b"this is not HTTP\r\n\r\n"},
         {"garbage": b""},

@@ -95,11 +95,7 @@ def _has_supplementary(text: bytes) -> bool:
     Looked for by its first byte in UTF-8. Written out: each search is one call into C.
     """
     return (
-        b"\xf0" in text
-        or b"\xf1" in text
-        or b"\xf2" in text
-        or b"\xf3" in text
-        or b"\xf4" in text
+        b"\xf0" in text or b"\xf1" in text or b"\xf2" in text or b"\xf3" in text or b"\xf4" in text
     )
 
 

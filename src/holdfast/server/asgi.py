@@ -15,14 +15,13 @@ from holdfast.errors import (
     BodyTooLargeError,
     RateLimitedError,
     RequestError,
-    ResponseTooLargeError,
     StoreUnavailableError,
-    StreamingResponseError,
     SupersededError,
     UsageError,
 )
 from holdfast.observe.traces import Spans
 from holdfast.ports import Watcher
+from holdfast.server.answer import Answer, Body, Message, Receive, Send, Stop, send_reply
 from holdfast.server.call import GuardedCall, Principal, make_call
 from holdfast.server.execution import Execution, Replay, running_as
 from holdfast.server.guards import SAFE_METHODS, GuardTable, Match
@@ -31,17 +30,11 @@ from holdfast.server.intake import Intake
 
 __all__ = ["SCOPE_KEY", "GuardMiddleware", "RateLimiter"]
 
-Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # Where a handler finds its execution.
 SCOPE_KEY: Final = "holdfast"
-
-# RFC 9110 §8.6: these carry no Content-Length.
-_WITHOUT_BODY: Final = frozenset({204, 304})
 
 _log = logging.getLogger("holdfast.request")
 _audit_log = logging.getLogger("holdfast.audit")
@@ -139,7 +132,7 @@ class GuardMiddleware:
         if isinstance(admitted, Replay):
             await self.replay(admitted.record, call, head, send)
             return
-        await self._run(admitted, head, scope, _Body(body, receive), send)
+        await self._run(admitted, head, scope, Body(body, receive), send)
 
     async def _call(self, match: Match, head: RequestHead, body: bytes) -> GuardedCall:
         """Sign in, count, read the key, hash: in the contract's order."""
@@ -167,11 +160,11 @@ class GuardMiddleware:
         )
 
     async def _run(
-        self, execution: Execution, head: RequestHead, scope: Scope, body: "_Body", send: Send
+        self, execution: Execution, head: RequestHead, scope: Scope, body: Body, send: Send
     ) -> None:
         """Run the app with its answer held back until the commit."""
         policy = execution.call.policy
-        answer = _Answer(self, execution, policy, head, send)
+        answer = Answer(self, execution, policy, head, send)
         scope[SCOPE_KEY] = execution
         running_as(execution)
         try:
@@ -181,7 +174,7 @@ class GuardMiddleware:
                 raise
             # A superseded execution is answered with the other's record, whatever is given here.
             told = "internal" if isinstance(error, SupersededError) else error
-            with suppress(_Stop):
+            with suppress(Stop):
                 await answer.end_with(_render(told, policy, head))
         except BaseException as error:
             if not answer.is_stopped or isinstance(error, asyncio.CancelledError):
@@ -194,7 +187,7 @@ class GuardMiddleware:
                 f"the handler of {execution.call.endpoint} sent no complete answer"
             )
             _log.error("%s", misuse)
-            await _send(send, _render("internal", policy, head), head, ())
+            await send_reply(send, _render("internal", policy, head), head, ())
 
     async def replay(
         self, record: Record, call: GuardedCall, head: RequestHead, send: Send
@@ -220,7 +213,7 @@ class GuardMiddleware:
             (b"idempotency-replayed", b"true"),
             (b"x-original-request-id", record.request_id.encode("latin-1")),
         )
-        await _send(send, record.reply(), head, marks)
+        await send_reply(send, record.reply(), head, marks)
 
     async def refuse(
         self,
@@ -232,136 +225,7 @@ class GuardMiddleware:
         """Answer with an error of the caller's or of the store's."""
         if isinstance(error, StoreUnavailableError):
             self._watch.outcome(asked.endpoint, "unavailable")
-        await _send(send, _render(error, asked.policy, head), head, ())
-
-
-class _Stop(BaseException):
-    """Raised through the app when its answer is not the one that counts.
-
-    Its background tasks must not run then. Not an ``Exception``, so that no handler of the app
-    takes it for one of its own.
-    """
-
-
-class _Body:
-    """A body already read, told to the app again."""
-
-    __slots__ = ("_body", "_receive", "_told")
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body = body
-        self._receive = receive
-        self._told = False
-
-    async def receive(self) -> Message:
-        if self._told:
-            return await self._receive()
-        self._told = True
-        return {"type": "http.request", "body": self._body, "more_body": False}
-
-
-class _Answer:
-    """Collects the app's answer, has it committed, and only then lets it out."""
-
-    __slots__ = (
-        "_execution",
-        "_face",
-        "_head",
-        "_parts",
-        "_policy",
-        "_send",
-        "_size",
-        "_start",
-        "is_sent",
-        "is_stopped",
-        "misuse",
-    )
-
-    def __init__(
-        self,
-        face: GuardMiddleware,
-        execution: Execution,
-        policy: Policy,
-        head: RequestHead,
-        send: Send,
-    ) -> None:
-        self._face = face
-        self._execution = execution
-        self._policy = policy
-        self._head = head
-        self._send = send
-        self._start: Message | None = None
-        self._parts: list[bytes] = []
-        self._size = 0
-        self.is_sent = False
-        self.is_stopped = False
-        self.misuse: UsageError | None = None
-
-    async def send(self, message: Message) -> None:
-        """Take one message of the app."""
-        if self.is_sent:
-            await self._send(message)
-            return
-        kind = message["type"]
-        if kind == "http.response.start":
-            self._start = message
-        elif kind == "http.response.body":
-            await self._take_body(message)
-        else:
-            self._refuse_streaming(kind)
-
-    async def end_with(self, reply: Reply) -> None:
-        """End with an answer, whoever made it: commit, then let out what the commit says."""
-        if self._execution.ended:
-            self.is_sent = True
-            await _send(self._send, reply, self._head, ())
-            return
-        try:
-            outcome = await self._execution.finish(reply)
-        except (RequestError, StoreUnavailableError) as error:
-            self.is_sent = self.is_stopped = True
-            await self._face.refuse(error, self._execution.call, self._head, self._send)
-            raise _Stop from error
-        self.is_sent = True
-        if isinstance(outcome, Replay):
-            self.is_stopped = True
-            await self._face.replay(outcome.record, self._execution.call, self._head, self._send)
-            raise _Stop
-        await _send(self._send, outcome, self._head, ())
-
-    async def _take_body(self, message: Message) -> None:
-        chunk = message.get("body", b"")
-        start = self._start
-        assert start is not None  # noqa: S101 - ASGI: start comes first
-        if message.get("more_body", False):
-            if not any(name.lower() == b"content-length" for name, _ in start.get("headers", ())):
-                self._refuse_streaming("no Content-Length")
-            self._parts.append(chunk)
-            self._count(len(chunk))
-            return
-        self._count(len(chunk))
-        body = b"".join((*self._parts, chunk)) if self._parts else bytes(chunk)
-        headers = tuple((name.lower(), value) for name, value in start.get("headers", ()))
-        await self.end_with(Reply(start["status"], headers, body))
-
-    def _count(self, size: int) -> None:
-        self._size += size
-        if self._size > self._policy.max_response_bytes:
-            self.misuse = ResponseTooLargeError(
-                f"{self._execution.call.endpoint} answers with more than "
-                f"{self._policy.max_response_bytes} bytes: that cannot be stored for a replay. "
-                "Store the result and answer with a link to it."
-            )
-            self.is_stopped = True
-            raise _Stop
-
-    def _refuse_streaming(self, why: str) -> None:
-        self.misuse = StreamingResponseError(
-            f"{self._execution.call.endpoint} streams its answer ({why}): a guarded answer is "
-            "stored with the transaction and must be complete. Return a plain response."
-        )
-        self.is_stopped = True
-        raise _Stop
+        await send_reply(send, _render(error, asked.policy, head), head, ())
 
 
 async def _read_body(receive: Receive, head: RequestHead, limit: int) -> bytes:
@@ -389,25 +253,6 @@ def _render(
     error: RequestError | StoreUnavailableError | str, policy: Policy, head: RequestHead
 ) -> Reply:
     return render_error(error, policy.dialect, head.request_id, ietf_statuses=policy.ietf_statuses)
-
-
-async def _send(
-    send: Send, reply: Reply, head: RequestHead, marks: tuple[tuple[bytes, bytes], ...]
-) -> None:
-    headers = [
-        pair
-        for pair in reply.headers
-        if pair[0] not in (b"content-length", b"x-request-id", b"x-correlation-id")
-    ]
-    headers += marks
-    if reply.body or reply.status not in _WITHOUT_BODY:
-        headers.append((b"content-length", str(len(reply.body)).encode()))
-    headers += (
-        (b"x-request-id", head.request_id.encode("latin-1")),
-        (b"x-correlation-id", head.correlation_id.encode("latin-1")),
-    )
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
 
 
 def _with_ids(send: Send, head: RequestHead) -> Send:
