@@ -36,24 +36,24 @@ def main() -> None:
                     found["postgres"] = _race_postgres(server.create_database(), options, console)
                 if "growth" in options.only:
                     console.print(f"filling PostgreSQL with {options.rows:,} records …")
-                    url = server.create_database()
-                    found["growth_postgres"] = asyncio.run(growth.postgres(url, options.rows))
+                    urls = server.create_database(), server.create_database()
+                    found["growth_postgres"] = asyncio.run(growth.postgres(*urls, options.rows))
         if "sqlite" in options.only:
             found["sqlite"] = _race_sqlite(Path(folder), options, console)
         if "growth" in options.only:
             console.print(f"filling SQLite with {options.rows:,} records …")
-            path = f"{folder}/growth.db"
-            found["growth_sqlite"] = asyncio.run(growth.sqlite(path, options.rows))
+            found["growth_sqlite"] = asyncio.run(growth.sqlite(folder, options.rows))
         if "fingerprint" in options.only:
             found["fingerprint"] = fingerprint.measure()
     _show(found, console)
     RESULTS.mkdir(exist_ok=True)
     target = RESULTS / "latest.json"
-    stamped = {
-        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": {"rounds": options.rounds, "seconds": options.seconds},
-        **found,
-    }
+    # Parts that were not run keep their last figures.
+    earlier = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+    for part in found.values():
+        part["made_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+    settings = {"rounds": options.rounds, "seconds": options.seconds}
+    stamped = {**earlier, "settings": settings, **found}
     target.write_text(json.dumps(stamped, indent=2) + "\n", encoding="utf-8")
     if options.json:
         print(json.dumps(stamped))
@@ -139,6 +139,8 @@ def _show(found: dict[str, Any], console: Console) -> None:
         for column in ("", "÷ bare", "least … most", "÷ bare (medians)", "requests/s"):
             table.add_column(column, justify="left" if not column else "right")
         for name, row in found[part].items():
+            if name == "made_at":
+                continue
             table.add_row(
                 name,
                 f"{row['ratio']:.2f}",
@@ -151,7 +153,7 @@ def _show(found: dict[str, Any], console: Console) -> None:
         if part in found:
             table = Table("", part)
             for name, value in found[part].items():
-                table.add_row(name, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}")
+                table.add_row(name, f"{value:,.2f}" if isinstance(value, float) else str(value))
             console.print(table)
 
 

@@ -7,6 +7,7 @@ from bench.__main__ import CREATE
 from bench.races import Contender, race, ratio, served
 
 from bench import fingerprint, growth
+from holdfast.testing.servers import RealPostgres
 
 
 def test_a_race_between_bare_and_guarded_yields_a_ratio(tmp_path: Path) -> None:
@@ -25,11 +26,12 @@ def test_a_race_between_bare_and_guarded_yields_a_ratio(tmp_path: Path) -> None:
 
 
 async def test_look_up_and_sweep_are_measured_on_both_databases(
-    tmp_path: Path, postgres_url: str
+    tmp_path: Path, postgres: RealPostgres
 ) -> None:
+    urls = postgres.create_database(), postgres.create_database()
     for found in (
-        await growth.sqlite(f"{tmp_path}/growth.db", 2000),
-        await growth.postgres(postgres_url, 2000),
+        await growth.sqlite(str(tmp_path), 2000),
+        await growth.postgres(*urls, 2000),
     ):
         assert found["swept_rows"] == 200
         assert found["lookup_ratio"] > 0
