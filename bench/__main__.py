@@ -96,6 +96,7 @@ def _race_postgres(url: str, options: argparse.Namespace, console: Console) -> d
 def _race_sqlite(folder: Path, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     contenders = [
         Contender("bare", "bare_sqlite", ""),
+        Contender("bare, one hop to a thread", "tuned_sqlite", ""),
         Contender("guarded", "guarded", ""),
         Contender("guarded, no audit event", "guarded_without_audit", ""),
         Contender("replays from the store", "guarded_without_memory", "", replay=True),

@@ -4,6 +4,7 @@ Each is served by one uvicorn worker with 16 database connections. The bare hand
 FastAPI user writes with the same driver: a transaction of its own, one insert, one commit.
 """
 
+import asyncio
 import os
 import sqlite3
 import uuid
@@ -66,7 +67,36 @@ def tuned_postgres() -> FastAPI:
 
 
 def bare_sqlite() -> FastAPI:
-    """Use the same writer thread as the guarded app: the fastest bare alternative there is."""
+    """Write with aiosqlite as its manual has it: a connection, an insert, a commit.
+
+    The lock is needed: without it requests would share each other's transactions.
+    """
+    import aiosqlite
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI):
+        app.state.turn = asyncio.Lock()
+        async with aiosqlite.connect(_url().removeprefix("sqlite:///")) as app.state.db:
+            await app.state.db.execute("PRAGMA journal_mode=WAL")
+            await app.state.db.execute("PRAGMA synchronous=FULL")
+            yield
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.post("/orders", status_code=201)
+    async def create(order: Order):
+        new = str(uuid.uuid4())
+        values = {"id": new, "item": order.item, "quantity": order.quantity}
+        async with app.state.turn:
+            await app.state.db.execute(INSERT, values)
+            await app.state.db.commit()
+        return {"id": new, "item": order.item}
+
+    return app
+
+
+def tuned_sqlite() -> FastAPI:
+    """Insert and commit in one hop to a thread: the fastest bare alternative we know."""
     path = _url().removeprefix("sqlite:///")
 
     def connect() -> sqlite3.Connection:

@@ -834,3 +834,9 @@ async def test_the_event_loop_is_free_while_keys_are_fetched(key_server, clock):
     assert not caller.done()
     key_server.wait.set()
     assert (await caller).actor == "ana"
+
+
+def test_two_different_authorizations_are_nobody() -> None:
+    first, second = (b"authorization", b"Bearer one"), (b"authorization", b"Bearer two")
+    assert RequestHead("POST", "/", b"", [first, second]).authorization is None
+    assert RequestHead("POST", "/", b"", [first, first]).authorization == "Bearer one"

@@ -145,3 +145,13 @@ def test_a_redis_url_that_is_none_is_told(sqlite_url: str) -> None:
     settings = load_settings(database_url=sqlite_url, jwt_secret=SECRET, redis_url="http://x")
     with pytest.raises(ConfigurationError, match="Redis"):
         create_app(settings)
+
+
+async def test_a_path_that_ends_in_a_newline_is_not_the_route(
+    serve: Serve, sqlite_url: str
+) -> None:
+    async with serve(sqlite_url) as client:
+        for path in ("/healthz%0a", "/metrics%0a", "/api/v1/routes%0a"):
+            assert (await client.get(path)).status_code == 404
+        assert (await client.head("/healthz")).status_code == 200
+        assert (await client.head("/readyz")).status_code == 200

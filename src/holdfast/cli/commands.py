@@ -81,11 +81,12 @@ def serve(  # noqa: PLR0917 - typer turns them into options
         typer.Option(envvar="HOLDFAST_REDIS_URL", metavar="URL", help="Adds a cache of records."),
     ] = None,
     nats: Annotated[
-        str | None, typer.Option(envvar="HOLDFAST_NATS_URL", metavar="URL", help="For jobs.")
+        str | None, typer.Option(envvar="HOLDFAST_NATS_URL", metavar="URL", help="For jobs, later.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes to serve with.")] = 1,
     no_jobs: Annotated[  # noqa: ARG001 - there are no jobs yet, so there is nothing to leave out
-        bool, typer.Option("--no-jobs", help="Do not run jobs in this server.")
+        bool,
+        typer.Option("--no-jobs", help="Do not run jobs here. (None in this version.)"),
     ] = False,
 ) -> None:
     """Run all services.
@@ -114,7 +115,7 @@ def token(
     org: Annotated[str | None, typer.Option(help="Their organization.")] = None,
     role: Annotated[list[str] | None, typer.Option(help="A role. May be repeated.")] = None,
     app_check: Annotated[
-        bool, typer.Option("--app-check", help="An App Check token instead.")
+        bool, typer.Option("--app-check", help="An App Check token instead. (Not in this version.)")
     ] = False,
     hours: Annotated[float, typer.Option(help="How long it holds.")] = 24.0,
 ) -> None:

@@ -17,6 +17,7 @@ from holdfast.server.ids import SystemClock
 from holdfast.server.sweeper import Sweeper
 from holdfast.server.unwatched import Unwatched
 from holdfast.services.catalogue import rooms
+from holdfast.stores.migrations import load_migrations
 
 __all__ = ["migrate", "opened", "sweep"]
 
@@ -27,7 +28,8 @@ _APPLIED: Final = "SELECT room, number, name FROM holdfast_migrations ORDER BY r
 @asynccontextmanager
 async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
     """Open the database of a URL, and close it in any case."""
-    store = open_store(url, rooms=rooms())
+    # An app of one's own has the core's tables only: enough for records.
+    store = open_store(url, rooms=() if must_exist else rooms())
     # SQLite would make an empty file of every misspelt name.
     if must_exist and _is_missing_file(url):
         raise Failure(
@@ -35,6 +37,12 @@ async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
             f"give the right --database, or make it with: holdfast migrate --database {url}"
         )
     try:
+        # Looking must not change anything: the schema is made and brought up to date by migrate.
+        if must_exist and not await _is_up_to_date(url):
+            raise Failure(
+                f"{without_password(url)} does not have this version's tables: "
+                f"run holdfast migrate --database {without_password(url)}"
+            )
         await store.open()
     except HoldfastError as error:
         raise Failure(f"{without_password(url)}: {error}") from error
@@ -59,7 +67,7 @@ def migrate(url: str, *, as_json: bool) -> None:
 
 async def _migrate(url: str) -> tuple[list[tuple[str, int, str]], int]:
     open_store(url, rooms=rooms())  # refuses a bad URL before anything is touched
-    before = await _applied_before(url)
+    before = await _applied_before(url, unreachable=set()) or set()
     async with opened(url, must_exist=False) as store:
         rows = await store.read(_APPLIED)
     after = [(row["room"], row["number"], row["name"]) for row in rows]
@@ -70,22 +78,43 @@ def _is_missing_file(url: str) -> bool:
     return url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists()
 
 
-async def _applied_before(url: str) -> set[tuple[str, int]]:
+async def _is_up_to_date(url: str) -> bool:
+    """Tell whether opening the store would apply nothing; an unreachable one is told by itself."""
+    applied = await _applied_before(url, unreachable=None)
+    database = "sqlite" if url.startswith(_SQLITE) else "postgres"
+    known = load_migrations("core", f"holdfast.stores.{database}.migrations")
+    return applied is None or {(m.room, m.number) for m in known} <= applied
+
+
+_Applied = set[tuple[str, int]]
+
+
+async def _applied_before(url: str, *, unreachable: _Applied | None) -> _Applied | None:
     """Look without opening the store, which would apply everything at once."""
     if _is_missing_file(url):
         return set()
     if url.startswith(_SQLITE):
-        try:
-            with closing(sqlite3.connect(url.removeprefix(_SQLITE))) as database:
-                return {row[:2] for row in database.execute(_APPLIED)}
-        except sqlite3.Error:  # not migrated yet; or no database, which the store will tell
-            return set()
+        return _applied_on_sqlite(url.removeprefix(_SQLITE), unreachable)
+    return await _applied_on_postgres(url, unreachable)
+
+
+def _applied_on_sqlite(path: str, unreachable: _Applied | None) -> _Applied | None:
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            return {row[:2] for row in database.execute(_APPLIED)}
+    except sqlite3.OperationalError:  # not migrated yet
+        return set()
+    except sqlite3.Error:  # not a database: the store says it better
+        return unreachable
+
+
+async def _applied_on_postgres(url: str, unreachable: _Applied | None) -> _Applied | None:
     import asyncpg
 
     try:
         connection = await asyncpg.connect(url, timeout=5)
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
-        return set()  # the store says it better
+        return unreachable  # the store says it better
     try:
         return {(row[0], row[1]) for row in await connection.fetch(_APPLIED)}
     except asyncpg.UndefinedTableError:

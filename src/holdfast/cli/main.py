@@ -46,6 +46,8 @@ def _told(error: Exception) -> tuple[str, int]:
             return str(error), _BAD_INPUT
         case HoldfastError():
             return str(error), _FAILED
+        case OSError():
+            return error.strerror or str(error), _FAILED
         case ModuleNotFoundError():
             return f'this needs the package {error.name}: pip install "holdfast[all]"', _FAILED
         case _:

@@ -29,7 +29,8 @@ def _run() -> int:
         """Stop when the supervisor is gone, however it went: its end of our input is closed."""
 
         def watch() -> None:
-            while sys.stdin.buffer.read(1):
+            # The bare descriptor: a thread in a buffered read aborts the interpreter's end.
+            while os.read(0, 1):
                 pass
             server.handle_exit(signal.SIGTERM, None)
 

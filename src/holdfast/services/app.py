@@ -107,7 +107,7 @@ def _identify_of(settings: Settings, clock: Clock) -> Identify:
     secret = settings.jwt_secret.get_secret_value() if settings.jwt_secret else None
     if settings.needs_development_secret:
         secret = development_secret(settings.home)
-        _log.warning(
+        _log.info(
             "no HOLDFAST_JWT_SECRET is set: tokens are signed with a development secret kept in %s",
             settings.home,
         )

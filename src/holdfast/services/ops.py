@@ -23,10 +23,12 @@ def router(holdfast: Holdfast, watcher: Watcher) -> APIRouter:
     """Build the operator's routes; metrics only where they are counted for Prometheus."""
     api = APIRouter(tags=["ops"])
 
+    @api.head("/healthz", include_in_schema=False)
     @api.get("/healthz", summary="The process runs")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
+    @api.head("/readyz", include_in_schema=False)
     @api.get(
         "/readyz",
         summary="The store answers",
