@@ -151,6 +151,7 @@ def test_workers_do_not_outlive_a_supervisor_that_was_killed(serve: Serve) -> No
     workers = psutil.Process(server.process.pid).children()
     server.process.kill()
     server.process.wait()
+    assert len(workers) == 2
     until(lambda: not any(w.is_running() for w in workers), "workers were left behind")
 
 

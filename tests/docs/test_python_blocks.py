@@ -43,6 +43,7 @@ def test_the_blocks_of_a_page_run_one_after_another(
             # The empty lines make a traceback show the line of the page.
             source = "\n" * (block.line - 1) + block.text
             exec(compile(source, name_of(page), "exec"), names)
+    assert set(names) - {"__name__", "__builtins__"}, "the page defined nothing"
 
 
 def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:

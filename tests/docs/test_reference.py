@@ -98,7 +98,7 @@ def test_what_a_client_is_told_to_do_is_about_codes_that_exist() -> None:
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Policy)])
 def test_every_setting_of_a_policy_is_on_the_page(field: str) -> None:
-    row(REFERENCE / "policies.md", field)
+    assert row(REFERENCE / "policies.md", field)
 
 
 def told(span: timedelta) -> str:
@@ -192,7 +192,7 @@ def test_every_logger_is_on_the_page() -> None:
 
 def test_every_fault_point_is_explained() -> None:
     for point in FAULT_POINTS:
-        row(DOCS / "how-to/test-your-app.md", point)
+        assert row(DOCS / "how-to/test-your-app.md", point)
 
 
 # -- canonical JSON -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode, get_current_span
 
 from holdfast.errors import ConfigurationError
-from holdfast.observe.traces import Spans
+from holdfast.observe.traces import SpanHandle, Spans
 
 
 @pytest.fixture
@@ -100,6 +100,7 @@ def test_what_the_handler_traces_is_below_the_request(spans, exporter):
 def test_without_a_provider_the_one_of_the_process_is_used():
     with Spans().request("e", {"tenant": "acme"}) as span:
         span.outcome(200, replayed=False)
+        assert isinstance(span, SpanHandle)
 
 
 def test_without_opentelemetry_one_is_told_what_to_install(monkeypatch):

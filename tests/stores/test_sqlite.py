@@ -275,6 +275,8 @@ async def test_a_handler_that_thinks_before_it_writes_holds_nobody_up(store):
     slow = await claimed(store, a_record("slow").id)
     await asyncio.wait_for(commit(store, a_record("quick")), 1)
     await slow.commit(a_record("slow"), None)
+    assert await store.find(a_record("quick").id, NOW) is not None
+    assert await store.find(a_record("slow").id, NOW) is not None
 
 
 async def test_processes_that_open_a_new_file_at_once_all_succeed(path):

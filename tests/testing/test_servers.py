@@ -285,7 +285,9 @@ def test_without_root_postgres_runs_as_oneself(monkeypatch):
 def test_settings_of_the_person_who_runs_the_tests_do_not_leak_in(monkeypatch, postgres):
     monkeypatch.setenv("PGOPTIONS", "-c fsync=off")
     monkeypatch.setenv("PGPORT", "1")
-    postgres.drop_database(postgres.create_database())
+    url = postgres.create_database()
+    assert f":{postgres.port}/" in url
+    postgres.drop_database(url)
 
 
 async def test_redis_answers_and_forgets_on_restart(redis_server, redis_url):
