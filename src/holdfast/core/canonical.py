@@ -40,6 +40,8 @@ _BOM = b"\xef\xbb\xbf"
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _DEEP = b"[" * (MAX_DEPTH + 1)
+# All but what opens an array or an object, and quotes: one pass instead of three counts.
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'[{"'))
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 # How msgspec prints a whole double, and one with an exponent. Two patterns, as each begins with a
 # fixed byte to jump to, which makes them several times quicker than one.
@@ -68,7 +70,9 @@ def canonical_json(raw: bytes, *, volatile: frozenset[str] = frozenset()) -> byt
         value = _decode_spelled(raw) if spell else _decode_doubles(raw)
     except Exception:  # noqa: BLE001 - decoded once more, slowly, to say what is wrong
         value = _decode(raw, spell=spell)
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_too_deep(raw):
+    structure = raw.translate(None, _NOT_STRUCTURE)
+    quotes = structure.count(b'"')
+    if len(structure) - quotes > MAX_DEPTH and _is_too_deep(raw):
         raise _too_deep()
     removed = _take(value, volatile) if volatile else b""
     out = _encode_sorted(value)
@@ -82,7 +86,7 @@ def canonical_json(raw: bytes, *, volatile: frozenset[str] = frozenset()) -> byt
     escaped = raw.count(b"\\u0022") if b"\\" in raw else 0
     if escaped and b"\\\\u0022" in raw:
         _refuse_duplicates(raw)
-    elif raw.count(b'"') + escaped != out.count(b'"') + (removed.count(b'"') if removed else 0):
+    elif quotes + escaped != out.count(b'"') + (removed.count(b'"') if removed else 0):
         raise _duplicate()
     if out.isascii() or not _has_supplementary(out):
         return out
