@@ -36,8 +36,8 @@ format: $(STAMP) ## rewrite the code in house format
 bench: $(STAMP) ## speed, as ratios against the bare alternative in the same run
 	$(BIN)/python -m bench
 
-torture: $(STAMP) ## the long proofs
-	$(BIN)/python -m pytest -m torture -o addopts=
+torture: $(STAMP) ## the races of the tests, ten times as many rounds
+	HOLDFAST_TEST_ROUNDS=2000 $(BIN)/python -m pytest tests/acceptance
 
 lock: ## pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable | sort -f > constraints.txt

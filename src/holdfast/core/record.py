@@ -1,7 +1,7 @@
 """What the server remembers of a guarded request, and what it answers. Values only.
 
-Structs rather than dataclasses: several are made per request, and a frozen dataclass is ten times
-as slow to make.
+Structs rather than dataclasses: several are made per request, and a frozen dataclass sets its
+fields one by one.
 """
 
 from datetime import datetime

@@ -87,7 +87,7 @@ class _MemoryWindows:
     """Moving windows in this process.
 
     Not the memory storage of ``limits``: after each hit that one walks all keys with a hop to a
-    thread for each (25 to 90 µs a hit measured, against 3 to 6 here), and it counts on the wall
+    thread for each (25 to 90 µs a hit measured, against 6 to 9 here), and it counts on the wall
     clock, which can be set back.
     """
 

@@ -10,8 +10,8 @@ request that fails is rolled back to its own savepoint and touches nobody else.
     BEGIN IMMEDIATE · a … · SAVEPOINT · b … · SAVEPOINT · c … · COMMIT → answer a, b, c
 
 A statement that takes microseconds, such as inserting one row, runs right on the event loop: to
-hand it to a thread and back costs ten times as much, since both threads then fight for the GIL
-around every call into SQLite. What may wait (a lock of another process) or may take long (any
+hand it to a thread and back costs more than the statement, since both threads then fight for the
+GIL around every call into SQLite. What may wait (a lock of another process) or may take long (any
 statement that searches, and the fsync of COMMIT) goes to the connection's own thread.
 """
 
