@@ -8,6 +8,7 @@
     │   ├── KeyInvalidError            400
     │   ├── BodyInvalidError           400
     │   ├── BodyTooLargeError          413
+    │   │   └── JobPayloadTooLargeError
     │   ├── NotAuthenticatedError      401
     │   ├── ForbiddenError             403
     │   ├── NotFoundError              404
@@ -23,6 +24,10 @@
     │   ├── StoreUnavailableError      503: down, or its breaker is open
     │   ├── SupersededError            someone else's record for this key was committed first
     │   └── CommitUnknownError         the connection died during COMMIT
+    ├── JobError                   a job's, raised in or around its handler
+    │   ├── NonRetryableError          no attempt can succeed: to the dead letters at once
+    │   ├── RetryLaterError            not now: try again, not before the given time
+    │   └── LeaseLostError             the job may be another worker's by now: nothing may commit
     └── UsageError                 the developer's: shown at start-up or on first use
         ├── ConfigurationError
         ├── StreamingResponseError
@@ -45,15 +50,20 @@ __all__ = [
     "ForbiddenError",
     "HoldfastError",
     "InProgressError",
+    "JobError",
+    "JobPayloadTooLargeError",
     "KeyInvalidError",
     "KeyRequiredError",
+    "LeaseLostError",
     "NoTransactionError",
+    "NonRetryableError",
     "NotAuthenticatedError",
     "NotFoundError",
     "PayloadMismatchError",
     "RateLimitedError",
     "RequestError",
     "ResponseTooLargeError",
+    "RetryLaterError",
     "ServiceError",
     "StaleActionError",
     "StoreError",
@@ -111,6 +121,10 @@ class BodyTooLargeError(RequestError):
     """The body is larger than the endpoint takes."""
 
     kind = "body_too_large"
+
+
+class JobPayloadTooLargeError(BodyTooLargeError):
+    """What a job is to be given is more than the table of jobs takes."""
 
 
 class NotAuthenticatedError(RequestError):
@@ -212,6 +226,27 @@ class SupersededError(StoreError):
 
 class CommitUnknownError(StoreError):
     """The connection died during COMMIT: it may have happened. Look it up before answering."""
+
+
+class JobError(HoldfastError):
+    """A job, not a request, cannot go on as it is."""
+
+
+class NonRetryableError(JobError):
+    """Raised by a handler: no further attempt can succeed. The job is a dead letter at once."""
+
+
+class RetryLaterError(JobError):
+    """Raised by a handler: not now. Counts as an attempt; the time is a floor."""
+
+    def __init__(self, message: str, *, after_seconds: float = 0.0) -> None:
+        """Say when to come back at the earliest."""
+        super().__init__(message)
+        self.after_seconds = after_seconds
+
+
+class LeaseLostError(JobError):
+    """The lease ran out or another worker has it: what was done here must not commit."""
 
 
 class UsageError(HoldfastError):

@@ -8,14 +8,23 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from holdfast.core.decision import Held
+from holdfast.core.job import LeasedJob
 from holdfast.core.record import AuditEvent, Record, RecordId
 
 __all__ = [
+    "Bell",
     "Claim",
     "Claimed",
     "Clock",
+    "ComesBack",
+    "Delivery",
+    "Ended",
+    "Ending",
+    "Engine",
     "FaultPoints",
     "Found",
+    "JobOutcome",
+    "JobWatcher",
     "Outcome",
     "Params",
     "RecordCache",
@@ -40,6 +49,9 @@ Outcome = Literal[
     "refused",
     "unavailable",
 ]
+
+
+JobOutcome = Literal["done", "duplicate", "retried", "dead", "lease_lost", "given_back", "unknown"]
 
 
 class Clock(Protocol):
@@ -76,6 +88,10 @@ class UnitOfWork(Protocol):
         """What the handler writes in: a ``Transaction``, or what the user's own adapter gives."""
 
     @property
+    def statements(self) -> Transaction:
+        """The same transaction for statements of Holdfast's own, whatever ``transaction`` is."""
+
+    @property
     def superseded(self) -> bool:
         """True when another's record was seen after the claim: this unit may not commit."""
 
@@ -88,6 +104,9 @@ class UnitOfWork(Protocol):
 
     async def rollback(self) -> None:
         """Undo everything. Never raises: what cannot be rolled back is cut off."""
+
+    async def touch(self) -> None:
+        """Show the database that whoever holds this is alive. Never raises."""
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -141,11 +160,21 @@ class Store(Protocol):
     async def claim(self, record_id: RecordId, now: datetime) -> Claim:
         """Take the key, in one atomic call; never waits for another holder."""
 
-    async def begin(self) -> UnitOfWork:
-        """Open a transaction without a key, for endpoints where the key is optional."""
+    async def begin(self, *, idle_seconds: float | None = None) -> UnitOfWork:
+        """Open a transaction without a key, for endpoints where the key is optional.
+
+        One that is left alone for ``idle_seconds``, by a process that hangs, is ended by the
+        database where the database can do so.
+        """
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query outside any guarded request."""
+
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement in a transaction of its own and return its rows, if it gives any."""
+
+    def bell(self) -> "Bell":
+        """Return what workers of this database are woken with."""
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete up to ``limit`` expired records and return how many went."""
@@ -155,6 +184,74 @@ class Store(Protocol):
 
     async def secret(self) -> bytes:
         """Return this database's own random secret, made with its schema."""
+
+
+class Bell(Protocol):
+    """Wakes workers, here and in other processes, when jobs were committed. Never the truth.
+
+    A ring may be lost (a crash right after the commit): workers also look by themselves, seldom.
+    """
+
+    async def open(self) -> None:
+        """Begin to listen. Who only rings need not."""
+
+    async def close(self) -> None:
+        """Stop listening and let go of everything. Idempotent."""
+
+    def ring(self) -> None:
+        """Wake whoever waits. Returns at once, never raises; many rings may become one."""
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for a ring; returns whether there was one. One rung before the wait counts."""
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """A job that is ours to run, and what the engine needs to speak of it again."""
+
+    job: LeasedJob
+    receipt: Any = None
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The job is off the table: done, or given up. It is not to be delivered again."""
+
+
+class ComesBack(msgspec.Struct, frozen=True):
+    """The job stays, and is to be delivered again after this time."""
+
+    seconds: float = 0.0
+
+
+Ending = Ended | ComesBack
+
+
+class Engine(Protocol):
+    """Brings jobs to a worker. The tables of jobs decide; an engine only says what to look at."""
+
+    @property
+    def name(self) -> str:
+        """``sql`` or ``jetstream``."""
+
+    async def open(self) -> None:
+        """Connect."""
+
+    async def close(self) -> None:
+        """Let go of everything. Idempotent."""
+
+    async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
+        """Take leases on up to ``limit`` jobs, waiting so long for the first; may be empty."""
+
+    async def renew(self, deliveries: Sequence[Delivery]) -> set[tuple[str, str]]:
+        """Renew the leases; returns the jobs (tenant, id) that are still held."""
+
+    async def settle(self, delivery: Delivery, ending: Ending) -> None:
+        """Hear what became of a delivery, after the tables know."""
+
+    def ring(self) -> None:
+        """Hear that jobs were committed in this process."""
+
+    def wake(self) -> None:
+        """Make a waiting ``take`` return soon, because the worker stops."""
 
 
 class RecordCache(Protocol):
@@ -190,6 +287,16 @@ class Watcher(Protocol):
 
     def swept(self, records: int, seconds: float) -> None:
         """Note how many records a sweep removed."""
+
+
+class JobWatcher(Protocol):
+    """Sees what becomes of jobs; must not fail and must not block."""
+
+    def job_ended(self, queue: str, job_type: str, outcome: JobOutcome, seconds: float) -> None:
+        """Count how one attempt ended, and how long it took."""
+
+    def job_depths(self, depths: Mapping[str, tuple[int, int, int, float]]) -> None:
+        """Set, per queue: waiting, running, dead, and the age of the oldest due job in seconds."""
 
 
 class FaultPoints(Protocol):

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from holdfast.server.ids import SystemClock
+from holdfast.system import SystemClock
 
 from .conftest import Serve, signed_in
 

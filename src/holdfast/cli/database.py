@@ -13,11 +13,11 @@ from holdfast import open_store
 from holdfast.cli.output import Failure, print_json, print_table, without_password
 from holdfast.errors import HoldfastError
 from holdfast.ports import Store
-from holdfast.server.ids import SystemClock
 from holdfast.server.sweeper import Sweeper
 from holdfast.server.unwatched import Unwatched
 from holdfast.services.catalogue import rooms
 from holdfast.stores.migrations import load_migrations
+from holdfast.system import SystemClock
 
 __all__ = ["migrate", "opened", "sweep"]
 

@@ -1,5 +1,6 @@
 """One execution of a guarded handler: the transaction it writes in, and the one way it ends."""
 
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from holdfast.errors import (
     StoreUnavailableError,
     SupersededError,
 )
-from holdfast.ports import Claimed, Found, UnitOfWork
+from holdfast.ports import Claimed, Found, Transaction, UnitOfWork
 from holdfast.server.call import GuardedCall
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Execution:
     """
 
     __slots__ = (
+        "_after_commit",
         "_ended",
         "_intake",
         "_keep_writes",
@@ -85,12 +87,18 @@ class Execution:
         self._keep_writes = False
         self._resource: str | None = None
         self._version: int | None = None
+        self._after_commit: list[Callable[[], None]] | None = None
         self.call = call
 
     @property
     def transaction(self) -> Any:
         """What to write in. Commits with the record, or not at all."""
         return self._unit.transaction
+
+    @property
+    def statements(self) -> Transaction:
+        """The same transaction as plain SQL, even where ``transaction`` is an app's session."""
+        return self._unit.statements
 
     @property
     def ended(self) -> bool:
@@ -100,6 +108,15 @@ class Execution:
     def describe(self, *, resource: str | None = None, version: int | None = None) -> None:
         """Say for the audit event what was changed."""
         self._resource, self._version = resource, version
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        """Call this once everything is committed, before the answer leaves. Never after a replay.
+
+        It must not fail and must not block: the commit has happened.
+        """
+        if self._after_commit is None:
+            self._after_commit = []
+        self._after_commit.append(callback)
 
     def keep_writes_on_error(self) -> None:
         """Commit what was written even if the answer is a 4xx, e.g. a log of refusals.
@@ -135,6 +152,7 @@ class Execution:
             except BaseException:
                 kept = None
                 raise
+            self._tell_committed()
             intake.watch.outcome(call.endpoint, "refused" if is_error else "fresh")
             return reply  # noqa: TRY300 - nothing may come between it and the end
         except BaseException:
@@ -171,6 +189,10 @@ class Execution:
             raise StoreUnavailableError("the answer could not be recorded; try again") from unsure
         finally:
             self._leave(kept)
+
+    def _tell_committed(self) -> None:
+        for callback in self._after_commit or ():
+            callback()
 
     # -- endings ---------------------------------------------------------------------------
 

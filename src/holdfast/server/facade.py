@@ -4,11 +4,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, TypeVar
 
 from holdfast.core.breaker import Breaker
+from holdfast.core.job import EnqueueOutcome
 from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, StoreUnavailableError, UsageError
+from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, new_job
+from holdfast.jobs.registry import JobRegistry
+from holdfast.jobs.table import JobTable
+from holdfast.jobs.worker import Worker
 from holdfast.observe.traces import Spans
 from holdfast.ports import Clock, FaultPoints, RecordCache, Store, Watcher
 from holdfast.server.asgi import GuardMiddleware, RateLimiter
@@ -22,11 +28,11 @@ from holdfast.server.guards import (
     mark_guarded,
 )
 from holdfast.server.head import Identify, everyone
-from holdfast.server.ids import SystemClock, new_id
 from holdfast.server.intake import Intake
 from holdfast.server.sweeper import Sweeper
 from holdfast.server.unwatched import Unwatched
 from holdfast.stores.opening import open_store
+from holdfast.system import SystemClock, new_id
 
 __all__ = ["Holdfast"]
 
@@ -60,6 +66,7 @@ class Holdfast:
         clock: Clock | None = None,
         spans: Spans | None = None,
         faults: FaultPoints | None = None,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
         """Take a store, or the URL of one. Nothing is opened before the app starts."""
         self.store = open_store(store) if isinstance(store, str) else store
@@ -82,6 +89,10 @@ class Holdfast:
         self._sweeper = Sweeper(
             self.store, self.clock, self.watcher, every_seconds=sweep_every_seconds
         )
+        self.jobs = JobRegistry()
+        self.job_table = JobTable(self.store)
+        self.bell = self.store.bell()
+        self.max_payload_bytes = max_payload_bytes
         self._guarded: list[Callable[..., Any]] = []
         self._explicit: list[GuardedRoute] = []
         self._routes_of_app: Callable[[], Sequence[GuardedRoute | OpenRoute]] = tuple
@@ -100,6 +111,59 @@ class Holdfast:
     def execution(self) -> Execution:
         """The guarded request being served: who called, its ids, what to say in the audit."""
         return current_execution()
+
+    async def enqueue(
+        self,
+        job_type: str,
+        payload: Any = None,
+        *,
+        queue: str | None = None,
+        tenant: str | None = None,
+        resource_id: str | None = None,
+        run_at: datetime | None = None,
+        delay_seconds: float = 0.0,
+        coalesce: str | None = None,
+        order: str | None = None,
+        max_attempts: int | None = None,
+    ) -> EnqueueOutcome:
+        """Enqueue a job in the transaction of the guarded request being served.
+
+        It is there if and only if the request's writes are. ``resource_id`` says what it is about:
+        the same type and resource is the same job, and is done once. ``coalesce`` is for work that
+        follows a changing state: merged while one waits, a new job once that has started.
+        ``order`` runs jobs of that name one at a time, in the order of their commits.
+        """
+        execution = current_execution()
+        call = execution.call
+        found = self.jobs.find(job_type)
+        job = new_job(
+            job_type,
+            payload,
+            cause=Cause(
+                tenant or call.principal.tenant,
+                call.principal.actor,
+                call.request_id,
+                call.correlation_id,
+            ),
+            queue=queue or self.jobs.queue_of(job_type),
+            resource_id=resource_id,
+            run_at=run_at,
+            delay_seconds=delay_seconds,
+            coalesce=coalesce,
+            order=order,
+            max_attempts=max_attempts or (found.max_attempts if found else 5),
+            max_payload_bytes=self.max_payload_bytes,
+        )
+        outcome = await self.job_table.enqueue(execution.statements, job)
+        execution.after_commit(self.bell.ring)
+        return outcome
+
+    def worker(self, **options: Any) -> Worker:
+        """Make a worker for the jobs of this app, in this process. Takes ``Worker``'s options."""
+        options.setdefault("bell", self.bell)
+        options.setdefault("clock", self.clock)
+        options.setdefault("max_payload_bytes", self.max_payload_bytes)
+        return Worker(self.store, self.jobs, **options)
 
     # -- declaring ------------------------------------------------------------------------
 
@@ -200,6 +264,7 @@ class Holdfast:
             if self._is_open:
                 self._is_open = False
                 await self._sweeper.stop()
+                await self.bell.close()
                 await self.intake.close()
                 if self.intake.cache is not None:
                     with suppress(Exception):

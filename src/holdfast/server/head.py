@@ -1,12 +1,16 @@
 """The head of a request: what guards, sign-in and limits read before the body is looked at."""
 
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
 
 from holdfast.core.fingerprint import short_hash
 from holdfast.server.call import GuardedCall, Principal
-from holdfast.server.ids import new_request_id, usable_id
+from holdfast.system import new_request_id
 
 __all__ = ["Identify", "RequestHead", "everyone"]
+
+_MAX_ID_LENGTH: Final = 128
+_VISIBLE: Final = frozenset(range(0x21, 0x7F))
 
 
 class RequestHead:
@@ -56,9 +60,9 @@ class RequestHead:
                 case b"authorization":
                     signs_in.add(value)
                 case b"x-request-id":
-                    request_id = usable_id(value)
+                    request_id = _usable_id(value)
                 case b"x-correlation-id":
-                    correlation_id = usable_id(value)
+                    correlation_id = _usable_id(value)
         # Two different ones are nobody: a proxy may have checked the other.
         if len(signs_in) == 1:
             self.authorization = signs_in.pop().decode("latin-1")
@@ -99,3 +103,10 @@ _EVERYONE = Principal(tenant="everyone", actor="anonymous")
 def everyone(_head: RequestHead) -> Principal:
     """Put all callers into one tenant: for apps without sign-in, and for a first try."""
     return _EVERYONE
+
+
+def _usable_id(value: bytes) -> str | None:
+    """Take a caller's request or correlation id if it is short and visible ASCII."""
+    if not 0 < len(value) <= _MAX_ID_LENGTH or not _VISIBLE.issuperset(value):
+        return None
+    return value.decode("ascii")

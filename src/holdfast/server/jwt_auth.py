@@ -24,8 +24,8 @@ from holdfast.errors import NotAuthenticatedError
 from holdfast.ports import Clock
 from holdfast.server.call import Principal
 from holdfast.server.head import RequestHead
-from holdfast.server.ids import SystemClock
 from holdfast.server.jwt_keys import UNREADABLE, keys_unavailable, open_keys, usable_secret
+from holdfast.system import SystemClock
 
 __all__ = ["JwtIdentify", "mint_token"]
 

@@ -16,7 +16,7 @@ from limits.storage import storage_from_string
 
 from holdfast.errors import ConfigurationError
 from holdfast.ports import Clock
-from holdfast.server.ids import SystemClock
+from holdfast.system import SystemClock
 
 __all__ = ["LimitsRateLimiter", "check_limit"]
 

@@ -15,7 +15,6 @@ from holdfast.errors import ConfigurationError
 from holdfast.observe.metrics import PrometheusWatcher
 from holdfast.ports import Clock, FaultPoints, RecordCache, Store, Watcher
 from holdfast.server.head import Identify, RequestHead
-from holdfast.server.ids import SystemClock
 from holdfast.server.jwt_auth import JwtIdentify
 from holdfast.server.rate_limits import LimitsRateLimiter
 from holdfast.services import ops
@@ -24,6 +23,7 @@ from holdfast.services.dev_secrets import development_secret
 from holdfast.services.refusals import Edge, tell_errors_in_dialect
 from holdfast.services.settings import Policies, Settings
 from holdfast.services.sign_in import REQUIRED
+from holdfast.system import SystemClock
 
 __all__ = ["create_app", "store_of"]
 

@@ -23,16 +23,17 @@ from holdfast.errors import (
     SupersededError,
 )
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.stores.bell import LocalBell
 from holdfast.stores.migrations import Migration, check_known, load_migrations
-from holdfast.stores.postgres.params import positional
 from holdfast.stores.queries import load_queries
 from holdfast.stores.sqlalchemy_unit import (
     SUPERSEDED,
     SqlAlchemyUnit,
+    fetch,
     telling_outages,
     undoing,
 )
-from holdfast.stores.sqlite.rows import from_text, record_values, to_text, to_values
+from holdfast.stores.sqlite.rows import from_text, record_values, to_text
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
 
@@ -171,25 +172,36 @@ class SqlAlchemyStore:
                 return Found(_record(record_id, row))
         return Claimed(unit)
 
-    async def begin(self) -> SqlAlchemyUnit:
+    async def begin(self, *, idle_seconds: float | None = None) -> SqlAlchemyUnit:
         """Open a transaction without a key."""
         unit = self._unit(None, None)
         if not self.is_sqlite:
             async with undoing(unit):
                 connection = await unit.transaction.connection()
-                await connection.exec_driver_sql("SELECT 1")
+                begin = "SELECT 1"
+                if idle_seconds is not None:
+                    millis = f"{idle_seconds * 1000:.0f}"
+                    begin = f"SET LOCAL idle_in_transaction_session_timeout={millis}"
+                await connection.exec_driver_sql(begin)
                 await _refuse_autocommit(connection)
         return unit
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Query outside any guarded request."""
         async with self._reading() as connection:
-            if self.is_sqlite:
-                result = await connection.exec_driver_sql(sql, to_values(params))
-            else:
-                text, values = positional(sql, params)
-                result = await connection.exec_driver_sql(text, tuple(values))
-            return [dict(row) for row in result.mappings()]
+            return await fetch(connection, sql, params, is_sqlite=self.is_sqlite)
+
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement in a transaction of its own."""
+
+        async def run(connection: AsyncConnection) -> Sequence[Row]:
+            return await fetch(connection, sql, params, is_sqlite=self.is_sqlite)
+
+        return await self._transact(run)
+
+    def bell(self) -> LocalBell:
+        """Return a bell for this process; workers of others look once a second."""
+        return LocalBell()
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one small batch."""

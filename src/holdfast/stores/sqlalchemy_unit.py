@@ -2,13 +2,13 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import event
 from sqlalchemy import exc as sa_errors
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.util import await_only
 
 from holdfast.core.record import AuditEvent, Record, RecordId
@@ -19,18 +19,63 @@ from holdfast.errors import (
     SupersededError,
     UsageError,
 )
-from holdfast.stores.sqlite.rows import is_outage
+from holdfast.ports import Params, Row
+from holdfast.stores.postgres.params import positional
+from holdfast.stores.sqlite.rows import is_outage, to_values
 
 if TYPE_CHECKING:
     from holdfast.stores.sqlalchemy import SqlAlchemyStore
 
-__all__ = ["SUPERSEDED", "SqlAlchemyUnit", "telling_outages", "undoing"]
+__all__ = ["SUPERSEDED", "SqlAlchemyUnit", "fetch", "telling_outages", "undoing"]
 
 SUPERSEDED: Final = "another request with this key was committed first"
 
 _ROLLBACK_SECONDS: Final = 5.0
 # Shut down, starting up, full, a standby; and a transaction that a failed statement has spoilt.
 _OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006", "25P02"})
+
+
+class SessionStatements:
+    """Holdfast's own statements inside an app's session."""
+
+    def __init__(self, session: AsyncSession, *, is_sqlite: bool) -> None:
+        """Use the session's connection, so that everything is one transaction."""
+        self._session = session
+        self._is_sqlite = is_sqlite
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+        with telling_outages():
+            connection = await self._session.connection()
+            if self._is_sqlite:
+                result = await connection.exec_driver_sql(sql, to_values(params))
+            else:
+                text, values = positional(sql, params)
+                result = await connection.exec_driver_sql(text, tuple(values))
+        return max(result.rowcount, 0)
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+        with telling_outages():
+            connection = await self._session.connection()
+            return await fetch(connection, sql, params, is_sqlite=self._is_sqlite)
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        rows = await self.fetch_all(sql, params)
+        return rows[0] if rows else None
+
+
+async def fetch(
+    connection: AsyncConnection, sql: str, params: Params, *, is_sqlite: bool
+) -> list[Row]:
+    """Run a statement with named parameters and return its rows, if it gives any."""
+    if is_sqlite:
+        result = await connection.exec_driver_sql(sql, to_values(params))
+    else:
+        text, values = positional(sql, params)
+        result = await connection.exec_driver_sql(text, tuple(values))
+    return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
 
 class SqlAlchemyUnit:
@@ -63,6 +108,14 @@ class SqlAlchemyUnit:
             event.listen(watched, "do_orm_execute", self._take_turn)
             event.listen(watched, "before_flush", self._take_turn)
             event.listen(watched, "after_begin", self._begin)
+
+    @property
+    def statements(self) -> "SessionStatements":
+        """The session's connection, for statements of Holdfast's own."""
+        return SessionStatements(self.transaction, is_sqlite=self._store.is_sqlite)
+
+    async def touch(self) -> None:
+        """Do nothing: a session takes one statement at a time, and it is the app's."""
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Flush the handler's rows, write record and audit event, and commit all of it."""

@@ -14,6 +14,7 @@ from holdfast.core.record import Record, RecordId
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import Migration, check_known, load_migrations
+from holdfast.stores.postgres.bell import NotifyBell
 from holdfast.stores.postgres.literals import instant_literal, text_literal
 from holdfast.stores.postgres.params import positional
 from holdfast.stores.postgres.pool import ConnectionPool
@@ -132,17 +133,20 @@ class PostgresStore:
         # No row although there was one: swept in between, so it was past its time just now.
         return Found(record_of(record_id, row)) if row is not None else HELD
 
-    async def begin(self) -> PostgresUnit:
+    async def begin(self, *, idle_seconds: float | None = None) -> PostgresUnit:
         """Open a transaction without a key."""
         connection = await self._acquire()
+        begin = "BEGIN"
+        if idle_seconds is not None:
+            begin = f"BEGIN;SET LOCAL idle_in_transaction_session_timeout={idle_seconds * 1000:.0f}"
         try:
-            await connection.execute("BEGIN")
+            await connection.execute(begin)
         except BaseException as error:
             await self.undo(connection)
             if isinstance(error, OUTAGES):
                 raise unavailable(error) from error
             raise
-        return PostgresUnit(self, connection)
+        return PostgresUnit(self, connection, is_touched=idle_seconds is not None)
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Query outside any guarded request."""
@@ -154,6 +158,14 @@ class PostgresStore:
             raise_told(error)
         finally:
             self.release(connection)
+
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement, which commits by itself."""
+        return await self.read(sql, params)
+
+    def bell(self) -> NotifyBell:
+        """Return the bell of everyone who works on this database."""
+        return NotifyBell(self._connect, self.read)
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one small batch."""

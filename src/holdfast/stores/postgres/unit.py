@@ -1,6 +1,8 @@
 """One guarded request's transaction on PostgreSQL, open since the claim."""
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -21,7 +23,7 @@ from holdfast.stores.queries import load_queries
 if TYPE_CHECKING:
     from holdfast.stores.postgres.store import PostgresStore
 
-__all__ = ["PostgresTransaction", "PostgresUnit"]
+__all__ = ["PostgresTransaction", "PostgresUnit", "SharedPostgresTransaction"]
 
 _SQL: Final = load_queries("holdfast.stores.postgres")
 
@@ -73,23 +75,70 @@ class PostgresTransaction:
         return None if row is None else dict(row)
 
 
+class SharedPostgresTransaction(PostgresTransaction):
+    """One whose connection is also kept awake meanwhile: asyncpg takes one call at a time."""
+
+    def __init__(self, connection: Any) -> None:
+        """Wrap the connection the unit holds."""
+        super().__init__(connection)
+        self.turn = asyncio.Lock()
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+        async with self.turn:
+            return await super().execute(sql, params)
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+        async with self.turn:
+            return await super().fetch_all(sql, params)
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        async with self.turn:
+            return await super().fetch_one(sql, params)
+
+
 class PostgresUnit:
     """One guarded request's transaction, open since the claim."""
 
     superseded = False
 
-    def __init__(self, store: "PostgresStore", connection: Any) -> None:
+    def __init__(
+        self, store: "PostgresStore", connection: Any, *, is_touched: bool = False
+    ) -> None:
         """Own the connection until the end."""
         self._store = store
         self._connection = connection
         self._ended = False
-        self.transaction = PostgresTransaction(connection)
+        self._is_ending = False
+        kind = SharedPostgresTransaction if is_touched else PostgresTransaction
+        self.transaction: PostgresTransaction = kind(connection)
+
+    @property
+    def statements(self) -> PostgresTransaction:
+        """The same."""
+        return self.transaction
+
+    async def touch(self) -> None:
+        """Keep the transaction from ending as left alone; not while a statement runs in it."""
+        shared = self.transaction
+        if (
+            not isinstance(shared, SharedPostgresTransaction)
+            or self._is_ending
+            or shared.turn.locked()
+        ):
+            return
+        async with shared.turn:
+            with suppress(Exception):  # whoever uses it next finds out
+                await shared.connection.execute("SELECT 1")
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Write record and audit event and commit, in one round trip."""
         if self._ended:  # the connection may serve another request by now
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         connection = self._connection
+        await self._be_alone()
         try:
             if record is None:
                 if audit is not None:
@@ -120,7 +169,16 @@ class PostgresUnit:
         if not self._ended:
             await self._fail()
 
+    async def _be_alone(self) -> None:
+        """Let a touch that is under way end, and no other begin."""
+        self._is_ending = True
+        if isinstance(self.transaction, SharedPostgresTransaction):
+            async with self.transaction.turn:
+                pass
+
     async def _fail(self) -> None:
         self._ended = True
+        if not self._is_ending:
+            await self._be_alone()
         self.transaction.connection = _ENDED
         await self._store.undo(self._connection)

@@ -12,6 +12,7 @@ from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import Migration, check_known, load_migrations
 from holdfast.stores.queries import load_queries
+from holdfast.stores.sqlite.bell import SocketBell
 from holdfast.stores.sqlite.rows import find_any, is_outage, record_of, rows_of, to_text, to_values
 from holdfast.stores.sqlite.thread import ConnectionThread
 from holdfast.stores.sqlite.unit import SqliteUnit
@@ -101,8 +102,8 @@ class SqliteStore:
         unit = SqliteUnit(self._writer, record_id, to_text(now))
         return Claimed(unit, after_expiry=record is not None)
 
-    async def begin(self) -> SqliteUnit:
-        """Open a transaction without a key."""
+    async def begin(self, *, idle_seconds: float | None = None) -> SqliteUnit:  # noqa: ARG002
+        """Open a transaction without a key. SQLite cannot end one that is left alone."""
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
         return SqliteUnit(self._writer, None, "")
@@ -113,19 +114,22 @@ class SqliteStore:
         rows: list[Row] = await self._read(lambda db: rows_of(db.execute(sql, values)))
         return rows
 
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Write in a turn of its own."""
+        values = to_values(params)
+        rows: list[Row] = await self._in_a_turn(lambda db: rows_of(db.execute(sql, values)))
+        return rows
+
+    def bell(self) -> SocketBell:
+        """Return the bell of everyone who works on this file."""
+        return SocketBell(self._path)
+
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one small batch, in a turn of its own."""
         instant = to_text(now)
-
-        unit = SqliteUnit(self._writer, None, "")
-        try:
-            gone: int = await unit.run(
-                lambda db: db.execute(_SQL["sweep_records"], (instant, limit)).rowcount
-            )
-        except BaseException:
-            await unit.rollback()
-            raise
-        await unit.commit(None, None)
+        gone: int = await self._in_a_turn(
+            lambda db: db.execute(_SQL["sweep_records"], (instant, limit)).rowcount
+        )
         return gone
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
@@ -158,6 +162,16 @@ class SqliteStore:
         self._writing = ConnectionThread("holdfast-sqlite-writer", self._connect_writer)
         self._reader = ConnectionThread("holdfast-sqlite-reader", self._connect)
         self._writer = Writer(self._writing, busy_seconds=self._busy_seconds)
+
+    async def _in_a_turn(self, work: Any) -> Any:
+        unit = SqliteUnit(self._writer, None, "")
+        try:
+            result = await unit.run(work)
+        except BaseException:
+            await unit.rollback()
+            raise
+        await unit.commit(None, None)
+        return result
 
     async def _probe(self, record_id: RecordId) -> Record | None:
         if self._lookup is None:

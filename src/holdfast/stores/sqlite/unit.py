@@ -80,6 +80,19 @@ class SqliteUnit:
         self.superseded = False
         self.transaction = SqliteTransaction(self)
 
+    @property
+    def statements(self) -> SqliteTransaction:
+        """The same."""
+        return self.transaction
+
+    @property
+    def has_begun(self) -> bool:
+        """True while it holds the one write turn: nobody else can write."""
+        return self._has_turn and not self._ended
+
+    async def touch(self) -> None:
+        """Do nothing: SQLite ends no transaction by itself."""
+
     async def run(self, work: Any, *, is_quick: bool = False) -> Any:
         """Run one piece of work inside the transaction, beginning it if need be."""
         if self._ended:

@@ -1,14 +1,11 @@
-"""Ids and time, as the running server makes them. The rules get them as arguments."""
+"""The machine's clocks, and ids made of time and chance. The rules get them as arguments."""
 
 import os
 import time
 from datetime import UTC, datetime
 from typing import Final
 
-__all__ = ["SystemClock", "new_id", "new_request_id", "usable_id"]
-
-_MAX_ID_LENGTH: Final = 128
-_VISIBLE: Final = frozenset(range(0x21, 0x7F))
+__all__ = ["SystemClock", "new_id", "new_request_id"]
 
 
 class SystemClock:
@@ -59,10 +56,3 @@ def new_id(now: datetime) -> str:
 def new_request_id() -> str:
     """Make an id for a request that came without one."""
     return _entropy.take(16)
-
-
-def usable_id(value: bytes | None) -> str | None:
-    """Take a caller's request or correlation id if it is short and visible ASCII."""
-    if value is None or not 0 < len(value) <= _MAX_ID_LENGTH or not _VISIBLE.issuperset(value):
-        return None
-    return value.decode("ascii")

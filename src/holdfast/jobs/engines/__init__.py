@@ -1,0 +1,1 @@
+"""How jobs reach workers. One file per engine; the tables of jobs decide in all of them."""

@@ -1,0 +1,93 @@
+"""Making a job out of a wish: checks, key, identity. The table decides what becomes of it."""
+
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.core.canonical import canonical_json
+from holdfast.core.job import NewJob, check_name, job_id, job_key
+from holdfast.errors import JobPayloadTooLargeError, UsageError
+from holdfast.system import new_request_id
+
+__all__ = ["MAX_PAYLOAD_BYTES", "Cause", "new_job"]
+
+# A job says what to do, not everything it takes: larger things belong into tables of their own.
+MAX_PAYLOAD_BYTES: Final = 256 * 1024
+_MOST_TEXT: Final = 500
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Who caused a job, and the ids that go along with it from the request to the last effect."""
+
+    tenant: str
+    actor: str
+    request_id: str
+    correlation_id: str
+
+
+def new_job(
+    job_type: str,
+    payload: Any,
+    *,
+    cause: Cause,
+    queue: str = "default",
+    resource_id: str | None = None,
+    run_at: datetime | None = None,
+    delay_seconds: float = 0.0,
+    coalesce: str | None = None,
+    order: str | None = None,
+    max_attempts: int = 5,
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+) -> NewJob:
+    """Check a wish and give it its key.
+
+    ``resource_id`` says what the job is about; without one the payload's hash does. ``coalesce``
+    merges it into one that waits under the same name; ``order`` runs one at a time per name.
+    """
+    check_name(queue, "queue")
+    check_name(job_type, "type")
+    for what, name in (("resource_id", resource_id), ("coalesce", coalesce), ("order", order)):
+        if name is not None and not 0 < len(name) <= _MOST_TEXT:
+            raise UsageError(f"{what} should be 1 to {_MOST_TEXT} characters")
+    if max_attempts < 1:
+        raise UsageError("max_attempts should be at least 1")
+    if not 0 <= delay_seconds < float("inf"):
+        raise UsageError("delay_seconds should be a number from 0")
+    if run_at is not None and run_at.tzinfo is None:
+        raise UsageError("run_at should have a time zone")
+    try:
+        text = _encode(payload)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"the payload of {job_type} is not JSON: {error}") from error
+    if len(text) > max_payload_bytes:
+        raise JobPayloadTooLargeError(
+            f"the payload of {job_type} has {len(text)} bytes, at most {max_payload_bytes} are "
+            "taken: keep it in a table and enqueue its id"
+        )
+    digest = sha256(canonical_json(text)).hexdigest()
+    about = resource_id or coalesce or digest
+    if coalesce is not None:
+        about = f"{about}#{new_request_id()}"
+    key = job_key(cause.tenant, queue, job_type, about)
+    return NewJob(
+        id=job_id(key),
+        key=key,
+        tenant=cause.tenant,
+        queue=queue,
+        type=job_type,
+        payload=text.decode(),
+        payload_hash=digest,
+        request_id=cause.request_id,
+        correlation_id=cause.correlation_id,
+        actor=cause.actor,
+        resource_id=resource_id,
+        run_at=run_at,
+        delay_seconds=delay_seconds,
+        coalesce_key=coalesce,
+        order_key=order,
+        max_attempts=max_attempts,
+    )

@@ -1,0 +1,432 @@
+-- Jobs on PostgreSQL. Every instant is the database's own (clock_timestamp): now() is when the
+-- transaction began, and a worker that slept in one would take its lease for a living one.
+
+-- name: enqueue
+-- Runs in the transaction of the write that causes the job. A key that is done is not done again.
+WITH added AS (
+    INSERT INTO jobs
+           (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
+            visible_at, run_at, max_attempts, actor, request_id, correlation_id)
+    SELECT :tenant::text, :id::uuid, :key::text, :queue::text, :type::text, :resource_id::text,
+           :payload::text, :payload_hash::text, :order_key::text,
+           CASE WHEN :order_key::text IS NOT NULL AND EXISTS (
+                     SELECT 1 FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+                THEN 'infinity' ELSE due.at END,
+           due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text
+      FROM (SELECT coalesce(to_timestamp(:run_at::float8), clock_timestamp())
+                   + make_interval(secs => :delay_seconds::float8) AS at) AS due
+     WHERE NOT EXISTS (
+           SELECT 1 FROM job_completions WHERE tenant = :tenant AND job_id = :id::uuid)
+        ON CONFLICT (tenant, id) DO NOTHING
+    RETURNING enqueued_at
+), audited AS (
+    INSERT INTO audit_events
+           (tenant, id, actor, endpoint, payload_hash, status, resource,
+            request_id, correlation_id, created_at)
+    SELECT :tenant, :audit_id::text, :actor, :audit_name::text, :payload_hash, 202, :key,
+           :request_id, :correlation_id, enqueued_at
+      FROM added
+)
+SELECT :id::text AS job_id, 0 AS merged FROM added;
+
+-- name: enqueue_coalesced
+-- Merges into the one that waits under the same coalescing key: its payload becomes the newest, its
+-- time stays. A worker cannot take it meanwhile, as this transaction holds the row.
+WITH added AS (
+    INSERT INTO jobs AS old
+           (tenant, id, key, queue, type, resource_id, payload, payload_hash, coalesce_key,
+            waiting_key, order_key, visible_at, run_at, max_attempts, actor, request_id,
+            correlation_id)
+    SELECT :tenant::text, :id::uuid, :key::text, :queue::text, :type::text, :resource_id::text,
+           :payload::text, :payload_hash::text, :coalesce_key::text, :coalesce_key,
+           :order_key::text,
+           CASE WHEN :order_key::text IS NOT NULL AND EXISTS (
+                     SELECT 1 FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+                THEN 'infinity' ELSE due.at END,
+           due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text
+      FROM (SELECT coalesce(to_timestamp(:run_at::float8), clock_timestamp())
+                   + make_interval(secs => :delay_seconds::float8) AS at) AS due
+        ON CONFLICT (tenant, queue, type, waiting_key) WHERE waiting_key IS NOT NULL DO UPDATE
+       SET payload = excluded.payload, payload_hash = excluded.payload_hash,
+           merged = old.merged + 1
+    RETURNING id, merged, enqueued_at
+), audited AS (
+    INSERT INTO audit_events
+           (tenant, id, actor, endpoint, payload_hash, status, resource,
+            request_id, correlation_id, created_at)
+    SELECT :tenant, :audit_id::text, :actor, :audit_name::text, :payload_hash, 202, :key,
+           :request_id, :correlation_id, enqueued_at
+      FROM added WHERE merged = 0
+)
+SELECT id::text AS job_id, merged FROM added;
+
+-- name: lock_order
+-- Whoever enqueues or finishes under an order key does so one after another: numbers are then given
+-- in the order of the commits, and no one is left standing in line behind a job that is gone. A
+-- statement of its own, so that the next one sees what was committed while this one waited.
+SELECT pg_advisory_xact_lock(:lock::bigint);
+
+-- name: is_done
+SELECT 1 AS done FROM job_completions WHERE tenant = :tenant AND job_id = :id::uuid;
+
+-- name: claim
+-- Takes what is due, oldest first, from each queue as if it were alone. Rows others are just taking
+-- are skipped. A job whose marker exists is told apart: it is to be acknowledged, not run.
+WITH due AS (
+    SELECT found.tenant, found.id
+      FROM unnest(:queues::text[]) AS wanted(queue)
+     CROSS JOIN LATERAL (
+           SELECT tenant, id, visible_at FROM jobs
+            WHERE jobs.queue = wanted.queue AND visible_at <= clock_timestamp()
+            ORDER BY visible_at LIMIT :limit::integer
+              FOR UPDATE SKIP LOCKED) AS found
+     ORDER BY found.visible_at LIMIT :limit
+)
+UPDATE jobs AS job
+   SET state = 'running', lease = job.lease + 1, attempts = job.attempts + 1,
+       worker = :worker::text, waiting_key = NULL, started_at = clock_timestamp(),
+       visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
+  FROM due
+ WHERE job.tenant = due.tenant AND job.id = due.id
+RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
+          job.attempts, job.max_attempts, job.request_id, job.correlation_id, job.resource_id,
+          job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
+          EXISTS (SELECT 1 FROM job_completions AS done
+                   WHERE done.tenant = job.tenant AND done.job_id = job.id) AS completed;
+
+-- name: claim_these
+-- The same for jobs that a broker has named, if they are free.
+WITH due AS (
+    SELECT jobs.tenant, jobs.id
+      FROM json_to_recordset(:jobs::json) AS wanted(tenant text, job_id uuid)
+      JOIN jobs ON jobs.tenant = wanted.tenant AND jobs.id = wanted.job_id
+     WHERE visible_at <= clock_timestamp()
+     ORDER BY visible_at
+       FOR UPDATE OF jobs SKIP LOCKED
+)
+UPDATE jobs AS job
+   SET state = 'running', lease = job.lease + 1, attempts = job.attempts + 1,
+       worker = :worker::text, waiting_key = NULL, started_at = clock_timestamp(),
+       visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
+  FROM due
+ WHERE job.tenant = due.tenant AND job.id = due.id
+RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
+          job.attempts, job.max_attempts, job.request_id, job.correlation_id, job.resource_id,
+          job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
+          EXISTS (SELECT 1 FROM job_completions AS done
+                   WHERE done.tenant = job.tenant AND done.job_id = job.id) AS completed;
+
+-- name: still_to_do
+-- Of these jobs, the ones that are not finished, and in how many seconds each is free.
+SELECT jobs.tenant, jobs.id::text AS job_id,
+       CASE WHEN isfinite(visible_at)
+            THEN greatest(0, extract(epoch FROM visible_at - clock_timestamp()))::float8 END
+         AS free_in_seconds
+  FROM json_to_recordset(:jobs::json) AS wanted(tenant text, job_id uuid)
+  JOIN jobs ON jobs.tenant = wanted.tenant AND jobs.id = wanted.job_id;
+
+-- name: due_in
+-- In how many seconds the next job of these queues may be taken.
+SELECT extract(epoch FROM min(found.visible_at) - clock_timestamp())::float8 AS seconds
+  FROM unnest(:queues::text[]) AS wanted(queue)
+ CROSS JOIN LATERAL (
+       SELECT visible_at FROM jobs
+        WHERE jobs.queue = wanted.queue AND visible_at < 'infinity'
+        ORDER BY visible_at LIMIT 1) AS found;
+
+-- name: renew
+-- A lease that has run out is not renewed: the job may be another's by now.
+UPDATE jobs AS job
+   SET visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
+  FROM json_to_recordset(:leases::json) AS mine(tenant text, job_id uuid, lease bigint)
+ WHERE job.tenant = mine.tenant AND job.id = mine.job_id AND job.lease = mine.lease
+   AND job.worker = :worker AND job.visible_at > clock_timestamp()
+RETURNING job.tenant, job.id::text AS job_id;
+
+-- name: complete
+-- The job leaves the table and its marker is written, in the transaction of its effects. No row
+-- comes back for a lease that was lost; then nothing of it may commit.
+WITH gone AS (
+    DELETE FROM jobs AS job
+     USING json_to_recordset(:leases::json)
+           AS mine(tenant text, job_id uuid, lease bigint, result text)
+     WHERE job.tenant = mine.tenant AND job.id = mine.job_id AND job.lease = mine.lease
+       AND job.worker = :worker AND job.visible_at > clock_timestamp()
+    RETURNING job.*, mine.result
+), marked AS (
+    INSERT INTO job_completions
+           (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
+            request_id, correlation_id, enqueued_at)
+    SELECT tenant, id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
+           request_id, correlation_id, enqueued_at
+      FROM gone
+        ON CONFLICT (tenant, job_id) DO NOTHING
+    RETURNING tenant, job_id
+)
+SELECT gone.tenant, gone.id::text AS job_id, marked.job_id IS NOT NULL AS marked
+  FROM gone LEFT JOIN marked ON marked.tenant = gone.tenant AND marked.job_id = gone.id;
+
+-- name: forget
+-- A job whose key was done before it ran: it leaves the table, its marker is there already.
+DELETE FROM jobs
+ WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
+RETURNING id::text AS job_id;
+
+-- name: release_next
+-- The next one in line comes to the front.
+UPDATE jobs
+   SET visible_at = run_at
+ WHERE tenant = :tenant AND order_key = :order_key AND visible_at = 'infinity'
+   AND seq = (SELECT min(seq) FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+RETURNING queue;
+
+-- name: retry
+WITH kept AS (
+    UPDATE jobs
+       SET state = 'waiting', worker = NULL,
+           visible_at = clock_timestamp() + make_interval(secs => :delay_seconds::float8)
+     WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
+       AND visible_at > clock_timestamp()
+    RETURNING tenant, id, attempts
+), failed AS (
+    INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker)
+    SELECT tenant, id, attempts, :reason::text, :error::text, :worker FROM kept
+)
+SELECT id::text AS job_id FROM kept;
+
+-- name: give_back
+-- A worker that is told to stop gives back what it cannot finish. That attempt does not count.
+UPDATE jobs
+   SET state = 'waiting', worker = NULL, attempts = attempts - 1, visible_at = clock_timestamp()
+ WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
+   AND visible_at > clock_timestamp()
+RETURNING id::text AS job_id;
+
+-- name: bury
+WITH gone AS (
+    DELETE FROM jobs
+     WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
+       AND visible_at > clock_timestamp()
+    RETURNING *
+), failed AS (
+    INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker)
+    SELECT tenant, id, attempts, :reason::text, :error::text, :worker FROM gone
+), dead AS (
+    INSERT INTO dead_letters AS old
+           (tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
+            reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at)
+    SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
+           :reason, :error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at
+      FROM gone
+        ON CONFLICT (tenant, job_id) DO UPDATE
+       SET payload = excluded.payload, payload_hash = excluded.payload_hash,
+           reason = excluded.reason, error = excluded.error, attempts = excluded.attempts,
+           deaths = old.deaths + 1, died_at = excluded.died_at, requeued_at = NULL,
+           request_id = excluded.request_id, correlation_id = excluded.correlation_id,
+           enqueued_at = excluded.enqueued_at
+), audited AS (
+    INSERT INTO audit_events
+           (tenant, id, actor, endpoint, payload_hash, status, resource,
+            request_id, correlation_id, created_at)
+    SELECT tenant, :audit_id::text, actor, 'job.dead ' || queue || ' ' || type, payload_hash, 500,
+           key, request_id, correlation_id, clock_timestamp()
+      FROM gone
+)
+SELECT id::text AS job_id FROM gone;
+
+-- name: save_step
+-- Only whoever holds the lease may say that a step is done.
+INSERT INTO job_steps (tenant, job_id, name, result, attempt)
+SELECT tenant, id, :name::text, :result::text, attempts
+  FROM jobs
+ WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
+   AND visible_at > clock_timestamp()
+    ON CONFLICT (tenant, job_id, name) DO NOTHING
+RETURNING name;
+
+-- name: steps
+SELECT name, result, attempt, extract(epoch FROM finished_at)::float8 AS finished_at
+  FROM job_steps WHERE tenant = :tenant AND job_id = :job_id::uuid ORDER BY finished_at, name;
+
+-- name: failures
+SELECT attempt, reason, error, worker, extract(epoch FROM failed_at)::float8 AS failed_at
+  FROM job_failures WHERE tenant = :tenant AND job_id = :job_id::uuid ORDER BY seq;
+
+-- name: list_jobs
+-- Live, done and dead jobs, newest first, for people. An empty tenant is every tenant.
+SELECT * FROM (
+    SELECT tenant, id::text AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
+           worker, NULL AS reason, request_id, correlation_id,
+           extract(epoch FROM enqueued_at)::float8 AS enqueued_at,
+           CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
+           NULL::float8 AS ended_at
+      FROM jobs
+     WHERE :state::text IN ('', state) AND (:tenant::text = '' OR tenant = :tenant)
+       AND :queue::text IN ('', queue) AND :type::text IN ('', type)
+    UNION ALL
+    SELECT * FROM (
+        SELECT tenant, job_id::text, key, queue, type, resource_id, 'done', attempts, NULL::integer,
+               worker, NULL, request_id, correlation_id,
+               extract(epoch FROM enqueued_at)::float8, NULL::float8,
+               extract(epoch FROM completed_at)::float8
+          FROM job_completions
+         WHERE :state IN ('', 'done') AND (:tenant = '' OR tenant = :tenant)
+           AND :queue IN ('', queue) AND :type IN ('', type)
+         ORDER BY completed_at DESC LIMIT :limit::integer) AS done
+    UNION ALL
+    SELECT * FROM (
+        SELECT tenant, job_id::text, key, queue, type, resource_id, 'dead', attempts, max_attempts,
+               NULL, reason, request_id, correlation_id,
+               extract(epoch FROM enqueued_at)::float8, NULL::float8,
+               extract(epoch FROM died_at)::float8
+          FROM dead_letters
+         WHERE :state IN ('', 'dead') AND requeued_at IS NULL
+           AND (:tenant = '' OR tenant = :tenant)
+           AND :queue IN ('', queue) AND :type IN ('', type)
+         ORDER BY died_at DESC LIMIT :limit) AS dead
+) AS found
+ ORDER BY enqueued_at DESC, job_id LIMIT :limit;
+
+-- name: find_job
+-- One job, wherever it stands.
+SELECT tenant, id::text AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
+       worker, NULL AS reason, NULL AS error, payload, payload_hash, NULL AS result, merged,
+       coalesce_key, order_key, request_id, correlation_id,
+       extract(epoch FROM enqueued_at)::float8 AS enqueued_at,
+       CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
+       NULL::float8 AS ended_at, 1 AS place
+  FROM jobs WHERE id = :job_id::uuid AND (:tenant::text = '' OR tenant = :tenant)
+UNION ALL
+SELECT tenant, job_id::text, key, queue, type, resource_id, 'done', attempts, NULL,
+       worker, NULL, NULL, NULL, payload_hash, result, 0,
+       NULL, NULL, request_id, correlation_id,
+       extract(epoch FROM enqueued_at)::float8, NULL::float8,
+       extract(epoch FROM completed_at)::float8, 2
+  FROM job_completions WHERE job_id = :job_id::uuid AND (:tenant = '' OR tenant = :tenant)
+UNION ALL
+SELECT tenant, job_id::text, key, queue, type, resource_id, 'dead', attempts, max_attempts,
+       NULL, reason, error, payload, payload_hash, NULL, 0,
+       NULL, order_key, request_id, correlation_id,
+       extract(epoch FROM enqueued_at)::float8, NULL::float8,
+       extract(epoch FROM died_at)::float8, 3
+  FROM dead_letters WHERE job_id = :job_id::uuid AND (:tenant = '' OR tenant = :tenant)
+ ORDER BY place LIMIT 1;
+
+-- name: requeue
+-- Back into the line with all attempts before it. The dead letter stays, marked, as history.
+WITH back AS (
+    INSERT INTO jobs
+           (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
+            visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at)
+    SELECT tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
+           CASE WHEN order_key IS NOT NULL AND EXISTS (
+                     SELECT 1 FROM jobs
+                      WHERE jobs.tenant = dead.tenant AND jobs.order_key = dead.order_key)
+                THEN 'infinity' ELSE clock_timestamp() END,
+           clock_timestamp(), max_attempts, actor, request_id, correlation_id, enqueued_at
+      FROM dead_letters AS dead
+     WHERE tenant = :tenant AND job_id = :job_id::uuid AND requeued_at IS NULL
+       AND NOT EXISTS (SELECT 1 FROM job_completions AS done
+                        WHERE done.tenant = dead.tenant AND done.job_id = dead.job_id)
+        ON CONFLICT (tenant, id) DO NOTHING
+    RETURNING *
+), marked AS (
+    UPDATE dead_letters AS dead SET requeued_at = clock_timestamp()
+      FROM back WHERE dead.tenant = back.tenant AND dead.job_id = back.id
+), audited AS (
+    INSERT INTO audit_events
+           (tenant, id, actor, endpoint, payload_hash, status, resource,
+            request_id, correlation_id, created_at)
+    SELECT tenant, :audit_id::text, :actor::text, 'job.requeued ' || queue || ' ' || type,
+           payload_hash, 202, key, request_id, correlation_id, clock_timestamp()
+      FROM back
+)
+SELECT tenant, id::text AS job_id, queue FROM back;
+
+-- name: depths
+-- For the metrics: how many jobs each queue holds, and how long the oldest due one has waited.
+SELECT queue, state, count(*) AS jobs,
+       greatest(0, extract(epoch FROM clock_timestamp() - min(run_at)
+                FILTER (WHERE state = 'waiting' AND visible_at <= clock_timestamp())))::float8
+         AS oldest_seconds
+  FROM jobs GROUP BY queue, state;
+
+-- name: dead_count
+SELECT queue, count(*) AS jobs FROM dead_letters WHERE requeued_at IS NULL GROUP BY queue;
+
+-- name: to_publish
+-- For the relay: what is due and not on its way, or was published and then not taken for a while.
+SELECT tenant, id::text AS job_id, queue, published
+  FROM jobs
+ WHERE visible_at <= clock_timestamp()
+   AND (published_at IS NULL
+        OR (published_at < clock_timestamp() - make_interval(secs => :again_after_seconds::float8)
+            AND visible_at
+                < clock_timestamp() - make_interval(secs => :again_after_seconds::float8)))
+ ORDER BY visible_at LIMIT :limit::integer;
+
+-- name: mark_published
+-- Rows that someone is just taking or finishing are left alone: to wait for them, one after another,
+-- could end in a deadlock, and to publish them once more does no harm.
+WITH free AS (
+    SELECT jobs.tenant, jobs.id, mine.published
+      FROM json_to_recordset(:jobs::json) AS mine(tenant text, job_id uuid, published integer)
+      JOIN jobs ON jobs.tenant = mine.tenant AND jobs.id = mine.job_id
+     WHERE jobs.published < mine.published
+       FOR UPDATE OF jobs SKIP LOCKED
+)
+UPDATE jobs AS job
+   SET published = free.published, published_at = clock_timestamp()
+  FROM free
+ WHERE job.tenant = free.tenant AND job.id = free.id;
+
+-- name: publish_due_in
+SELECT extract(epoch FROM min(visible_at) - clock_timestamp())::float8 AS seconds
+  FROM jobs WHERE visible_at > clock_timestamp() AND visible_at < 'infinity';
+
+-- name: now
+SELECT extract(epoch FROM clock_timestamp())::float8 AS now;
+
+-- name: clean_completions
+-- Markers past their time, a batch at a time. Until then a key stays done.
+DELETE FROM job_completions
+ WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM job_completions
+        WHERE completed_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
+        ORDER BY completed_at LIMIT :limit::integer
+          FOR UPDATE SKIP LOCKED))
+RETURNING job_id::text;
+
+-- name: clean_dead_letters
+-- Only what was requeued: the others wait for a person.
+DELETE FROM dead_letters
+ WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM dead_letters
+        WHERE requeued_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
+        LIMIT :limit::integer
+          FOR UPDATE SKIP LOCKED))
+RETURNING job_id::text;
+
+-- name: clean_steps
+DELETE FROM job_steps
+ WHERE ctid = ANY (ARRAY(
+       SELECT step.ctid FROM job_steps AS step
+        WHERE finished_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
+          AND NOT EXISTS (SELECT 1 FROM jobs
+                           WHERE jobs.tenant = step.tenant AND jobs.id = step.job_id)
+          AND NOT EXISTS (SELECT 1 FROM dead_letters AS dead
+                           WHERE dead.tenant = step.tenant AND dead.job_id = step.job_id)
+        LIMIT :limit::integer))
+RETURNING job_id::text;
+
+-- name: clean_failures
+DELETE FROM job_failures
+ WHERE ctid = ANY (ARRAY(
+       SELECT failure.ctid FROM job_failures AS failure
+        WHERE failed_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
+          AND NOT EXISTS (SELECT 1 FROM jobs
+                           WHERE jobs.tenant = failure.tenant AND jobs.id = failure.job_id)
+          AND NOT EXISTS (SELECT 1 FROM dead_letters AS dead
+                           WHERE dead.tenant = failure.tenant AND dead.job_id = failure.job_id)
+        LIMIT :limit::integer))
+RETURNING job_id::text;

@@ -1,0 +1,394 @@
+-- Jobs on SQLite. NOW_MS stands for the clock of the machine, read by SQLite itself, in whole
+-- milliseconds since 1970. A query of several statements runs as one transaction; the rows it gives
+-- are those of its last statement. There is one writer at a time, so nothing comes in between.
+
+-- name: enqueue
+-- Runs in the transaction of the write that causes the job. A key that is done is not done again.
+INSERT INTO audit_events
+       (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
+        created_at)
+SELECT :tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :request_id,
+       :correlation_id, :audit_at
+ WHERE NOT EXISTS (SELECT 1 FROM job_completions WHERE tenant = :tenant AND job_id = :id)
+   AND NOT EXISTS (SELECT 1 FROM jobs WHERE tenant = :tenant AND id = :id);
+INSERT INTO jobs
+       (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
+        visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at)
+SELECT :tenant, :id, :key, :queue, :type, :resource_id, :payload, :payload_hash, :order_key,
+       CASE WHEN :order_key IS NOT NULL AND EXISTS (
+                 SELECT 1 FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+            THEN 9000000000000000 ELSE due.at END,
+       due.at, :max_attempts, :actor, :request_id, :correlation_id, NOW_MS
+  FROM (SELECT CAST(coalesce(:run_at * 1000, NOW_MS) + :delay_seconds * 1000 AS INTEGER) AS at)
+       AS due
+ WHERE NOT EXISTS (SELECT 1 FROM job_completions WHERE tenant = :tenant AND job_id = :id)
+    ON CONFLICT (tenant, id) DO NOTHING
+RETURNING id AS job_id, 0 AS merged;
+
+-- name: enqueue_coalesced
+-- Merges into the one that waits under the same coalescing key: its payload becomes the newest, its
+-- time stays.
+INSERT INTO audit_events
+       (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
+        created_at)
+SELECT :tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :request_id,
+       :correlation_id, :audit_at
+ WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE tenant = :tenant AND queue = :queue AND type = :type
+                                        AND waiting_key = :coalesce_key);
+INSERT INTO jobs
+       (tenant, id, key, queue, type, resource_id, payload, payload_hash, coalesce_key,
+        waiting_key, order_key, visible_at, run_at, max_attempts, actor, request_id,
+        correlation_id, enqueued_at)
+SELECT :tenant, :id, :key, :queue, :type, :resource_id, :payload, :payload_hash, :coalesce_key,
+       :coalesce_key, :order_key,
+       CASE WHEN :order_key IS NOT NULL AND EXISTS (
+                 SELECT 1 FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+            THEN 9000000000000000 ELSE due.at END,
+       due.at, :max_attempts, :actor, :request_id, :correlation_id, NOW_MS
+  FROM (SELECT CAST(coalesce(:run_at * 1000, NOW_MS) + :delay_seconds * 1000 AS INTEGER) AS at)
+       AS due
+ WHERE true
+    ON CONFLICT (tenant, queue, type, waiting_key) WHERE waiting_key IS NOT NULL DO UPDATE
+   SET payload = excluded.payload, payload_hash = excluded.payload_hash, merged = merged + 1
+RETURNING id AS job_id, merged;
+
+-- name: is_done
+SELECT 1 AS done FROM job_completions WHERE tenant = :tenant AND job_id = :id;
+
+-- name: claim
+-- Takes what is due, oldest first, from each queue as if it were alone. A job and its marker never
+-- stand side by side here, as enqueue and completion cannot overlap.
+UPDATE jobs
+   SET state = 'running', lease = lease + 1, attempts = attempts + 1, worker = :worker,
+       waiting_key = NULL, started_at = NOW_MS,
+       visible_at = NOW_MS + CAST(:lease_seconds * 1000 AS INTEGER)
+ WHERE seq IN (
+       SELECT due.seq
+         FROM json_each(:queues) AS wanted
+         JOIN jobs AS due ON due.seq IN (
+              SELECT seq FROM jobs
+               WHERE queue = wanted.value AND visible_at <= NOW_MS
+               ORDER BY visible_at LIMIT :limit)
+        ORDER BY due.visible_at LIMIT :limit)
+RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts,
+          request_id, correlation_id, resource_id, order_key, enqueued_at / 1000.0 AS enqueued_at,
+          0 AS completed;
+
+-- name: claim_these
+-- The same for jobs that a broker has named, if they are free.
+UPDATE jobs
+   SET state = 'running', lease = lease + 1, attempts = attempts + 1, worker = :worker,
+       waiting_key = NULL, started_at = NOW_MS,
+       visible_at = NOW_MS + CAST(:lease_seconds * 1000 AS INTEGER)
+ WHERE seq IN (
+       SELECT due.seq
+         FROM json_each(:jobs) AS wanted
+         JOIN jobs AS due ON due.tenant = json_extract(wanted.value, '$.tenant')
+                         AND due.id = json_extract(wanted.value, '$.job_id')
+        WHERE due.visible_at <= NOW_MS)
+RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts,
+          request_id, correlation_id, resource_id, order_key, enqueued_at / 1000.0 AS enqueued_at,
+          0 AS completed;
+
+-- name: still_to_do
+-- Of these jobs, the ones that are not finished, and in how many seconds each is free.
+SELECT jobs.tenant, jobs.id AS job_id,
+       CASE WHEN visible_at < 9000000000000000
+            THEN max(0, visible_at - NOW_MS) / 1000.0 END AS free_in_seconds
+  FROM json_each(:jobs) AS wanted
+  JOIN jobs ON jobs.tenant = json_extract(wanted.value, '$.tenant')
+           AND jobs.id = json_extract(wanted.value, '$.job_id');
+
+-- name: due_in
+-- In how many seconds the next job of these queues may be taken.
+SELECT (min(next.at) - NOW_MS) / 1000.0 AS seconds
+  FROM (SELECT (SELECT visible_at FROM jobs
+                 WHERE queue = wanted.value AND visible_at < 9000000000000000
+                 ORDER BY visible_at LIMIT 1) AS at
+          FROM json_each(:queues) AS wanted) AS next;
+
+-- name: renew
+-- A lease that has run out is not renewed: the job may be another's by now.
+UPDATE jobs
+   SET visible_at = NOW_MS + CAST(:lease_seconds * 1000 AS INTEGER)
+ WHERE seq IN (
+       SELECT job.seq
+         FROM json_each(:leases) AS mine
+         JOIN jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
+                         AND job.id = json_extract(mine.value, '$.job_id')
+                         AND job.lease = json_extract(mine.value, '$.lease')
+        WHERE job.worker = :worker AND job.visible_at > NOW_MS)
+RETURNING tenant, id AS job_id;
+
+-- name: complete
+-- The job leaves the table and its marker is written, in the transaction of its effects. No row
+-- comes back for a lease that was lost; then nothing of it may commit.
+INSERT INTO job_completions
+       (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
+        request_id, correlation_id, enqueued_at, completed_at)
+SELECT job.tenant, job.id, job.key, job.queue, job.type, job.resource_id, job.payload_hash,
+       json_extract(mine.value, '$.result'), job.attempts, job.worker,
+       job.request_id, job.correlation_id, job.enqueued_at, NOW_MS
+  FROM json_each(:leases) AS mine
+  JOIN jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
+                  AND job.id = json_extract(mine.value, '$.job_id')
+                  AND job.lease = json_extract(mine.value, '$.lease')
+ WHERE job.worker = :worker AND job.visible_at > NOW_MS
+    ON CONFLICT (tenant, job_id) DO NOTHING;
+DELETE FROM jobs
+ WHERE seq IN (
+       SELECT job.seq
+         FROM json_each(:leases) AS mine
+         JOIN jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
+                         AND job.id = json_extract(mine.value, '$.job_id')
+                         AND job.lease = json_extract(mine.value, '$.lease')
+         JOIN job_completions AS done ON done.tenant = job.tenant AND done.job_id = job.id
+        WHERE job.worker = :worker)
+RETURNING tenant, id AS job_id, 1 AS marked;
+
+-- name: forget
+-- A job whose key was done before it ran: it leaves the table, its marker is there already.
+DELETE FROM jobs
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
+RETURNING id AS job_id;
+
+-- name: release_next
+-- The next one in line comes to the front.
+UPDATE jobs
+   SET visible_at = run_at
+ WHERE visible_at = 9000000000000000
+   AND seq = (SELECT min(seq) FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+RETURNING queue;
+
+-- name: retry
+INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
+SELECT tenant, id, attempts, :reason, :error, :worker, NOW_MS
+  FROM jobs
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
+   AND visible_at > NOW_MS;
+UPDATE jobs
+   SET state = 'waiting', worker = NULL,
+       visible_at = NOW_MS + CAST(:delay_seconds * 1000 AS INTEGER)
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
+   AND changes() = 1
+RETURNING id AS job_id;
+
+-- name: give_back
+-- A worker that is told to stop gives back what it cannot finish. That attempt does not count.
+UPDATE jobs
+   SET state = 'waiting', worker = NULL, attempts = attempts - 1, visible_at = NOW_MS
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
+   AND visible_at > NOW_MS
+RETURNING id AS job_id;
+
+-- name: bury
+INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
+SELECT tenant, id, attempts, :reason, :error, :worker, NOW_MS
+  FROM jobs
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
+   AND visible_at > NOW_MS;
+INSERT INTO dead_letters
+       (tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
+        reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at,
+        died_at)
+SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
+       :reason, :error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at,
+       NOW_MS
+  FROM jobs
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1
+    ON CONFLICT (tenant, job_id) DO UPDATE
+   SET payload = excluded.payload, payload_hash = excluded.payload_hash,
+       reason = excluded.reason, error = excluded.error, attempts = excluded.attempts,
+       deaths = deaths + 1, died_at = excluded.died_at, requeued_at = NULL,
+       request_id = excluded.request_id, correlation_id = excluded.correlation_id,
+       enqueued_at = excluded.enqueued_at;
+INSERT INTO audit_events
+       (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
+        created_at)
+SELECT tenant, :audit_id, actor, 'job.dead ' || queue || ' ' || type, payload_hash, 500, key,
+       request_id, correlation_id, :audit_at
+  FROM jobs
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1;
+DELETE FROM jobs
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1
+RETURNING id AS job_id;
+
+-- name: save_step
+-- Only whoever holds the lease may say that a step is done.
+INSERT INTO job_steps (tenant, job_id, name, result, attempt, finished_at)
+SELECT tenant, id, :name, :result, attempts, NOW_MS
+  FROM jobs
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
+   AND visible_at > NOW_MS
+    ON CONFLICT (tenant, job_id, name) DO NOTHING
+RETURNING name;
+
+-- name: steps
+SELECT name, result, attempt, finished_at / 1000.0 AS finished_at
+  FROM job_steps WHERE tenant = :tenant AND job_id = :job_id ORDER BY finished_at, name;
+
+-- name: failures
+SELECT attempt, reason, error, worker, failed_at / 1000.0 AS failed_at
+  FROM job_failures WHERE tenant = :tenant AND job_id = :job_id ORDER BY seq;
+
+-- name: list_jobs
+-- Live, done and dead jobs, newest first, for people. An empty tenant is every tenant.
+SELECT * FROM (
+    SELECT tenant, id AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
+           worker, NULL AS reason, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
+           CASE WHEN visible_at < 9000000000000000 THEN visible_at / 1000.0 END AS due_at,
+           NULL AS ended_at
+      FROM jobs
+     WHERE :state IN ('', state) AND (:tenant = '' OR tenant = :tenant)
+       AND :queue IN ('', queue) AND :type IN ('', type)
+    UNION ALL
+    SELECT * FROM (
+        SELECT tenant, job_id, key, queue, type, resource_id, 'done', attempts, NULL,
+               worker, NULL, request_id, correlation_id, enqueued_at / 1000.0, NULL,
+               completed_at / 1000.0
+          FROM job_completions
+         WHERE :state IN ('', 'done') AND (:tenant = '' OR tenant = :tenant)
+           AND :queue IN ('', queue) AND :type IN ('', type)
+         ORDER BY completed_at DESC LIMIT :limit) AS done
+    UNION ALL
+    SELECT * FROM (
+        SELECT tenant, job_id, key, queue, type, resource_id, 'dead', attempts, max_attempts,
+               NULL, reason, request_id, correlation_id, enqueued_at / 1000.0, NULL,
+               died_at / 1000.0
+          FROM dead_letters
+         WHERE :state IN ('', 'dead') AND requeued_at IS NULL
+           AND (:tenant = '' OR tenant = :tenant)
+           AND :queue IN ('', queue) AND :type IN ('', type)
+         ORDER BY died_at DESC LIMIT :limit) AS dead
+) AS found
+ ORDER BY enqueued_at DESC, job_id LIMIT :limit;
+
+-- name: find_job
+-- One job, wherever it stands.
+SELECT tenant, id AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
+       worker, NULL AS reason, NULL AS error, payload, payload_hash, NULL AS result, merged,
+       coalesce_key, order_key, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
+       CASE WHEN visible_at < 9000000000000000 THEN visible_at / 1000.0 END AS due_at,
+       NULL AS ended_at, 1 AS place
+  FROM jobs WHERE id = :job_id AND (:tenant = '' OR tenant = :tenant)
+UNION ALL
+SELECT tenant, job_id, key, queue, type, resource_id, 'done', attempts, NULL,
+       worker, NULL, NULL, NULL, payload_hash, result, 0,
+       NULL, NULL, request_id, correlation_id, enqueued_at / 1000.0, NULL,
+       completed_at / 1000.0, 2
+  FROM job_completions WHERE job_id = :job_id AND (:tenant = '' OR tenant = :tenant)
+UNION ALL
+SELECT tenant, job_id, key, queue, type, resource_id, 'dead', attempts, max_attempts,
+       NULL, reason, error, payload, payload_hash, NULL, 0,
+       NULL, order_key, request_id, correlation_id, enqueued_at / 1000.0, NULL,
+       died_at / 1000.0, 3
+  FROM dead_letters WHERE job_id = :job_id AND (:tenant = '' OR tenant = :tenant)
+ ORDER BY place LIMIT 1;
+
+-- name: requeue
+-- Back into the line with all attempts before it. The dead letter stays, marked, as history.
+UPDATE dead_letters
+   SET requeued_at = NOW_MS
+ WHERE tenant = :tenant AND job_id = :job_id AND requeued_at IS NULL
+   AND NOT EXISTS (SELECT 1 FROM jobs WHERE tenant = :tenant AND id = :job_id)
+   AND NOT EXISTS (SELECT 1 FROM job_completions WHERE tenant = :tenant AND job_id = :job_id);
+INSERT INTO jobs
+       (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
+        visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at)
+SELECT tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
+       CASE WHEN order_key IS NOT NULL AND EXISTS (
+                 SELECT 1 FROM jobs
+                  WHERE jobs.tenant = dead.tenant AND jobs.order_key = dead.order_key)
+            THEN 9000000000000000 ELSE NOW_MS END,
+       NOW_MS, max_attempts, actor, request_id, correlation_id, enqueued_at
+  FROM dead_letters AS dead
+ WHERE tenant = :tenant AND job_id = :job_id AND changes() = 1;
+INSERT INTO audit_events
+       (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
+        created_at)
+SELECT tenant, :audit_id, :actor, 'job.requeued ' || queue || ' ' || type, payload_hash, 202, key,
+       request_id, correlation_id, :audit_at
+  FROM dead_letters
+ WHERE tenant = :tenant AND job_id = :job_id AND changes() = 1;
+SELECT tenant, job_id, queue FROM dead_letters
+ WHERE tenant = :tenant AND job_id = :job_id AND changes() = 1;
+
+-- name: depths
+-- For the metrics: how many jobs each queue holds, and how long the oldest due one has waited.
+SELECT queue, state, count(*) AS jobs,
+       max(0, (NOW_MS - min(run_at)
+               FILTER (WHERE state = 'waiting' AND visible_at <= NOW_MS)) / 1000.0)
+         AS oldest_seconds
+  FROM jobs GROUP BY queue, state;
+
+-- name: dead_count
+SELECT queue, count(*) AS jobs FROM dead_letters WHERE requeued_at IS NULL GROUP BY queue;
+
+-- name: to_publish
+-- For the relay: what is due and not on its way, or was published and then not taken for a while.
+SELECT tenant, id AS job_id, queue, published
+  FROM jobs
+ WHERE visible_at <= NOW_MS
+   AND (published_at IS NULL
+        OR (published_at < NOW_MS - :again_after_seconds * 1000
+            AND visible_at < NOW_MS - :again_after_seconds * 1000))
+ ORDER BY visible_at LIMIT :limit;
+
+-- name: mark_published
+UPDATE jobs
+   SET published = (SELECT json_extract(mine.value, '$.published') FROM json_each(:jobs) AS mine
+                     WHERE json_extract(mine.value, '$.tenant') = jobs.tenant
+                       AND json_extract(mine.value, '$.job_id') = jobs.id),
+       published_at = NOW_MS
+ WHERE seq IN (
+       SELECT job.seq
+         FROM json_each(:jobs) AS mine
+         JOIN jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
+                         AND job.id = json_extract(mine.value, '$.job_id')
+        WHERE job.published < json_extract(mine.value, '$.published'));
+
+-- name: publish_due_in
+SELECT (min(visible_at) - NOW_MS) / 1000.0 AS seconds
+  FROM jobs WHERE visible_at > NOW_MS AND visible_at < 9000000000000000;
+
+-- name: now
+SELECT NOW_MS / 1000.0 AS now;
+
+-- name: clean_completions
+-- Markers past their time, a batch at a time. Until then a key stays done.
+DELETE FROM job_completions
+ WHERE rowid IN (SELECT rowid FROM job_completions
+                  WHERE completed_at < NOW_MS - :older_than_seconds * 1000
+                  ORDER BY completed_at LIMIT :limit)
+RETURNING job_id;
+
+-- name: clean_dead_letters
+-- Only what was requeued: the others wait for a person.
+DELETE FROM dead_letters
+ WHERE rowid IN (SELECT rowid FROM dead_letters
+                  WHERE requeued_at < NOW_MS - :older_than_seconds * 1000 LIMIT :limit)
+RETURNING job_id;
+
+-- name: clean_steps
+DELETE FROM job_steps
+ WHERE (tenant, job_id, name) IN (
+       SELECT tenant, job_id, name FROM job_steps AS step
+        WHERE finished_at < NOW_MS - :older_than_seconds * 1000
+          AND NOT EXISTS (SELECT 1 FROM jobs
+                           WHERE jobs.tenant = step.tenant AND jobs.id = step.job_id)
+          AND NOT EXISTS (SELECT 1 FROM dead_letters AS dead
+                           WHERE dead.tenant = step.tenant AND dead.job_id = step.job_id)
+        LIMIT :limit)
+RETURNING job_id;
+
+-- name: clean_failures
+DELETE FROM job_failures
+ WHERE seq IN (
+       SELECT seq FROM job_failures AS failure
+        WHERE failed_at < NOW_MS - :older_than_seconds * 1000
+          AND NOT EXISTS (SELECT 1 FROM jobs
+                           WHERE jobs.tenant = failure.tenant AND jobs.id = failure.job_id)
+          AND NOT EXISTS (SELECT 1 FROM dead_letters AS dead
+                           WHERE dead.tenant = failure.tenant AND dead.job_id = failure.job_id)
+        LIMIT :limit)
+RETURNING job_id;

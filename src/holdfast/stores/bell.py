@@ -1,0 +1,34 @@
+"""A bell for the workers of one process."""
+
+import asyncio
+
+__all__ = ["LocalBell"]
+
+
+class LocalBell:
+    """Wakes whoever waits in this process, and nobody else."""
+
+    def __init__(self) -> None:
+        """Be silent."""
+        self._rung = asyncio.Event()
+
+    async def open(self) -> None:
+        """Do nothing: there is nobody to listen to."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    def ring(self) -> None:
+        """Wake whoever waits."""
+        self._rung.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for a ring. One that came before counts, once."""
+        if not self._rung.is_set():
+            try:
+                async with asyncio.timeout(max(0.0, seconds)):
+                    await self._rung.wait()
+            except TimeoutError:
+                return False
+        self._rung.clear()
+        return True

@@ -1,0 +1,105 @@
+"""A bell on PostgreSQL: LISTEN on a connection of its own, NOTIFY after the commit.
+
+Not NOTIFY inside the transaction: PostgreSQL then takes one lock for the whole database before
+each such commit and holds it through the fsync, so that commits which enqueue would line up one
+by one. A ring of its own, after the commit, writes nothing and waits for no disk; and while one is
+on its way, all others become one more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import asyncpg
+
+from holdfast.errors import StoreError
+from holdfast.stores.bell import LocalBell
+from holdfast.stores.postgres.troubles import OUTAGES
+
+__all__ = ["NotifyBell"]
+
+_CHANNEL: Final = "holdfast_jobs"
+_RECONNECT_SECONDS: Final = 1.0
+_ALIVE_SECONDS: Final = 10.0
+
+_log = logging.getLogger("holdfast.jobs")
+
+
+class NotifyBell(LocalBell):
+    """Rings in every process that works on the database."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Any]],
+        run: Callable[[str], Awaitable[Any]],
+    ) -> None:
+        """Listen on a connection of its own; ring with the store's."""
+        super().__init__()
+        self._connect = connect
+        self._run = run
+        self._listener: asyncio.Task[None] | None = None
+        self._ringing: asyncio.Task[None] | None = None
+        self._ring_again = False
+
+    async def open(self) -> None:
+        """Listen, and go on trying whenever the connection is lost."""
+        if self._listener is None:
+            listening = asyncio.get_running_loop().create_future()
+            self._listener = asyncio.create_task(self._listen(listening))
+            await listening
+
+    async def close(self) -> None:
+        """Stop listening; finish the ring that is on its way."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.cancel()
+            with suppress(asyncio.CancelledError):
+                await listener
+        if self._ringing is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._ringing), 2)
+
+    def ring(self) -> None:
+        """Wake this process at once, and the others in a moment."""
+        super().ring()
+        if self._ringing is not None:
+            self._ring_again = True
+            return
+        self._ringing = asyncio.create_task(self._notify())
+
+    async def _notify(self) -> None:
+        try:
+            while True:
+                self._ring_again = False
+                with suppress(StoreError, asyncpg.PostgresError):  # others look by themselves
+                    await self._run(f"SELECT pg_notify('{_CHANNEL}', '')")
+                if not self._ring_again:
+                    return
+        finally:
+            self._ringing = None
+
+    async def _listen(self, listening: asyncio.Future[None]) -> None:
+        while True:
+            connection = None
+            try:
+                connection = await self._connect()
+                await connection.add_listener(_CHANNEL, self._heard)
+                LocalBell.ring(self)  # something may have been rung while nobody listened
+                if not listening.done():
+                    listening.set_result(None)
+                while True:
+                    await asyncio.sleep(_ALIVE_SECONDS)
+                    await connection.fetchval("SELECT 1", timeout=_ALIVE_SECONDS)
+            except (asyncpg.PostgresError, *OUTAGES) as error:
+                _log.info("not listening for jobs, looking once a second instead: %s", error)
+                if not listening.done():
+                    listening.set_result(None)
+            finally:
+                if connection is not None:
+                    connection.terminate()
+            await asyncio.sleep(_RECONNECT_SECONDS)
+
+    def _heard(self, *_: Any) -> None:
+        LocalBell.ring(self)

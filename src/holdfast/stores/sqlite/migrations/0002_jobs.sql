@@ -1,0 +1,116 @@
+-- Work that waits or runs, and nothing else: a finished job leaves the table, so the claim is as
+-- quick after a million jobs as after one. Written in the transaction of the write that causes it.
+--
+-- visible_at says when a worker may take the job: when it is due, and while it runs, when its lease
+-- ends. A worker that dies needs nobody to rescue its job: the instant comes by itself. Jobs that
+-- stand in line behind another of their order_key are visible at infinity (9e15) until they are
+-- first. Times are whole milliseconds since 1970, as SQLite itself reads the clock.
+CREATE TABLE jobs (
+    seq            INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant         TEXT    NOT NULL,
+    id             TEXT    NOT NULL,
+    key            TEXT    NOT NULL,
+    queue          TEXT    NOT NULL,
+    type           TEXT    NOT NULL,
+    resource_id    TEXT,
+    payload        TEXT    NOT NULL,
+    payload_hash   TEXT    NOT NULL,
+    coalesce_key   TEXT,
+    -- The coalescing key as long as the job has never been started.
+    waiting_key    TEXT,
+    merged         INTEGER NOT NULL DEFAULT 0,
+    order_key      TEXT,
+    state          TEXT    NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'running')),
+    visible_at     INTEGER NOT NULL,
+    run_at         INTEGER NOT NULL,
+    attempts       INTEGER NOT NULL DEFAULT 0,
+    max_attempts   INTEGER NOT NULL,
+    -- The fencing token: a new number for every worker that takes the job.
+    lease          INTEGER NOT NULL DEFAULT 0,
+    worker         TEXT,
+    published      INTEGER NOT NULL DEFAULT 0,
+    published_at   INTEGER,
+    actor          TEXT    NOT NULL,
+    request_id     TEXT    NOT NULL,
+    correlation_id TEXT    NOT NULL,
+    enqueued_at    INTEGER NOT NULL,
+    started_at     INTEGER,
+    UNIQUE (tenant, id)
+);
+
+-- The claim walks this from its old end. It is the one index without the tenant in front: a worker
+-- serves them all.
+CREATE INDEX idx_jobs_visible_at ON jobs (queue, visible_at);
+CREATE UNIQUE INDEX idx_jobs_waiting_key ON jobs (tenant, queue, type, waiting_key)
+ WHERE waiting_key IS NOT NULL;
+CREATE INDEX idx_jobs_order_key ON jobs (tenant, order_key, seq) WHERE order_key IS NOT NULL;
+
+-- The completion markers: written in the transaction of the effect, they decide.
+CREATE TABLE job_completions (
+    tenant         TEXT    NOT NULL,
+    job_id         TEXT    NOT NULL,
+    key            TEXT    NOT NULL,
+    queue          TEXT    NOT NULL,
+    type           TEXT    NOT NULL,
+    resource_id    TEXT,
+    payload_hash   TEXT    NOT NULL,
+    result         TEXT,
+    attempts       INTEGER NOT NULL,
+    worker         TEXT,
+    request_id     TEXT    NOT NULL,
+    correlation_id TEXT    NOT NULL,
+    enqueued_at    INTEGER NOT NULL,
+    completed_at   INTEGER NOT NULL,
+    PRIMARY KEY (tenant, job_id)
+);
+CREATE INDEX idx_job_completions_completed_at ON job_completions (completed_at);
+
+-- What was given up, and why. A requeued one stays, as history.
+CREATE TABLE dead_letters (
+    tenant         TEXT    NOT NULL,
+    job_id         TEXT    NOT NULL,
+    key            TEXT    NOT NULL,
+    queue          TEXT    NOT NULL,
+    type           TEXT    NOT NULL,
+    resource_id    TEXT,
+    payload        TEXT    NOT NULL,
+    payload_hash   TEXT    NOT NULL,
+    order_key      TEXT,
+    reason         TEXT    NOT NULL,
+    error          TEXT    NOT NULL,
+    attempts       INTEGER NOT NULL,
+    max_attempts   INTEGER NOT NULL,
+    deaths         INTEGER NOT NULL DEFAULT 1,
+    actor          TEXT    NOT NULL,
+    request_id     TEXT    NOT NULL,
+    correlation_id TEXT    NOT NULL,
+    enqueued_at    INTEGER NOT NULL,
+    died_at        INTEGER NOT NULL,
+    requeued_at    INTEGER,
+    PRIMARY KEY (tenant, job_id)
+);
+CREATE INDEX idx_dead_letters_died_at ON dead_letters (died_at);
+
+-- Every attempt that failed. Attempts that succeed have their marker.
+CREATE TABLE job_failures (
+    seq       INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant    TEXT    NOT NULL,
+    job_id    TEXT    NOT NULL,
+    attempt   INTEGER NOT NULL,
+    reason    TEXT    NOT NULL,
+    error     TEXT    NOT NULL,
+    worker    TEXT,
+    failed_at INTEGER NOT NULL
+);
+CREATE INDEX idx_job_failures_job ON job_failures (tenant, job_id, seq);
+
+-- The finished steps of jobs with outside effects: a retry goes on after the last one.
+CREATE TABLE job_steps (
+    tenant      TEXT    NOT NULL,
+    job_id      TEXT    NOT NULL,
+    name        TEXT    NOT NULL,
+    result      TEXT    NOT NULL,
+    attempt     INTEGER NOT NULL,
+    finished_at INTEGER NOT NULL,
+    PRIMARY KEY (tenant, job_id, name)
+) WITHOUT ROWID;
