@@ -21,7 +21,7 @@ from holdfast.services import ops
 from holdfast.services.catalogue import SERVICES, rooms, service_at
 from holdfast.services.dev_secrets import development_secret
 from holdfast.services.refusals import Edge, tell_errors_in_dialect
-from holdfast.services.settings import Policies, Settings
+from holdfast.services.settings import Settings
 from holdfast.services.sign_in import REQUIRED
 from holdfast.system import SystemClock
 
@@ -80,9 +80,8 @@ def create_app(
     )
     app.state.holdfast = holdfast
     tell_errors_in_dialect(app)
-    policies = settings.policies()
     for service in SERVICES:
-        app.include_router(_router(service.package, holdfast, policies), dependencies=[REQUIRED])
+        app.include_router(_router(service.package, holdfast, settings), dependencies=[REQUIRED])
     app.include_router(ops.router(holdfast, watcher))
     holdfast.install(app)
     app.add_middleware(Edge)
@@ -96,9 +95,9 @@ def store_of(settings: Settings) -> Store:
     return open_store(settings.database_url, rooms=rooms(), **options)
 
 
-def _router(package: str, holdfast: Holdfast, policies: Policies) -> APIRouter:
+def _router(package: str, holdfast: Holdfast, settings: Settings) -> APIRouter:
     build: Any = import_module(f"{package}.api").router
-    router: APIRouter = build(holdfast, policies)
+    router: APIRouter = build(holdfast, settings)
     return router
 
 

@@ -10,13 +10,13 @@ from holdfast.server.starlette import Caller, Run, Tx
 from holdfast.services.documentation import errors
 from holdfast.services.routes.model import RouteAccepted, RouteSubmission, RouteView
 from holdfast.services.routes.repository import add_request, find_request
-from holdfast.services.settings import Policies
+from holdfast.services.settings import Settings
 from holdfast.services.sign_in import SignedIn
 
 __all__ = ["router"]
 
 
-def router(holdfast: Holdfast, policies: Policies) -> APIRouter:
+def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the routes service."""
     api = APIRouter(prefix="/api/v1/routes", tags=["routes"])
 
@@ -37,7 +37,7 @@ def router(holdfast: Holdfast, policies: Policies) -> APIRouter:
             **errors(),
         },
     )
-    @holdfast.guard("POST /api/v1/routes", policy=policies.routes)
+    @holdfast.guard("POST /api/v1/routes", policy=settings.policies().routes)
     async def submit(
         submission: RouteSubmission, tx: Tx, caller: Caller, run: Run, response: Response
     ) -> RouteAccepted:

@@ -20,6 +20,7 @@ _FINALISTS: Final = 3
 # Every round makes the tour better, so rounds end by themselves, nearly always after a few; the
 # limit is for the case nobody has thought of.
 _MOST_ROUNDS: Final = 20
+APPEAL = lambda s, a: s / a
 
 
 def best_tour(ground: Ground) -> list[int]:
@@ -89,7 +90,7 @@ def _insert(tour: Tour) -> bool:
         if not fitting:
             return found
         found = True
-        new = max(fitting, key=lambda spot: scores[spot] / max(fitting[spot][0], 1))
+        new = max(fitting, key=lambda spot: APPEAL(scores[spot], max(fitting[spot][0], 1)))
         _, before = fitting.pop(new)
         tour.put(new, before)
         _reconsider(tour, fitting, tour.spots.index(new))
