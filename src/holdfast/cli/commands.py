@@ -24,6 +24,10 @@ keys_app = typer.Typer(
     help="Look at what the server remembers.", no_args_is_help=False, rich_markup_mode="markdown"
 )
 app.add_typer(keys_app, name="keys")
+jobs_app = typer.Typer(
+    help="Look at jobs, and put dead ones back.", no_args_is_help=False, rich_markup_mode="markdown"
+)
+app.add_typer(jobs_app, name="jobs")
 
 _DATABASE = "sqlite:///holdfast.db"
 
@@ -81,12 +85,18 @@ def serve(  # noqa: PLR0917 - typer turns them into options
         typer.Option(envvar="HOLDFAST_REDIS_URL", metavar="URL", help="Adds a cache of records."),
     ] = None,
     nats: Annotated[
-        str | None, typer.Option(envvar="HOLDFAST_NATS_URL", metavar="URL", help="For jobs, later.")
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_NATS_URL", metavar="URL", help="Brings jobs to workers by JetStream."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Processes to serve with.")] = 1,
-    no_jobs: Annotated[  # noqa: ARG001 - there are no jobs yet, so there is nothing to leave out
+    no_jobs: Annotated[
         bool,
-        typer.Option("--no-jobs", help="Do not run jobs here. (None in this version.)"),
+        typer.Option(
+            "--no-jobs",
+            help="Do not run jobs here: leave them to holdfast worker. The hourly sweep stays.",
+        ),
     ] = False,
 ) -> None:
     """Run all services.
@@ -105,7 +115,75 @@ def serve(  # noqa: PLR0917 - typer turns them into options
     from holdfast.cli.serving import run_server
 
     raise typer.Exit(
-        run_server(host=host, port=port, workers=workers, database=database, redis=redis, nats=nats)
+        run_server(
+            host=host,
+            port=port,
+            workers=workers,
+            database=database,
+            redis=redis,
+            nats=nats,
+            no_jobs=no_jobs,
+        )
+    )
+
+
+@app.command()
+def worker(
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_DATABASE_URL",
+            metavar="URL",
+            help="sqlite:///file.db or postgresql://…",
+            show_default=_DATABASE,
+        ),
+    ] = None,
+    nats: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_NATS_URL", metavar="URL", help="Brings jobs to workers by JetStream."
+        ),
+    ] = None,
+    queue: Annotated[
+        list[str] | None, typer.Option(help="Only this queue. May be repeated.")
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Jobs at a time.",
+            show_default="HOLDFAST_JOBS_CONCURRENCY or 16",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Tell Prometheus here, on loopback.", show_default="no"
+        ),
+    ] = None,
+) -> None:
+    """Run the jobs of all services, beside holdfast serve or instead of its own worker.
+
+    Prints one line when it is ready. Ctrl-C or SIGTERM finishes the jobs that are running, gives
+    back those that do not end in time, and ends with exit code 0.
+
+    For example:
+
+        holdfast worker --database postgresql://me@localhost/shop
+
+        holdfast worker --queue routes --concurrency 4
+    """
+    from holdfast.cli.working import run_worker
+
+    raise typer.Exit(
+        run_worker(
+            database=database,
+            nats=nats,
+            queues=queue or [],
+            concurrency=concurrency,
+            metrics_port=metrics_port,
+        )
     )
 
 
@@ -249,3 +327,110 @@ def keys_show(
     from holdfast.cli.keys import show_key
 
     show_key(database, key, tenant=tenant, endpoint=endpoint, as_json=json)
+
+
+@jobs_app.callback(invoke_without_command=True)
+def jobs(context: typer.Context) -> None:
+    """Look at jobs, and put dead ones back."""
+    if context.invoked_subcommand is None:
+        raise Failure(
+            "say what to do with the jobs: ls, show, dead or requeue (try: holdfast jobs --help)", 2
+        )
+
+
+@jobs_app.command("ls")
+def jobs_ls(  # noqa: PLR0917 - typer turns them into options
+    database: Database = _DATABASE,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only waiting, running, done or dead ones.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
+    job_type: Annotated[str | None, typer.Option("--type", help="Only of this type.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many.")] = 50,
+    json: Json = False,
+) -> None:
+    """List jobs, newest first.
+
+    For example:
+
+        holdfast jobs ls --state waiting
+
+        holdfast jobs ls --queue routes --tenant ada --json
+    """
+    from holdfast.cli.jobs import list_jobs
+
+    list_jobs(
+        database,
+        tenant=tenant,
+        state=state,
+        queue=queue,
+        job_type=job_type,
+        limit=limit,
+        as_json=json,
+    )
+
+
+@jobs_app.command("show")
+def jobs_show(
+    job_id: Annotated[str, typer.Argument(help="The job's id, as jobs ls shows it.")],
+    database: Database = _DATABASE,
+    tenant: Annotated[str | None, typer.Option(help="Only if it is this tenant's.")] = None,
+    json: Json = False,
+) -> None:
+    """Show everything about one job: payload, failed attempts, finished steps, result.
+
+    For example:
+
+        holdfast jobs show 3fdbb296-1baa-4967-929b-0a5e8362f6e2
+    """
+    from holdfast.cli.jobs import show_job
+
+    show_job(database, job_id, tenant=tenant, as_json=json)
+
+
+@jobs_app.command("dead")
+def jobs_dead(
+    database: Database = _DATABASE,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many.")] = 50,
+    json: Json = False,
+) -> None:
+    """List dead letters and why each was given up.
+
+    For example:
+
+        holdfast jobs dead --queue routes
+    """
+    from holdfast.cli.jobs import list_dead
+
+    list_dead(database, tenant=tenant, queue=queue, limit=limit, as_json=json)
+
+
+@jobs_app.command("requeue")
+def jobs_requeue(
+    job_ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids of dead letters, as jobs dead shows them.")
+    ] = None,
+    database: Database = _DATABASE,
+    tenant: Annotated[str | None, typer.Option(help="Only if they are this tenant's.")] = None,
+    queue: Annotated[
+        str | None, typer.Option(help="Instead of ids: every dead letter of this queue.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Put dead letters back into their queue with all attempts before them.
+
+    What is known of their failed attempts is kept. Ends with exit code 1 if one of the ids is no
+    dead letter (any more).
+
+    For example:
+
+        holdfast jobs requeue 3fdbb296-1baa-4967-929b-0a5e8362f6e2
+
+        holdfast jobs requeue --queue routes
+    """
+    from holdfast.cli.jobs import requeue
+
+    requeue(database, job_ids or [], tenant=tenant, queue=queue, as_json=json)

@@ -36,16 +36,20 @@ def run_server(
     database: str | None,
     redis: str | None,
     nats: str | None,
+    no_jobs: bool = False,
 ) -> int:
     """Serve until told to stop; returns the exit code."""
     signal.signal(signal.SIGTERM, _leave)  # until the server takes over
     signal.signal(signal.SIGINT, _leave)
-    given = {"database_url": database, "redis_url": redis, "nats_url": nats}
+    given = {
+        "database_url": database,
+        "redis_url": redis,
+        "nats_url": nats,
+        "run_jobs": "false" if no_jobs else None,
+    }
     settings = load_settings(**given)
     for line in strange_variables():
         warn(line)
-    if settings.nats_url is not None:
-        warn("this version has no jobs yet: --nats does nothing")
     listener = _bind(host, port, settings)
     with listener:
         asyncio.run(_check_store(settings))

@@ -19,7 +19,7 @@ from holdfast.system import new_request_id
 __all__ = ["SYSTEM_TENANT", "PeriodicWork"]
 
 SYSTEM_TENANT: Final = "holdfast"
-"""Whose jobs periodic ones are: nobody's. No token can name it, as tenants there are people."""
+"""Whose jobs periodic ones are: the house's own. No API shows jobs to a tenant of that name."""
 
 # Clocks are set now and then; who sleeps no longer than this notices soon.
 _LONGEST_SLEEP_SECONDS: Final = 60.0

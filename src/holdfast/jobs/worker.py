@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,7 +20,10 @@ from holdfast.jobs.unwatched import UnwatchedJobs
 from holdfast.ports import Bell, Clock, Delivery, Engine, FaultPoints, JobWatcher, Store
 from holdfast.system import SystemClock, new_request_id
 
-__all__ = ["Worker"]
+__all__ = ["EngineMaker", "Worker"]
+
+# Makes the engine of one worker: its table, its queues, its name and the length of its leases.
+EngineMaker = Callable[[JobTable, Sequence[str], str, float], Engine]
 
 # Renewed long before half of it is gone, so that one renewal may fail.
 _RENEW_AFTER_SHARE: Final = 0.3
@@ -46,7 +49,7 @@ class Worker:
         registry: JobRegistry,
         *,
         queues: Sequence[str] | None = None,
-        engine: Engine | None = None,
+        engine: EngineMaker | None = None,
         bell: Bell | None = None,
         name: str | None = None,
         concurrency: int = 16,
@@ -75,8 +78,12 @@ class Worker:
         self.max_payload_bytes = max_payload_bytes
         self.watch: JobWatcher = watcher or UnwatchedJobs()
         self.clock = clock or SystemClock()
-        self.engine: Engine = engine or SqlEngine(
-            self.table, self.queues, worker=self.name, lease_seconds=lease_seconds, bell=bell
+        self.engine: Engine = (
+            SqlEngine(
+                self.table, self.queues, worker=self.name, lease_seconds=lease_seconds, bell=bell
+            )
+            if engine is None
+            else engine(self.table, self.queues, self.name, lease_seconds)
         )
         self.completions = Completions(self.table, worker=self.name)
         self._periodic = PeriodicWork(self.table, registry, ring=self.engine.ring)

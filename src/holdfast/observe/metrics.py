@@ -1,20 +1,21 @@
 """Metrics for Prometheus. No raw key and no tenant can be in there: no label takes one.
 
-Labels are the endpoint (a name or a path template), the outcome and the store's operation: closed
-sets, all written by developers. A label per tenant would grow without bound, and would show every
-reader of ``/metrics`` who the tenants are.
+Labels are the endpoint (a name or a path template), a job's queue and type, the outcome and the
+store's operation: closed sets, all written by developers. A label per tenant would grow without
+bound, and would show every reader of ``/metrics`` who the tenants are.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from holdfast.errors import ConfigurationError
-from holdfast.ports import Outcome
+from holdfast.ports import JobOutcome, Outcome
 
 __all__ = ["PrometheusWatcher"]
 
@@ -22,6 +23,8 @@ __all__ = ["PrometheusWatcher"]
 _WAIT_BUCKETS: Final = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # From SQLite without a disk flush (50 µs) to a database in trouble.
 _STORE_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0)
+# From a job that only writes a row to one that asks a slow service.
+_JOB_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 300.0)
 _SWEEP_BUCKETS: Final = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0)
 
 _DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -81,6 +84,30 @@ class PrometheusWatcher:
             registry=self.registry,
             buckets=_SWEEP_BUCKETS,
         )
+        self._jobs = Histogram(
+            "holdfast_job_seconds",
+            "Attempts at jobs by how they ended, and how long they took.",
+            ("queue", "type", "outcome"),
+            registry=self.registry,
+            buckets=_JOB_BUCKETS,
+        )
+        # Every process sees the same tables, so any one of them is right.
+        self._job_depth = Gauge(
+            "holdfast_jobs",
+            "Jobs in the tables: waiting, running or dead.",
+            ("queue", "state"),
+            registry=self.registry,
+            multiprocess_mode="mostrecent",
+        )
+        self._job_age = Gauge(
+            "holdfast_job_oldest_seconds",
+            "How long the oldest job that is due has waited.",
+            ("queue",),
+            registry=self.registry,
+            multiprocess_mode="mostrecent",
+        )
+        self._queues_seen: set[str] = set()
+        self._job_children: dict[tuple[str, str, JobOutcome], Histogram] = {}
         self._request_children: dict[tuple[str, Outcome], Counter] = {}
         self._expired_children: dict[str, Counter] = {}
         self._wait_children: dict[str, Histogram] = {}
@@ -119,6 +146,30 @@ class PrometheusWatcher:
         """Count what a sweep removed, and observe how long it took."""
         self._swept_records.inc(records)
         self._sweep.observe(seconds)
+
+    def job_ended(self, queue: str, job_type: str, outcome: JobOutcome, seconds: float) -> None:
+        """Observe how an attempt at a job ended."""
+        child = self._job_children.get((queue, job_type, outcome))
+        if child is None:
+            child = self._jobs.labels(queue, job_type, outcome)
+            self._job_children[queue, job_type, outcome] = child
+        child.observe(seconds)
+
+    def job_depths(self, depths: Mapping[str, tuple[int, int, int, float]]) -> None:
+        """Set the gauges of each queue; one that has become empty is set to nothing."""
+        for queue in self._queues_seen - set(depths):
+            self._set_depth(queue, 0, 0, 0, 0.0)
+        for queue, (waiting, running, dead, oldest_seconds) in depths.items():
+            self._queues_seen.add(queue)
+            self._set_depth(queue, waiting, running, dead, oldest_seconds)
+
+    def _set_depth(
+        self, queue: str, waiting: int, running: int, dead: int, oldest_seconds: float
+    ) -> None:
+        self._job_depth.labels(queue, "waiting").set(waiting)
+        self._job_depth.labels(queue, "running").set(running)
+        self._job_depth.labels(queue, "dead").set(dead)
+        self._job_age.labels(queue).set(oldest_seconds)
 
     def exposition(self) -> tuple[bytes, str]:
         """Return the body and the content type of ``/metrics``."""

@@ -12,20 +12,22 @@ from fastapi import APIRouter, FastAPI
 from holdfast import Holdfast, open_store
 from holdfast.core.breaker import Breaker
 from holdfast.errors import ConfigurationError
+from holdfast.jobs.unwatched import UnwatchedJobs
 from holdfast.observe.metrics import PrometheusWatcher
-from holdfast.ports import Clock, FaultPoints, RecordCache, Store, Watcher
+from holdfast.ports import Clock, FaultPoints, JobWatcher, RecordCache, Store, Watcher
 from holdfast.server.head import Identify, RequestHead
 from holdfast.server.jwt_auth import JwtIdentify
 from holdfast.server.rate_limits import LimitsRateLimiter
 from holdfast.services import ops
 from holdfast.services.catalogue import SERVICES, rooms, service_at
 from holdfast.services.dev_secrets import development_secret
+from holdfast.services.jobs import make_worker, register_jobs
 from holdfast.services.refusals import Edge, tell_errors_in_dialect
 from holdfast.services.settings import Settings
 from holdfast.services.sign_in import REQUIRED
 from holdfast.system import SystemClock
 
-__all__ = ["create_app", "store_of"]
+__all__ = ["create_app", "create_holdfast", "store_of"]
 
 _log = logging.getLogger("holdfast.services")
 
@@ -55,7 +57,9 @@ def create_app(
         cache=cache,
         limiter=limiter,
         memory_bytes=settings.memory_bytes,
-        sweep_every_seconds=settings.sweep_every_seconds,
+        # Where jobs run, the sweep is one of them, and only one process does it.
+        sweep_every_seconds=None if settings.run_jobs else settings.sweep_every_seconds,
+        max_payload_bytes=settings.jobs_payload_bytes,
         breaker=Breaker(
             failure_limit=settings.breaker_failure_limit,
             open_seconds=settings.breaker_open_seconds,
@@ -65,10 +69,21 @@ def create_app(
         faults=faults,
     )
 
+    register_jobs(holdfast, settings)
+
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await limiter.close()
+        worker = (
+            make_worker(holdfast, settings, _job_watcher(watcher)) if settings.run_jobs else None
+        )
+        if worker is not None:
+            await worker.start()
+        try:
+            yield
+        finally:
+            if worker is not None:
+                await worker.stop()
+            await limiter.close()
 
     app = FastAPI(
         title="Holdfast",
@@ -86,6 +101,21 @@ def create_app(
     holdfast.install(app)
     app.add_middleware(Edge)
     return app
+
+
+def create_holdfast(settings: Settings) -> Holdfast:
+    """Put together what a worker needs: the store and everyone's jobs, no HTTP."""
+    holdfast = Holdfast(
+        store_of(settings),
+        sweep_every_seconds=None,
+        max_payload_bytes=settings.jobs_payload_bytes,
+    )
+    register_jobs(holdfast, settings)
+    return holdfast
+
+
+def _job_watcher(watcher: Watcher) -> JobWatcher:
+    return watcher if isinstance(watcher, PrometheusWatcher) else UnwatchedJobs()
 
 
 def store_of(settings: Settings) -> Store:

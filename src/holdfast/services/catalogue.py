@@ -12,8 +12,8 @@ __all__ = ["SERVICES", "Service", "rooms", "service_at"]
 class Service:
     """One service: where it is mounted, in which words it refuses, whose data it keeps apart.
 
-    Its package has ``api.py`` with ``router(holdfast, settings)``, ``migrations/`` and, where it has
-    jobs, ``jobs.py`` with ``register(holdfast, settings)``.
+    Its package has ``api.py`` with ``router(holdfast, settings)``, ``migrations/`` and, where it
+    has jobs, ``jobs.py`` with ``register(holdfast, settings)``.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import time, timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -137,6 +137,26 @@ class Settings(BaseSettings):
     pool_size: int = Field(
         16, ge=1, le=10_000, description="a whole number of connections, at least 1"
     )
+
+    # Jobs (contract §8).
+    run_jobs: bool = Field(default=True, description="true or false")
+    jobs_concurrency: int = Field(
+        16, ge=1, le=10_000, description="a whole number of jobs at a time, at least 1"
+    )
+    jobs_lease_seconds: float = Field(
+        30.0, ge=1, le=86_400, description="a number of seconds from 1 to 86400"
+    )
+    jobs_poll_seconds: float = Field(
+        1.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
+    )
+    jobs_payload_bytes: Bytes = Field(256 * 1024, description=_BYTES)
+    jobs_keep_done_days: float = Field(
+        7.0, gt=0, le=36_500, description="a number of days above 0, such as 7 or 0.5"
+    )
+    jobs_keep_dead_days: float = Field(
+        30.0, gt=0, le=36_500, description="a number of days above 0, such as 30"
+    )
+    cleanup_at: time = Field(time(3, 0), description="a time of day in UTC, such as 03:00")
 
     # How long answers are remembered (contract §2). Routes stores no errors, so it has one TTL.
     walk_success_ttl_hours: Hours = Field(168.0, description=_HOURS)

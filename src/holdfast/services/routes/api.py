@@ -1,23 +1,31 @@
 """The HTTP face of routes: ``POST /api/v1/routes`` and a look at what became of it."""
 
+from typing import Final
 from uuid import uuid4
 
 from fastapi import APIRouter, Response
 
 from holdfast import Holdfast
+from holdfast.core.job import JobState
 from holdfast.errors import NotFoundError
+from holdfast.jobs.desk import JobDesk
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast.services.documentation import errors
-from holdfast.services.routes.model import RouteAccepted, RouteSubmission, RouteView
+from holdfast.services.routes.jobs import GENERATE, QUEUE, generation_job_id
+from holdfast.services.routes.model import RouteAccepted, RouteSubmission, RouteView, Status
 from holdfast.services.routes.repository import add_request, find_request
 from holdfast.services.settings import Settings
 from holdfast.services.sign_in import SignedIn
 
 __all__ = ["router"]
 
+# How the job that makes a route stands, as long as the row still says queued.
+_STATUS_OF: Final[dict[JobState | None, Status]] = {"running": "running", "dead": "failed"}
+
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the routes service."""
+    desk = JobDesk(holdfast.store)
     api = APIRouter(prefix="/api/v1/routes", tags=["routes"])
 
     @api.post(
@@ -49,6 +57,9 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
             submission=submission,
             now=holdfast.clock.now(),
         )
+        await holdfast.enqueue(
+            GENERATE, {"request_id": request_id}, queue=QUEUE, resource_id=request_id
+        )
         run.describe(resource=f"route:{request_id}")
         response.headers["location"] = f"/api/v1/routes/{request_id}"
         return RouteAccepted(request_id=request_id)
@@ -60,7 +71,19 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
         responses=errors(401, 404, 503),
     )
     async def look(request_id: str, caller: SignedIn) -> RouteView:
-        found = await find_request(holdfast.store, tenant=caller.tenant, request_id=request_id)
+        view = await _look(request_id, caller.tenant)
+        if view.status == "queued":
+            # The row changes when the route is made; until then the job knows more.
+            state = await desk.state(
+                generation_job_id(caller.tenant, request_id), tenant=caller.tenant
+            )
+            if state == "done":  # since we looked
+                return await _look(request_id, caller.tenant)
+            view = view.model_copy(update={"status": _STATUS_OF.get(state, "queued")})
+        return view
+
+    async def _look(request_id: str, tenant: str) -> RouteView:
+        found = await find_request(holdfast.store, tenant=tenant, request_id=request_id)
         if found is None:
             raise NotFoundError("there is no such route request")
         return found

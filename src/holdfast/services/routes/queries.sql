@@ -7,3 +7,12 @@ VALUES (:tenant, :request_id, 'queued', :payload, :now, :now);
 SELECT request_id, status, result, created_at, updated_at
   FROM route_requests
  WHERE tenant = :tenant AND request_id = :request_id;
+
+-- name: read_submission
+SELECT payload FROM route_requests WHERE tenant = :tenant AND request_id = :request_id;
+
+-- name: save_route
+-- Runs in the job's transaction: the route and the job's marker stand or fall together.
+UPDATE route_requests
+   SET status = 'done', result = :result, updated_at = :now
+ WHERE tenant = :tenant AND request_id = :request_id;

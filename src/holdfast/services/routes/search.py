@@ -1,42 +1,47 @@
 """The search for a good tour: which spots, in which order. Pure: the same ground, the same tour.
 
 The best tour within a limit is the orienteering problem, for which no quick exact way is known.
-So: take in the spot that scores most for what it adds until none fits, untangle, exchange spots
-for better ones, and again until nothing helps. Ties go to the lower index.
+So: take in the spot that scores most for the time it adds until none fits, untangle, exchange
+spots for better ones, and again until nothing helps. Ties go to the lower index.
 """
 
+from collections.abc import Iterator
+from itertools import chain, combinations, islice, pairwise
 from typing import Final
 
 from holdfast.services.routes.tour import Ground, Tour
 
 __all__ = ["best_tour"]
 
-# Where a greedy tour goes is decided by its first spot, so several first spots are tried. How many
-# is decided by what a tour costs, which is spots times stops: every one of a town's few dozen, but
-# of hundreds only some. Measured in docs…
-_EFFORT: Final = 12_000
-# Exchanges cost more than the tour itself, so only the most promising tours get them.
+# Where a tour goes is settled by the first spots it takes in, and the most tempting ones can lead
+# away from the best; so other beginnings are tried too. How many depends on what a tour costs,
+# which is spots times stops: among ten spots every pair, in a town of some dozens nearly every
+# spot, among hundreds hardly any. More would cost time and hardly find anything better.
+_EFFORT: Final = 8_000
+# Exchanging costs more than the tour did, so only the most promising tours come to it.
 _FINALISTS: Final = 3
-# Every round makes the tour better, so rounds end by themselves, nearly always after a few; the
-# limit is for the case nobody has thought of.
+# A round makes the tour better or is the last one, and five are rare. The limit is for the case
+# nobody has thought of.
 _MOST_ROUNDS: Final = 20
-APPEAL = lambda s, a: s / a
+
+# The old spot's score, by how much the tour grows, the old spot, after which one the new one comes:
+# what counts most stands first, so the least of several is the best.
+_Exchange = tuple[int, int, int, int]
 
 
 def best_tour(ground: Ground) -> list[int]:
-    """Return the spots of the tour, from the start on."""
+    """Return the spots of a tour within the limit, from the start on."""
     first = Tour(ground)
     _fill(first)
-    tours = [first]
+    # By worth, because many beginnings end in the same tour, and one of each will do.
+    tours = {_worth(first): first}
     if first.left_out:
-        spots = len(ground.vectors)
-        for spot in _far_apart(ground, _EFFORT // (spots * len(first.spots))):
-            tour = Tour(ground, [spot])
-            _fill(tour)
-            tours.append(tour)
-    # Sorting keeps the order of equals, so a tie goes to the first one here and below.
-    tours.sort(key=_worth, reverse=True)
-    finalists = tours[:_FINALISTS]
+        for beginning in _beginnings(ground, _EFFORT // (len(ground.vectors) * len(first.spots))):
+            tour = Tour(ground, beginning)
+            if tour.room >= 0:
+                _fill(tour)
+                tours.setdefault(_worth(tour), tour)
+    finalists = [tours[worth] for worth in sorted(tours, reverse=True)[:_FINALISTS]]
     for tour in finalists:
         _improve(tour)
     return max(finalists, key=_worth).spots
@@ -47,18 +52,18 @@ def _worth(tour: Tour) -> tuple[int, int]:
     return sum(tour.ground.scores[spot] for spot in tour.spots), tour.room
 
 
-def _far_apart(ground: Ground, count: int) -> list[int]:
-    """Return so many spots, each as far as can be from the start and from those before it."""
+def _beginnings(ground: Ground, count: int) -> Iterator[tuple[int, ...]]:
+    """Return so many ways to begin: with one spot, then with two, those far apart first."""
     away = list(ground.row(0))
-    chosen: list[int] = []
+    away[0] = -1
+    far_apart: list[int] = []
     for _ in range(min(count, len(away) - 1)):
-        # The start and the chosen ones are out; others at the same point are still in, with 0.
-        away[0] = -1
         spot = away.index(max(away))
-        chosen.append(spot)
+        far_apart.append(spot)
         away = [min(pair) for pair in zip(away, ground.row(spot), strict=True)]
+        # Lower than the 0 of a spot at the same point, which has not had its turn yet.
         away[spot] = -1
-    return chosen
+    return islice(chain(combinations(far_apart, 1), combinations(far_apart, 2)), count)
 
 
 def _improve(tour: Tour) -> None:
@@ -77,80 +82,87 @@ def _fill(tour: Tour) -> None:
 
 
 def _insert(tour: Tour) -> bool:
-    """Take in what fits, the best for the time it takes first; say whether there was any."""
-    scores = tour.ground.scores
-    fitting: dict[int, tuple[int, int]] = {}
-    for spot in sorted(tour.left_out):
-        if tour.ground.visits[spot] <= tour.room:
-            fitting[spot] = tour.cheapest(spot)
-    found = False
+    """Take in what fits, the most for the time it adds first; say whether anything did."""
+    scores, visits = tour.ground.scores, tour.ground.visits
+    costs = {
+        spot: tour.cheapest(spot) for spot in sorted(tour.left_out) if visits[spot] <= tour.room
+    }
+    inserted = False
     while True:
-        # What does not fit now will not fit later: the tour only gets longer.
-        fitting = {spot: cost for spot, cost in fitting.items() if cost[0] <= tour.room}
-        if not fitting:
-            return found
-        found = True
-        new = max(fitting, key=lambda spot: APPEAL(scores[spot], max(fitting[spot][0], 1)))
-        _, before = fitting.pop(new)
-        tour.put(new, before)
-        _reconsider(tour, fitting, tour.spots.index(new))
+        # What does not fit now will not fit later: taking in others only makes a tour longer.
+        costs = {spot: cost for spot, cost in costs.items() if cost[0] <= tour.room}
+        if not costs:
+            return inserted
+        # Rounded to metres, a spot on the way can seem to be a short cut.
+        gains = {spot: scores[spot] / max(1, cost[0]) for spot, cost in costs.items()}
+        new = max(gains, key=gains.__getitem__)
+        _, after = costs.pop(new)
+        tour.put(new, after)
+        _reckon(tour, new, costs)
+        inserted = True
 
 
-def _reconsider(tour: Tour, fitting: dict[int, tuple[int, int]], at: int) -> None:
-    """Bring up to date what each spot adds, now that there is a new one on the tour.
+def _reckon(tour: Tour, new: int, costs: dict[int, tuple[int, int]]) -> None:
+    """Bring up to date what each spot would add, after a new one came in.
 
-    One leg has gone and two have come. Only a spot that would have used the one that has gone
-    needs a look at the whole tour.
+    One leg has gone and two have come, so only a spot that would have gone where the new one did
+    needs a look at the whole tour. This is what keeps the search from growing with the square of
+    the stops.
     """
-    after = (at + 1) % len(tour.spots)
-    before, new = tour.spots[at - 1], tour.spots[at]
-    row_before, row_new, row_after = tour.rows[at - 1], tour.rows[at], tour.rows[after]
+    at = tour.spots.index(new)
+    before, next_at = tour.spots[at - 1], (at + 1) % len(tour.spots)
+    row_before, row_new, row_next = tour.rows[at - 1], tour.rows[at], tour.rows[next_at]
     leg_to, leg_from = tour.legs[at - 1], tour.legs[at]
     visits = tour.ground.visits
-    for spot, (added, where) in fitting.items():
-        if where == before:
-            fitting[spot] = tour.cheapest(spot)
+    for spot, (least, after) in costs.items():
+        if after == before:
+            costs[spot] = tour.cheapest(spot)
             continue
-        away = row_new[spot] + visits[spot]
-        added_to, added_from = row_before[spot] + away - leg_to, row_after[spot] + away - leg_from
-        if added_to < added and added_to <= added_from:
-            fitting[spot] = (added_to, before)
-        elif added_from < added:
-            fitting[spot] = (added_from, new)
+        partly = row_new[spot] + visits[spot]
+        added = row_before[spot] + partly - leg_to
+        if added < least:
+            least, after = added, before  # noqa: PLW2901
+        added = row_next[spot] + partly - leg_from
+        if added < least:
+            least, after = added, new
+        costs[spot] = (least, after)
 
 
 def _exchange(tour: Tour) -> bool:
-    """Swap spots of the tour for better ones, or as good ones nearer by; say whether any was."""
+    """Exchange spots for better ones, or for as good ones nearer by; say whether any was."""
     scores = tour.ground.scores
     exchanged = False
     for new in sorted(tour.left_out, key=lambda spot: (-scores[spot], spot)):
-        score, growth, old, after = min(_swaps(tour, new), default=(scores[new], 0, 0, 0))
-        if (score, growth) < (scores[new], 0):
-            tour.drop(old)
-            tour.put(new, after)
+        if scores[new] < min(scores[spot] for spot in tour.spots[1:]):
+            break
+        best = min(_exchanges(tour, new), default=None)
+        if best is not None and best[:2] < (scores[new], 0):
+            _, _, old, after = best
+            tour.exchange(old, new, after)
             exchanged = True
     return exchanged
 
 
-def _swaps(tour: Tour, new: int) -> list[tuple[int, int, int, int]]:
-    """Return what could make room for a new spot: its score, what the tour grows by, it, where.
+def _exchanges(tour: Tour, new: int) -> list[_Exchange]:
+    """Return what a new spot could come in for, within the limit.
 
-    The new one comes either in the place of the old one or where it adds least.
+    It comes either where the old one was or, if that is elsewhere, where it adds least.
     """
-    scores, room, spots = tour.ground.scores, tour.room, tour.spots
-    visit = tour.ground.visits[new]
+    scores, room = tour.ground.scores, tour.room
+    befores, olds = tour.spots[:-1], tour.spots[1:]
     away = tour.distances(new)
-    swaps = [
-        (scores[old], there + back + visit - held, old, before)
-        for before, old, there, back, held in zip(
-            spots, spots[1:], away, [*away[2:], away[0]], tour.held[1:], strict=False
-        )
-        if there + back + visit - held <= room
+    spare = room - tour.ground.visits[new]
+    stretches = zip(befores, olds, away[:-1], [*away[2:], away[0]], tour.held[1:], strict=True)
+    there = [
+        (scores[old], room - spare + to + onward - held, old, before)
+        for before, old, to, onward, held in stretches
+        if to + onward - held <= spare
     ]
-    added, where = tour.cheapest(new)
-    swaps += [
-        (scores[old], added - freed, old, where)
-        for before, old, freed in zip(spots, spots[1:], tour.freed[1:], strict=False)
-        if added - freed <= room and where not in (before, old)
+    added, cheapest = tour.cheapest(new)
+    needed = added - room
+    elsewhere = [
+        (scores[old], added - freed, old, cheapest)
+        for before, old, freed in zip(befores, olds, tour.freed[1:], strict=True)
+        if freed >= needed and cheapest not in (before, old)
     ]
-    return swaps
+    return there + elsewhere

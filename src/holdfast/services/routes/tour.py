@@ -1,6 +1,6 @@
 """A closed tour over spots, and the ground it is on. Numbers only: no places, no names.
 
-Spots are indexes and spot 0 is the start. Times are written as the metres one would walk in them,
+Spots are indexes, and spot 0 is the start. Times are written as the metres one would walk in them,
 so that one sum tells whether a tour fits.
 """
 
@@ -36,35 +36,40 @@ class Ground:
 
 
 class Tour:
-    """A closed tour that is changed in place. It starts and ends at spot 0, whatever is done."""
+    """A closed tour that is changed in place. Whatever is done, it begins and ends at spot 0.
+
+    The lists run side by side with ``spots``:
+
+    ``rows``   how far everything is from the spot
+    ``legs``   from the spot to the next one; the last leg leads home
+    ``held``   what the spot holds of the limit: its visit, the leg to it and the leg from it
+    ``freed``  what leaving the spot out would free: that, but for the leg past it
+    """
 
     def __init__(self, ground: Ground, spots: Sequence[int] = ()) -> None:
-        """Start with these spots, in this order."""
+        """Begin with these spots, in this order."""
         self.ground = ground
         self.left_out = set(range(1, len(ground.vectors))).difference(spots)
         self._lay([0, *spots])
 
     def _lay(self, spots: list[int]) -> None:
+        """Bring everything up to date with the spots.
+
+        Afresh each time: a tour is short, and keeping five things right by pieces is not.
+        """
+        visits = [self.ground.visits[spot] for spot in spots]
+        following = [*spots[1:], spots[0]]
         self.spots = spots
         self.rows = [self.ground.row(spot) for spot in spots]
-        # From each spot to the next one; the last one is the way home.
-        self.legs = [row[to] for row, to in zip(self.rows, [*spots[1:], spots[0]], strict=True)]
-        # What each spot holds of the limit: its visit and the legs to it and from it. Without it,
-        # all of that is free but for the leg past it.
-        self.held = [
-            self.legs[i - 1] + self.legs[i] + self.ground.visits[spot]
-            for i, spot in enumerate(spots)
-        ]
+        self.legs = [row[after] for row, after in zip(self.rows, following, strict=True)]
+        legs_to = [self.legs[-1], *self.legs[:-1]]
+        rows_before = [self.rows[-1], *self.rows[:-1]]
+        self.held = [sum(parts) for parts in zip(legs_to, self.legs, visits, strict=True)]
         self.freed = [
-            h - self.rows[i - 1][spots[(i + 1) % len(spots)]] for i, h in enumerate(self.held)
+            held - before[after]
+            for held, before, after in zip(self.held, rows_before, following, strict=True)
         ]
-        taken = sum(self.legs) + sum(self.ground.visits[spot] for spot in spots)
-        self.room = self.ground.limit - taken
-
-    @property
-    def worth(self) -> tuple[int, int]:
-        """What tours are compared by: the score, then the time that is left."""
-        return sum(self.ground.scores[spot] for spot in self.spots), self.room
+        self.room = self.ground.limit - sum(self.legs) - sum(visits)
 
     def put(self, spot: int, after: int) -> None:
         """Take a spot in, after another one."""
@@ -72,49 +77,43 @@ class Tour:
         at = self.spots.index(after) + 1
         self._lay([*self.spots[:at], spot, *self.spots[at:]])
 
-    def drop(self, spot: int) -> None:
-        """Leave a spot out."""
-        self.left_out.add(spot)
-        self._lay([other for other in self.spots if other != spot])
+    def exchange(self, old: int, new: int, after: int) -> None:
+        """Take a spot in, after another one, in exchange for an old one."""
+        self.left_out.add(old)
+        self.spots.remove(old)
+        self.put(new, after)
 
     def distances(self, spot: int) -> list[int]:
         """Return how far the spot is from each of the tour's."""
         return [row[spot] for row in self.rows]
 
-    def detours(self, spot: int) -> list[int]:
-        """Return how much longer the walk gets with the spot after each of the tour's."""
-        away = self.distances(spot)
-        return [
-            there + back - leg
-            for there, back, leg in zip(away, [*away[1:], away[0]], self.legs, strict=True)
-        ]
-
     def cheapest(self, spot: int) -> tuple[int, int]:
         """Return the least by which the spot makes the tour longer, and after which one."""
-        detours = self.detours(spot)
+        away = self.distances(spot)
+        detours = [
+            there + onward - leg
+            for there, onward, leg in zip(away, [*away[1:], away[0]], self.legs, strict=True)
+        ]
         least = min(detours)
         return least + self.ground.visits[spot], self.spots[detours.index(least)]
 
     def untangle(self) -> None:
         """Exchange two legs for two shorter ones until there are no such legs (2-opt)."""
-        spots, legs = [*self.spots, 0], self.legs
+        spots, legs = [*self.spots, 0], list(self.legs)
         shorter = True
         while shorter:
             shorter = False
             for i in range(len(spots) - 3):
-                here, then = self.ground.row(spots[i]), self.ground.row(spots[i + 1])
-                # In place of the legs after i and after j: i to j, and what followed each.
-                changes = [
-                    here[j] + then[after] - leg
-                    for j, after, leg in zip(
-                        spots[i + 2 : -1], spots[i + 3 :], legs[i + 2 :], strict=True
-                    )
-                ]
+                # With the stretch from i + 1 to j walked backwards, the leg after i leads to j, and
+                # the leg after j begins where the one after i used to end.
+                to_j, from_j = self.ground.row(spots[i]), self.ground.row(spots[i + 1])
+                later = zip(spots[i + 2 : -1], spots[i + 3 :], legs[i + 2 :], strict=True)
+                changes = [to_j[at_j] + from_j[after] - leg for at_j, after, leg in later]
                 least = min(changes)
                 if least < legs[i]:
                     j = i + 2 + changes.index(least)
-                    legs[i], legs[j] = here[spots[j]], then[spots[j + 1]]
-                    spots[i + 1 : j + 1] = spots[j:i:-1]
+                    legs[i], legs[j] = to_j[spots[j]], from_j[spots[j + 1]]
                     legs[i + 1 : j] = legs[j - 1 : i : -1]
+                    spots[i + 1 : j + 1] = spots[j:i:-1]
                     shorter = True
         self._lay(spots[:-1])

@@ -1,0 +1,69 @@
+"""Running jobs in a process of their own: connect, work, and end well."""
+
+import asyncio
+import os
+import signal
+
+from prometheus_client import start_http_server
+
+from holdfast.cli.output import Failure, warn, without_password
+from holdfast.cli.serving import log_as_set
+from holdfast.errors import HoldfastError
+from holdfast.observe.metrics import PrometheusWatcher
+from holdfast.services.app import create_holdfast
+from holdfast.services.jobs import make_worker
+from holdfast.services.settings import Settings, load_settings, strange_variables
+
+__all__ = ["run_worker"]
+
+
+def run_worker(
+    *,
+    database: str | None,
+    nats: str | None,
+    queues: list[str],
+    concurrency: int | None,
+    metrics_port: int | None,
+) -> int:
+    """Work until told to stop; returns the exit code."""
+    settings = load_settings(database_url=database, nats_url=nats)
+    for line in strange_variables():
+        warn(line)
+    log_as_set(settings)
+    watcher = PrometheusWatcher()
+    if metrics_port is not None:
+        try:
+            start_http_server(metrics_port, "127.0.0.1", watcher.registry)
+        except OSError as error:
+            raise Failure(f"cannot listen on port {metrics_port}: {error.strerror}") from error
+    return asyncio.run(_work(settings, watcher, queues, concurrency))
+
+
+async def _work(
+    settings: Settings, watcher: PrometheusWatcher, queues: list[str], concurrency: int | None
+) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    holdfast = create_holdfast(settings)
+    unknown = sorted(set(queues) - set(holdfast.jobs.queues))
+    if unknown:
+        known = ", ".join(holdfast.jobs.queues)
+        raise Failure(f"no service has jobs in queue {unknown[0]}: there are {known}", 2)
+    worker = make_worker(holdfast, settings, watcher, queues=queues, concurrency=concurrency)
+    try:
+        await holdfast.open()
+        await worker.start()
+    except HoldfastError as error:
+        await holdfast.close()
+        raise Failure(f"{without_password(settings.database_url)}: {error}") from error
+    print(
+        f"Holdfast works {', '.join(worker.queues)} of {without_password(settings.database_url)} "
+        f"(pid {os.getpid()}, {worker.engine.name})",
+        flush=True,
+    )
+    await stop.wait()
+    await worker.stop()
+    await holdfast.close()
+    return 0

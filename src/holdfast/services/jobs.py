@@ -1,0 +1,77 @@
+"""The jobs of the server: each service's own, and the house-keeping of all. One wiring place."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
+
+from holdfast import Holdfast
+from holdfast.errors import ConfigurationError
+from holdfast.jobs.cleaning import clean_up
+from holdfast.jobs.run import JobRun
+from holdfast.jobs.worker import EngineMaker, Worker
+from holdfast.ports import JobWatcher
+from holdfast.services.catalogue import SERVICES
+from holdfast.services.settings import Settings
+
+__all__ = ["make_worker", "register_jobs"]
+
+_HOUSEKEEPING: Final = "housekeeping"
+
+
+def register_jobs(holdfast: Holdfast, settings: Settings) -> None:
+    """Register the handlers of all services, and what is done by the clock."""
+    for service in SERVICES:
+        if find_spec(f"{service.package}.jobs") is not None:
+            register: Any = import_module(f"{service.package}.jobs").register
+            register(holdfast, settings)
+    jobs = holdfast.jobs
+
+    @jobs.handler("records.sweep", queue=_HOUSEKEEPING, time_limit_seconds=3600)
+    async def sweep(_job: JobRun) -> dict[str, int]:
+        return {"deleted": await holdfast.sweep()}
+
+    @jobs.handler("jobs.cleanup", queue=_HOUSEKEEPING, time_limit_seconds=3600)
+    async def clean(_job: JobRun) -> dict[str, int]:
+        return await clean_up(
+            holdfast.job_table,
+            keep_done_days=settings.jobs_keep_done_days,
+            keep_dead_days=settings.jobs_keep_dead_days,
+        )
+
+    jobs.every(settings.sweep_every_seconds, "records.sweep", queue=_HOUSEKEEPING)
+    jobs.daily(settings.cleanup_at, "jobs.cleanup", queue=_HOUSEKEEPING)
+
+
+def make_worker(
+    holdfast: Holdfast,
+    settings: Settings,
+    watcher: JobWatcher,
+    *,
+    queues: list[str] | None = None,
+    concurrency: int | None = None,
+    **options: Any,
+) -> Worker:
+    """Make the worker the settings ask for: on the database, or through NATS."""
+    if settings.nats_url is not None:
+        options["engine"] = _jetstream(settings.nats_url)
+    return holdfast.worker(
+        queues=queues or None,
+        concurrency=concurrency or settings.jobs_concurrency,
+        lease_seconds=settings.jobs_lease_seconds,
+        poll_seconds=settings.jobs_poll_seconds,
+        shutdown_seconds=settings.shutdown_seconds,
+        watcher=watcher,
+        **options,
+    )
+
+
+def _jetstream(url: str) -> EngineMaker:
+    try:
+        from holdfast.jobs.engines.jetstream import JetStreamEngine  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise ConfigurationError('NATS needs its driver: pip install "holdfast[nats]"') from error
+
+    def make(table: Any, queues: Any, worker: str, lease_seconds: float) -> JetStreamEngine:
+        return JetStreamEngine(table, queues, worker=worker, lease_seconds=lease_seconds, url=url)
+
+    return make
