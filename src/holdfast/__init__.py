@@ -3,9 +3,11 @@
 The public names. Where everything lives:
 
     errors    the whole tree of errors
-    core      the rules: keys, canonical form, fingerprints, decision, staleness, retry
+    core      the rules: keys, canonical form, fingerprints, decision, staleness, retry, jobs
     ports     what the rules need from the world
+    system    the machine's clocks, and ids
     stores    SQLite, PostgreSQL, Redis
+    jobs      work for later: enqueue, worker, leases, dead letters
     server    the intake: claim → run → record → reply
     observe   logs, metrics, traces
     services  what is built on these names
@@ -15,6 +17,7 @@ The public names. Where everything lives:
 
 from holdfast.core.canonical import canonical_json
 from holdfast.core.fingerprint import body_hash
+from holdfast.core.job import AlreadyDone, Enqueued, Merged
 from holdfast.core.keys import KeyFormat
 from holdfast.core.policy import (
     FIELD,
@@ -27,7 +30,16 @@ from holdfast.core.policy import (
     Staleness,
 )
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
-from holdfast.errors import HoldfastError, RequestError, ServiceError
+from holdfast.errors import (
+    HoldfastError,
+    NonRetryableError,
+    RequestError,
+    RetryLaterError,
+    ServiceError,
+)
+from holdfast.jobs.registry import JobRegistry
+from holdfast.jobs.run import JobRun
+from holdfast.jobs.worker import Worker
 from holdfast.ports import Transaction
 from holdfast.server.call import Principal
 from holdfast.server.execution import Execution
@@ -43,19 +55,27 @@ __all__ = [
     "ROUTES",
     "WALK",
     "WORKER",
+    "AlreadyDone",
     "Dialect",
+    "Enqueued",
     "ErrorsStored",
     "Execution",
     "Holdfast",
     "HoldfastError",
+    "JobRegistry",
+    "JobRun",
     "KeyFormat",
+    "Merged",
+    "NonRetryableError",
     "Policy",
     "Principal",
     "RequestError",
+    "RetryLaterError",
     "RetryPolicy",
     "ServiceError",
     "Staleness",
     "Transaction",
+    "Worker",
     "body_hash",
     "canonical_json",
     "open_store",

@@ -49,7 +49,7 @@ def test_a_record_survives_a_restart_and_a_kill(cli: Cli, serve: Serve) -> None:
         assert again.headers["idempotency-replayed"] == "true"
         conflict = client.post(ROUTES, json=WALK | {"minutes": 5}, headers=KEY)
         assert conflict.json()["code"] == "idempotency.payload_mismatch"
-        assert client.get(accepted.headers["location"]).json()["status"] == "queued"
+        assert client.get(accepted.headers["location"]).status_code == 200
         first.process.kill()
     first.process.wait()
 
@@ -190,12 +190,11 @@ def test_several_workers_that_cannot_start_say_so_once(cli: Cli) -> None:
 
 def test_what_it_ignores_is_said(serve: Serve) -> None:
     secret = "x" * 32
-    server = serve("--nats", "nats://x", "--no-jobs", HOLDFAST_HOEM="y", HOLDFAST_JWT_SECRET=secret)
+    server = serve("--no-jobs", HOLDFAST_HOEM="y", HOLDFAST_JWT_SECRET=secret)
     assert server.stop() == 0
     warnings = [line for line in server.stderr().splitlines() if "warning" in line.lower()]
-    assert len(warnings) == 2
+    assert len(warnings) == 1
     assert "HOLDFAST_HOEM is not a setting" in warnings[0]
-    assert "--nats does nothing" in warnings[1]
     assert secret not in server.stderr()
 
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.errors import ConfigurationError
 from holdfast.observe.metrics import PrometheusWatcher
-from holdfast.ports import Outcome, Watcher
+from holdfast.ports import JobOutcome, Outcome, Watcher
 
 
 def samples(watcher: PrometheusWatcher) -> dict[tuple[str, ...], float]:
@@ -122,3 +122,28 @@ def test_a_missing_directory_for_many_processes_is_told_at_start_up(monkeypatch,
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigurationError, match="is not a directory"):
         PrometheusWatcher()
+
+
+def test_attempts_at_jobs_are_counted_by_how_they_ended():
+    watcher = PrometheusWatcher()
+    for times, outcome in enumerate(get_args(JobOutcome), start=1):
+        for _ in range(times):
+            watcher.job_ended("mail", "mail.send", outcome, 0.02)
+    seen = samples(watcher)
+    for times, outcome in enumerate(get_args(JobOutcome), start=1):
+        labels = (f"outcome={outcome}", "queue=mail", "type=mail.send")
+        assert seen["holdfast_job_seconds_count", *labels] == times
+
+
+def test_a_queue_that_has_become_empty_is_told_as_empty():
+    watcher = PrometheusWatcher()
+    watcher.job_depths({"mail": (3, 2, 1, 7.5)})
+    seen = samples(watcher)
+    assert seen["holdfast_jobs", "queue=mail", "state=waiting"] == 3
+    assert seen["holdfast_jobs", "queue=mail", "state=running"] == 2
+    assert seen["holdfast_jobs", "queue=mail", "state=dead"] == 1
+    assert seen["holdfast_job_oldest_seconds", "queue=mail"] == 7.5
+    watcher.job_depths({})
+    seen = samples(watcher)
+    assert seen["holdfast_jobs", "queue=mail", "state=waiting"] == 0
+    assert seen["holdfast_job_oldest_seconds", "queue=mail"] == 0

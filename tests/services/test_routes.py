@@ -67,10 +67,13 @@ async def test_a_replay_is_the_same_answer_and_adds_nothing(
         counts = await stores[0].read(
             "SELECT (SELECT count(*) FROM route_requests) AS requests,"
             " (SELECT count(*) FROM audit_events) AS events,"
-            " (SELECT resource FROM audit_events) AS resource,"
+            " (SELECT count(*) FROM jobs) AS jobs,"
+            " (SELECT resource FROM audit_events WHERE status = 202"
+            "   AND endpoint = 'POST /api/v1/routes') AS resource,"
             " (SELECT payload FROM route_requests) AS payload"
         )
-        assert (counts[0]["requests"], counts[0]["events"]) == (1, 1)
+        # Two events: the request, and the job it enqueued.
+        assert (counts[0]["requests"], counts[0]["jobs"], counts[0]["events"]) == (1, 1, 2)
         assert counts[0]["resource"] == f"route:{first.json()['request_id']}"
         assert json.loads(counts[0]["payload"]) == WALK
 

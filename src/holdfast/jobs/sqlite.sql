@@ -3,7 +3,10 @@
 -- are those of its last statement. There is one writer at a time, so nothing comes in between.
 
 -- name: enqueue
--- Runs in the transaction of the write that causes the job. A key that is done is not done again.
+-- Runs in the transaction of the write that causes the job. A key that is done is not done again;
+-- one that died may try again, and its dead letter is history from then on.
+UPDATE dead_letters SET requeued_at = NOW_MS
+ WHERE tenant = :tenant AND job_id = :id AND requeued_at IS NULL;
 INSERT INTO audit_events
        (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
         created_at)
@@ -325,31 +328,41 @@ SELECT queue, state, count(*) AS jobs,
 SELECT queue, count(*) AS jobs FROM dead_letters WHERE requeued_at IS NULL GROUP BY queue;
 
 -- name: to_publish
--- For the relay: what is due and not on its way, or was published and then not taken for a while.
-SELECT tenant, id AS job_id, queue, published
-  FROM jobs
- WHERE visible_at <= NOW_MS
-   AND (published_at IS NULL
-        OR (published_at < NOW_MS - :again_after_seconds * 1000
-            AND visible_at < NOW_MS - :again_after_seconds * 1000))
- ORDER BY visible_at LIMIT :limit;
+-- For the relay: what is due and not on its way, or was published and then not taken for a while;
+-- twice as long after each time, as a long line of waiting jobs is no reason to publish it all over
+-- again. Looks at the front of each queue only, so that a long line costs no more than a short one.
+SELECT job.tenant, job.id AS job_id, job.queue, job.seq, job.published
+  FROM json_each(:queues) AS wanted
+  JOIN jobs AS job ON job.seq IN (
+       SELECT seq FROM jobs
+        WHERE queue = wanted.value AND visible_at <= NOW_MS
+        ORDER BY visible_at LIMIT :front)
+ WHERE job.published_at IS NULL
+    OR max(job.published_at, job.visible_at)
+       < NOW_MS - :again_after_seconds * 1000 * (1 << min(max(job.published, 1) - 1, 6))
+ ORDER BY job.visible_at LIMIT :limit;
 
 -- name: mark_published
+-- A job that was given up and requeued meanwhile is another row (seq), of which the broker has not
+-- heard.
 UPDATE jobs
-   SET published = (SELECT json_extract(mine.value, '$.published') FROM json_each(:jobs) AS mine
-                     WHERE json_extract(mine.value, '$.tenant') = jobs.tenant
-                       AND json_extract(mine.value, '$.job_id') = jobs.id),
-       published_at = NOW_MS
- WHERE seq IN (
-       SELECT job.seq
-         FROM json_each(:jobs) AS mine
-         JOIN jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
-                         AND job.id = json_extract(mine.value, '$.job_id')
-        WHERE job.published < json_extract(mine.value, '$.published'));
+   SET published = max(jobs.published, mine.published), published_at = NOW_MS
+  FROM (SELECT json_extract(value, '$.seq') AS seq,
+               json_extract(value, '$.published') AS published
+          FROM json_each(:jobs)) AS mine
+ WHERE jobs.seq = mine.seq AND (jobs.published < mine.published OR jobs.published_at IS NULL);
+
+-- name: forget_published
+-- The broker has lost everything: what was published is to be published again, by the next number.
+UPDATE jobs SET published_at = NULL WHERE published_at IS NOT NULL RETURNING id AS job_id;
 
 -- name: publish_due_in
-SELECT (min(visible_at) - NOW_MS) / 1000.0 AS seconds
-  FROM jobs WHERE visible_at > NOW_MS AND visible_at < 9000000000000000;
+SELECT (min(next.at) - NOW_MS) / 1000.0 AS seconds
+  FROM (SELECT (SELECT visible_at FROM jobs
+                 WHERE queue = wanted.value
+                   AND visible_at > NOW_MS AND visible_at < 9000000000000000
+                 ORDER BY visible_at LIMIT 1) AS at
+          FROM json_each(:queues) AS wanted) AS next;
 
 -- name: now
 SELECT NOW_MS / 1000.0 AS now;

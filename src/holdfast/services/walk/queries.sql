@@ -1,0 +1,117 @@
+-- name: lock_walker
+INSERT INTO walkers (tenant, points_banked, energy_balance, allocation_seq, ledger_seq, event_seq,
+                     created_at, updated_at)
+VALUES (:tenant, 0, 0, 0, 0, 0, :now, :now)
+-- The update changes next to nothing: it locks the row on PostgreSQL, so that the walker's actions
+-- stand in line from here to their commits, and gives it back as the one before left it. On SQLite
+-- any first statement of a transaction takes the one write turn.
+ON CONFLICT (tenant) DO UPDATE SET updated_at = excluded.updated_at
+RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq;
+
+-- name: move_walker
+-- The one statement that changes a walker's numbers. The row is locked already.
+UPDATE walkers
+   SET points_banked  = points_banked + :points,
+       energy_balance = energy_balance + :energy,
+       allocation_seq = allocation_seq + :allocations,
+       ledger_seq     = ledger_seq + :entries,
+       event_seq      = event_seq + :events,
+       updated_at     = :now
+ WHERE tenant = :tenant
+RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq;
+
+-- name: find_walker
+SELECT points_banked, energy_balance, allocation_seq, ledger_seq, event_seq
+  FROM walkers
+ WHERE tenant = :tenant;
+
+-- name: find_entry
+-- The balance, and whether this was booked before.
+SELECT w.energy_balance, e.seq
+  FROM walkers w
+  LEFT JOIN energy_ledger e
+    ON e.tenant = w.tenant AND e.reason = :reason AND e.reference = :reference
+ WHERE w.tenant = :tenant;
+
+-- name: add_entry
+INSERT INTO energy_ledger (tenant, seq, delta, reason, reference, balance_after, created_at)
+VALUES (:tenant, :seq, :delta, :reason, :reference, :balance_after, :now);
+
+-- name: add_event
+INSERT INTO walker_events (tenant, seq, type, data, created_at)
+VALUES (:tenant, :seq, :type, :data, :now);
+
+-- name: list_events
+SELECT seq, type, data, created_at
+  FROM walker_events
+ WHERE tenant = :tenant AND seq > :after
+ ORDER BY seq
+ LIMIT :limit;
+
+-- name: active_allocations
+SELECT seq, node_id, kind, points_cost, energy_cost, provisional, allocated_at, refund_due_at
+  FROM tree_allocations
+ WHERE tenant = :tenant AND refunded_at IS NULL
+ ORDER BY seq;
+
+-- name: tree_state
+-- Points and allocations in one statement, so that they are of one moment.
+SELECT w.points_banked, w.energy_balance,
+       a.seq, a.node_id, a.kind, a.points_cost, a.energy_cost, a.provisional, a.allocated_at,
+       a.refund_due_at
+  FROM walkers w
+  LEFT JOIN tree_allocations a ON a.tenant = w.tenant AND a.refunded_at IS NULL
+ WHERE w.tenant = :tenant
+ ORDER BY a.seq;
+
+-- name: add_allocation
+INSERT INTO tree_allocations (tenant, seq, node_id, kind, points_cost, energy_cost, provisional,
+                              allocated_at, refund_due_at)
+VALUES (:tenant, :seq, :node_id, :kind, :points_cost, :energy_cost, :provisional,
+        :now, :refund_due_at);
+
+-- name: confirm_allocation
+UPDATE tree_allocations
+   SET provisional = FALSE, refund_due_at = NULL
+ WHERE tenant = :tenant AND node_id = :node_id AND refunded_at IS NULL AND provisional;
+
+-- name: schedule_refund
+UPDATE tree_allocations
+   SET provisional = TRUE, refund_due_at = :due_at
+ WHERE tenant = :tenant AND node_id = :node_id AND refunded_at IS NULL;
+
+-- name: refund_allocation
+UPDATE tree_allocations
+   SET provisional = FALSE, refunded_at = :now
+ WHERE tenant = :tenant AND seq = :seq AND refunded_at IS NULL;
+
+-- name: quest_progress
+SELECT quest_id, status, steps_done, points_awarded
+  FROM quest_progress
+ WHERE tenant = :tenant;
+
+-- name: quest_board
+-- Progress and keystones in one statement, so that they are of one moment.
+SELECT 'quest' AS what, quest_id AS id, status, steps_done, points_awarded
+  FROM quest_progress
+ WHERE tenant = :tenant
+ UNION ALL
+SELECT 'node', node_id, '', 0, 0
+  FROM tree_allocations
+ WHERE tenant = :tenant AND refunded_at IS NULL;
+
+-- name: start_quest
+INSERT INTO quest_progress (tenant, quest_id, status, steps_done, points_awarded,
+                            started_at, updated_at)
+VALUES (:tenant, :quest_id, 'in_progress', 0, 0, :now, :now);
+
+-- name: advance_quest
+UPDATE quest_progress
+   SET steps_done = :steps_done, updated_at = :now
+ WHERE tenant = :tenant AND quest_id = :quest_id AND status = 'in_progress';
+
+-- name: complete_quest
+-- The points are granted only where this changes a row, which it does once.
+UPDATE quest_progress
+   SET status = 'completed', points_awarded = :points, updated_at = :now, completed_at = :now
+ WHERE tenant = :tenant AND quest_id = :quest_id AND status = 'in_progress';

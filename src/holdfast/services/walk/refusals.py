@@ -1,0 +1,25 @@
+"""What tree and quests refuse, and with which status: one table, one way to say it."""
+
+from typing import Any, Final
+
+from holdfast.errors import ServiceError
+
+__all__ = ["STATUSES", "refusal"]
+
+STATUSES: Final = {
+    "ALREADY_ALLOCATED": 409,
+    "INSUFFICIENT_ENERGY": 422,
+    "INSUFFICIENT_POINTS": 422,
+    "PREREQUISITES_NOT_MET": 422,
+    "QUEST_ALREADY_COMPLETED": 409,
+    "QUEST_ALREADY_IN_PROGRESS": 409,
+    "QUEST_INCOMPLETE": 422,
+    "QUEST_NOT_IN_PROGRESS": 422,
+    "STEP_OUT_OF_ORDER": 422,
+    "UNKNOWN_NODE": 422,
+}
+
+
+def refusal(code: str, message: str, **details: Any) -> ServiceError:
+    """Make the error to raise. Details go out as they are, so their names are the wire's."""
+    return ServiceError(STATUSES[code], code, message, details=details)

@@ -1,0 +1,17 @@
+"""Settings of tree, quests and events. Part of the server's: ``HOLDFAST_WALK_…``."""
+
+from pydantic import BaseModel, Field
+
+__all__ = ["WalkSettings"]
+
+
+class WalkSettings(BaseModel):
+    """What can be set about the walk service. Descriptions as in the server's settings."""
+
+    walk_energy_required: bool = Field(default=False, description="true or false")
+    walk_events_poll_seconds: float = Field(
+        1.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
+    )
+    walk_events_keep_alive_seconds: float = Field(
+        15.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
+    )

@@ -1,0 +1,63 @@
+"""Every test of jobs runs on SQLite and on PostgreSQL: one database for all, emptied before each."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import open_store
+from holdfast.ports import Store
+from holdfast.testing.servers import RealPostgres
+from tests.support.jobs_lab import JobsLab, empty_postgres, make_effects
+
+OpenStore = Callable[[], Awaitable[Store]]
+
+
+@pytest.fixture(scope="session")
+def jobs_database(postgres: RealPostgres) -> Iterator[str]:
+    postgres.start()
+    url = postgres.create_database("jobs")
+    yield url
+    postgres.start()
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+async def clean_jobs_url(postgres: RealPostgres, jobs_database: str) -> str:
+    postgres.start()  # a test before this one may have stopped it
+    await empty_postgres(jobs_database)
+    return jobs_database
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    return str(request.getfixturevalue("clean_jobs_url"))
+
+
+@pytest.fixture
+async def another_store(database: str) -> AsyncIterator[OpenStore]:
+    """Return a function that opens stores on the same database, as other processes would."""
+    opened: list[Store] = []
+
+    async def another() -> Store:
+        store = open_store(database)
+        await store.open()
+        opened.append(store)
+        return store
+
+    yield another
+    for store in opened:
+        await store.close()
+
+
+@pytest.fixture
+async def lab(database: str) -> AsyncIterator[JobsLab]:
+    store = open_store(database)
+    await store.open()
+    await make_effects(store)
+    lab = JobsLab(store)
+    yield lab
+    await lab.stop_workers()
+    await store.close()
