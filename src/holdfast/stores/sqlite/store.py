@@ -196,6 +196,9 @@ class SqliteStore:
         # It waits for other processes only where it says so: see ``writer``.
         db = self._connect()
         db.execute("PRAGMA busy_timeout=0")
+        # What a savepoint would have to undo. Beyond 64 KiB SQLite keeps it in a temporary file,
+        # and each group of commits would create, write and delete one.
+        db.execute("PRAGMA temp_store=MEMORY")
         return db
 
     def _connect(self, busy_seconds: float | None = None) -> sqlite3.Connection:
