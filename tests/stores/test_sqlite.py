@@ -1,6 +1,7 @@
 """SQLite's own ways to fail: other processes, a full disk, and the driver's transactions."""
 
 import asyncio
+import gc
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite.unit import SqliteUnit
 from holdfast.testing.store_contract import NOW, a_record, an_audit_event, claimed, commit
 
 
@@ -46,6 +48,30 @@ async def test_commits_survive_a_power_cut(store):
     assert await unit.transaction.fetch_one("PRAGMA journal_mode") == {"journal_mode": "wal"}
     assert await unit.transaction.fetch_one("PRAGMA foreign_keys") == {"foreign_keys": 1}
     await unit.rollback()
+
+
+async def test_savepoints_write_no_temporary_files(store):
+    unit = await store.begin()
+    in_memory = 2
+    assert await unit.transaction.fetch_one("PRAGMA temp_store") == {"temp_store": in_memory}
+    await unit.rollback()
+
+
+async def test_a_finished_unit_goes_without_a_garbage_collection(store):
+    def units() -> int:
+        return sum(isinstance(kept, SqliteUnit) for kept in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = units()
+        unit = await store.begin()
+        await unit.transaction.execute("INSERT INTO t (value) VALUES ('ours')")
+        await unit.commit(None, None)
+        del unit
+        assert units() == before
+    finally:
+        gc.enable()
 
 
 def test_a_database_in_memory_is_refused():

@@ -14,7 +14,7 @@ class MemoryRecords:
     def __init__(self, max_bytes: int) -> None:
         """Start empty."""
         self._max_bytes = max_bytes
-        self._records: OrderedDict[RecordId, tuple[Record, int]] = OrderedDict()
+        self._records: OrderedDict[RecordId, Record] = OrderedDict()
         self.size_bytes = 0
 
     def __len__(self) -> int:
@@ -23,10 +23,9 @@ class MemoryRecords:
 
     def get(self, record_id: RecordId, now: datetime) -> Record | None:
         """Return a live record, or None."""
-        kept = self._records.get(record_id)
-        if kept is None:
+        record = self._records.get(record_id)
+        if record is None:
             return None
-        record = kept[0]
         if record.expires_at <= now:
             self._drop(record_id)
             return None
@@ -40,10 +39,10 @@ class MemoryRecords:
             return
         if record.id in self._records:
             self._drop(record.id)
-        self._records[record.id] = record, cost
+        self._records[record.id] = record
         self.size_bytes += cost
         while self.size_bytes > self._max_bytes:
             self._drop(next(iter(self._records)))
 
     def _drop(self, record_id: RecordId) -> None:
-        self.size_bytes -= self._records.pop(record_id)[1]
+        self.size_bytes -= self._records.pop(record_id).cost_bytes

@@ -59,7 +59,7 @@ def _execution(request: Request) -> Execution:
 
 def install(holdfast: "Holdfast", app: Any) -> None:
     """Put the guard into a Starlette or FastAPI app."""
-    app.add_middleware(_Middleware, holdfast=holdfast)
+    app.add_middleware(_guarding, holdfast=holdfast)
     app.add_exception_handler(RequestError, _answer)
     app.add_exception_handler(StoreUnavailableError, _answer)
     holdfast.read_routes_with(lambda: list(_routes(app.routes, "")))
@@ -69,14 +69,9 @@ def install(holdfast: "Holdfast", app: Any) -> None:
         document(holdfast, app)
 
 
-class _Middleware:
+def _guarding(app: Any, holdfast: "Holdfast") -> Any:
     """Add the guard with the lifespan, in the shape ``add_middleware`` wants."""
-
-    def __init__(self, app: Any, holdfast: "Holdfast") -> None:
-        self._app = holdfast.wrap(app)
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._app(scope, receive, send)
+    return holdfast.wrap(app)
 
 
 async def _answer(request: Request, error: Exception) -> Response:

@@ -39,6 +39,8 @@ _SELECTS: Final = re.compile(r"\bSELECT\b", re.IGNORECASE)
 class SqliteTransaction:
     """What a handler writes in on SQLite."""
 
+    __slots__ = ("_unit",)
+
     def __init__(self, unit: "SqliteUnit") -> None:
         """Belong to a unit, which knows when to begin."""
         self._unit = unit
@@ -70,6 +72,16 @@ class SqliteTransaction:
 class SqliteUnit:
     """Takes the write turn late and gives it back on every way out."""
 
+    __slots__ = (
+        "_claimed_at",
+        "_ended",
+        "_has_turn",
+        "_record_id",
+        "_transaction",
+        "_writer",
+        "superseded",
+    )
+
     def __init__(self, writer: Writer, record_id: RecordId | None, claimed_at: str) -> None:
         """Hold nothing yet."""
         self._writer = writer
@@ -77,8 +89,15 @@ class SqliteUnit:
         self._claimed_at = claimed_at
         self._has_turn = False
         self._ended = False
+        self._transaction: SqliteTransaction | None = None
         self.superseded = False
-        self.transaction = SqliteTransaction(self)
+
+    @property
+    def transaction(self) -> SqliteTransaction:
+        """What to write in."""
+        if self._transaction is None:
+            self._transaction = SqliteTransaction(self)
+        return self._transaction
 
     @property
     def statements(self) -> SqliteTransaction:
@@ -131,7 +150,7 @@ class SqliteUnit:
             raise
         # From here on the writer ends it, even if we are cancelled: a rollback of ours would
         # come after the turn was passed on, and hit somebody else.
-        self._ended = True
+        self._end()
         try:
             await self._writer.commit(finish)
         except sqlite3.Error as error:
@@ -140,9 +159,14 @@ class SqliteUnit:
     async def rollback(self) -> None:
         """Undo everything and pass the turn on."""
         if not self._ended:
-            self._ended = True
+            self._end()
             if self._has_turn:
                 await self._writer.rollback()
+
+    def _end(self) -> None:
+        self._ended = True
+        # Else the two would hold each other until a garbage collection.
+        self._transaction = None
 
     async def _begin(self, work: Any, *, is_quick: bool) -> Any:
         def check_and_work(db: sqlite3.Connection) -> Any:
