@@ -80,6 +80,22 @@ async def test_routers_with_prefixes(holdfast: Holdfast) -> None:
         assert [r.endpoint for r in holdfast.table().routes] == ["POST /v1/a/b/{b}/c/{c}"]
 
 
+async def test_a_mounted_app_answers_errors_as_the_outer_one_does(holdfast: Holdfast) -> None:
+    app, sub = FastAPI(), FastAPI()
+
+    @sub.post("/orders")
+    @holdfast.guard()
+    async def order() -> None:
+        raise ServiceError(409, "order.closed", "the shop is closed")
+
+    app.mount("/shop", sub)
+    holdfast.install(app)
+    async with client_of(holdfast, app) as client:
+        answer = await client.post("/shop/orders", headers=KEY)
+        assert answer.status_code == 409
+        assert answer.json()["code"] == "order.closed"
+
+
 async def test_a_mounted_app(holdfast: Holdfast) -> None:
     app, sub, deeper = FastAPI(), FastAPI(), Starlette()
     holdfast.install(app)

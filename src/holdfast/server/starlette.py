@@ -100,6 +100,7 @@ def dialect_of(request: Request) -> Dialect:
 def _routes(routes: Any, prefix: str) -> Iterator[GuardedRoute | OpenRoute]:
     for route in _contexts(routes):
         if isinstance(route, Mount):
+            _teach_to_answer(route.app)
             yield from _routes(route.routes or (), prefix + route.path)
             continue
         guard = guard_of(getattr(route, "endpoint", None))
@@ -114,6 +115,14 @@ def _routes(routes: Any, prefix: str) -> Iterator[GuardedRoute | OpenRoute]:
                 yield GuardedRoute(method, path, guard)
             elif guard is None and method not in SAFE_METHODS:
                 yield OpenRoute(method, path)
+
+
+def _teach_to_answer(app: Any) -> None:
+    """Let a mounted app answer our errors itself: its own 500 would come before ours."""
+    handlers = getattr(app, "exception_handlers", None)
+    if isinstance(handlers, dict):
+        handlers.setdefault(RequestError, _answer)
+        handlers.setdefault(StoreUnavailableError, _answer)
 
 
 def _contexts(routes: Any) -> Iterator[Any]:
