@@ -153,7 +153,7 @@ def worker(
             min=1,
             max=10_000,
             help="Jobs at a time.",
-            show_default="HOLDFAST_JOBS_CONCURRENCY or 16",
+            show_default="HOLDFAST_JOBS_CONCURRENCY or 8",
         ),
     ] = None,
     metrics_port: Annotated[

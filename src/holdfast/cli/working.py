@@ -26,7 +26,7 @@ def run_worker(
     metrics_port: int | None,
 ) -> int:
     """Work until told to stop; returns the exit code."""
-    settings = load_settings(database_url=database, nats_url=nats)
+    settings = load_settings(database_url=database, nats_url=nats, jobs_concurrency=concurrency)
     for line in strange_variables():
         warn(line)
     log_as_set(settings)
@@ -36,12 +36,10 @@ def run_worker(
             start_http_server(metrics_port, "127.0.0.1", watcher.registry)
         except OSError as error:
             raise Failure(f"cannot listen on port {metrics_port}: {error.strerror}") from error
-    return asyncio.run(_work(settings, watcher, queues, concurrency))
+    return asyncio.run(_work(settings, watcher, queues))
 
 
-async def _work(
-    settings: Settings, watcher: PrometheusWatcher, queues: list[str], concurrency: int | None
-) -> int:
+async def _work(settings: Settings, watcher: PrometheusWatcher, queues: list[str]) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -51,7 +49,7 @@ async def _work(
     if unknown:
         known = ", ".join(holdfast.jobs.queues)
         raise Failure(f"no service has jobs in queue {unknown[0]}: there are {known}", 2)
-    worker = make_worker(holdfast, settings, watcher, queues=queues, concurrency=concurrency)
+    worker = make_worker(holdfast, settings, watcher, queues=queues)
     try:
         await holdfast.open()
         await worker.start()

@@ -10,12 +10,14 @@ from holdfast.core.job import LeasedJob
 from holdfast.core.retry import WORKER
 from holdfast.errors import (
     CommitUnknownError,
+    JobPayloadTooLargeError,
     LeaseLostError,
     NonRetryableError,
     RetryLaterError,
     StoreUnavailableError,
     UsageError,
 )
+from holdfast.jobs.enqueue import LONGEST_SECONDS
 from holdfast.jobs.registry import Registration
 from holdfast.jobs.run import JobRun, encode_result
 from holdfast.ports import ComesBack, Delivery, Ended, Ending, JobOutcome
@@ -53,6 +55,8 @@ class Attempt:
         self._worker = worker
         self._delivery = delivery
         self._handler: asyncio.Task[Any] | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._is_out_of_time = False
         self._is_committing = False
         self._is_lost = False
         self._is_given_back = False
@@ -84,6 +88,16 @@ class Attempt:
     def _cancel(self) -> None:
         if self._handler is not None and not self._is_committing:
             self._handler.cancel()
+            asyncio.get_running_loop().call_later(_CANCEL_SECONDS, self._stop_waiting)
+
+    def _run_out_of_time(self) -> None:
+        if self._handler is not None and not self._handler.done():
+            self._is_out_of_time = True
+            self._cancel()
+
+    def _stop_waiting(self, _ended: Any = None) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     # -- the attempt ------------------------------------------------------------------------------
 
@@ -156,7 +170,7 @@ class Attempt:
                 return await self._fail("time_limit", str(error))
             case RetryLaterError():
                 return await self._fail("retry_later", _line(error), floor=error.after_seconds)
-            case NonRetryableError() | UsageError():
+            case NonRetryableError() | UsageError() | JobPayloadTooLargeError():
                 return await self._bury("non_retryable", _line(error))
             case _ if isinstance(error, registration.never_retry):
                 return await self._bury("non_retryable", _line(error))
@@ -171,21 +185,30 @@ class Attempt:
             worker.table,
             worker=worker.name,
             idle_seconds=worker.lease_seconds,
-            queue_of=worker.registry.queue_of,
+            wishes_of=worker.wishes_of,
         )
         if self._is_lost or self._is_given_back:
             raise asyncio.CancelledError
         limit = registration.time_limit_seconds
-        self._handler = asyncio.ensure_future(registration.handler(self.run))
-        await asyncio.wait({self._handler}, timeout=limit)
-        if not self._handler.done():
-            self._handler.cancel()
-            await asyncio.wait({self._handler}, timeout=_CANCEL_SECONDS)
-            if not self._handler.done():
-                worker.leave_behind(self._handler)
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        self._handler = handler = asyncio.ensure_future(registration.handler(self.run))
+        handler.add_done_callback(self._stop_waiting)
+        timer = loop.call_later(limit, self._run_out_of_time)
+        try:
+            await self._waiting
+        finally:
+            timer.cancel()
+            if not handler.done():
+                handler.cancel()
+                worker.leave_behind(handler)
                 _log.error("a handler does not end", extra=self._facts())
+        has_failed = not handler.done() or handler.cancelled() or handler.exception() is not None
+        if self._is_out_of_time:
             raise _OutOfTimeError(f"the handler took longer than {limit:g} seconds")
-        return self._handler.result()
+        if has_failed and (self._is_lost or self._is_given_back):  # because it was told to end
+            raise asyncio.CancelledError
+        return handler.result()
 
     async def _complete(self, result: str | None) -> tuple[JobOutcome, Ending]:
         """Commit the effects and the marker together."""
@@ -226,7 +249,7 @@ class Attempt:
         delay = WORKER.delay_seconds(
             job.attempt,
             random=random.random(),  # noqa: S311 - spreads retries, guards nothing
-            retry_after_seconds=floor,
+            retry_after_seconds=min(floor, LONGEST_SECONDS),
         )
         kept = await worker.table.retry(
             job, worker=worker.name, reason=reason, error=_cut(error), delay_seconds=delay

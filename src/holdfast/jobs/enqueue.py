@@ -1,5 +1,7 @@
 """Making a job out of a wish: checks, key, identity. The table decides what becomes of it."""
 
+import math
+import re
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Final
@@ -8,14 +10,19 @@ import msgspec
 
 from holdfast.core.canonical import canonical_json
 from holdfast.core.job import NewJob, check_name, job_id, job_key
-from holdfast.errors import JobPayloadTooLargeError, UsageError
+from holdfast.errors import BodyInvalidError, JobPayloadTooLargeError, UsageError
 from holdfast.system import new_request_id
 
-__all__ = ["MAX_PAYLOAD_BYTES", "Cause", "new_job"]
+__all__ = ["LONGEST_SECONDS", "MAX_PAYLOAD_BYTES", "Cause", "encode_json", "new_job"]
 
 # A job says what to do, not everything it takes: larger things belong into tables of their own.
 MAX_PAYLOAD_BYTES: Final = 256 * 1024
 _MOST_TEXT: Final = 500
+# 68 years: what is longer is a mistake, and adding it to a date must not overflow.
+LONGEST_SECONDS: Final = float(2**31 - 1)
+
+# NUL, and half a surrogate pair.
+_UNSPEAKABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -27,6 +34,29 @@ class Cause(msgspec.Struct, frozen=True):
     actor: str
     request_id: str
     correlation_id: str
+
+
+def encode_json(value: Any) -> bytes:
+    """Write a value as JSON. Raises ``ValueError`` or ``TypeError`` for what is none."""
+    try:
+        text = _encode(value)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep, or contains itself") from error
+    if b"null" in text and _has_no_number(value):  # what msgspec writes for it
+        raise ValueError("NaN and Infinity are no numbers there")
+    return text
+
+
+def _has_no_number(value: Any) -> bool:
+    match value:
+        case float():
+            return not math.isfinite(value)
+        case dict():
+            return any(_has_no_number(item) for item in value.values())
+        case list() | tuple():
+            return any(_has_no_number(item) for item in value)
+        case _:
+            return False
 
 
 def new_job(
@@ -50,25 +80,28 @@ def new_job(
     """
     check_name(queue, "queue")
     check_name(job_type, "type")
-    for what, name in (("resource_id", resource_id), ("coalesce", coalesce), ("order", order)):
+    names = {"resource_id": resource_id, "coalesce": coalesce, "order": order}
+    for what, name in (names | {"tenant": cause.tenant}).items():
         if name is not None and not 0 < len(name) <= _MOST_TEXT:
             raise UsageError(f"{what} should be 1 to {_MOST_TEXT} characters")
+        if name is not None and _UNSPEAKABLE.search(name) is not None:
+            raise UsageError(f"{what} {name!r} has a character that databases do not take")
     if max_attempts < 1:
         raise UsageError("max_attempts should be at least 1")
-    if not 0 <= delay_seconds < float("inf"):
-        raise UsageError("delay_seconds should be a number from 0")
+    if not 0 <= delay_seconds <= LONGEST_SECONDS:
+        raise UsageError(f"delay_seconds should be a number from 0 to {LONGEST_SECONDS:.0f}")
     if run_at is not None and run_at.tzinfo is None:
         raise UsageError("run_at should have a time zone")
     try:
-        text = _encode(payload)
-    except (TypeError, ValueError, RecursionError) as error:
+        text = encode_json(payload)
+        if len(text) > max_payload_bytes:
+            raise JobPayloadTooLargeError(
+                f"the payload of {job_type} has {len(text)} bytes, at most {max_payload_bytes} are "
+                "taken: keep it in a table and enqueue its id"
+            )
+        digest = sha256(canonical_json(text)).hexdigest()
+    except (TypeError, ValueError, BodyInvalidError) as error:
         raise UsageError(f"the payload of {job_type} is not JSON: {error}") from error
-    if len(text) > max_payload_bytes:
-        raise JobPayloadTooLargeError(
-            f"the payload of {job_type} has {len(text)} bytes, at most {max_payload_bytes} are "
-            "taken: keep it in a table and enqueue its id"
-        )
-    digest = sha256(canonical_json(text)).hexdigest()
     about = resource_id or coalesce or digest
     if coalesce is not None:
         about = f"{about}#{new_request_id()}"

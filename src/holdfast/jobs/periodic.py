@@ -48,6 +48,9 @@ class PeriodicWork:
             except StoreError as error:
                 _log.warning("periodic work cannot be enqueued, trying again: %s", error)
                 seconds = _TROUBLE_SECONDS
+            except Exception:  # noqa: BLE001 - whatever it is, the next slot is not to be missed
+                _log.exception("periodic work cannot be enqueued, trying again")
+                seconds = _TROUBLE_SECONDS
             await asyncio.sleep(min(seconds, _LONGEST_SLEEP_SECONDS))
 
     async def enqueue_due(self) -> float:
@@ -63,13 +66,17 @@ class PeriodicWork:
 
     async def _enqueue(self, work: Periodic, slot: datetime) -> None:
         request_id = new_request_id()
+        wishes = self._registry.wishes_of(work.type) | {"queue": work.queue}
         job = new_job(
             work.type,
             work.payload,
-            queue=work.queue,
             resource_id=slot.isoformat(),
             cause=Cause(SYSTEM_TENANT, "clock", request_id, request_id),
+            **wishes,
         )
+        # A slot whose job is a dead letter has had its run, too: it is requeued by hand or not.
+        if await self._table.look("find_job", {"tenant": job.tenant, "job_id": job.id}):
+            return
         unit = await self._table.store.begin()
         try:
             await self._table.enqueue(unit.statements, job)

@@ -76,13 +76,14 @@ SELECT 1 AS done FROM job_completions WHERE tenant = :tenant AND job_id = :id::u
 
 -- name: claim
 -- Takes what is due, oldest first, from each queue as if it were alone. Rows others are just taking
--- are skipped. A job whose marker exists is told apart: it is to be acknowledged, not run.
+-- are skipped. A job whose marker exists is told apart: it is to be acknowledged, not run. The clock
+-- is read in a subquery, once: else it would be read for every job that is not due yet.
 WITH due AS (
     SELECT found.tenant, found.id
       FROM unnest(:queues::text[]) AS wanted(queue)
      CROSS JOIN LATERAL (
            SELECT tenant, id, visible_at FROM jobs
-            WHERE jobs.queue = wanted.queue AND visible_at <= clock_timestamp()
+            WHERE jobs.queue = wanted.queue AND visible_at <= (SELECT clock_timestamp())
             ORDER BY visible_at LIMIT :limit::integer
               FOR UPDATE SKIP LOCKED) AS found
      ORDER BY found.visible_at LIMIT :limit

@@ -88,13 +88,16 @@ class JobRegistry:
 
     def every(self, seconds: float, job_type: str, *, queue: str = "default") -> None:
         """Enqueue a job of this type in every span of so many seconds, once in all processes."""
-        self.periodic.append(Periodic(job_type, queue, Every(seconds)))
-        self._queues.add(check_name(queue, "queue"))
+        self._add_periodic(Periodic(job_type, queue, Every(seconds)))
 
     def daily(self, at: time, job_type: str, *, queue: str = "default") -> None:
         """Enqueue a job of this type every day at this time (UTC), once in all processes."""
-        self.periodic.append(Periodic(job_type, queue, Daily(at)))
-        self._queues.add(check_name(queue, "queue"))
+        self._add_periodic(Periodic(job_type, queue, Daily(at)))
+
+    def _add_periodic(self, work: Periodic) -> None:
+        check_name(work.type, "type")
+        self._queues.add(check_name(work.queue, "queue"))
+        self.periodic.append(work)
 
     def find(self, job_type: str) -> Registration | None:
         """Return who does jobs of this type."""
@@ -104,6 +107,13 @@ class JobRegistry:
         """Return the queue this type's handler reads."""
         found = self._registrations.get(job_type)
         return "default" if found is None else found.queue
+
+    def wishes_of(self, job_type: str) -> dict[str, Any]:
+        """Return what jobs of this type are enqueued with, unless told otherwise."""
+        found = self._registrations.get(job_type)
+        if found is None:
+            return {}
+        return {"queue": found.queue, "max_attempts": found.max_attempts}
 
     @property
     def queues(self) -> tuple[str, ...]:

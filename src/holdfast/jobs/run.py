@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.core.job import EnqueueOutcome, LeasedJob, stable_uuid
 from holdfast.errors import NonRetryableError, NoTransactionError, UsageError
-from holdfast.jobs.enqueue import Cause, new_job
+from holdfast.jobs.enqueue import Cause, encode_json, new_job
 from holdfast.ports import Params, Row, UnitOfWork
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class JobRun:
         *,
         worker: str,
         idle_seconds: float,
-        queue_of: Callable[[str], str],
+        wishes_of: Callable[[str], dict[str, Any]],
     ) -> None:
         """Hold nothing yet."""
         self._job = job
         self._table = table
         self._worker = worker
         self._idle_seconds = idle_seconds
-        self._queue_of = queue_of
+        self._wishes_of = wishes_of
         self._unit: UnitOfWork | None = None
         self._beginning = asyncio.Lock()
         self._closed = False
@@ -160,7 +160,8 @@ class JobRun:
 
     async def enqueue(self, job_type: str, payload: Any = None, **wishes: Any) -> EnqueueOutcome:
         """Enqueue another job in this one's transaction. Takes what ``Holdfast.enqueue`` takes."""
-        wishes.setdefault("queue", self._queue_of(job_type))
+        given = {name: value for name, value in wishes.items() if value is not None}
+        wishes = self._wishes_of(job_type) | given
         cause = Cause(
             wishes.pop("tenant", None) or self.tenant,
             f"job {self.type}",
@@ -212,8 +213,8 @@ def encode_result(value: Any, what: str) -> str | None:
     if value is None:
         return None
     try:
-        text = msgspec.json.encode(value)
-    except (TypeError, ValueError, RecursionError) as error:
+        text = encode_json(value)
+    except (TypeError, ValueError) as error:
         raise NonRetryableError(f"{what} returned something that is not JSON: {error}") from error
     if len(text) > _MAX_RESULT_BYTES:
         raise NonRetryableError(f"{what} returned {len(text)} bytes, at most {_MAX_RESULT_BYTES}")

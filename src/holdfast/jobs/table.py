@@ -38,6 +38,7 @@ _RELAY: Final = "holdfast.jobs.relay"
 def _statements(database: str, name: str) -> tuple[str, ...]:
     """Return the statements of a query: on SQLite some take several, in one transaction."""
     text = load_queries("holdfast.jobs", _FILES[database])[name]
+    text = re.sub(r"^\s*--.*\n", "", text, flags=re.MULTILINE)  # a comment may hold a semicolon
     if database == "sqlite":
         text = text.replace("NOW_MS", _SQLITE_NOW)
     return tuple(re.split(r";\s*\n", text))
@@ -121,10 +122,10 @@ class JobTable:
         return {(row["tenant"], row["job_id"]) for row in rows}
 
     async def renew_within(
-        self, unit: UnitOfWork, lease: Lease, *, worker: str, lease_seconds: float
+        self, unit: UnitOfWork, leases: Iterable[Lease], *, worker: str, lease_seconds: float
     ) -> None:
-        """Renew in the handler's own transaction: on SQLite nobody else can write meanwhile."""
-        values = {"leases": _leases([lease]), "worker": worker, "lease_seconds": lease_seconds}
+        """Renew in a handler's own transaction: on SQLite nobody else can write meanwhile."""
+        values = {"leases": _leases(leases), "worker": worker, "lease_seconds": lease_seconds}
         await self._run(unit.statements, "renew", values)
 
     # -- endings ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from holdfast.errors import ConfigurationError, NoTransactionError, StoreError
+from holdfast.errors import ConfigurationError, StoreError
 from holdfast.jobs.attempt import Attempt
 from holdfast.jobs.completions import Completions
 from holdfast.jobs.engines.sql import SqlEngine
@@ -135,6 +135,10 @@ class Worker:
         """How many jobs run now."""
         return len(self._attempts)
 
+    def wishes_of(self, job_type: str) -> dict[str, Any]:
+        """Return what a job enqueues another of this type with, unless told otherwise."""
+        return self.registry.wishes_of(job_type) | {"max_payload_bytes": self.max_payload_bytes}
+
     async def reach(self, point: str) -> None:
         """Pass a fault point."""
         if self._faults is not None:
@@ -187,7 +191,7 @@ class Worker:
             attempts = list(self._attempts.values())
             writing = [a for a in attempts if _holds_the_one_turn(a)]
             for attempt in writing:
-                await self._renew_within(attempt)
+                await self._renew_within(attempt, attempts)
             others = [a for a in attempts if a not in writing]
             # Never two at once; and on SQLite this may wait for the writers above.
             if others and (elsewhere is None or elsewhere.done()):
@@ -200,7 +204,7 @@ class Worker:
                 await unit.touch()
         try:
             held = await self.engine.renew([attempt.delivery for attempt in attempts])
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - a broker's trouble has many names
             _log.warning("leases cannot be renewed, trying again: %s", error)
             held = {(a.job.lease.tenant, a.job.lease.job_id) for a in attempts}
         for attempt in attempts:
@@ -208,14 +212,17 @@ class Worker:
             if (lease.tenant, lease.job_id) not in held and attempt in self._attempts.values():
                 attempt.lose()
 
-    async def _renew_within(self, attempt: Attempt) -> None:
-        """On SQLite a handler that has written keeps everyone else from writing, us included."""
-        assert attempt.run is not None  # noqa: S101 - it holds a turn
-        unit = attempt.run.open_unit
+    async def _renew_within(self, writing: Attempt, attempts: Sequence[Attempt]) -> None:
+        """On SQLite a handler that has written keeps everyone else from writing, us included.
+
+        So its transaction renews the leases of all.
+        """
+        unit = writing.run.open_unit if writing.run is not None else None
         if unit is not None:
-            with suppress(StoreError, NoTransactionError):
+            leases = [attempt.job.lease for attempt in attempts]
+            with suppress(Exception):  # it has ended, or its next statement finds out
                 await self.table.renew_within(
-                    unit, attempt.job.lease, worker=self.name, lease_seconds=self.lease_seconds
+                    unit, leases, worker=self.name, lease_seconds=self.lease_seconds
                 )
 
 
@@ -226,5 +233,4 @@ def _holds_the_one_turn(attempt: Attempt) -> bool:
 
 async def _cancelled(task: asyncio.Task[None]) -> None:
     task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    await asyncio.wait({task})

@@ -106,7 +106,7 @@ def create_app(
 def create_holdfast(settings: Settings) -> Holdfast:
     """Put together what a worker needs: the store and everyone's jobs, no HTTP."""
     holdfast = Holdfast(
-        store_of(settings),
+        store_of(settings.model_copy(update={"run_jobs": True})),
         sweep_every_seconds=None,
         max_payload_bytes=settings.jobs_payload_bytes,
     )
@@ -121,8 +121,17 @@ def _job_watcher(watcher: Watcher) -> JobWatcher:
 def store_of(settings: Settings) -> Store:
     """Make the store of all services; it is not opened yet."""
     is_sqlite = settings.database_url.startswith("sqlite:")
-    options = {} if is_sqlite else {"max_connections": settings.pool_size}
+    options = {} if is_sqlite else {"max_connections": _connections(settings)}
     return open_store(settings.database_url, rooms=rooms(), **options)
+
+
+def _connections(settings: Settings) -> int:
+    """Return how many a process may have: as many as it needs, and one for each job at a time.
+
+    A job that writes holds a connection until it commits. Were they taken from the requests'
+    share, a burst of slow jobs would be answered with 503.
+    """
+    return settings.pool_size + (settings.jobs_concurrency if settings.run_jobs else 0)
 
 
 def _router(package: str, holdfast: Holdfast, settings: Settings) -> APIRouter:

@@ -28,7 +28,10 @@ class Service:
         return f"holdfast.services.{self.name}"
 
 
-SERVICES: Final = (Service("routes", ("/api/v1/routes",), Dialect.PROBLEM, "sub"),)
+SERVICES: Final = (
+    Service("routes", ("/api/v1/routes",), Dialect.PROBLEM, "sub"),
+    Service("walk", ("/tree", "/quest", "/step", "/walker", "/admin"), Dialect.ENVELOPE, "sub"),
+)
 
 
 def rooms() -> list[tuple[str, str]]:

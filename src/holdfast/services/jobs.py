@@ -48,7 +48,6 @@ def make_worker(
     watcher: JobWatcher,
     *,
     queues: list[str] | None = None,
-    concurrency: int | None = None,
     **options: Any,
 ) -> Worker:
     """Make the worker the settings ask for: on the database, or through NATS."""
@@ -56,7 +55,7 @@ def make_worker(
         options["engine"] = _jetstream(settings.nats_url)
     return holdfast.worker(
         queues=queues or None,
-        concurrency=concurrency or settings.jobs_concurrency,
+        concurrency=settings.jobs_concurrency,
         lease_seconds=settings.jobs_lease_seconds,
         poll_seconds=settings.jobs_poll_seconds,
         shutdown_seconds=settings.shutdown_seconds,

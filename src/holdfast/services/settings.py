@@ -142,7 +142,7 @@ class Settings(WalkSettings, BaseSettings):
     # Jobs (contract §8).
     run_jobs: bool = Field(default=True, description="true or false")
     jobs_concurrency: int = Field(
-        16, ge=1, le=10_000, description="a whole number of jobs at a time, at least 1"
+        8, ge=1, le=10_000, description="a whole number of jobs at a time, at least 1"
     )
     jobs_lease_seconds: float = Field(
         30.0, ge=1, le=86_400, description="a number of seconds from 1 to 86400"

@@ -25,7 +25,11 @@ class WalkerEvent(msgspec.Struct, frozen=True):
 
 
 async def add_event(
-    tx: Transaction, tenant: str, type: str, data: Mapping[str, Any], now: datetime  # noqa: A002
+    tx: Transaction,
+    tenant: str,
+    type: str,
+    data: Mapping[str, Any],
+    now: datetime,  # noqa: A002
 ) -> int:
     """Tell the walker's devices something and return its number. The caller has locked the walker.
 
@@ -64,8 +68,6 @@ async def list_events(store: Store, tenant: str, *, after: int, limit: int) -> l
         {"tenant": tenant, "after": after, "limit": limit},
     )
     return [
-        WalkerEvent(
-            row["seq"], row["type"], json.loads(row["data"]), instant(row["created_at"])
-        )
+        WalkerEvent(row["seq"], row["type"], json.loads(row["data"]), instant(row["created_at"]))
         for row in rows
     ]

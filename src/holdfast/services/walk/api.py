@@ -1,0 +1,326 @@
+"""The HTTP face of tree, quests, walker and events. Steps and reviews are in ``steps_api``."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi.responses import StreamingResponse
+
+from holdfast import Dialect, Holdfast, Principal
+from holdfast.errors import BodyInvalidError
+from holdfast.server.starlette import Caller, Run, Tx
+from holdfast.services.documentation import errors
+from holdfast.services.settings import Settings
+from holdfast.services.sign_in import SignedIn
+from holdfast.services.walk import model, quests, tree
+from holdfast.services.walk.catalogue import Catalogue, bundled_catalogue
+from holdfast.services.walk.events import list_events
+from holdfast.services.walk.refusals import STATUSES
+from holdfast.services.walk.stream import Bells, server_is_stopping, stream_events
+from holdfast.services.walk.walkers import find_walker
+
+__all__ = ["router"]
+
+_MOST_SEQ: Final = 2**63 - 1
+_STREAM: Final = "text/event-stream"
+
+
+def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
+    """Build the walk service. A catalogue that does not hold together is told here."""
+    catalogue = bundled_catalogue()
+    bells = Bells()
+    api = APIRouter()
+    api.include_router(_tree(holdfast, settings, catalogue, bells))
+    api.include_router(_quests(holdfast, settings, catalogue, bells))
+    api.include_router(_walker(holdfast, settings, bells))
+    try:
+        from holdfast.services.walk import steps_api
+    except ImportError:
+        return api
+    api.include_router(steps_api.router(holdfast, settings))
+    return api
+
+
+# -- the tree -------------------------------------------------------------------------------------
+
+
+def _tree(holdfast: Holdfast, settings: Settings, catalogue: Catalogue, bells: Bells) -> APIRouter:
+    api = APIRouter(prefix="/tree", tags=["walk"])
+    energy_required = settings.walk_energy_required
+    nodes = [
+        model.NodeView(
+            node_id=node.id,
+            kind=node.kind,
+            title=node.title,
+            points_cost=node.points,
+            energy_cost=node.energy if energy_required else 0,
+            prerequisites=list(node.requires),
+            reveals_quest=node.reveals is not None,
+        )
+        for node in catalogue.nodes.values()
+    ]
+
+    @api.get("/state", summary="See the tree", responses=_errors(401, 503))
+    async def state(caller: SignedIn) -> model.TreeState:
+        found = await tree.read_tree(holdfast.store, caller.tenant)
+        return model.TreeState(
+            walker_id=caller.tenant,
+            points_banked=found.points_banked,
+            allocations=_allocations(found.allocations),
+            nodes=nodes,
+        )
+
+    @api.post(
+        "/allocate",
+        summary="Take nodes",
+        description=_refused(
+            "Takes nodes in the order given, all or none. A node may come in the same batch as "
+            "those it requires, after them.",
+            "ALREADY_ALLOCATED",
+            "UNKNOWN_NODE",
+            "PREREQUISITES_NOT_MET",
+            "INSUFFICIENT_POINTS",
+            "INSUFFICIENT_ENERGY",
+        ),
+        responses=_errors(),
+    )
+    @holdfast.guard("tree.allocate", policy=settings.policies().walk)
+    async def allocate(
+        wanted: model.TreeAllocation, tx: Tx, caller: Caller, run: Run
+    ) -> model.TreeAllocated:
+        after = await tree.allocate(
+            tx,
+            caller.tenant,
+            [choice.node_id for choice in wanted.allocations],
+            now=holdfast.clock.now(),
+            catalogue=catalogue,
+            energy_required=energy_required,
+        )
+        run.describe(resource=f"walker:{caller.tenant}")
+        run.after_commit(lambda: bells.ring(caller.tenant))
+        return model.TreeAllocated(
+            walker_id=caller.tenant,
+            points_banked=after.points_banked,
+            energy_balance=after.energy_balance,
+            allocations=_allocations(after.allocations),
+            nodes=nodes,
+        )
+
+    return api
+
+
+def _allocations(allocations: Sequence[tree.Allocation]) -> list[model.AllocationView]:
+    return [
+        model.AllocationView.model_construct(
+            node_id=allocation.node_id,
+            kind=allocation.kind,
+            provisional=allocation.provisional,
+            allocated_at=allocation.allocated_at,
+        )
+        for allocation in allocations
+    ]
+
+
+# -- quests ---------------------------------------------------------------------------------------
+
+
+def _quests(
+    holdfast: Holdfast, settings: Settings, catalogue: Catalogue, bells: Bells
+) -> APIRouter:
+    api = APIRouter(prefix="/quest", tags=["walk"])
+    policy = settings.policies().walk
+
+    @api.get("/available", summary="See the quests", responses=_errors(401, 503))
+    async def available(caller: SignedIn) -> model.QuestBoard:
+        standings = await quests.read_board(holdfast.store, caller.tenant, catalogue)
+        return model.QuestBoard(quests=[model.QuestView(**_seen(s)) for s in standings])
+
+    @api.post(
+        "/start",
+        summary="Begin a quest",
+        description=_refused(
+            "Without a key each request is its own, and a second start of a quest is refused.",
+            "QUEST_ALREADY_IN_PROGRESS",
+            "QUEST_ALREADY_COMPLETED",
+            "PREREQUISITES_NOT_MET",
+        ),
+        responses=_errors(404),
+    )
+    # Older clients send no key, and no times: there is nothing to be stale.
+    @holdfast.guard("quest.start", policy=policy.but(key_required=False, staleness=None))
+    async def start(wanted: model.QuestStart, tx: Tx, caller: Caller, run: Run) -> model.QuestView:
+        standing = await quests.start_quest(
+            tx, caller.tenant, wanted.quest_id, now=holdfast.clock.now(), catalogue=catalogue
+        )
+        _note(run, bells, standing)
+        return model.QuestView(**_seen(standing))
+
+    @api.post(
+        "/{quest_id}/step/{step}/advance",
+        summary="Do a step",
+        description=_refused(
+            "Steps count from 1 and are done in order.",
+            "STEP_OUT_OF_ORDER",
+            "QUEST_NOT_IN_PROGRESS",
+            "QUEST_ALREADY_COMPLETED",
+            "PREREQUISITES_NOT_MET",
+        ),
+        responses=_errors(404),
+    )
+    @holdfast.guard("quest.advance", policy=policy)
+    async def advance(
+        quest_id: Annotated[str, Path(examples=["quest.001"])],
+        step: Annotated[int, Path(examples=[1])],
+        _action: model.QuestAdvance,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+    ) -> model.QuestView:
+        standing = await quests.advance_quest(
+            tx, caller.tenant, quest_id, step, now=holdfast.clock.now(), catalogue=catalogue
+        )
+        _note(run, bells, standing)
+        return model.QuestView(**_seen(standing))
+
+    @api.post(
+        "/complete",
+        summary="Complete a quest",
+        description=_refused(
+            "Awards the quest's points, once.",
+            "QUEST_INCOMPLETE",
+            "QUEST_NOT_IN_PROGRESS",
+            "QUEST_ALREADY_COMPLETED",
+            "PREREQUISITES_NOT_MET",
+        ),
+        responses=_errors(404),
+    )
+    @holdfast.guard("quest.complete", policy=policy)
+    async def complete(
+        done: model.QuestCompletion, tx: Tx, caller: Caller, run: Run
+    ) -> model.QuestCompleted:
+        standing, points = await quests.complete_quest(
+            tx, caller.tenant, done.quest_id, now=holdfast.clock.now(), catalogue=catalogue
+        )
+        _note(run, bells, standing)
+        return model.QuestCompleted(**_seen(standing), points_banked=points)
+
+    return api
+
+
+def _seen(standing: quests.Standing) -> dict[str, Any]:
+    quest = standing.quest
+    return {
+        "quest_id": quest.id,
+        "title": quest.title,
+        "steps": quest.steps,
+        "current_step": standing.current_step,
+        "status": standing.status,
+        "points_awarded": quest.points,
+    }
+
+
+def _note(run: Run, bells: Bells, standing: quests.Standing) -> None:
+    """Say in the audit what was changed, and wake who watches once it is committed."""
+    tenant = run.call.principal.tenant
+    run.describe(resource=f"quest:{standing.quest.id}")
+    run.after_commit(lambda: bells.ring(tenant))
+
+
+# -- the walker -----------------------------------------------------------------------------------
+
+
+def _walker(holdfast: Holdfast, settings: Settings, bells: Bells) -> APIRouter:
+    api = APIRouter(prefix="/walker", tags=["walk"])
+
+    @api.get("/me", summary="See who is signed in", responses=_errors(401, 503))
+    async def me(caller: SignedIn) -> model.WalkerView:
+        walker = await find_walker(holdfast.store, caller.tenant)
+        return model.WalkerView(
+            walker_id=caller.tenant,
+            points_banked=walker.points_banked,
+            energy_balance=walker.energy_balance,
+            last_event_id=walker.event_seq,
+        )
+
+    @api.get(
+        "/events",
+        summary="See what happened",
+        description=(
+            "A page of events after one, oldest first. With `Accept: text/event-stream` it does "
+            "not end: events come as they happen, and `Last-Event-ID` goes on after one."
+        ),
+        response_model=model.EventPage,
+        responses={
+            200: {"content": {_STREAM: {"schema": {"type": "string"}}}},
+            **_errors(400, 401, 422, 503),
+        },
+    )
+    async def events(
+        caller: SignedIn,
+        after: Annotated[int, Query(ge=0, le=_MOST_SEQ)] = 0,
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+        accept: Annotated[str, Header(include_in_schema=False)] = "",
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> Response | model.EventPage:
+        if not _wants_stream(accept):
+            found = await list_events(holdfast.store, caller.tenant, after=after, limit=limit + 1)
+            items = [
+                model.EventView(id=e.seq, type=e.type, data=e.data, created_at=e.created_at)
+                for e in found[:limit]
+            ]
+            return model.EventPage(items=items, next=items[-1].id if len(found) > limit else None)
+        return StreamingResponse(
+            stream_events(
+                holdfast.store,
+                caller.tenant,
+                after=_resume_after(last_event_id, after),
+                bells=bells,
+                clock=holdfast.clock,
+                until=_signed_in_until(caller),
+                poll_seconds=settings.walk_events_poll_seconds,
+                keep_alive_seconds=settings.walk_events_keep_alive_seconds,
+                is_stopping=server_is_stopping,
+            ),
+            media_type=_STREAM,
+            # What stands between must neither keep it nor wait for more of it.
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    return api
+
+
+def _wants_stream(accept: str) -> bool:
+    kinds = (part.partition(";")[0].strip().lower() for part in accept.split(","))
+    return _STREAM in kinds
+
+
+def _resume_after(last_event_id: str | None, after: int) -> int:
+    """Return where to go on: a reader that comes back says so in the header, not in the query."""
+    if not last_event_id:
+        return after
+    if not (last_event_id.isascii() and last_event_id.isdigit()):
+        raise BodyInvalidError("Last-Event-ID should be the id of an event")
+    return min(int(last_event_id[:_LONGEST_SEQ]), _MOST_SEQ)
+
+
+_LONGEST_SEQ: Final = 20
+
+
+def _signed_in_until(caller: Principal) -> datetime | None:
+    """Return when the token ends, and with it what it lets one see."""
+    expires = caller.claims.get("exp")
+    return None if expires is None else datetime.fromtimestamp(float(expires), UTC)
+
+
+# -- documentation --------------------------------------------------------------------------------
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return errors(*statuses, dialect=Dialect.ENVELOPE)
+
+
+def _refused(description: str, *codes: str) -> str:
+    """Add to a description what the operation refuses; the guard documents the rest."""
+    listed = ", ".join(f"`{code}` ({STATUSES[code]})" for code in codes)
+    return f"{description}\n\nRefused with {listed}."
