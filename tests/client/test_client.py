@@ -1,0 +1,264 @@
+"""The client against a real socket that misbehaves, and against a real guarded app."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from holdfast import Holdfast
+from holdfast.client import AsyncClient, Client, GaveUpError
+from holdfast.errors import UsageError
+from holdfast.server.starlette import Tx
+
+CUT = "cut"
+
+
+class Service:
+    """Answers by script: a status, headers and body; or cuts the connection."""
+
+    def __init__(self) -> None:
+        self.script: list[Any] = []
+        self.seen: list[dict[str, str]] = []
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                length = int(self.headers.get("content-length", 0))
+                self.rfile.read(length)
+                service.seen.append({name.lower(): value for name, value in self.headers.items()})
+                step = service.script.pop(0)
+                if step == CUT:
+                    self.close_connection = True
+                    self.connection.close()
+                    return
+                status, headers, body = step
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST  # noqa: N815 - named by the library
+
+            def log_message(self, *_: Any) -> None:
+                return
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self._thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    running = Service()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def slept() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def client(service: Service, slept: list[float]) -> Iterator[Client]:
+    with Client(service.url, token="t-1", sleep=slept.append, chance=lambda: 0.5) as made:
+        yield made
+
+
+OK: tuple[int, dict[str, str], Any] = (201, {}, {"id": 1})
+
+
+def failing(status: int, **headers: str) -> tuple[int, dict[str, str], Any]:
+    return status, {name.replace("_", "-"): value for name, value in headers.items()}, {}
+
+
+def test_one_action_has_one_key_however_often_it_is_sent(
+    client: Client, service: Service, slept: list[float]
+) -> None:
+    service.script = [CUT, failing(503), failing(429), OK]
+    answer = client.post("/things", json={"a": 1})
+    assert answer.status == 201
+    assert answer.json() == {"id": 1}
+    assert answer.attempts == 4
+    keys = {seen["idempotency-key"] for seen in service.seen}
+    assert keys == {answer.key}
+    assert UUID(answer.key).version == 4
+    assert all(0.2 <= pause <= 5 for pause in slept)
+    assert slept == sorted(slept)
+
+
+def test_two_actions_have_two_keys(client: Client, service: Service) -> None:
+    service.script = [OK, OK]
+    first, second = client.post("/things", json={}), client.post("/things", json={})
+    assert first.key != second.key
+
+
+def test_a_given_key_is_kept(client: Client, service: Service) -> None:
+    service.script = [OK]
+    key = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
+    assert client.post("/things", json={}, key=key).key == key
+    assert service.seen[0]["idempotency-key"] == key
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422, 428])
+def test_an_answer_is_an_answer(client: Client, service: Service, status: int) -> None:
+    service.script = [(status, {}, {"code": "some.code"})]
+    answer = client.post("/things", json={})
+    assert (answer.status, answer.code, answer.attempts, answer.ok) == (
+        status,
+        "some.code",
+        1,
+        False,
+    )
+    with pytest.raises(httpx.HTTPStatusError):
+        answer.raise_for_status()
+
+
+@pytest.mark.parametrize(
+    "body", [{"code": "idempotency.in_progress"}, {"error": "IDEMPOTENCY_IN_PROGRESS"}]
+)
+def test_still_running_is_not_an_answer_yet(
+    client: Client, service: Service, body: dict[str, str]
+) -> None:
+    service.script = [(409, {"Retry-After": "1"}, body), OK]
+    assert client.post("/things", json={}).status == 201
+    assert len(service.seen) == 2
+
+
+def test_retry_after_is_a_floor(client: Client, service: Service, slept: list[float]) -> None:
+    service.script = [failing(503, retry_after="7"), OK]
+    client.post("/things", json={})
+    assert slept == [7.0]
+
+
+def test_who_is_told_to_wait_too_long_does_not_wait(service: Service, slept: list[float]) -> None:
+    with Client(service.url, sleep=slept.append, max_seconds=5) as client:
+        service.script = [failing(503, retry_after="600")]
+        assert client.post("/things", json={}).status == 503
+    assert slept == []
+
+
+def test_after_five_attempts_the_last_word_counts(client: Client, service: Service) -> None:
+    service.script = [failing(500)] * 5
+    answer = client.post("/things", json={})
+    assert (answer.status, answer.attempts) == (500, 5)
+
+
+def test_giving_up_hands_back_the_key_for_later(client: Client, service: Service) -> None:
+    service.script = [CUT] * 5
+    with pytest.raises(GaveUpError) as gave_up:
+        client.post("/things", json={})
+    assert gave_up.value.attempts == 5
+    assert {seen["idempotency-key"] for seen in service.seen} == {gave_up.value.key}
+
+
+def test_reading_carries_no_key(client: Client, service: Service) -> None:
+    service.script = [failing(502), OK]
+    answer = client.get("/things")
+    assert answer.key is None
+    assert all("idempotency-key" not in seen for seen in service.seen)
+    with pytest.raises(UsageError):
+        client.request("GET", "/things", key="k")
+
+
+def test_the_token_is_asked_for_at_each_send(service: Service) -> None:
+    tokens = iter(["old", "new"])
+    with Client(service.url, token=lambda: next(tokens), sleep=lambda _: None) as client:
+        service.script = [failing(503), OK]
+        client.post("/things", json={})
+    assert [seen["authorization"] for seen in service.seen] == ["Bearer old", "Bearer new"]
+
+
+def test_redirects_are_not_followed(client: Client, service: Service) -> None:
+    service.script = [failing(307, location="http://127.0.0.1:1/elsewhere")]
+    assert client.post("/things", json={}).status == 307
+    with pytest.raises(UsageError):
+        Client(service.url, follow_redirects=True)
+
+
+def test_an_async_token_needs_the_async_client(service: Service) -> None:
+    async def token() -> str:
+        return "t"
+
+    made: list[Any] = []
+
+    def keep() -> Any:
+        made.append(token())
+        return made[-1]
+
+    with Client(service.url, token=keep) as client, pytest.raises(UsageError):
+        client.post("/things", json={})
+    made[0].close()
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> tuple[Holdfast, FastAPI]:
+    holdfast = Holdfast(f"sqlite:///{tmp_path}/client.db", sweep_every_seconds=None)
+    made = FastAPI()
+
+    @made.post("/things", status_code=201)
+    @holdfast.guard()
+    async def create(tx: Tx) -> dict[str, int]:
+        await tx.execute("CREATE TABLE IF NOT EXISTS things (id INTEGER PRIMARY KEY)")
+        await tx.execute("INSERT INTO things DEFAULT VALUES")
+        row = await tx.fetch_one("SELECT count(*) AS n FROM things")
+        assert row is not None
+        return {"n": row["n"]}
+
+    holdfast.install(made)
+    return holdfast, made
+
+
+class LosesAnswers(httpx.AsyncBaseTransport):
+    """Delivers every request; loses every first answer."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+        self._count = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await self._inner.handle_async_request(request)
+        self._count += 1
+        if self._count % 2:
+            await response.aread()
+            raise httpx.ReadError("the connection was cut after the commit")
+        return response
+
+
+async def test_a_lost_answer_costs_a_replay_and_not_a_second_effect(
+    app: tuple[Holdfast, FastAPI],
+) -> None:
+    holdfast, made = app
+    await holdfast.open()
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def token() -> str:
+        return "anybody"
+
+    transport = LosesAnswers(httpx.ASGITransport(made))
+    async with AsyncClient("http://app", token=token, sleep=sleep, transport=transport) as client:
+        answers = [await client.post("/things", json={"n": n}) for n in range(5)]
+    await holdfast.close()
+    assert [answer.json()["n"] for answer in answers] == [1, 2, 3, 4, 5]
+    assert all(answer.replayed and answer.attempts == 2 for answer in answers)
+    assert all(answer.original_request_id != answer.request_id for answer in answers)
+    assert len(pauses) == 5
