@@ -31,6 +31,12 @@ class Service:
 SERVICES: Final = (
     Service("routes", ("/api/v1/routes",), Dialect.PROBLEM, "sub"),
     Service("walk", ("/tree", "/quest", "/step", "/walker", "/admin"), Dialect.ENVELOPE, "sub"),
+    Service(
+        "field",
+        ("/api/v1/activities", "/api/v1/contacts", "/api/v1/expenses"),
+        Dialect.PROBLEM,
+        "sub",
+    ),
 )
 
 

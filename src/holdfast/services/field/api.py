@@ -1,0 +1,235 @@
+"""The HTTP face of field: the same six operations for activities, contacts and expenses."""
+
+from typing import Annotated, Any, Final
+from uuid import uuid4
+
+from fastapi import APIRouter, Body, Header, Query, Request, Response
+
+from holdfast import Holdfast
+from holdfast.core.staleness import parse_instant
+from holdfast.core.versions import check_version, etag, expected_version
+from holdfast.errors import BodyInvalidError, NotFoundError
+from holdfast.ports import Transaction
+from holdfast.server.starlette import Caller, Run, Tx
+from holdfast.services.documentation import errors
+from holdfast.services.field.model import KINDS, Kind, merged, own_fields, references
+from holdfast.services.field.repository import (
+    Item,
+    add,
+    change,
+    find,
+    find_in,
+    list_items,
+    next_change,
+    remove,
+)
+from holdfast.services.settings import Settings
+from holdfast.services.sign_in import SignedIn
+
+__all__ = ["router"]
+
+_PREFIX: Final = "/api/v1"
+_MOST: Final = 500
+_DOCUMENT: Final = {"content": {"application/json": {"schema": {"type": "object"}}}}
+_WITH_TAG: Final = {
+    "ETag": {"description": "The version, for If-Match.", "schema": {"type": "string"}}
+}
+
+Document = Annotated[Any, Body(openapi_examples={"a document": {"value": {"title": "Visit"}}})]
+IfMatch = Annotated[
+    str | None,
+    Header(
+        alias="If-Match",
+        description="The ETag the change was made against; `*` forces it. Without it the change is "
+        "made to whatever is there.",
+    ),
+]
+
+
+def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
+    """Build the field service."""
+    api = APIRouter(tags=["field"])
+    for kind in KINDS:
+        _add_routes(api, holdfast, settings, kind)
+    return api
+
+
+def _add_routes(  # noqa: C901 - six operations of one kind belong together
+    api: APIRouter, holdfast: Holdfast, settings: Settings, kind: Kind
+) -> None:
+    policy = settings.policies().field
+    path, one = f"{_PREFIX}/{kind}", f"{_PREFIX}/{kind}/{{item_id}}"
+    what = {"activities": "activity", "contacts": "contact", "expenses": "expense"}[kind]
+
+    async def current(tx: Transaction, tenant: str, item_id: str) -> Item:
+        found = await find(tx, tenant, kind, item_id)
+        if found is None:
+            raise NotFoundError(f"there is no such {what}")
+        return found
+
+    async def check_references(tx: Transaction, tenant: str, fields: dict[str, Any]) -> None:
+        for field, of_kind, item_id in references(kind, fields):
+            if await find(tx, tenant, of_kind, item_id) is None:
+                raise NotFoundError(f"{field} names nothing of yours")
+
+    def answered(item: Item, response: Response, run: Any) -> dict[str, Any]:
+        run.describe(resource=f"{what}:{item.id}", version=item.version)
+        response.headers["etag"] = etag(item.version)
+        return item.shown()
+
+    @api.post(
+        path,
+        status_code=201,
+        summary=f"Create: {what}",
+        operation_id=f"create_{what}",
+        responses={201: {"headers": _WITH_TAG, **_DOCUMENT}, **errors()},
+    )
+    @holdfast.guard(f"POST {path}", policy=policy)
+    async def create(
+        document: Document, tx: Tx, caller: Caller, run: Run, response: Response
+    ) -> dict[str, Any]:
+        fields = own_fields(document)
+        at = await next_change(tx, caller.tenant, holdfast.clock.now())
+        await check_references(tx, caller.tenant, fields)
+        item = await add(tx, caller.tenant, kind, item_id=str(uuid4()), fields=fields, at=at)
+        response.headers["location"] = f"{path}/{item.id}"
+        return answered(item, response, run)
+
+    @api.put(
+        one,
+        summary=f"Replace: {what}",
+        operation_id=f"replace_{what}",
+        responses={200: {"headers": _WITH_TAG, **_DOCUMENT}, **errors(404, 409)},
+    )
+    @holdfast.guard(f"PUT {one}", policy=policy)
+    async def replace(  # noqa: PLR0917 - FastAPI reads them
+        item_id: str,
+        document: Document,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        request: Request,
+        response: Response,
+        _if_match: IfMatch = None,
+    ) -> dict[str, Any]:
+        fields = own_fields(document)
+        at = await next_change(tx, caller.tenant, holdfast.clock.now())
+        item = await current(tx, caller.tenant, item_id)
+        _check(request, document, item)
+        await check_references(tx, caller.tenant, fields)
+        changed = await change(tx, caller.tenant, kind, item=item, fields=fields, at=at)
+        return answered(changed, response, run)
+
+    @api.patch(
+        one,
+        summary=f"Change: {what}",
+        operation_id=f"change_{what}",
+        description="Merged as RFC 7396 says: `null` removes a field.",
+        responses={200: {"headers": _WITH_TAG, **_DOCUMENT}, **errors(404, 409)},
+    )
+    @holdfast.guard(f"PATCH {one}", policy=policy)
+    async def patch(  # noqa: PLR0917 - FastAPI reads them
+        item_id: str,
+        document: Document,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        request: Request,
+        response: Response,
+        _if_match: IfMatch = None,
+    ) -> dict[str, Any]:
+        fields = own_fields(document)
+        at = await next_change(tx, caller.tenant, holdfast.clock.now())
+        item = await current(tx, caller.tenant, item_id)
+        _check(request, document, item)
+        await check_references(tx, caller.tenant, fields)
+        changed = await change(
+            tx, caller.tenant, kind, item=item, fields=merged(item.fields, fields), at=at
+        )
+        return answered(changed, response, run)
+
+    @api.delete(
+        one,
+        summary=f"Delete: {what}",
+        operation_id=f"delete_{what}",
+        status_code=204,
+        response_class=Response,
+        responses=errors(404, 409),
+    )
+    @holdfast.guard(f"DELETE {one}", policy=policy)
+    async def delete(
+        item_id: str,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        request: Request,
+        _if_match: IfMatch = None,
+    ) -> Response:
+        at = await next_change(tx, caller.tenant, holdfast.clock.now())
+        item = await current(tx, caller.tenant, item_id)
+        _check(request, None, item)
+        await remove(tx, caller.tenant, kind, item, at)
+        run.describe(resource=f"{what}:{item.id}", version=item.version + 1)
+        return Response(status_code=204)
+
+    @api.get(
+        one,
+        summary=f"Read: {what}",
+        operation_id=f"read_{what}",
+        responses={200: {"headers": _WITH_TAG, **_DOCUMENT}, **errors(401, 404, 503)},
+    )
+    async def read(item_id: str, caller: SignedIn, response: Response) -> dict[str, Any]:
+        item = await find_in(holdfast.store, caller.tenant, kind, item_id)
+        if item is None:
+            raise NotFoundError(f"there is no such {what}")
+        response.headers["etag"] = etag(item.version)
+        return item.shown()
+
+    @api.get(
+        path,
+        summary=f"List: {kind}",
+        operation_id=f"list_{kind}",
+        description="By their last change, oldest first. With `updated_since` deleted ones are "
+        "listed too, as marks, so that a device can pull what it has missed.",
+        responses={200: _DOCUMENT, **errors(400, 401, 503)},
+    )
+    async def listing(
+        caller: SignedIn,
+        limit: Annotated[int, Query(ge=1, le=_MOST)] = 50,
+        after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
+        updated_since: Annotated[
+            str | None, Query(description="An instant with a zone, ISO 8601.")
+        ] = None,
+    ) -> dict[str, Any]:
+        since = None if updated_since is None else parse_instant(updated_since, "updated_since")
+        items = await list_items(
+            holdfast.store,
+            caller.tenant,
+            kind,
+            after=_cursor(after),
+            since=since,
+            limit=limit + 1,
+        )
+        page = items[:limit]
+        more = len(items) > limit
+        return {
+            "items": [item.shown() for item in page],
+            "next": str(page[-1].seq) if more else None,
+        }
+
+
+def _check(request: Request, document: Any, item: Item) -> None:
+    """Hold the change against the version it was made for, where it says one."""
+    tags = request.headers.getlist("if-match")
+    in_body = document.get("version") if isinstance(document, dict) else None
+    if tags or in_body is not None:
+        expected = expected_version(if_match=tags, in_body=in_body, allow_any=True)
+        check_version(expected, item.version)
+
+
+def _cursor(after: str | None) -> int:
+    if after is None:
+        return 0
+    if not (after.isascii() and after.isdigit() and len(after) <= 18):  # noqa: PLR2004 - fits a bigint
+        raise BodyInvalidError("after should be what next of another page was")
+    return int(after)

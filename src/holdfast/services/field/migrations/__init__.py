@@ -1,0 +1,1 @@
+"""The schema of field, numbered, one folder per database."""
