@@ -28,6 +28,21 @@
     │   ├── NonRetryableError          no attempt can succeed: to the dead letters at once
     │   ├── RetryLaterError            not now: try again, not before the given time
     │   └── LeaseLostError             the job may be another worker's by now: nothing may commit
+    ├── OutboxError                the device's queue could not do what was asked
+    │   ├── EntryInvalidError          refused at the door, with the name of the rule
+    │   ├── EntryNotFoundError         no such entry
+    │   ├── TransitionError            the entry's status does not allow this
+    │   ├── OutcomeUnknownError        it may have happened on the server: not to be changed unasked
+    │   ├── ClaimLostError             the lease ran out; the entry may be another process's by now
+    │   ├── QueueFullError             the queue has as many entries as it may
+    │   ├── UnsentEntriesError         a user cannot be purged while something is unsent
+    │   └── OutboxFileError            the file cannot be used, and was left as it is
+    │       ├── WrongPassphraseError
+    │       ├── NewerFileError
+    │       ├── FileDamagedError
+    │       ├── FileReadOnlyError
+    │       ├── DiskFullError
+    │       └── FileBusyError
     └── UsageError                 the developer's: shown at start-up or on first use
         ├── ConfigurationError
         ├── StreamingResponseError
@@ -44,9 +59,16 @@ from typing import Any, ClassVar
 __all__ = [
     "BodyInvalidError",
     "BodyTooLargeError",
+    "ClaimLostError",
     "CommitUnknownError",
     "ConfigurationError",
+    "DiskFullError",
+    "EntryInvalidError",
+    "EntryNotFoundError",
     "FieldNotAllowedError",
+    "FileBusyError",
+    "FileDamagedError",
+    "FileReadOnlyError",
     "ForbiddenError",
     "HoldfastError",
     "InProgressError",
@@ -55,11 +77,16 @@ __all__ = [
     "KeyInvalidError",
     "KeyRequiredError",
     "LeaseLostError",
+    "NewerFileError",
     "NoTransactionError",
     "NonRetryableError",
     "NotAuthenticatedError",
     "NotFoundError",
+    "OutboxError",
+    "OutboxFileError",
+    "OutcomeUnknownError",
     "PayloadMismatchError",
+    "QueueFullError",
     "RateLimitedError",
     "RequestError",
     "ResponseTooLargeError",
@@ -70,9 +97,12 @@ __all__ = [
     "StoreUnavailableError",
     "StreamingResponseError",
     "SupersededError",
+    "TransitionError",
+    "UnsentEntriesError",
     "UsageError",
     "VersionMismatchError",
     "VersionRequiredError",
+    "WrongPassphraseError",
 ]
 
 
@@ -247,6 +277,77 @@ class RetryLaterError(JobError):
 
 class LeaseLostError(JobError):
     """The lease ran out or another worker has it: what was done here must not commit."""
+
+
+class OutboxError(HoldfastError):
+    """The device's queue could not do what was asked of it. Nothing was changed."""
+
+
+class EntryInvalidError(OutboxError):
+    """What was to be queued breaks a rule. ``rule`` is its name; nothing was written."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        """Keep the rule's name for a machine and one line for a person."""
+        super().__init__(message)
+        self.rule = rule
+        self.message = message
+
+
+class EntryNotFoundError(OutboxError):
+    """There is no such entry in the queue: never was, or pruned."""
+
+
+class TransitionError(OutboxError):
+    """The entry's status does not allow this; ``core/entry.py`` has the table of what does."""
+
+
+class OutcomeUnknownError(OutboxError):
+    """The entry was sent and no answer came: to change it now could make it happen twice."""
+
+
+class ClaimLostError(OutboxError):
+    """The claim's lease ran out and the entry went back: what its holder says no longer counts."""
+
+
+class QueueFullError(OutboxError):
+    """The user's queue has as many entries as it may. Nothing was written."""
+
+
+class UnsentEntriesError(OutboxError):
+    """The user has entries that are not settled; ``unsent`` is how many."""
+
+    def __init__(self, message: str, *, unsent: int) -> None:
+        """Keep the number, for a question to the person."""
+        super().__init__(message)
+        self.unsent = unsent
+
+
+class OutboxFileError(OutboxError):
+    """The outbox's file cannot be used as it is, and was left as it is."""
+
+
+class WrongPassphraseError(OutboxFileError):
+    """The passphrase does not open the file, is missing, or was given for a plain file."""
+
+
+class NewerFileError(OutboxFileError):
+    """The file was written by a newer version."""
+
+
+class FileDamagedError(OutboxFileError):
+    """The file is not a database, or a part of it cannot be read."""
+
+
+class FileReadOnlyError(OutboxFileError):
+    """The file, or the directory it is in, cannot be written."""
+
+
+class DiskFullError(OutboxFileError):
+    """There is no room left. What was being written was undone."""
+
+
+class FileBusyError(OutboxFileError):
+    """Another connection kept the file locked for longer than the wait."""
 
 
 class UsageError(HoldfastError):

@@ -39,8 +39,17 @@ def test_without_a_secret_it_is_signed_with_the_one_kept_at_home(
 @pytest.mark.parametrize(
     ("arguments", "variables"),
     [
-        (["--app-check"], {}),
         (["--hours", "0"], {}),
+        (["--app-check", "--hours", "-1"], {}),
+        (
+            ["--app-check"],
+            {
+                "HOLDFAST_APP_CHECK_JWKS_URL": "https://id.example/keys",
+                "HOLDFAST_APP_CHECK_AUDIENCE": "projects/1",
+                "HOLDFAST_APP_CHECK_ISSUER": "https://id.example",
+            },
+        ),
+        (["--app-check"], {"HOLDFAST_HOME": "/dev/null"}),
         ([], {"HOLDFAST_JWKS_URL": "https://id.example/keys"}),
         ([], {"HOLDFAST_JWT_SECRET": "short"}),
         ([], {"HOLDFAST_HOME": "/dev/null"}),
@@ -59,3 +68,52 @@ def test_it_is_one_line_a_shell_can_use(here: Here) -> None:
     assert token.count("\n") == 1
     middle = token.split(".")[1]
     assert json.loads(base64.urlsafe_b64decode(middle + "=="))["sub"] == "ada"
+
+
+def test_without_saying_who_it_makes_none(here: Here) -> None:
+    done = here("token")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert "--sub" in one_line(done.stderr)
+
+
+def app_check_claims(done: Done, home: Path, **expected: str) -> dict[str, object]:
+    """Check the signature as the server does, by the public part of the key kept at home."""
+    assert done.returncode == 0, done.stderr
+    jwk = json.loads((home / "app-check-key.json").read_text())["keys"][0]
+    public = {name: jwk[name] for name in ("kty", "n", "e")}
+    key = jwt.PyJWK(public, algorithm="RS256")
+    token = done.stdout.decode().strip()
+    assert jwt.get_unverified_header(token)["kid"] == jwk["kid"]
+    return dict(jwt.decode(token, key, algorithms=["RS256"], **expected))
+
+
+def test_an_app_check_token_is_signed_with_the_key_kept_at_home(here: Here, tmp_path: Path) -> None:
+    home = tmp_path / ".holdfast"
+    party = {"audience": "projects/holdfast-development", "issuer": "holdfast-development"}
+    first = app_check_claims(here("token", "--app-check"), home, **party)
+    second = app_check_claims(here("token", "--sub", "my-app", "--app-check"), home, **party)
+    assert second["sub"] == "my-app"
+    assert first["jti"] != second["jti"]
+    assert int(str(first["exp"])) - int(str(first["iat"])) in (3600, 3601)
+    assert not (home / "jwt-secret").exists()
+
+
+def test_an_app_check_token_says_what_the_server_wants_to_hear(here: Here, tmp_path: Path) -> None:
+    done = here(
+        *("token", "--app-check", "--hours", "2"),
+        HOLDFAST_HOME="keys",
+        HOLDFAST_APP_CHECK_AUDIENCE="projects/7",
+        HOLDFAST_APP_CHECK_ISSUER="me",
+    )
+    found = app_check_claims(done, tmp_path / "keys", audience="projects/7", issuer="me")
+    assert found["aud"] == ["projects/7"]
+
+
+def test_a_broken_key_file_is_told_and_not_replaced(here: Here, tmp_path: Path) -> None:
+    (tmp_path / ".holdfast").mkdir()
+    path = tmp_path / ".holdfast" / "app-check-key.json"
+    path.write_text("{}")
+    done = here("token", "--app-check")
+    assert done.returncode == 2
+    assert "delete it" in one_line(done.stderr)
+    assert path.read_text() == "{}"

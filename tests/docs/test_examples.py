@@ -1,5 +1,6 @@
 """The examples start, take a request, and take it once."""
 
+import asyncio
 import importlib
 import sys
 from collections.abc import AsyncIterator
@@ -10,12 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
+from holdfast.jobs.desk import JobDesk
+
 KEY = {"Idempotency-Key": "one-key"}
 
 CASES = [
     ("shop", "/orders?item=boots", "SELECT item FROM orders"),
     ("sqlalchemy_shop", "/orders?item=boots", "SELECT item FROM orders"),
     ("bare_asgi", "/notes", "SELECT text FROM notes"),
+    ("jobs_shop", "/orders?item=boots", "SELECT item FROM orders"),
 ]
 
 
@@ -31,8 +35,6 @@ def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 @asynccontextmanager
 async def started(app: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Take an app through its ASGI lifespan, as a server does."""
-    import asyncio
-
     inbox: asyncio.Queue[dict[str, str]] = asyncio.Queue()
     outbox: asyncio.Queue[Any] = asyncio.Queue()
     scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
@@ -60,3 +62,16 @@ async def test_an_example_sent_twice_has_one_effect(example: Any, path: str, sql
     assert second.headers["Idempotency-Replayed"] == "true"
     assert other.status_code == 409
     assert len(rows) == 1
+
+
+@pytest.mark.parametrize("example", ["jobs_shop"], indirect=True)
+async def test_an_order_sent_twice_is_packed_once(example: Any) -> None:
+    async with started(example.app) as client:
+        for _ in "12":
+            answer = await client.post("/orders?item=boots", headers=KEY)
+        async with asyncio.timeout(30):
+            while not (packed := (await client.get("/parcels")).json()):
+                await asyncio.sleep(0.01)
+        jobs = await JobDesk(example.holdfast.store).jobs(tenant="everyone")
+    assert [parcel["order_id"] for parcel in packed] == [answer.json()["id"]]
+    assert [job.state for job in jobs] == ["done"]

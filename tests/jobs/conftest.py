@@ -1,4 +1,4 @@
-"""Every test of jobs runs on SQLite and on PostgreSQL: one database for all, emptied before each."""
+"""Tests of jobs run on SQLite and on PostgreSQL: there in one database, emptied each time."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -37,7 +37,18 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def another_store(database: str) -> AsyncIterator[OpenStore]:
+async def lab(database: str) -> AsyncIterator[JobsLab]:
+    store = open_store(database)
+    await store.open()
+    await make_effects(store)
+    lab = JobsLab(store)
+    yield lab
+    await lab.stop_workers()
+    await store.close()
+
+
+@pytest.fixture
+async def another_store(lab: JobsLab, database: str) -> AsyncIterator[OpenStore]:
     """Return a function that opens stores on the same database, as other processes would."""
     opened: list[Store] = []
 
@@ -48,16 +59,6 @@ async def another_store(database: str) -> AsyncIterator[OpenStore]:
         return store
 
     yield another
+    await lab.stop_workers()  # before the stores they work on
     for store in opened:
         await store.close()
-
-
-@pytest.fixture
-async def lab(database: str) -> AsyncIterator[JobsLab]:
-    store = open_store(database)
-    await store.open()
-    await make_effects(store)
-    lab = JobsLab(store)
-    yield lab
-    await lab.stop_workers()
-    await store.close()

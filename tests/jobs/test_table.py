@@ -52,9 +52,7 @@ async def test_of_many_that_reach_for_the_same_jobs_each_gets_others(
     async def take_all(table: JobTable, lane: int) -> list[LeasedJob]:
         taken: list[LeasedJob] = []
         for _ in range(12):
-            taken += await table.claim(
-                ("default",), worker=f"w{lane}", limit=5, lease_seconds=30
-            )
+            taken += await table.claim(("default",), worker=f"w{lane}", limit=5, lease_seconds=30)
         return taken
 
     taken = await asyncio.gather(*(take_all(tables[lane % 3], lane) for lane in range(6)))
@@ -374,7 +372,9 @@ async def test_the_same_work_for_two_tenants_is_two_jobs(lab: JobsLab) -> None:
     assert [view.state for view in await lab.desk.jobs(tenant="eve")] == ["running"]
 
 
-@pytest.mark.parametrize("name", ["o'; DROP TABLE jobs; --", "a:b", '"\\', "🐚", "x" * 300, "$1 :x"])
+@pytest.mark.parametrize(
+    "name", ["o'; DROP TABLE jobs; --", "a:b", '"\\', "🐚", "x" * 300, "$1 :x"]
+)
 async def test_names_of_tenants_and_resources_are_data_and_nothing_else(
     lab: JobsLab, name: str
 ) -> None:

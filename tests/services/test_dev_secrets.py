@@ -1,5 +1,6 @@
 """The development secret: made once, whole, and the same for everyone who asks."""
 
+import json
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.services.dev_secrets import development_secret
+from holdfast.services.dev_secrets import development_app_check_key, development_secret
 
 
 def test_it_is_made_once_and_kept(tmp_path: Path) -> None:
@@ -41,3 +42,20 @@ def test_a_home_that_is_no_directory_is_told(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
     with pytest.raises(ConfigurationError, match="set HOLDFAST_HOME"):
         development_secret(tmp_path / "home")
+
+
+def test_the_app_check_key_is_one_whole_file_that_nobody_else_can_read(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with ThreadPoolExecutor(8) as threads:
+        paths = set(threads.map(lambda _: development_app_check_key(home), range(16)))
+    assert paths == {home / "app-check-key.json"}
+    assert [path.name for path in home.iterdir()] == ["app-check-key.json"]
+    assert stat.S_IMODE((home / "app-check-key.json").stat().st_mode) == 0o600
+    (key,) = json.loads((home / "app-check-key.json").read_text())["keys"]
+    assert {"kty", "n", "e", "d", "kid", "alg"} <= set(key)
+
+
+def test_the_app_check_key_of_a_home_that_is_no_directory_is_told(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(ConfigurationError, match="set HOLDFAST_HOME"):
+        development_app_check_key(tmp_path / "home")

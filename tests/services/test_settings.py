@@ -19,7 +19,9 @@ def test_without_variables_the_policies_are_the_presets_of_the_contract() -> Non
 
 def test_step_ingest_has_its_key_in_the_body_and_its_own_limit() -> None:
     policies = load_settings().policies()
-    assert policies.step_ingest == WALK.but(key_field="idempotencyKey", rate_limit="50/minute")
+    assert policies.step_ingest == WALK.but(
+        key_field="idempotencyKey", rate_limit="50/minute", staleness=None
+    )
 
 
 @pytest.mark.parametrize(

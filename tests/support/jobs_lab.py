@@ -63,8 +63,8 @@ class JobsLab:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.table = JobTable(store)
-        self.desk = JobDesk(store)
+        self.table = JobTable(self.store)
+        self.desk = JobDesk(self.store)
         self.jobs = JobRegistry()
         self.outcomes = Outcomes()
         self.workers: list[Worker] = []
@@ -391,18 +391,18 @@ async def _work() -> None:
 
 def _shift_clock(seconds: float) -> None:
     """Let this process believe in another time. The databases read the machine's own clock."""
-    import datetime as dates
+    import datetime as dt
 
     machine_time = time.time
     time.time = lambda: machine_time() + seconds
 
-    class Shifted(dates.datetime):
+    class Shifted(dt.datetime):
         @classmethod
-        def now(cls, tz: dates.tzinfo | None = None) -> Any:
-            return super().now(tz) + dates.timedelta(seconds=seconds)
+        def now(cls, tz: dt.tzinfo | None = None) -> Any:
+            return super().now(tz) + dt.timedelta(seconds=seconds)
 
     for module in list(sys.modules.values()):
-        if getattr(module, "datetime", None) is dates.datetime and module is not dates:
+        if getattr(module, "datetime", None) is dt.datetime and module is not dt:
             module.datetime = Shifted  # type: ignore[attr-defined]
 
 

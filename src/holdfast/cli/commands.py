@@ -189,24 +189,32 @@ def worker(
 
 @app.command()
 def token(
-    sub: Annotated[str, typer.Option(help="Who signs in: the walker or user.")],
+    sub: Annotated[
+        str | None,
+        typer.Option(help="Who signs in: the walker or user. With --app-check, the app."),
+    ] = None,
     org: Annotated[str | None, typer.Option(help="Their organization.")] = None,
     role: Annotated[list[str] | None, typer.Option(help="A role. May be repeated.")] = None,
     app_check: Annotated[
-        bool, typer.Option("--app-check", help="An App Check token instead. (Not in this version.)")
+        bool, typer.Option("--app-check", help="An App Check token instead, for reports of steps.")
     ] = False,
-    hours: Annotated[float, typer.Option(help="How long it holds.")] = 24.0,
+    hours: Annotated[
+        float | None, typer.Option(help="How long it holds.", show_default="24, or 1 of App Check")
+    ] = None,
 ) -> None:
     """Make a development token for the server of this directory.
 
     It is signed with HOLDFAST_JWT_SECRET or, without one, with the secret the server keeps in
-    .holdfast (HOLDFAST_HOME).
+    .holdfast (HOLDFAST_HOME). An App Check token is signed with the key pair kept there, and a
+    report of steps takes it for five minutes.
 
     For example:
 
         holdfast token --sub ada
 
         curl -H "Authorization: Bearer $(holdfast token --sub ada)" …
+
+        curl -H "X-Firebase-AppCheck: $(holdfast token --app-check)" …
     """
     from holdfast.cli.tokens import make_token
 

@@ -1,4 +1,4 @@
-"""Development tokens, signed with the secret the server of this directory uses."""
+"""Development tokens, signed with the secret or the key the server of this directory uses."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -9,18 +9,23 @@ from holdfast.cli.output import Failure
 __all__ = ["make_token"]
 
 _MOST_HOURS: Final = 876_000
+_HOURS: Final = 24.0
+# As long as the real ones; a report takes it only while it is fresh.
+_APP_CHECK_HOURS: Final = 1.0
 
 
 def make_token(
-    *, sub: str, org: str | None, roles: Sequence[str], app_check: bool, hours: float
+    *, sub: str | None, org: str | None, roles: Sequence[str], app_check: bool, hours: float | None
 ) -> str:
     """Return a token; ends the command where this server's tokens are not ours to make."""
-    if app_check:
-        raise Failure("--app-check comes with the walk service, which is not in this version", 2)
-    if not sub:
-        raise Failure("--sub should say who signs in", 2)
+    if hours is None:
+        hours = _APP_CHECK_HOURS if app_check else _HOURS
     if not 0 < hours <= _MOST_HOURS:
         raise Failure(f"--hours should be a number above 0, at most {_MOST_HOURS}", 2)
+    if app_check:  # about an app: organization and roles have no place in it
+        return _app_check(sub, timedelta(hours=hours))
+    if not sub:
+        raise Failure("--sub should say who signs in (try: holdfast token --help)", 2)
 
     from holdfast.server.jwt_auth import mint_token
     from holdfast.services.dev_secrets import development_secret
@@ -41,3 +46,27 @@ def make_token(
         lifetime=timedelta(hours=hours),
         now=datetime.now(UTC),
     )
+
+
+def _app_check(sub: str | None, lifetime: timedelta) -> str:
+    from holdfast.server.jwt_keys import UNREADABLE
+    from holdfast.services.dev_secrets import development_app_check_key
+    from holdfast.services.settings import load_settings
+    from holdfast.services.walk.attestation import DEVELOPMENT_APP, mint_app_check
+
+    settings = load_settings()
+    if not settings.app_check_is_development:
+        raise Failure("this server checks App Check tokens by a JWKS: they come from its issuer", 2)
+    audience, issuer = settings.app_check_party
+    path = development_app_check_key(settings.home)
+    try:
+        return mint_app_check(
+            path,
+            sub=sub or DEVELOPMENT_APP,
+            audience=audience,
+            issuer=issuer,
+            lifetime=lifetime,
+            now=datetime.now(UTC),
+        )
+    except (OSError, LookupError, *UNREADABLE) as error:
+        raise Failure(f"{path} is no key pair: delete it, and a new one will be made", 2) from error

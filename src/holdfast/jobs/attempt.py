@@ -186,6 +186,7 @@ class Attempt:
             worker=worker.name,
             idle_seconds=worker.lease_seconds,
             wishes_of=worker.wishes_of,
+            turns=worker.transaction_turns,
         )
         if self._is_lost or self._is_given_back:
             raise asyncio.CancelledError

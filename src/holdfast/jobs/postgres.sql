@@ -222,7 +222,8 @@ WITH gone AS (
            (tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
             reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at)
     SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
-           :reason, :error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at
+           :reason, :error, least(attempts, max_attempts), max_attempts, actor, request_id,
+           correlation_id, enqueued_at
       FROM gone
         ON CONFLICT (tenant, job_id) DO UPDATE
        SET payload = excluded.payload, payload_hash = excluded.payload_hash,

@@ -49,6 +49,7 @@ class JobRun:
         worker: str,
         idle_seconds: float,
         wishes_of: Callable[[str], dict[str, Any]],
+        turns: asyncio.Semaphore | None = None,
     ) -> None:
         """Hold nothing yet."""
         self._job = job
@@ -56,10 +57,13 @@ class JobRun:
         self._worker = worker
         self._idle_seconds = idle_seconds
         self._wishes_of = wishes_of
+        self._turns = turns
+        self._has_turn = False
         self._unit: UnitOfWork | None = None
         self._beginning = asyncio.Lock()
         self._closed = False
         self._steps: dict[str, str] | None = None
+        self._steps_asked: set[str] = set()
         self.enqueued = False
         self.payload: Any = job.decoded()
         self.transaction = _LazyTransaction(self)
@@ -132,7 +136,8 @@ class JobRun:
 
         ``action`` gets a key that is the same in every attempt: pass it on, so that the other
         service knows a repetition. When it returns, its result is recorded; a later attempt gets
-        the recorded result and goes on after it. The result must be JSON.
+        the recorded result and goes on after it. The result must be JSON. Each step of a job has a
+        name of its own: ``f"mail {number}"`` in a loop.
 
         Steps come before the first statement in ``transaction``: what happens outside cannot be
         undone with it, and no transaction should stay open while another service thinks.
@@ -141,6 +146,9 @@ class JobRun:
             raise UsageError(
                 f"step {name!r} comes after a write: do what is outside first, then write"
             )
+        if name in self._steps_asked:  # in silence, the second would never be done
+            raise UsageError(f"there are two steps {name!r}: give each a name of its own")
+        self._steps_asked.add(name)
         self._refuse_closed()
         if self._steps is None:
             self._steps = await self._table.steps(self.tenant, self.id)
@@ -180,9 +188,11 @@ class JobRun:
         if self._unit is None:
             async with self._beginning:
                 if self._unit is None:
+                    await self._take_turn()
                     unit = await self._table.store.begin(idle_seconds=self._idle_seconds)
                     if self._closed:  # given up while it began
                         await unit.rollback()
+                        self._pass_turn_on()
                         self._refuse_closed()
                     self._unit = unit
         return self._unit
@@ -198,6 +208,17 @@ class JobRun:
         unit, self._unit = self._unit, None
         if unit is not None:
             await unit.rollback()
+        self._pass_turn_on()
+
+    async def _take_turn(self) -> None:
+        if self._turns is not None and not self._has_turn:
+            await self._turns.acquire()
+            self._has_turn = True
+
+    def _pass_turn_on(self) -> None:
+        if self._turns is not None and self._has_turn:
+            self._has_turn = False
+            self._turns.release()
 
     def seal(self) -> None:
         """Let nothing more be written: it is being committed."""

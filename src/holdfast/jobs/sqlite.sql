@@ -195,8 +195,8 @@ INSERT INTO dead_letters
         reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at,
         died_at)
 SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
-       :reason, :error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at,
-       NOW_MS
+       :reason, :error, min(attempts, max_attempts), max_attempts, actor, request_id,
+       correlation_id, enqueued_at, NOW_MS
   FROM jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1
     ON CONFLICT (tenant, job_id) DO UPDATE

@@ -28,6 +28,9 @@ EngineMaker = Callable[[JobTable, Sequence[str], str, float], Engine]
 # Renewed long before half of it is gone, so that one renewal may fail.
 _RENEW_AFTER_SHARE: Final = 0.3
 _TROUBLE_SECONDS: Final = 1.0
+_GIVE_BACK_SECONDS: Final = 10.0
+# Handlers in a transaction hold a connection each; to renew and to end jobs takes some, too.
+_HANDLERS_SHARE: Final = 0.75
 
 _log = logging.getLogger("holdfast.jobs")
 
@@ -86,6 +89,7 @@ class Worker:
             else engine(self.table, self.queues, self.name, lease_seconds)
         )
         self.completions = Completions(self.table, worker=self.name)
+        self.transaction_turns = _turns(store)
         self._periodic = PeriodicWork(self.table, registry, ring=self.engine.ring)
         self._poll_seconds = poll_seconds
         self._shutdown_seconds = shutdown_seconds
@@ -94,13 +98,14 @@ class Worker:
         self._left_behind: set[asyncio.Task[Any]] = set()
         self._slot_freed = asyncio.Event()
         self._is_stopping = False
+        self._gives_back = False
         self._loops: list[asyncio.Task[None]] = []
 
     # -- life -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to work."""
-        self._is_stopping = False
+        self._is_stopping = self._gives_back = False
         await self.engine.open()
         self._loops = [
             asyncio.create_task(self._fetch(), name="holdfast-jobs-fetch"),
@@ -118,17 +123,26 @@ class Worker:
         await _cancelled(periodic)
         self.engine.wake()
         self._slot_freed.set()
-        await fetch  # not cancelled: what it has just claimed would wait for its lease to end
-        if self._attempts:
-            await asyncio.wait(self._attempts, timeout=self._shutdown_seconds)
+        # Not cancelled: what it has just claimed would wait for its lease to end. On SQLite it may
+        # itself wait for a handler that has written.
+        await self._all_ended(fetch, self._shutdown_seconds)
+        self._gives_back = True
         for attempt in list(self._attempts.values()):
             attempt.give_back()
-        if self._attempts:
-            await asyncio.wait(self._attempts, timeout=10)
+        await self._all_ended(fetch, _GIVE_BACK_SECONDS)
         await _cancelled(renew)
-        for task in [*self._attempts, *self._left_behind]:
+        for task in [fetch, *self._attempts, *self._left_behind]:
             task.cancel()
         await self.engine.close()
+
+    async def _all_ended(self, fetch: asyncio.Task[None], seconds: float) -> None:
+        """Wait until nothing is fetched and nothing runs any more, at most so long."""
+        deadline = self.clock.monotonic() + seconds
+        while running := [task for task in (fetch, *self._attempts) if not task.done()]:
+            left = deadline - self.clock.monotonic()
+            if left <= 0:
+                return
+            await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     @property
     def running(self) -> int:
@@ -176,6 +190,8 @@ class Worker:
         task = asyncio.create_task(attempt.work())
         self._attempts[task] = attempt
         task.add_done_callback(self._ended)
+        if self._gives_back:
+            attempt.give_back()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._attempts[task]
@@ -229,6 +245,12 @@ class Worker:
 def _holds_the_one_turn(attempt: Attempt) -> bool:
     unit = attempt.run.open_unit if attempt.run is not None else None
     return unit is not None and getattr(unit, "has_begun", False)
+
+
+def _turns(store: Store) -> asyncio.Semaphore | None:
+    """Return as many turns as handlers may be in a transaction at once; None: as they like."""
+    most: int | None = getattr(store, "max_connections", None)
+    return None if most is None else asyncio.Semaphore(max(1, int(most * _HANDLERS_SHARE)))
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

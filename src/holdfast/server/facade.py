@@ -97,6 +97,7 @@ class Holdfast:
         self._explicit: list[GuardedRoute] = []
         self._routes_of_app: Callable[[], Sequence[GuardedRoute | OpenRoute]] = tuple
         self._table: GuardTable | None = None
+        self._own_table: Any = None
         self._opening = asyncio.Lock()
         self._is_open = False
 
@@ -133,7 +134,32 @@ class Holdfast:
         follows a changing state: merged while one waits, a new job once that has started.
         ``order`` runs jobs of that name one at a time, in the order of their commits.
         """
-        execution = current_execution()
+        return await self.enqueue_in(
+            current_execution(),
+            job_type,
+            payload,
+            queue=queue,
+            tenant=tenant,
+            resource_id=resource_id,
+            run_at=run_at,
+            delay_seconds=delay_seconds,
+            coalesce=coalesce,
+            order=order,
+            max_attempts=max_attempts,
+        )
+
+    async def enqueue_in(
+        self,
+        execution: Execution,
+        job_type: str,
+        payload: Any = None,
+        *,
+        queue: str | None = None,
+        tenant: str | None = None,
+        max_attempts: int | None = None,
+        **wishes: Any,
+    ) -> EnqueueOutcome:
+        """Enqueue a job in the transaction of an execution that is at hand."""
         call = execution.call
         found = self.jobs.find(job_type)
         job = new_job(
@@ -146,13 +172,9 @@ class Holdfast:
                 call.correlation_id,
             ),
             queue=queue or self.jobs.queue_of(job_type),
-            resource_id=resource_id,
-            run_at=run_at,
-            delay_seconds=delay_seconds,
-            coalesce=coalesce,
-            order=order,
             max_attempts=max_attempts or (found.max_attempts if found else 5),
             max_payload_bytes=self.max_payload_bytes,
+            **wishes,
         )
         outcome = await self.job_table.enqueue(execution.statements, job)
         execution.after_commit(self.bell.ring)
@@ -219,8 +241,14 @@ class Holdfast:
         """Let a framework's integration say which routes the app has, in its order."""
         self._routes_of_app = routes
 
-    def table(self) -> GuardTable:
+    def use_table(self, table: Any) -> None:
+        """Let a framework's integration find guarded routes in its own way (``find``)."""
+        self._own_table = table
+
+    def table(self) -> Any:
         """Return all guarded routes; made once the app is complete."""
+        if self._own_table is not None:
+            return self._own_table
         if self._table is None:
             routes = [*self._explicit, *self._routes_of_app()]
             placed = {id(route.guard) for route in routes if isinstance(route, GuardedRoute)}

@@ -21,6 +21,7 @@ from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy, Staleness
 from holdfast.errors import ConfigurationError
 from holdfast.server.rate_limits import check_limit
 from holdfast.services.walk.settings import WalkSettings
+from holdfast.services.walk.steps_settings import StepSettings
 
 __all__ = ["Policies", "Settings", "load_settings", "strange_variables"]
 
@@ -80,7 +81,7 @@ class Policies(NamedTuple):
     field: Policy
 
 
-class Settings(WalkSettings, BaseSettings):
+class Settings(WalkSettings, StepSettings, BaseSettings):
     """Everything that can be set. ``HOLDFAST_WAIT_SECONDS`` sets ``wait_seconds``, and so on.
 
     The description of a field is what its variable should be; error messages quote it.
@@ -257,8 +258,11 @@ class Settings(WalkSettings, BaseSettings):
         )
         return Policies(
             walk=walk,
+            # A report is about a day: how old that may be is judged in the walker's zone.
             step_ingest=walk.but(
-                key_field="idempotencyKey", rate_limit=self.step_ingest_rate_limit
+                key_field="idempotencyKey",
+                staleness=None,
+                rate_limit=self.step_ingest_rate_limit,
             ),
             planning=PLANNING.but(
                 **common,

@@ -1,12 +1,13 @@
 """Migrations: numbered SQL files, applied once each, in order, whoever starts first."""
 
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
 from holdfast.errors import ConfigurationError
 
-__all__ = ["Migration", "check_known", "load_migrations"]
+__all__ = ["Migration", "check_known", "load_migrations", "statements_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +43,14 @@ def check_known(applied: set[tuple[str, int]], known: Sequence[Migration]) -> No
             f"the database was migrated by a newer version ({', '.join(sorted(strange))}): "
             "upgrade Holdfast, or use another database"
         )
+
+
+def statements_of(script: str) -> list[str]:
+    """Split a script for SQLite, whose drivers take one statement at a time in a transaction."""
+    statements, pending = [], ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            statements.append(pending)
+            pending = ""
+    return [*statements, pending] if pending.strip() else statements

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -24,7 +23,7 @@ from holdfast.errors import (
 )
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.bell import LocalBell
-from holdfast.stores.migrations import Migration, check_known, load_migrations
+from holdfast.stores.migrations import Migration, check_known, load_migrations, statements_of
 from holdfast.stores.queries import load_queries
 from holdfast.stores.sqlalchemy_unit import (
     SUPERSEDED,
@@ -113,6 +112,13 @@ class SqlAlchemyStore:
     def is_sqlite(self) -> bool:
         """True on SQLite, where the primary key alone judges and writers take turns."""
         return self.name == "sqlite"
+
+    @property
+    def max_connections(self) -> int | None:
+        """How many transactions the engine's pool has room for; None where it has no limit."""
+        pool: Any = self._sessions().get_bind().engine.pool
+        overflow: int = getattr(pool, "_max_overflow", -1)
+        return None if overflow < 0 else pool.size() + overflow
 
     async def open(self) -> None:
         """Bring the schema up to date, in one transaction of the app's own engine."""
@@ -359,7 +365,7 @@ class SqlAlchemyStore:
             if (migration.room, migration.number) in applied:
                 continue
             if self.is_sqlite:
-                for statement in _statements(migration.sql):
+                for statement in statements_of(migration.sql):
                     await run(statement)
             else:
                 await driver.execute(migration.sql)  # many statements: past SQLAlchemy
@@ -406,14 +412,3 @@ def _record_values(record: Record) -> tuple[Any, ...]:
 def _as_is(value: Any) -> datetime:
     at: datetime = value
     return at
-
-
-def _statements(script: str) -> list[str]:
-    """Split a script; SQLite's driver takes one statement at a time inside a transaction."""
-    statements, pending = [], ""
-    for line in script.splitlines(keepends=True):
-        pending += line
-        if sqlite3.complete_statement(pending):
-            statements.append(pending)
-            pending = ""
-    return [*statements, pending] if pending.strip() else statements

@@ -1,4 +1,4 @@
-"""Several real NATS servers that form one cluster: streams with replicas, leaders that can be killed.
+"""Several real NATS servers that form one cluster: replicas, and leaders that can be killed.
 
 ::
 

@@ -152,13 +152,43 @@ def test_no_two_legs_could_be_exchanged_for_shorter_ones(around, minutes, intere
 def test_nothing_more_would_fit(around, minutes, interests):
     start, places = around
     route = plan_route(start, minutes, interests, places)
+    assert fitting(start, int(minutes), route, places) == []
+
+
+def test_nothing_more_would_fit_in_a_town_with_more_to_see_than_there_is_time():
+    for seed in range(30):
+        start, places = town(seed, 60)
+        route = plan_route(start, 480, ["art"], places)
+        assert len(route.stops) < 60
+        assert fitting(start, 480, route, places) == []
+
+
+def fitting(start: Point, minutes: int, route: Route, places: Sequence[Place]) -> list[str]:
+    """Return what would still fit somewhere in the route, with a metre to spare for each leg."""
+    free = minutes - sum(stop.visit_minutes for stop in route.stops)
     on_it = {stop.id for stop in route.stops}
-    free = int(minutes) - sum(stop.visit_minutes for stop in route.stops)
-    for other in (place for place in places if place.id not in on_it):
-        for at in range(len(route.stops) + 1):
-            longer = [*route.stops[:at], other, *route.stops[at:]]
-            # Each leg is known to half a metre.
-            assert length(start, longer) > (free - other.minutes) * 75 - len(longer)
+    return [
+        other.id
+        for other in places
+        if other.id not in on_it
+        for at in range(len(route.stops) + 1)
+        for longer in [[*route.stops[:at], other, *route.stops[at:]]]
+        if length(start, longer) <= (free - other.minutes) * 75 - len(longer)
+    ]
+
+
+def test_exchanging_stops_finds_better_routes(monkeypatch: pytest.MonkeyPatch):
+    def scores() -> list[int]:
+        return [
+            worth(plan_route(start, 240, ["art", "food"], places), ["art", "food"], places)
+            for start, places in (town(seed, 100) for seed in range(15))
+        ]
+
+    exchanged = scores()
+    monkeypatch.setattr(search, "_exchange", lambda tour: False)
+    as_inserted = scores()
+    assert all(more >= less for more, less in zip(exchanged, as_inserted, strict=True))
+    assert sum(exchanged) > 1.01 * sum(as_inserted)
 
 
 def best_score(start: Point, minutes: int, interests: Sequence[str], places: list[Place]) -> int:
@@ -177,7 +207,7 @@ def best_score(start: Point, minutes: int, interests: Sequence[str], places: lis
 
 
 # The same examples each time: nothing promises four fifths in every case there is. In 17,000
-# random towns of up to seven places, 99.97 % of the routes were the best ones, the worst had 87 %.
+# random towns of up to seven places, 99.98 % of the routes were the best ones, the worst had 87 %.
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(towns(most=6), st.integers(20, 240), wishes)
 def test_a_route_scores_at_least_four_fifths_of_the_best(around, minutes, interests):
@@ -188,12 +218,13 @@ def test_a_route_scores_at_least_four_fifths_of_the_best(around, minutes, intere
 
 def test_nearly_every_route_among_seven_places_is_the_best():
     best = 0
-    for seed in range(100):
+    for seed in range(300):
         start, places = town(seed, 7)
-        interests, minutes = INTERESTS[seed % 6 : seed % 6 + 3], 60 + seed
+        interests, minutes = INTERESTS[seed % 6 : seed % 6 + 3], 60 + seed % 150
         route = plan_route(start, minutes, interests, places)
         best += worth(route, interests, places) >= best_score(start, minutes, interests, places)
-    assert best >= 99
+    # With one beginning instead of all, 291.
+    assert best >= 298
 
 
 @pytest.mark.parametrize("wanted", ["music", "sport"])

@@ -5,15 +5,15 @@ of date), a job takes effect once: the lease and the marker are in the database.
 acknowledgement need not be waited for either; one that is lost brings the message back, the table
 says that the job is done, and it is acknowledged then.
 
-What the operator sees to: three nodes, and on each ``jetstream { sync_interval: always }``. The
-default lets an acknowledged message be up to two minutes away from the disk. Nothing is lost by
-that here, but what the broker forgets has to be published again, which takes a while to notice.
+What the operator sees to: three nodes, and on each ``jetstream { sync_interval: always }``. By
+default an acknowledged message may be up to two minutes away from the disk. Nothing is lost by
+that, as the rows stay until their jobs are done, but what the broker has forgotten must be missed
+before it is published again.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -21,8 +21,10 @@ import msgspec
 
 from holdfast.core.job import LeasedJob
 from holdfast.errors import ConfigurationError, StoreError
-from holdfast.jobs.engines.broker import PULL_SECONDS, Arrival, Broker, Names
+from holdfast.jobs.engines.broker import Arrival, Broker
+from holdfast.jobs.engines.pulls import Pulls, come_again
 from holdfast.jobs.engines.relay import Relay
+from holdfast.jobs.engines.stream import Names
 from holdfast.jobs.table import JobTable
 from holdfast.ports import Bell, ComesBack, Delivery, Ended, Ending, Engine, FaultPoints
 
@@ -31,8 +33,6 @@ __all__ = ["JetStreamEngine", "jetstream"]
 _ACK: Final = b"+ACK"
 _TERM: Final = b"+TERM"
 _PROGRESS: Final = b"+WPI"
-# A request is taken for lost so long after its time.
-_SLACK_SECONDS: Final = 0.5
 # The message should not come before the job may be taken.
 _LATER_SECONDS: Final = 0.02
 _TROUBLE_SECONDS: Final = 1.0
@@ -45,14 +45,6 @@ class _Named(msgspec.Struct):
 
     tenant: str
     job_id: UUID
-
-
-class _Line:
-    """What this process has asked of one queue."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.until = 0.0
 
 
 class JetStreamEngine:
@@ -81,7 +73,7 @@ class JetStreamEngine:
 
         ``url`` may name several servers, with commas. ``options`` are those of ``nats.connect``,
         e.g. ``user_credentials``. ``replicas`` is 3 unless told, or 1 where there are fewer nodes.
-        With ``relay`` off, another process has to tell the broker of jobs.
+        With ``relay`` off, another worker of the same queues has to tell the broker of jobs.
         """
         if not again_after_seconds > 0:
             raise ConfigurationError("again_after_seconds should be above 0")
@@ -89,40 +81,35 @@ class JetStreamEngine:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._stream, self._subject = stream, subject
+        Names(stream, subject, "")  # refuse bad ones now, not in the background
         self._bell = bell or table.store.bell()
         self._broker = Broker(
             url,
             queues,
-            names=self._names,
+            find_names=self._names,
             client_name=worker,
             ack_wait_seconds=lease_seconds,
             replicas=replicas,
             options=options or {},
-            arrived=self._arrived,
-            ended=self._ended,
-            renewed=self._renewed,
+            on_new_stream=self._publish_all_again,
         )
-        self._relay: Relay | None = None
-        if relay:
-            self._relay = Relay(
-                table,
-                queues,
-                self._broker,
-                bell=self._bell,
-                name=stream,
-                again_after_seconds=again_after_seconds,
-                faults=faults,
-            )
+        self._pulls = Pulls(self._broker, queues)
+        self._has_relay = relay
+        self._relay = Relay(
+            table,
+            queues,
+            self._broker,
+            bell=self._bell,
+            name=stream,
+            again_after_seconds=again_after_seconds,
+            faults=faults,
+        )
         self._relaying: asyncio.Task[None] | None = None
-        self._lines = {queue: _Line() for queue in queues}
-        self._here: list[Arrival] = []
-        self._room = 0
-        self._something = asyncio.Event()
 
     async def open(self) -> None:
         """Begin to connect, and to tell the broker of what is due."""
-        await self._broker.open()
-        if self._relay is not None and self._relaying is None:
+        await self._broker.open(self._pulls)
+        if self._has_relay and self._relaying is None:
             await self._bell.open()
             self._relaying = asyncio.create_task(self._relay.run(), name="holdfast-jobs-relay")
 
@@ -131,54 +118,33 @@ class JetStreamEngine:
         relaying, self._relaying = self._relaying, None
         if relaying is not None:
             relaying.cancel()
-            with suppress(asyncio.CancelledError):
-                await relaying
-        self._room = 0
-        await self._broker.stop_pulling()
-        for arrival in self._here:
-            await self._broker.say(arrival.receipt, _nak(0.0))
-        self._here = []
+            await asyncio.wait({relaying})
+        await self._pulls.stop()
         await self._broker.close()
         await self._bell.close()
 
     # -- taking -----------------------------------------------------------------------------------
 
     async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
-        """Ask for messages, wait for the first, and lease the jobs they name.
+        """Wait for messages and lease the jobs they name. May return nothing before the time.
 
-        While the broker is down this waits and returns nothing; so it does after a wait in which
-        nothing came, and when a request has had its time.
+        While the broker is down this only waits.
         """
-        self._room = limit
-        await self._ask(limit)
-        if not self._here and wait_seconds > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_seconds):
-                    await self._something.wait()
-        await asyncio.sleep(0)  # what came in the same packet comes along
-        self._something.clear()
-        arrivals, self._here = self._here[:limit], self._here[limit:]
-        self._room = limit - len(arrivals)
-        return await self._lease(arrivals) if arrivals else []
+        named: list[tuple[Arrival, tuple[str, str]]] = []
+        for arrival in await self._pulls.gather(limit, wait_seconds):
+            job = _read(arrival)
+            if job is None:
+                await self._broker.say(arrival.receipt, _TERM)
+            else:
+                named.append((arrival, job))
+        return await self._lease(named) if named else []
 
-    async def _ask(self, limit: int) -> None:
-        """Ask each queue for what is missing, unless that has been asked for."""
-        now = asyncio.get_running_loop().time()
-        for queue, line in self._lines.items():
-            if now > line.until:
-                line.asked = 0
-            missing = limit - len(self._here) - line.asked
-            if missing * 2 >= limit and await self._broker.pull(queue, missing):
-                line.asked += missing
-                line.until = now + PULL_SECONDS + _SLACK_SECONDS
-
-    async def _lease(self, arrivals: Sequence[Arrival]) -> list[Delivery]:
-        named = [(arrival, job) for arrival in arrivals if (job := await self._read(arrival))]
+    async def _lease(self, named: Sequence[tuple[Arrival, tuple[str, str]]]) -> list[Delivery]:
         try:
             leased = await self._claim({job for _, job in named})
         except StoreError:
-            for arrival in arrivals:
-                await self._broker.say(arrival.receipt, _nak(_TROUBLE_SECONDS))
+            for arrival, _ in named:
+                await self._broker.say(arrival.receipt, come_again(_TROUBLE_SECONDS))
             raise
         deliveries, others = [], []
         for arrival, job in named:
@@ -191,7 +157,7 @@ class JetStreamEngine:
             await self._turn_away(others)
         return deliveries
 
-    async def _claim(self, jobs: set[tuple[str, str]]) -> dict[tuple[str, str], LeasedJob]:
+    async def _claim(self, jobs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], LeasedJob]:
         leased = await self._table.claim_these(
             jobs, worker=self._worker, lease_seconds=self._lease_seconds
         )
@@ -206,27 +172,14 @@ class JetStreamEngine:
         for arrival, job in others:
             free_in = to_do.get(job)
             if free_in is None:
-                # Finished. Or in line behind another: when its turn comes, the relay names it,
-                # as it has not named that row before.
+                # Finished. Or in line behind another: then this message is about a row that is
+                # gone, and the relay names the new one when its turn comes.
                 word = _ACK
             elif free_in > 0:
-                word = _nak(free_in + _LATER_SECONDS)
+                word = come_again(free_in + _LATER_SECONDS)
             else:  # somebody has just this row in hand
-                word = _nak(min(1.0, _LATER_SECONDS * 2 ** min(arrival.deliveries, 6)))
+                word = come_again(min(1.0, 0.01 * 2 ** min(arrival.deliveries, 7)))
             await self._broker.say(arrival.receipt, word)
-
-    async def _read(self, arrival: Arrival) -> tuple[str, str] | None:
-        try:
-            job = msgspec.json.decode(arrival.data, type=_Named)
-        except msgspec.DecodeError as error:
-            return await self._refuse(arrival, str(error))
-        if "\x00" in job.tenant:
-            return await self._refuse(arrival, "no tenant has such a name")
-        return job.tenant, str(job.job_id)
-
-    async def _refuse(self, arrival: Arrival, reason: str) -> None:
-        _log.error("a message in the queue %s names no job: %s", arrival.queue, reason)
-        await self._broker.say(arrival.receipt, _TERM)
 
     # -- holding and ending -----------------------------------------------------------------------
 
@@ -247,9 +200,10 @@ class JetStreamEngine:
         """Take the message off the queue, or let it come again."""
         match ending:
             case Ended():
-                await self._broker.say(delivery.receipt, _ACK)
+                word = _ACK
             case ComesBack(seconds):
-                await self._broker.say(delivery.receipt, _nak(seconds and seconds + _LATER_SECONDS))
+                word = come_again(seconds + _LATER_SECONDS if seconds else 0.0)
+        await self._broker.say(delivery.receipt, word)
 
     def ring(self) -> None:
         """Wake the relays, here and elsewhere: there may be something to publish."""
@@ -257,32 +211,18 @@ class JetStreamEngine:
 
     def wake(self) -> None:
         """Let a waiting ``take`` return."""
-        self._something.set()
+        self._pulls.wake()
 
-    # -- what the broker tells --------------------------------------------------------------------
-
-    async def _arrived(self, arrival: Arrival) -> None:
-        line = self._lines[arrival.queue]
-        line.asked = max(0, line.asked - 1)
-        if len(self._here) < self._room:
-            self._here.append(arrival)
-            self._something.set()
-        else:  # several queues had something: let another worker have it
-            await self._broker.say(arrival.receipt, _nak(0.0))
-
-    def _ended(self, queue: str, unserved: int | None) -> None:
-        line = self._lines[queue]
-        line.asked = 0 if unserved is None else max(0, line.asked - unserved)
-        self._something.set()
-
-    async def _renewed(self) -> None:
-        """Publish everything again: the stream is new, and what the old one knew is gone."""
-        lost = await self._table.forget_published()
-        if lost:
-            _log.warning("NATS has lost its stream: %d jobs are published again", lost)
+    # -- for the broker ---------------------------------------------------------------------------
 
     async def _names(self) -> Names:
         return Names.of(self._stream, self._subject, await self._table.store.secret())
+
+    async def _publish_all_again(self) -> None:
+        """Forget what the broker was told: the stream is new, and what the old one knew is gone."""
+        lost = await self._table.forget_published()
+        if lost:
+            _log.warning("NATS has lost its stream: %d jobs are published again", lost)
 
 
 def jetstream(url: str, **options: Any) -> Callable[[JobTable, Sequence[str], str, float], Engine]:
@@ -296,8 +236,14 @@ def jetstream(url: str, **options: Any) -> Callable[[JobTable, Sequence[str], st
     return make
 
 
-def _nak(delay_seconds: float) -> bytes:
-    """Say that a message is to come again, after some time."""
-    if delay_seconds <= 0:
-        return b"-NAK"
-    return b"-NAK " + msgspec.json.encode({"delay": int(delay_seconds * 1e9)})
+def _read(arrival: Arrival) -> tuple[str, str] | None:
+    """Return the job that a message names: what is not one must not reach the database."""
+    try:
+        job = msgspec.json.decode(arrival.data, type=_Named)
+    except msgspec.DecodeError as error:
+        _log.error("a message in the queue %s names no job: %s", arrival.queue, error)
+        return None
+    if "\x00" in job.tenant:
+        _log.error("a message in the queue %s names no job: bad tenant", arrival.queue)
+        return None
+    return job.tenant, str(job.job_id)

@@ -23,7 +23,8 @@ FAULT_POINTS: Final = ("relay_before_publish", "relay_before_mark")
 # How many due jobs of one queue the broker knows at most, and how many it hears of at once.
 _FRONT: Final = 4000
 _AT_ONCE: Final = 500
-# After a round: jobs that are committed meanwhile come along with the next one.
+# Between publishing and marking: workers take the rows first, which the mark would be in the way
+# of; and jobs that are committed meanwhile come along with the next round.
 _BREATH_SECONDS: Final = 0.01
 _LOOK_SECONDS: Final = 1.0
 # A relay that hangs in its turn loses it after this time. Longer than any answer takes.
@@ -76,7 +77,6 @@ class Relay:
             await asyncio.sleep(_LOOK_SECONDS)
             return 0.0
         if found:
-            await asyncio.sleep(0.0 if found == _AT_ONCE else _BREATH_SECONDS)
             return 0.0
         due_in = await self._table.publish_due_in(self._queues)
         return _LOOK_SECONDS if due_in is None else min(_LOOK_SECONDS, due_in + 0.001)
@@ -96,6 +96,8 @@ class Relay:
                 return 0, 0
             await self._reach("relay_before_publish")
             published = await self._broker.publish(jobs)
+            if len(jobs) < _AT_ONCE:
+                await asyncio.sleep(_BREATH_SECONDS)
             await self._reach("relay_before_mark")
             if published:
                 await self._table.mark_published(published)

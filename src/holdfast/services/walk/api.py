@@ -13,16 +13,19 @@ from holdfast.server.starlette import Caller, Run, Tx
 from holdfast.services.documentation import errors
 from holdfast.services.settings import Settings
 from holdfast.services.sign_in import SignedIn
-from holdfast.services.walk import model, quests, tree
+from holdfast.services.walk import model, quests, steps_api, tree
 from holdfast.services.walk.catalogue import Catalogue, bundled_catalogue
 from holdfast.services.walk.events import list_events
+from holdfast.services.walk.profile import read_profile
 from holdfast.services.walk.refusals import STATUSES
+from holdfast.services.walk.steps_model import StreakView
 from holdfast.services.walk.stream import Bells, server_is_stopping, stream_events
-from holdfast.services.walk.walkers import find_walker
 
 __all__ = ["router"]
 
+# The largest number a database gives an event, and how many digits it has.
 _MOST_SEQ: Final = 2**63 - 1
+_SEQ_DIGITS: Final = 19
 _STREAM: Final = "text/event-stream"
 
 
@@ -34,10 +37,6 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     api.include_router(_tree(holdfast, settings, catalogue, bells))
     api.include_router(_quests(holdfast, settings, catalogue, bells))
     api.include_router(_walker(holdfast, settings, bells))
-    try:
-        from holdfast.services.walk import steps_api
-    except ImportError:
-        return api
     api.include_router(steps_api.router(holdfast, settings))
     return api
 
@@ -235,12 +234,21 @@ def _walker(holdfast: Holdfast, settings: Settings, bells: Bells) -> APIRouter:
 
     @api.get("/me", summary="See who is signed in", responses=_errors(401, 503))
     async def me(caller: SignedIn) -> model.WalkerView:
-        walker = await find_walker(holdfast.store, caller.tenant)
+        profile = await read_profile(
+            holdfast.store, caller.tenant, settings.streak_rules, holdfast.clock.now()
+        )
         return model.WalkerView(
             walker_id=caller.tenant,
-            points_banked=walker.points_banked,
-            energy_balance=walker.energy_balance,
-            last_event_id=walker.event_seq,
+            points_banked=profile.points_banked,
+            energy_balance=profile.energy_balance,
+            last_event_id=profile.last_event_id,
+            streak_state=StreakView(
+                current_length_days=profile.streak.length,
+                last_attested_date=profile.streak.last_attested,
+                bonus_tier=profile.streak.tier,
+                decay_at=profile.streak.decay_at,
+                total_lifetime_steps=profile.total_steps,
+            ),
         )
 
     @api.get(
@@ -299,12 +307,10 @@ def _resume_after(last_event_id: str | None, after: int) -> int:
     """Return where to go on: a reader that comes back says so in the header, not in the query."""
     if not last_event_id:
         return after
-    if not (last_event_id.isascii() and last_event_id.isdigit()):
+    is_number = last_event_id.isascii() and last_event_id.isdigit()
+    if not is_number or len(last_event_id) > _SEQ_DIGITS:
         raise BodyInvalidError("Last-Event-ID should be the id of an event")
-    return min(int(last_event_id[:_LONGEST_SEQ]), _MOST_SEQ)
-
-
-_LONGEST_SEQ: Final = 20
+    return min(int(last_event_id), _MOST_SEQ)
 
 
 def _signed_in_until(caller: Principal) -> datetime | None:

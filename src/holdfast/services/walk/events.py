@@ -20,43 +20,36 @@ class WalkerEvent(msgspec.Struct, frozen=True):
 
     seq: int
     type: str
-    data: dict[str, Any]
+    data: Mapping[str, Any]
     created_at: datetime
 
 
 async def add_event(
     tx: Transaction,
     tenant: str,
-    type: str,
+    type: str,  # noqa: A002 - its name on the wire
     data: Mapping[str, Any],
-    now: datetime,  # noqa: A002
+    now: datetime,
 ) -> int:
     """Tell the walker's devices something and return its number. The caller has locked the walker.
 
     Numbers follow the order of commits: who has seen N has seen everything up to N.
     """
     walker = await move_walker(tx, tenant, now, events=1)
-    await put_event(tx, tenant, walker.event_seq, type, data, now)
+    await put_event(tx, tenant, WalkerEvent(walker.event_seq, type, data, now))
     return walker.event_seq
 
 
-async def put_event(
-    tx: Transaction,
-    tenant: str,
-    seq: int,
-    type: str,  # noqa: A002
-    data: Mapping[str, Any],
-    now: datetime,
-) -> None:
-    """Write an event under a number that the caller has taken from the walker's row."""
+async def put_event(tx: Transaction, tenant: str, event: WalkerEvent) -> None:
+    """Write an event whose number the caller has taken from the walker's row."""
     await tx.execute(
         load_queries("holdfast.services.walk")["add_event"],
         {
             "tenant": tenant,
-            "seq": seq,
-            "type": type,
-            "data": json.dumps(data, separators=(",", ":")),
-            "now": now,
+            "seq": event.seq,
+            "type": event.type,
+            "data": json.dumps(event.data, separators=(",", ":")),
+            "now": event.created_at,
         },
     )
 

@@ -1,5 +1,6 @@
 """What tree, quests and the walker look like on the wire. Shapes only."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from holdfast.core.staleness import parse_instant
 from holdfast.errors import BodyInvalidError
+from holdfast.services.walk.steps_model import StreakView
 
 __all__ = [
     "AllocationView",
@@ -180,6 +182,7 @@ class WalkerView(_View):
     points_banked: int
     energy_balance: int
     last_event_id: int
+    streak_state: StreakView
 
 
 class EventView(_View):
@@ -187,7 +190,7 @@ class EventView(_View):
 
     id: int
     type: str
-    data: dict[str, Any]
+    data: Mapping[str, Any]
     created_at: datetime
 
 

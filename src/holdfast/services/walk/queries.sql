@@ -20,10 +20,14 @@ UPDATE walkers
  WHERE tenant = :tenant
 RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq;
 
--- name: find_walker
-SELECT points_banked, energy_balance, allocation_seq, ledger_seq, event_seq
-  FROM walkers
- WHERE tenant = :tenant;
+-- name: profile
+-- The last attested day carries the streak as it was at that day's end.
+SELECT w.points_banked, w.energy_balance, w.event_seq, s.tz, s.total_lifetime_steps,
+       d.day, d.streak_length, d.streak_tier
+  FROM walkers w
+  LEFT JOIN streak_states s ON s.tenant = w.tenant
+  LEFT JOIN step_logs d ON d.tenant = w.tenant AND d.day = s.last_attested_date
+ WHERE w.tenant = :tenant;
 
 -- name: find_entry
 -- The balance, and whether this was booked before.
@@ -48,10 +52,10 @@ SELECT seq, type, data, created_at
  ORDER BY seq
  LIMIT :limit;
 
--- name: active_allocations
+-- name: allocations
 SELECT seq, node_id, kind, points_cost, energy_cost, provisional, allocated_at, refund_due_at
   FROM tree_allocations
- WHERE tenant = :tenant AND refunded_at IS NULL
+ WHERE tenant = :tenant
  ORDER BY seq;
 
 -- name: tree_state
@@ -60,35 +64,34 @@ SELECT w.points_banked, w.energy_balance,
        a.seq, a.node_id, a.kind, a.points_cost, a.energy_cost, a.provisional, a.allocated_at,
        a.refund_due_at
   FROM walkers w
-  LEFT JOIN tree_allocations a ON a.tenant = w.tenant AND a.refunded_at IS NULL
+  LEFT JOIN tree_allocations a ON a.tenant = w.tenant
  WHERE w.tenant = :tenant
  ORDER BY a.seq;
 
 -- name: add_allocation
-INSERT INTO tree_allocations (tenant, seq, node_id, kind, points_cost, energy_cost, provisional,
+INSERT INTO tree_allocations (tenant, node_id, seq, kind, points_cost, energy_cost, provisional,
                               allocated_at, refund_due_at)
-VALUES (:tenant, :seq, :node_id, :kind, :points_cost, :energy_cost, :provisional,
-        :now, :refund_due_at);
+VALUES (:tenant, :node_id, :seq, :kind, :points_cost, :energy_cost, :provisional,
+        :allocated_at, :refund_due_at);
 
 -- name: confirm_allocation
 UPDATE tree_allocations
    SET provisional = FALSE, refund_due_at = NULL
- WHERE tenant = :tenant AND node_id = :node_id AND refunded_at IS NULL AND provisional;
+ WHERE tenant = :tenant AND node_id = :node_id AND provisional;
 
 -- name: schedule_refund
 UPDATE tree_allocations
    SET provisional = TRUE, refund_due_at = :due_at
- WHERE tenant = :tenant AND node_id = :node_id AND refunded_at IS NULL;
+ WHERE tenant = :tenant AND node_id = :node_id;
 
--- name: refund_allocation
-UPDATE tree_allocations
-   SET provisional = FALSE, refunded_at = :now
- WHERE tenant = :tenant AND seq = :seq AND refunded_at IS NULL;
+-- name: remove_allocation
+DELETE FROM tree_allocations
+ WHERE tenant = :tenant AND node_id = :node_id;
 
--- name: quest_progress
-SELECT quest_id, status, steps_done, points_awarded
-  FROM quest_progress
- WHERE tenant = :tenant;
+-- name: add_refund
+INSERT INTO tree_refunds (tenant, seq, node_id, points_cost, energy_cost, allocated_at, reason,
+                          refunded_at)
+VALUES (:tenant, :seq, :node_id, :points_cost, :energy_cost, :allocated_at, :reason, :now);
 
 -- name: quest_board
 -- Progress and keystones in one statement, so that they are of one moment.
@@ -98,7 +101,7 @@ SELECT 'quest' AS what, quest_id AS id, status, steps_done, points_awarded
  UNION ALL
 SELECT 'node', node_id, '', 0, 0
   FROM tree_allocations
- WHERE tenant = :tenant AND refunded_at IS NULL;
+ WHERE tenant = :tenant;
 
 -- name: start_quest
 INSERT INTO quest_progress (tenant, quest_id, status, steps_done, points_awarded,

@@ -10,7 +10,7 @@ from holdfast import Transaction
 from holdfast.errors import NotFoundError
 from holdfast.ports import Row, Store
 from holdfast.services.walk.catalogue import Catalogue, Quest
-from holdfast.services.walk.events import add_event, put_event
+from holdfast.services.walk.events import WalkerEvent, add_event, put_event
 from holdfast.services.walk.refusals import refusal
 from holdfast.services.walk.walkers import lock_walker, move_walker
 from holdfast.stores.queries import load_queries
@@ -163,18 +163,12 @@ async def complete_quest(
     if changed != 1:
         raise LookupError("a quest under way has no row under way, though its walker is locked")
     walker = await move_walker(tx, tenant, now, points=quest.points, events=1)
-    await put_event(
-        tx,
-        tenant,
-        walker.event_seq,
-        "quest.completed",
-        {
-            "questId": quest.id,
-            "pointsAwarded": quest.points,
-            "pointsBanked": walker.points_banked,
-        },
-        now,
-    )
+    completed = {
+        "questId": quest.id,
+        "pointsAwarded": quest.points,
+        "pointsBanked": walker.points_banked,
+    }
+    await put_event(tx, tenant, WalkerEvent(walker.event_seq, "quest.completed", completed, now))
     return Standing(quest, "completed", standing.steps_done), walker.points_banked
 
 

@@ -2,13 +2,21 @@
 -- so nothing comes in between two statements of one walker.
 
 -- name: has_unsettled_days
+-- The first condition on the status is that of the index, word for word.
 SELECT 1 AS found
   FROM step_logs
- WHERE tenant = :tenant AND status IN ('PENDING', 'QUARANTINED')
+ WHERE tenant = :tenant AND status <> 'ACCEPTED' AND status IN ('PENDING', 'QUARANTINED')
+ LIMIT 1;
+
+-- name: has_rejected_days_since
+SELECT 1 AS found
+  FROM step_logs
+ WHERE tenant = :tenant AND status <> 'ACCEPTED' AND status = 'REJECTED'
+   AND reconciled_at >= :since
  LIMIT 1;
 
 -- name: find_sync
-SELECT tz, utc_offset_seconds, synced_at, total_lifetime_steps
+SELECT tz, utc_offset_seconds, synced_at, total_lifetime_steps, attested_at
   FROM streak_states
  WHERE tenant = :tenant;
 
@@ -22,7 +30,8 @@ VALUES (:tenant, :tz, :utc_offset_seconds, :now)
 -- name: save_streak
 UPDATE streak_states
    SET current_length_days = :length, last_attested_date = :last_attested, bonus_tier = :tier,
-       decay_at = :decay_at, total_lifetime_steps = total_lifetime_steps + :steps
+       decay_at = :decay_at, attested_at = :attested_at,
+       total_lifetime_steps = total_lifetime_steps + :steps
  WHERE tenant = :tenant;
 
 -- name: save_log

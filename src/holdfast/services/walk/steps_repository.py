@@ -34,6 +34,7 @@ __all__ = [
     "find_day",
     "find_sync",
     "has_pending_steps",
+    "has_rejected_days",
     "list_days",
     "readings_of",
     "recent_days",
@@ -51,11 +52,13 @@ END_OF_DAYS: Final = "9999-99-99"
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Where a walker was last heard of, and how many steps have counted so far."""
+    """Where a walker was last heard of, and what has counted so far."""
 
     zone: ZoneInfo
     last: LastSync
     total_steps: int
+    # When a day last came out attested.
+    attested_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,12 @@ async def has_pending_steps(tx: Transaction, tenant: str) -> bool:
     return await tx.fetch_one(sql("has_unsettled_days"), {"tenant": tenant}) is not None
 
 
+async def has_rejected_days(tx: Transaction, tenant: str, since: datetime) -> bool:
+    """Tell whether a walker has days that were rejected since then and still are."""
+    values = {"tenant": tenant, "since": since}
+    return await tx.fetch_one(sql("has_rejected_days_since"), values) is not None
+
+
 # -- reports ---------------------------------------------------------------------------------------
 
 
@@ -113,7 +122,13 @@ async def find_sync(tx: Transaction, tenant: str) -> Sync | None:
     if row is None:
         return None
     last = LastSync(instant(row["synced_at"]), timedelta(seconds=row["utc_offset_seconds"]))
-    return Sync(find_zone(row["tz"]), last, row["total_lifetime_steps"])
+    attested_at = row["attested_at"]
+    return Sync(
+        find_zone(row["tz"]),
+        last,
+        row["total_lifetime_steps"],
+        None if attested_at is None else instant(attested_at),
+    )
 
 
 async def add_report(
@@ -288,7 +303,14 @@ async def set_streak_of_day(
     await tx.execute(sql("set_streak_of_day"), values)
 
 
-async def save_streak(tx: Transaction, tenant: str, state: StreakState, *, steps: int) -> None:
+async def save_streak(
+    tx: Transaction,
+    tenant: str,
+    state: StreakState,
+    *,
+    steps: int,
+    attested_at: datetime | None,
+) -> None:
     """Write down a walker's streak, and add to the steps of a lifetime."""
     last = state.last_attested
     values = {
@@ -297,6 +319,7 @@ async def save_streak(tx: Transaction, tenant: str, state: StreakState, *, steps
         "last_attested": None if last is None else last.isoformat(),
         "tier": state.tier,
         "decay_at": state.decay_at,
+        "attested_at": attested_at,
         "steps": steps,
     }
     await tx.execute(sql("save_streak"), values)

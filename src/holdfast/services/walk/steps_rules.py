@@ -157,7 +157,7 @@ def _count(report: Report, limits: Limits) -> Rejection | None:
         422,
         "STEP_COUNT_EXCEEDED",
         f"a day has at most {limits.steps_per_day} steps",
-        {"count": report.count, "maxStepsPerDay": limits.steps_per_day},
+        {"maxStepsPerDay": limits.steps_per_day},
         is_anti_cheat=True,
     )
 

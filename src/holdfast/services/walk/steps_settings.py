@@ -7,6 +7,8 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from holdfast.errors import ConfigurationError
+from holdfast.services.walk.steps_rules import Limits
+from holdfast.services.walk.streaks import StreakRules
 
 __all__ = ["DEVELOPMENT_AUDIENCE", "DEVELOPMENT_ISSUER", "StepSettings"]
 
@@ -125,16 +127,30 @@ class StepSettings(BaseModel):
         )
 
     @property
-    def source_bundles(self) -> frozenset[str]:
-        """Which apps' steps are taken."""
-        return frozenset(split(self.step_source_bundles))
+    def step_limits(self) -> Limits:
+        """How much is believed."""
+        return Limits(
+            bundles=frozenset(split(self.step_source_bundles)),
+            steps_per_day=self.step_max_per_day,
+            steps_per_second=self.step_max_per_second,
+            burst_tolerance=self.step_burst_tolerance,
+            tz_jump=timedelta(hours=self.step_tz_jump_hours),
+            tz_window=timedelta(hours=self.step_tz_window_hours),
+            offline_days=self.step_offline_cap_days,
+        )
 
     @property
-    def streak_tiers(self) -> tuple[int, ...]:
-        """How many days in a row each tier takes."""
-        return tuple(int(word) for word in split(self.step_streak_tiers))
+    def streak_rules(self) -> StreakRules:
+        """How many days each tier takes, and what a missed day costs."""
+        tiers = tuple(int(word) for word in split(self.step_streak_tiers))
+        return StreakRules(tiers, self.step_streak_decay_tiers)
 
     @property
     def refund_grace(self) -> timedelta:
         """How long allocations of a rejected day stay in place."""
         return timedelta(hours=self.step_refund_grace_hours)
+
+    @property
+    def review_window(self) -> timedelta:
+        """How long a rejection counts against a walker."""
+        return timedelta(hours=self.step_review_window_hours)

@@ -112,7 +112,7 @@ def _goes_backwards(in_order: Iterable[Reading], cleared: int) -> bool:
 
 
 def _counts_twice(readings: Iterable[Reading]) -> bool:
-    """Tell whether readings of two bundles overlap. One that counts nothing counts nothing twice."""
+    """Tell whether readings of two bundles overlap. One of no steps counts nothing twice."""
     latest_end: dict[str, datetime] = {}
     counting = [reading for reading in readings if reading.count > 0]
     for reading in sorted(counting, key=lambda reading: reading.span.start):

@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,6 +17,8 @@ __all__ = ["Bells", "server_is_stopping", "stream_events"]
 _PAGE: Final = 100
 # What a browser waits before it comes back after a stream has ended.
 _COME_BACK_MILLISECONDS: Final = 2000
+# How long a server that wants to end waits for a stream at most.
+_LOOK_UP_SECONDS: Final = 1.0
 
 
 class Bells:
@@ -67,8 +69,12 @@ async def stream_events(
     """
     yield b"retry: %d\n\n" % _COME_BACK_MILLISECONDS
     spoke_at = clock.monotonic()
+
+    def is_over() -> bool:
+        return is_stopping() or (until is not None and clock.now() >= until)
+
     with bells.listen(tenant) as bell:
-        while not is_stopping() and (until is None or clock.now() < until):
+        while not is_over():
             bell.clear()  # before looking: what is added from here on rings again
             try:
                 events = await list_events(store, tenant, after=after, limit=_PAGE)
@@ -83,7 +89,16 @@ async def stream_events(
                 yield b": still here\n\n"
                 spoke_at = clock.monotonic()
             if len(events) < _PAGE:
-                await _wait(bell, min(poll_seconds, keep_alive_seconds))
+                await _rest(bell, min(poll_seconds, keep_alive_seconds), is_over)
+
+
+async def _rest(bell: asyncio.Event, seconds: float, is_over: Callable[[], bool]) -> None:
+    """Wait for the bell, for so long at most; look up once a second whether it is over."""
+    while seconds > 0 and not bell.is_set() and not is_over():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(seconds, _LOOK_UP_SECONDS)):
+                await bell.wait()
+        seconds -= _LOOK_UP_SECONDS
 
 
 def server_is_stopping() -> bool:
@@ -108,11 +123,3 @@ def _written(event: WalkerEvent) -> bytes:
         separators=(",", ":"),
     )
     return f"id: {event.seq}\nevent: {event.type}\ndata: {data}\n\n".encode()
-
-
-async def _wait(bell: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await bell.wait()
-    except TimeoutError:
-        pass

@@ -12,9 +12,10 @@ import msgspec
 from holdfast import Transaction
 from holdfast.ports import Row, Store
 from holdfast.services.walk.catalogue import Catalogue, Node, bundled_catalogue
-from holdfast.services.walk.events import add_event, put_event
+from holdfast.services.walk.events import WalkerEvent, add_event, put_event
 from holdfast.services.walk.ledger import credit, debit
 from holdfast.services.walk.refusals import refusal
+from holdfast.services.walk.steps_repository import has_pending_steps
 from holdfast.services.walk.walkers import Walker, instant, lock_walker, move_walker
 from holdfast.stores.queries import load_queries
 
@@ -66,11 +67,11 @@ async def allocate(
 ) -> Tree:
     """Take these nodes, in this order, all or none. Locks the walker."""
     walker = await lock_walker(tx, tenant, now)
-    held = {a.node_id: a for a in await _active(tx, tenant)}
+    held = {a.node_id: a for a in await _held(tx, tenant)}
     nodes = _choose(node_ids, catalogue, held)
     _check_means(nodes, walker, energy_required=energy_required)
     revealed = _revealed(nodes, catalogue, held)
-    is_provisional = await _has_pending_steps(tx, tenant)
+    is_provisional = await has_pending_steps(tx, tenant)
     moved = await move_walker(
         tx,
         tenant,
@@ -119,7 +120,7 @@ async def allocate(
         *(("quest.revealed", {"questId": quest_id}) for quest_id in revealed),
     ]
     for event_seq, (type_, data) in enumerate(told, walker.event_seq + 1):
-        await put_event(tx, tenant, event_seq, type_, data, now)
+        await put_event(tx, tenant, WalkerEvent(event_seq, type_, data, now))
     return Tree(moved.points_banked, energy, list(held.values()))
 
 
@@ -175,20 +176,12 @@ def _revealed(
     return [id_ for id_ in found if held.keys().isdisjoint(catalogue.revealed_by(id_))]
 
 
-async def _has_pending_steps(tx: Transaction, tenant: str) -> bool:
-    try:
-        from holdfast.services.walk.steps_repository import has_pending_steps
-    except ImportError:
-        return False
-    return await has_pending_steps(tx, tenant)
-
-
 # -- what reconciliation decides ------------------------------------------------------------------
 
 
 async def provisional_allocations(tx: Transaction, tenant: str) -> list[Allocation]:
     """Return what was taken on steps that nobody has looked at yet, oldest first."""
-    return [a for a in await _active(tx, tenant) if a.provisional]
+    return [a for a in await _held(tx, tenant) if a.provisional]
 
 
 async def confirm_allocations(
@@ -212,10 +205,10 @@ async def schedule_refund(
 
     One that is due sooner stays so: a second rejection does not prolong the grace of the first.
     """
-    active = await _active(tx, tenant)
-    falling = bundled_catalogue().with_dependents(node_ids, [a.node_id for a in active])
+    held = await _held(tx, tenant)
+    falling = bundled_catalogue().with_dependents(node_ids, [a.node_id for a in held])
     scheduled = []
-    for allocation in active:
+    for allocation in held:
         due = allocation.refund_due_at
         if allocation.node_id in falling and (due is None or due_at < due):
             await tx.execute(
@@ -233,27 +226,35 @@ async def refund_due_allocations(tx: Transaction, tenant: str, now: datetime) ->
     kept, and what it has awarded stays.
     """
     catalogue = bundled_catalogue()
-    active = await _active(tx, tenant)
-    due = [a.node_id for a in active if a.refund_due_at is not None and a.refund_due_at <= now]
+    held = await _held(tx, tenant)
+    due = [a.node_id for a in held if a.refund_due_at is not None and a.refund_due_at <= now]
     if not due:
         return []
-    falling = catalogue.with_dependents(due, [a.node_id for a in active])
+    falling = catalogue.with_dependents(due, [a.node_id for a in held])
     # The last taken goes first, so that nothing ever stands on nothing.
-    given_back = [a for a in reversed(active) if a.node_id in falling]
+    given_back = [a for a in reversed(held) if a.node_id in falling]
     for allocation in given_back:
-        await _give_back(tx, tenant, allocation, now, is_due=allocation.node_id in due)
-    left = {a.node_id for a in active} - falling
+        reason = "steps_rejected" if allocation.node_id in due else "prerequisite_reverted"
+        await _give_back(tx, tenant, allocation, reason, now)
+    left = {a.node_id for a in held} - falling
     for quest_id in _hidden_again(catalogue, falling, left):
         await add_event(tx, tenant, "quest.hidden", {"questId": quest_id}, now)
     return [allocation.node_id for allocation in given_back]
 
 
 async def _give_back(
-    tx: Transaction, tenant: str, allocation: Allocation, now: datetime, *, is_due: bool
+    tx: Transaction, tenant: str, allocation: Allocation, reason: str, now: datetime
 ) -> None:
-    await tx.execute(
-        _sql("refund_allocation"), {"tenant": tenant, "seq": allocation.seq, "now": now}
-    )
+    taken = {
+        "tenant": tenant,
+        "seq": allocation.seq,
+        "node_id": allocation.node_id,
+        "points_cost": allocation.points_cost,
+        "energy_cost": allocation.energy_cost,
+        "allocated_at": allocation.allocated_at,
+    }
+    await tx.execute(_sql("remove_allocation"), taken)
+    await tx.execute(_sql("add_refund"), taken | {"reason": reason, "now": now})
     moved = await move_walker(tx, tenant, now, points=allocation.points_cost, events=1)
     if allocation.energy_cost:
         await credit(
@@ -264,21 +265,15 @@ async def _give_back(
             reference=str(allocation.seq),
             now=now,
         )
-    await put_event(
-        tx,
-        tenant,
-        moved.event_seq,
-        "allocation.reverted",
-        {
-            "nodeId": allocation.node_id,
-            "kind": allocation.kind,
-            "reason": "steps_rejected" if is_due else "prerequisite_reverted",
-            "pointsReturned": allocation.points_cost,
-            "energyReturned": allocation.energy_cost,
-            "pointsBanked": moved.points_banked,
-        },
-        now,
-    )
+    reverted = {
+        "nodeId": allocation.node_id,
+        "kind": allocation.kind,
+        "reason": reason,
+        "pointsReturned": allocation.points_cost,
+        "energyReturned": allocation.energy_cost,
+        "pointsBanked": moved.points_banked,
+    }
+    await put_event(tx, tenant, WalkerEvent(moved.event_seq, "allocation.reverted", reverted, now))
 
 
 def _hidden_again(catalogue: Catalogue, gone: Iterable[str], left: set[str]) -> list[str]:
@@ -300,8 +295,8 @@ async def read_tree(store: Store, tenant: str) -> Tree:
     return Tree(rows[0]["points_banked"], rows[0]["energy_balance"], allocations)
 
 
-async def _active(tx: Transaction, tenant: str) -> list[Allocation]:
-    rows = await tx.fetch_all(_sql("active_allocations"), {"tenant": tenant})
+async def _held(tx: Transaction, tenant: str) -> list[Allocation]:
+    rows = await tx.fetch_all(_sql("allocations"), {"tenant": tenant})
     return [_allocation(row) for row in rows]
 
 
@@ -316,7 +311,7 @@ async def _add(tx: Transaction, tenant: str, allocation: Allocation) -> None:
             "points_cost": allocation.points_cost,
             "energy_cost": allocation.energy_cost,
             "provisional": allocation.provisional,
-            "now": allocation.allocated_at,
+            "allocated_at": allocation.allocated_at,
             "refund_due_at": allocation.refund_due_at,
         },
     )

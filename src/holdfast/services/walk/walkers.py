@@ -5,21 +5,21 @@ from datetime import datetime
 import msgspec
 
 from holdfast import Transaction
-from holdfast.ports import Row, Store
+from holdfast.ports import Row
 from holdfast.stores.queries import load_queries
 
-__all__ = ["Walker", "find_walker", "instant", "lock_walker", "move_walker"]
+__all__ = ["Walker", "instant", "lock_walker", "move_walker"]
 
 
 class Walker(msgspec.Struct, frozen=True):
     """What a walker has. The counters are the numbers given out last."""
 
     tenant: str
-    points_banked: int = 0
-    energy_balance: int = 0
-    allocation_seq: int = 0
-    ledger_seq: int = 0
-    event_seq: int = 0
+    points_banked: int
+    energy_balance: int
+    allocation_seq: int
+    ledger_seq: int
+    event_seq: int
 
 
 async def lock_walker(tx: Transaction, tenant: str, now: datetime) -> Walker:
@@ -57,12 +57,6 @@ async def move_walker(
         },
     )
     return _walker(tenant, row)
-
-
-async def find_walker(store: Store, tenant: str) -> Walker:
-    """Read a walker outside any transaction; one nobody has seen yet has nothing."""
-    rows = await store.read(_sql("find_walker"), {"tenant": tenant})
-    return _walker(tenant, rows[0]) if rows else Walker(tenant)
 
 
 def instant(value: datetime | str) -> datetime:

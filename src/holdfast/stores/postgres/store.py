@@ -65,6 +65,11 @@ class PostgresStore:
             *migrations,
         ]
 
+    @property
+    def max_connections(self) -> int:
+        """How many transactions there can be at once."""
+        return self._max
+
     async def open(self) -> None:
         """Connect and bring the schema up to date."""
         if self._pool is not None:

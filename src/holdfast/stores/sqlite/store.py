@@ -10,7 +10,7 @@ from holdfast.core.decision import Held
 from holdfast.core.record import Record, RecordId
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
-from holdfast.stores.migrations import Migration, check_known, load_migrations
+from holdfast.stores.migrations import Migration, check_known, load_migrations, statements_of
 from holdfast.stores.queries import load_queries
 from holdfast.stores.sqlite.bell import SocketBell
 from holdfast.stores.sqlite.rows import find_any, is_outage, record_of, rows_of, to_text, to_values
@@ -228,7 +228,7 @@ class SqliteStore:
             for migration in self._migrations:
                 if (migration.room, migration.number) in applied:
                     continue
-                for statement in _statements(migration.sql):
+                for statement in statements_of(migration.sql):
                     db.execute(statement)
                 db.execute(
                     "INSERT INTO holdfast_migrations VALUES (?, ?, ?, ?)",
@@ -245,16 +245,3 @@ class SqliteStore:
 
 def _applied(db: sqlite3.Connection) -> set[tuple[str, int]]:
     return set(db.execute("SELECT room, number FROM holdfast_migrations").fetchall())
-
-
-def _statements(script: str) -> list[str]:
-    """Split a script; ``executescript`` would commit the transaction we are in."""
-    statements, pending = [], ""
-    for line in script.splitlines(keepends=True):
-        pending += line
-        if sqlite3.complete_statement(pending):
-            statements.append(pending)
-            pending = ""
-    if pending.strip():
-        statements.append(pending)
-    return statements

@@ -14,25 +14,33 @@ CREATE TABLE walkers (
     updated_at     timestamptz NOT NULL
 );
 
--- Every allocation there ever was. The costs are what was taken, so that is what a refund returns.
+-- What a walker has, each node once. The costs are what was taken, so that is what a refund returns.
 CREATE TABLE tree_allocations (
     tenant        text NOT NULL,
-    seq           bigint NOT NULL,
     node_id       text NOT NULL,
+    seq           bigint NOT NULL,
     kind          text NOT NULL CHECK (kind IN ('node', 'keystone')),
     points_cost   integer NOT NULL CHECK (points_cost >= 0),
     energy_cost   bigint NOT NULL CHECK (energy_cost >= 0),
     provisional   boolean NOT NULL,
     allocated_at  timestamptz NOT NULL,
     refund_due_at timestamptz,
-    refunded_at   timestamptz,
-    PRIMARY KEY (tenant, seq)
+    PRIMARY KEY (tenant, node_id)
 );
 
--- A walker has a node once. A refunded one may be taken again, and a long history of refunds does
--- not slow anything down: this index holds only what the walker has.
-CREATE UNIQUE INDEX idx_tree_allocations_active ON tree_allocations (tenant, node_id)
-    WHERE refunded_at IS NULL;
+-- What a walker had and was given the points back for. In a table of its own, so that a long history
+-- slows nothing down.
+CREATE TABLE tree_refunds (
+    tenant       text NOT NULL,
+    seq          bigint NOT NULL,
+    node_id      text NOT NULL,
+    points_cost  integer NOT NULL,
+    energy_cost  bigint NOT NULL,
+    allocated_at timestamptz NOT NULL,
+    reason       text NOT NULL,
+    refunded_at  timestamptz NOT NULL,
+    PRIMARY KEY (tenant, seq)
+);
 
 CREATE TABLE quest_progress (
     tenant         text NOT NULL,

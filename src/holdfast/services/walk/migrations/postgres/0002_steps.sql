@@ -29,9 +29,9 @@ CREATE TABLE step_logs (
     PRIMARY KEY (tenant, day)
 );
 
--- Days that are not settled: nearly always none, or today.
-CREATE INDEX idx_step_logs_unsettled ON step_logs (tenant, day)
-    WHERE status IN ('PENDING', 'QUARANTINED');
+-- Days that are not settled, or badly: nearly always none, or today. By status and not by day, as
+-- SQLite would else take the primary key and read every day there ever was.
+CREATE INDEX idx_step_logs_doubtful ON step_logs (tenant, status) WHERE status <> 'ACCEPTED';
 
 -- Days that carry a streak, so that the one before a day is found at once.
 CREATE INDEX idx_step_logs_attested ON step_logs (tenant, day) WHERE streak_length IS NOT NULL;
@@ -85,6 +85,8 @@ CREATE TABLE streak_states (
     last_attested_date   text,
     bonus_tier           integer NOT NULL DEFAULT 0,
     decay_at             timestamptz,
+    -- When a day last came out attested.
+    attested_at          timestamptz,
     total_lifetime_steps bigint NOT NULL DEFAULT 0,
     tz                   text NOT NULL,
     utc_offset_seconds   integer NOT NULL,

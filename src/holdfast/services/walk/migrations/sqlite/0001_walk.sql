@@ -14,25 +14,33 @@ CREATE TABLE walkers (
     updated_at     TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- Every allocation there ever was. The costs are what was taken, so that is what a refund returns.
+-- What a walker has, each node once. The costs are what was taken, so that is what a refund returns.
 CREATE TABLE tree_allocations (
     tenant        TEXT NOT NULL,
-    seq           INTEGER NOT NULL,
     node_id       TEXT NOT NULL,
+    seq           INTEGER NOT NULL,
     kind          TEXT NOT NULL CHECK (kind IN ('node', 'keystone')),
     points_cost   INTEGER NOT NULL CHECK (points_cost >= 0),
     energy_cost   INTEGER NOT NULL CHECK (energy_cost >= 0),
     provisional   INTEGER NOT NULL CHECK (provisional IN (0, 1)),
     allocated_at  TEXT NOT NULL,
     refund_due_at TEXT,
-    refunded_at   TEXT,
-    PRIMARY KEY (tenant, seq)
+    PRIMARY KEY (tenant, node_id)
 ) WITHOUT ROWID;
 
--- A walker has a node once. A refunded one may be taken again, and a long history of refunds does
--- not slow anything down: this index holds only what the walker has.
-CREATE UNIQUE INDEX idx_tree_allocations_active ON tree_allocations (tenant, node_id)
-    WHERE refunded_at IS NULL;
+-- What a walker had and was given the points back for. In a table of its own, so that a long history
+-- slows nothing down.
+CREATE TABLE tree_refunds (
+    tenant       TEXT NOT NULL,
+    seq          INTEGER NOT NULL,
+    node_id      TEXT NOT NULL,
+    points_cost  INTEGER NOT NULL,
+    energy_cost  INTEGER NOT NULL,
+    allocated_at TEXT NOT NULL,
+    reason       TEXT NOT NULL,
+    refunded_at  TEXT NOT NULL,
+    PRIMARY KEY (tenant, seq)
+) WITHOUT ROWID;
 
 CREATE TABLE quest_progress (
     tenant         TEXT NOT NULL,

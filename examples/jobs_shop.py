@@ -1,0 +1,60 @@
+"""A shop whose orders are packed by a job. Run it: uvicorn examples.jobs_shop:app."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from uuid import uuid4
+
+from fastapi import FastAPI
+
+from holdfast import Holdfast, JobRun
+from holdfast.server.starlette import Tx
+
+with closing(sqlite3.connect("jobs_shop.db")) as database:
+    database.execute("CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, item TEXT)")
+    database.execute("CREATE TABLE IF NOT EXISTS parcels (order_id TEXT, label TEXT)")
+
+holdfast = Holdfast("sqlite:///jobs_shop.db")
+
+
+@asynccontextmanager
+async def _lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    """Work on jobs as long as the app runs. At the end, what is running is finished."""
+    worker = holdfast.worker()
+    await worker.start()
+    yield
+    await worker.stop()
+
+
+app = FastAPI(lifespan=_lifespan)
+holdfast.install(app)
+
+
+@app.post("/orders", status_code=201)
+@holdfast.guard("orders.create")
+async def order(item: str, tx: Tx) -> dict[str, str]:
+    """Take an order, and have it packed: both, or neither."""
+    new = {"id": str(uuid4()), "item": item}
+    await tx.execute("INSERT INTO orders VALUES (:id, :item)", new)
+    await holdfast.enqueue("parcel.pack", {"order_id": new["id"]}, resource_id=new["id"])
+    return new
+
+
+@app.get("/parcels")
+async def parcels() -> list[dict[str, str]]:
+    """Show what is packed."""
+    return [dict(row) for row in await holdfast.store.read("SELECT order_id, label FROM parcels")]
+
+
+@holdfast.jobs.handler("parcel.pack")
+async def pack(job: JobRun) -> None:
+    """Pack an order, once: the parcel and the mark that this job is done commit together."""
+    label = await job.step("label", _ask_the_carrier)
+    await job.transaction.execute(
+        "INSERT INTO parcels VALUES (:order_id, :label)", {**job.payload, "label": label}
+    )
+
+
+async def _ask_the_carrier(key: str) -> str:
+    """Stand for a call to another company. It knows a repetition by the key."""
+    return f"label-{key[:8]}"

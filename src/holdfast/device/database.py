@@ -1,0 +1,270 @@
+"""The outbox's file: opening it, encrypted or plain, and SQLite's errors in our words.
+
+Plain files go through the standard library's ``sqlite3``, encrypted ones through ``apsw`` (the
+build with SQLite3 Multiple Ciphers, in SQLCipher's format). This is the only module that knows
+either of them; everybody else sees ``execute(sql, params).fetchall()``, which both have.
+"""
+
+import importlib
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+from holdfast.errors import (
+    ConfigurationError,
+    DiskFullError,
+    FileBusyError,
+    FileDamagedError,
+    FileReadOnlyError,
+    OutboxError,
+    OutboxFileError,
+    UsageError,
+    WrongPassphraseError,
+)
+
+__all__ = ["AppConnection", "Database", "Driver", "open_database"]
+
+Driver = Literal["auto", "sqlite3", "apsw"]
+
+_RAW_KEY_BYTES: Final = 32
+# RETURNING, and recursive queries with more than one recursive part.
+_OLDEST_SQLITE: Final = (3, 35, 0)
+_FULL: Final = 2
+
+_SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_READONLY, _SQLITE_IOERR = 5, 6, 8, 10
+_SQLITE_CORRUPT, _SQLITE_FULL, _SQLITE_CANTOPEN, _SQLITE_NOTADB = 11, 13, 14, 26
+
+
+class Cursor(Protocol):
+    """What a statement gives back."""
+
+    def fetchall(self) -> list[Any]:
+        """Run the statement to its end and return its rows."""
+
+
+class AppConnection(Protocol):
+    """A connection of ``sqlite3`` or ``apsw``, as far as the outbox uses it."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+
+    def execute(self, sql: str, params: Any = ..., /) -> Any:
+        """Run one statement."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+
+class Database:
+    """One connection, with SQLite's errors translated."""
+
+    def __init__(self, path: Path, connection: AppConnection, errors: type[Exception]) -> None:
+        """Take over a connection; ``errors`` is the base of its driver's exceptions."""
+        self.path = path
+        self.connection = connection
+        self._errors = errors
+        self._execute = connection.execute
+
+    def rows(self, sql: str, params: Any = ()) -> list[Any]:
+        """Run one statement to its end and return its rows."""
+        try:
+            return self._execute(sql, params).fetchall()  # type: ignore[no-any-return]
+        except self._errors as error:
+            raise translated(error, self.path) from error
+
+    def rollback(self) -> None:
+        """Undo the open transaction, if there is one still: some errors end it by themselves."""
+        if self.connection.in_transaction:
+            with suppress(self._errors):
+                self._execute("ROLLBACK", ()).fetchall()
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        with suppress(self._errors):
+            self.connection.close()
+
+    def guest(self, connection: AppConnection) -> "Database":
+        """Return the app's own connection as a database of the same kind.
+
+        Refuses one that would not keep what an enqueue promises.
+        """
+        if type(connection).__module__.partition(".")[0] != self.driver:
+            raise UsageError(
+                f"the queue uses {self.driver}, so the connection must be one of {self.driver}: two "
+                "copies of SQLite in one process do not see each other's locks on a file"
+            )
+        if not connection.in_transaction:
+            raise UsageError("begin a transaction on the connection before enqueueing in it")
+        guest = Database(self.path, connection, self._errors)
+        for _, name, file in guest.rows("PRAGMA database_list"):
+            if name == "main" and not (file and self.path.exists() and self.path.samefile(file)):
+                raise UsageError(f"the connection's main database should be {self.path}")
+        if guest.rows("PRAGMA synchronous")[0][0] < _FULL:
+            raise UsageError("the connection must have PRAGMA synchronous=FULL, set before BEGIN")
+        return guest
+
+    @property
+    def driver(self) -> str:
+        """``sqlite3`` or ``apsw``."""
+        return "sqlite3" if self._errors is sqlite3.Error else "apsw"
+
+    def rekey(self, passphrase: str | bytes) -> None:
+        """Encrypt the file under another passphrase."""
+        if self.driver != "apsw":
+            raise UsageError('open the outbox with driver="apsw" to encrypt it')
+        # Out of the WAL: the pages are then rewritten under a rollback journal, which undoes a
+        # half-done change on the next opening. It also fails if anyone else has the file open.
+        try:
+            mode = self.rows("PRAGMA journal_mode = DELETE")[0][0]
+        except FileBusyError:
+            mode = "wal"
+        if mode != "delete":
+            raise FileBusyError(f"{self.path} is open elsewhere: close it there, then try again")
+        try:
+            self.rows("PRAGMA cipher = 'sqlcipher'")
+            self.rows("PRAGMA legacy = 4")
+            self.rows(f"PRAGMA rekey = {_quoted(_key_text(passphrase))}")
+        finally:
+            self.rows("PRAGMA journal_mode = WAL")
+
+
+def open_database(
+    path: Path,
+    *,
+    passphrase: str | bytes | None,
+    driver: Driver,
+    vfs: str | None,
+    busy_seconds: float,
+) -> Database:
+    """Open the file, or make it, ready for the outbox; see ``OutboxQueue.open``."""
+    chosen = driver
+    if chosen == "auto":
+        chosen = "sqlite3" if passphrase is None else "apsw"
+    if chosen == "sqlite3" and (passphrase is not None or vfs is not None):
+        raise ConfigurationError('passphrases and vfs need driver="apsw"')
+    key = None if passphrase is None else _key_text(passphrase)
+    if not path.parent.is_dir():
+        raise OutboxFileError(f"there is no directory {path.parent} to keep the outbox in")
+    fresh = _make_private(path) if vfs is None else False
+    try:
+        database = _connect(path, chosen, vfs, busy_seconds)
+        try:
+            _prepare(database, key, chosen)
+        except BaseException:
+            database.close()
+            raise
+    except OutboxError:
+        if fresh:
+            path.unlink(missing_ok=True)
+        raise
+    return database
+
+
+def _prepare(database: Database, key: str | None, driver: str) -> None:
+    """Unlock, look whether the file can be read and written, and set what the outbox relies on."""
+    if key is not None:
+        database.rows("PRAGMA cipher = 'sqlcipher'")
+        database.rows("PRAGMA legacy = 4")
+        database.rows(f"PRAGMA key = {_quoted(key)}")
+    try:
+        database.rows("SELECT count(*) FROM sqlite_schema")
+    except FileDamagedError as error:
+        raise _unreadable(database, key, driver) from error
+    from holdfast.device.schema import prepare_schema  # noqa: PLC0415
+
+    prepare_schema(database)
+
+
+def _unreadable(database: Database, key: str | None, driver: str) -> OutboxFileError:
+    """Say why the first page means nothing: wrong passphrase, none, or one too many."""
+    path = database.path
+    if key is None:
+        return WrongPassphraseError(
+            f"{path} is encrypted, or not a database at all: it opens with a passphrase or never"
+        )
+    plain = _connect(path, driver, None, 1.0)
+    try:
+        plain.rows("SELECT count(*) FROM sqlite_schema")
+    except OutboxFileError:
+        return WrongPassphraseError(
+            f"the passphrase does not open {path} (or the beginning of the file is damaged)"
+        )
+    finally:
+        plain.close()
+    return WrongPassphraseError(f"{path} is not encrypted: open it without a passphrase")
+
+
+def _connect(path: Path, driver: str, vfs: str | None, busy_seconds: float) -> Database:
+    if driver == "sqlite3":
+        if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+            raise ConfigurationError("the outbox needs SQLite 3.35 or newer")
+        try:
+            plain = sqlite3.connect(
+                path,
+                timeout=busy_seconds,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=256,
+            )
+        except sqlite3.Error as error:
+            raise translated(error, path) from error
+        return Database(path, plain, sqlite3.Error)
+    try:
+        apsw: Any = importlib.import_module("apsw")
+    except ImportError:
+        raise ConfigurationError(
+            "an encrypted outbox needs the device extra: pip install 'holdfast[device]'"
+        ) from None
+    try:
+        connection = apsw.Connection(os.fspath(path), vfs=vfs, statementcachesize=256)
+        connection.set_busy_timeout(int(busy_seconds * 1000))
+    except apsw.Error as error:
+        raise translated(error, path) from error
+    return Database(path, connection, apsw.Error)
+
+
+def translated(error: Exception, path: Path) -> OutboxFileError:
+    """Return one of SQLite's errors in our words, with what a person can do about it."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        code = getattr(error, "result", None)
+    match (code or 0) & 0xFF:
+        case 5 | 6:  # BUSY, LOCKED
+            return FileBusyError(f"{path} is being written by someone else, and stayed so: {error}")
+        case 8:  # READONLY
+            return FileReadOnlyError(f"{path} cannot be written: {error}")
+        case 11 | 26:  # CORRUPT, NOTADB
+            return FileDamagedError(f"{path} is damaged, or not an outbox: {error}")
+        case 13:  # FULL
+            return DiskFullError(f"there is no room left for {path}: {error}")
+        case _:
+            return OutboxFileError(f"{path}: {error}")
+
+
+def _make_private(path: Path) -> bool:
+    """Make the file, readable by its owner only, unless it is there; SQLite's own take its mode."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise FileReadOnlyError(f"{path} cannot be made: {error.strerror}") from error
+    return True
+
+
+def _key_text(passphrase: str | bytes) -> str:
+    if isinstance(passphrase, bytes):
+        if len(passphrase) != _RAW_KEY_BYTES:
+            raise ConfigurationError("a key of bytes has exactly 32 of them; a passphrase is text")
+        return f"x'{passphrase.hex()}'"
+    if not passphrase or "\0" in passphrase:
+        raise ConfigurationError("a passphrase needs at least one character, and no NUL")
+    return passphrase
+
+
+def _quoted(text: str) -> str:
+    # A PRAGMA takes no parameters.
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,115 @@
+-- Claims, and what comes of them.
+
+-- name: promote_due
+-- What has waited long enough can be claimed again. Not all at once: claims stay quick after a long
+-- outage, and the next claim goes on here.
+UPDATE offline_sync_queue SET due_ms = NULL
+ WHERE rowid IN (SELECT rowid FROM offline_sync_queue
+                  WHERE user_id = :user_id AND due_ms <= :ms ORDER BY due_ms LIMIT 500);
+
+-- name: claim
+UPDATE offline_sync_queue
+   SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
+       claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL
+ WHERE rowid = (SELECT rowid FROM offline_sync_queue
+                 WHERE user_id = :user_id
+                   AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
+                 ORDER BY priority DESC, sequence_number LIMIT 1)
+RETURNING ENTRY;
+
+-- name: next_eligible
+SELECT ENTRY FROM offline_sync_queue
+ WHERE rowid IN (
+       SELECT rowid FROM (
+           SELECT rowid FROM offline_sync_queue
+            WHERE user_id = :user_id
+              AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
+            ORDER BY priority DESC, sequence_number LIMIT 1)
+       UNION ALL
+       SELECT rowid FROM (
+           SELECT rowid FROM offline_sync_queue
+            WHERE user_id = :user_id AND due_ms <= :ms
+            ORDER BY priority DESC, sequence_number LIMIT 1))
+ ORDER BY priority DESC, sequence_number LIMIT 1;
+
+-- name: eligible_users
+SELECT id FROM users AS someone
+ WHERE EXISTS (SELECT 1 FROM offline_sync_queue
+                WHERE user_id = someone.id
+                  AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL)
+    OR EXISTS (SELECT 1 FROM offline_sync_queue
+                WHERE user_id = someone.id AND due_ms <= :ms)
+ ORDER BY id;
+
+-- name: next_due
+SELECT min(due_ms) FROM offline_sync_queue WHERE user_id = :user_id AND due_ms IS NOT NULL;
+
+-- name: renew
+UPDATE offline_sync_queue SET lease_ms = :lease_ms
+ WHERE id = :id AND status = 'in_flight' AND claim_number = :number
+RETURNING id;
+
+-- name: settle
+-- Ends a claim in a status that is final.
+UPDATE offline_sync_queue
+   SET status = :status, server_id = coalesce(:server_id, server_id), synced_at = :synced_at,
+       last_error = :error, last_error_code = :error_code, reason = :reason, outcome_unknown = 0,
+       settled_ms = :ms, lease_ms = NULL, next_retry_at = NULL
+ WHERE id = :id AND status = 'in_flight' AND claim_number = :number
+RETURNING ENTRY;
+
+-- name: give_back
+-- Ends a claim in `pending`, `failed` or `conflict`. `uncount` takes the attempt back.
+UPDATE offline_sync_queue
+   SET status = :status, attempt_count = attempt_count - :uncount, due_ms = :due_ms,
+       next_retry_at = :next_retry_at, last_error = coalesce(:error, last_error),
+       last_error_code = coalesce(:error_code, last_error_code), reason = :reason,
+       outcome_unknown = CASE WHEN :outcome_unknown IS NULL THEN outcome_unknown
+                              ELSE :outcome_unknown END,
+       theirs = coalesce(:theirs, theirs), theirs_version = coalesce(:theirs_version, theirs_version),
+       lease_ms = NULL
+ WHERE id = :id AND status = 'in_flight' AND claim_number = :number
+RETURNING ENTRY;
+
+-- name: note_attempt
+INSERT INTO attempts
+       (entry_id, number, started_at, ended_at, outcome, status, code, request_id, error)
+SELECT id, claim_number, claimed_at, :now, :outcome, :http_status, :code, :request_id, :error
+  FROM offline_sync_queue WHERE id = :id;
+
+-- name: map_local_id
+INSERT INTO id_mappings (user_id, local_id, server_id, entity_type, entry_id, created_at)
+VALUES (:user_id, :local_id, :server_id, :entity_type, :entry_id, :now)
+    ON CONFLICT (user_id, local_id) DO NOTHING;
+
+-- name: mappings
+SELECT local_id, server_id FROM id_mappings
+ WHERE user_id = :user_id AND local_id IN (SELECT value FROM json_each(:local_ids));
+
+-- name: pass_turn
+-- The first of the lane that is not settled has the turn from now on.
+UPDATE offline_sync_queue SET turn = 1
+ WHERE rowid = (SELECT rowid FROM offline_sync_queue
+                 WHERE user_id = :user_id AND lane = :lane AND IS_OPEN
+                 ORDER BY sequence_number LIMIT 1);
+
+-- name: count_down
+UPDATE offline_sync_queue SET waiting_for = waiting_for - 1
+ WHERE id IN (SELECT entry_id FROM entry_waits WHERE awaited = :awaited AND met = 0);
+
+-- name: meet_waits
+UPDATE entry_waits SET met = 1 WHERE awaited = :awaited AND met = 0;
+
+-- name: lapsed
+-- Claims whose lease is over.
+SELECT id, claim_number FROM offline_sync_queue
+ WHERE status = 'in_flight' AND lease_ms <= :ms;
+
+-- name: end_leases
+-- After a restart of the device nobody holds anything.
+UPDATE offline_sync_queue SET lease_ms = 0 WHERE status = 'in_flight';
+
+-- name: wake_due
+-- After a restart: by the device's clock their time has come. Early at worst, never lost.
+UPDATE offline_sync_queue SET due_ms = NULL
+ WHERE due_ms IS NOT NULL AND next_retry_at <= :now;

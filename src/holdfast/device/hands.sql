@@ -1,0 +1,94 @@
+-- What people do to entries, and what follows from it for those that wait. CREATED_BY(e) is the
+-- mapping that the success of e makes, as entry_waits writes it; IS_DEAD(x) whether what is awaited
+-- as x has ended in a way that leads to no success.
+
+-- name: to_pending
+-- By hand: from `failed` or `conflict` back into the queue, at once and with all its attempts.
+UPDATE offline_sync_queue
+   SET status = 'pending', attempt_count = 0, due_ms = NULL, next_retry_at = NULL, reason = NULL
+ WHERE id = :id
+RETURNING ENTRY;
+
+-- name: rewrite
+-- A new payload is a new request: it has a new key, and nothing of it was sent.
+UPDATE offline_sync_queue
+   SET status = 'pending', attempt_count = 0, due_ms = NULL, next_retry_at = NULL, reason = NULL,
+       payload = :payload, headers = :headers, endpoint = :endpoint, idempotency_key = :key,
+       dependency_ids = :dependency_ids, local_refs = :local_refs, waiting_for = :waiting_for,
+       payload_version = :payload_version, base = :base, base_version = :base_version,
+       theirs = NULL, theirs_version = NULL, forced = :forced, outcome_unknown = 0
+ WHERE id = :id
+RETURNING ENTRY;
+
+-- name: forget_waits
+DELETE FROM entry_waits WHERE entry_id = :entry_id;
+
+-- name: put_aside
+-- Out of the queue for good: `discarded` or `expired`.
+UPDATE offline_sync_queue
+   SET status = :status, reason = :reason, last_error = coalesce(:error, last_error),
+       due_ms = NULL, next_retry_at = NULL, settled_ms = :ms
+ WHERE id = :id
+RETURNING ENTRY;
+
+-- name: park
+UPDATE offline_sync_queue
+   SET status = 'failed', reason = :reason, last_error = coalesce(:error, last_error),
+       due_ms = NULL, next_retry_at = NULL
+ WHERE id = :id
+RETURNING ENTRY;
+
+-- name: give_up
+UPDATE offline_sync_queue SET status = 'failed', reason = :reason WHERE id = :id
+RETURNING ENTRY;
+
+-- name: park_dependents
+-- All that wait for an entry, directly or not. The rows of a recursive query are kept in a queue,
+-- not on a stack: depth does not matter, and UNION visits each entry once.
+WITH RECURSIVE doomed (id, local) AS (
+    SELECT :id, :local
+    UNION
+    SELECT waiting.id, CREATED_BY(waiting)
+      FROM doomed
+      JOIN entry_waits AS wait ON wait.awaited IN (doomed.id, doomed.local) AND wait.met = 0
+      JOIN offline_sync_queue AS waiting
+        ON waiting.id = wait.entry_id AND waiting.status = 'pending'
+)
+UPDATE offline_sync_queue
+   SET status = 'failed', reason = 'dependency', due_ms = NULL, next_retry_at = NULL
+ WHERE id IN (SELECT id FROM doomed) AND id <> :id AND status = 'pending'
+RETURNING ENTRY;
+
+-- name: revive_dependents
+-- Those parked directly behind an entry that is back, unless something else they wait for is dead.
+UPDATE offline_sync_queue AS parked
+   SET status = 'pending', attempt_count = 0, reason = NULL
+ WHERE id IN (SELECT entry_id FROM entry_waits WHERE awaited IN (:id, :local) AND met = 0)
+   AND status = 'failed' AND reason = 'dependency'
+   AND NOT EXISTS (
+       SELECT 1 FROM entry_waits AS wait
+        WHERE wait.entry_id = parked.id AND wait.met = 0 AND IS_DEAD(wait.awaited))
+RETURNING ENTRY;
+
+-- name: dead_waits
+-- What an entry waits for in vain.
+SELECT awaited FROM entry_waits AS wait
+ WHERE wait.entry_id = :id AND wait.met = 0 AND IS_DEAD(wait.awaited);
+
+-- name: dependents
+SELECT ENTRY FROM offline_sync_queue
+ WHERE id IN (SELECT entry_id FROM entry_waits WHERE awaited IN (:id, :local))
+ ORDER BY sequence_number;
+
+-- name: all_dependents
+WITH RECURSIVE waiting (id, local) AS (
+    SELECT :id, :local
+    UNION
+    SELECT next.id, CREATED_BY(next)
+      FROM waiting
+      JOIN entry_waits AS wait ON wait.awaited IN (waiting.id, waiting.local)
+      JOIN offline_sync_queue AS next ON next.id = wait.entry_id
+)
+SELECT ENTRY FROM offline_sync_queue
+ WHERE id IN (SELECT id FROM waiting) AND id <> :id
+ ORDER BY sequence_number;

@@ -1,0 +1,95 @@
+"""The schema of the file: made, brought up to date, or refused. Nothing queued is ever lost by it."""
+
+from importlib.resources import files
+from typing import Final
+
+from holdfast.device.database import Database
+from holdfast.errors import FileReadOnlyError, NewerFileError, OutboxFileError
+
+__all__ = ["load_steps", "prepare_schema"]
+
+_TABLES: Final = ("users", "offline_sync_queue", "entry_waits", "id_mappings", "attempts")
+
+_PRAGMAS: Final = (
+    # With NORMAL a power cut loses what was acknowledged.
+    "PRAGMA synchronous = FULL",
+    # Sorting and sub-queries must not write payloads into files in /tmp.
+    "PRAGMA temp_store = MEMORY",
+    # What is removed is overwritten, in the file as well as in its free pages.
+    "PRAGMA secure_delete = ON",
+    "PRAGMA foreign_keys = ON",
+    # 8 MB: the inner pages of every index stay in memory with a million entries.
+    "PRAGMA cache_size = -8192",
+)
+
+
+def load_steps() -> list[tuple[int, str]]:
+    """Return the numbered steps of the schema, in order."""
+    found = [
+        (int(entry.name.partition("_")[0]), entry.read_text(encoding="utf-8"))
+        for entry in files("holdfast.device.migrations").iterdir()
+        if entry.name.endswith(".sql")
+    ]
+    return sorted(found)
+
+
+def prepare_schema(database: Database) -> None:
+    """Bring the file up to date, whoever comes first; refuse one that is newer or not ours."""
+    for pragma in _PRAGMAS:
+        database.rows(pragma)
+    steps = load_steps()
+    newest = steps[-1][0]
+    version = _version(database)
+    if version > newest:
+        raise NewerFileError(
+            f"{database.path} was written by a newer version (schema {version}, this one knows "
+            f"{newest}): upgrade Holdfast to open it"
+        )
+    if database.rows("PRAGMA query_only")[0][0]:
+        raise FileReadOnlyError(f"{database.path} cannot be written")
+    if database.rows("PRAGMA journal_mode = WAL")[0][0] != "wal":
+        raise FileReadOnlyError(
+            f"{database.path} cannot be written beside: the outbox keeps a log next to its file"
+        )
+    database.rows("BEGIN IMMEDIATE")
+    try:
+        version = _version(database)
+        if version == 0:
+            _make_room(database)
+        for number, sql in steps:
+            if number > version:
+                for statement in _statements(sql):
+                    database.rows(statement)
+                database.rows(
+                    "INSERT INTO outbox_meta (name, value) VALUES ('schema', ?)"
+                    " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                    (number,),
+                )
+        database.rows("COMMIT")
+    except BaseException:
+        database.rollback()
+        raise
+
+
+def _version(database: Database) -> int:
+    """Return the number of the last step this file has had; 0 if it is not an outbox yet."""
+    if not database.rows("SELECT 1 FROM sqlite_schema WHERE name = 'outbox_meta'"):
+        return 0
+    found = database.rows("SELECT value FROM outbox_meta WHERE name = 'schema'")
+    return int(found[0][0]) if found else 0
+
+
+def _make_room(database: Database) -> None:
+    """Begin an outbox, possibly in a file that is the app's own as well."""
+    for table in _TABLES:
+        if database.rows("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)):
+            raise OutboxFileError(
+                f"{database.path} has a table {table!r} of its own: give the outbox another file"
+            )
+    database.rows("CREATE TABLE outbox_meta (name TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID")
+
+
+def _statements(sql: str) -> list[str]:
+    # No statement of a step holds a semicolon at a line's end, except the one that ends it.
+    lines = [line for line in sql.splitlines() if not line.lstrip().startswith("--")]
+    return [part for part in "\n".join(lines).split(";\n") if part.strip(" ;\n")]

@@ -1,0 +1,95 @@
+-- Keeping house: time, age, and what may go.
+
+-- name: clock
+SELECT boot_id, boot_ms, elapsed_ms, gap_ms, server_ms, server_at_ms, server_offset_ms
+  FROM outbox_clock WHERE one = 1;
+
+-- name: set_clock
+INSERT INTO outbox_clock
+       (one, boot_id, boot_ms, elapsed_ms, gap_ms, server_ms, server_at_ms, server_offset_ms)
+VALUES (1, :boot_id, :boot_ms, :elapsed_ms, :gap_ms, :server_ms, :server_at_ms, :server_offset_ms)
+    ON CONFLICT (one) DO UPDATE
+   SET boot_id = excluded.boot_id, boot_ms = excluded.boot_ms, elapsed_ms = excluded.elapsed_ms,
+       gap_ms = excluded.gap_ms, server_ms = excluded.server_ms,
+       server_at_ms = excluded.server_at_ms, server_offset_ms = excluded.server_offset_ms;
+
+-- name: newest_ms
+SELECT enqueued_ms FROM offline_sync_queue ORDER BY rowid DESC LIMIT 1;
+
+-- name: shift_since
+-- Time that passed unseen passed before these were queued: they do not age by it.
+UPDATE offline_sync_queue SET enqueued_ms = enqueued_ms + :by_ms
+ WHERE status IN ('pending', 'in_flight', 'failed', 'conflict') AND enqueued_ms >= :since_ms;
+
+-- name: shift_leases
+UPDATE offline_sync_queue SET lease_ms = lease_ms + :by_ms WHERE status = 'in_flight';
+
+-- name: shift_settled
+UPDATE offline_sync_queue SET settled_ms = settled_ms + :by_ms WHERE settled_ms >= :since_ms;
+
+-- name: pending_by_age
+-- Rows of one user and status come in the order in which they were queued, so whoever reads can stop
+-- at the first that is young enough.
+SELECT rowid, id, enqueued_ms, outcome_unknown FROM offline_sync_queue
+ WHERE user_id = :user_id AND status = 'pending' AND rowid > :after
+ ORDER BY rowid LIMIT :limit;
+
+-- name: prunable
+-- Settled long enough ago, and nobody who is not settled looks up to it.
+SELECT rowid, id, user_id, local_id, sequence_number FROM offline_sync_queue
+ WHERE status = :status AND rowid > :after AND settled_ms <= :settled_before
+   AND NOT EXISTS (SELECT 1 FROM entry_waits
+                    WHERE awaited IN (offline_sync_queue.id, CREATED_BY(offline_sync_queue))
+                      AND met = 0)
+ ORDER BY rowid LIMIT :limit;
+
+-- name: raise_floor
+UPDATE users SET sequence_floor = max(sequence_floor, :sequence_number) WHERE id = :user_id;
+
+-- name: forget_awaited
+DELETE FROM entry_waits WHERE awaited = :id;
+
+-- name: remove
+DELETE FROM offline_sync_queue WHERE id = :id;
+
+-- name: count_unsent
+SELECT count(*) FROM offline_sync_queue WHERE user_id = :user_id AND IS_OPEN;
+
+-- name: purge_waits
+DELETE FROM entry_waits
+ WHERE entry_id IN (SELECT id FROM offline_sync_queue WHERE user_id = :user_id);
+
+-- name: purge_attempts
+DELETE FROM attempts
+ WHERE entry_id IN (SELECT id FROM offline_sync_queue WHERE user_id = :user_id);
+
+-- name: purge_entries
+DELETE FROM offline_sync_queue WHERE user_id = :user_id RETURNING 1;
+
+-- name: purge_mappings
+DELETE FROM id_mappings WHERE user_id = :user_id;
+
+-- name: purge_user
+DELETE FROM users WHERE id = :user_id;
+
+-- name: outdated_payloads
+SELECT ENTRY FROM offline_sync_queue
+ WHERE rowid > :after AND payload_version < :version AND status IN ('pending', 'failed', 'conflict')
+   AND outcome_unknown = 0
+ ORDER BY rowid LIMIT :limit;
+
+-- name: rowid_of
+SELECT rowid FROM offline_sync_queue WHERE id = :id;
+
+-- name: migrated_payload
+UPDATE offline_sync_queue
+   SET payload = :payload, headers = :headers, endpoint = :endpoint, idempotency_key = :key,
+       local_refs = :local_refs, payload_version = :version
+ WHERE id = :id;
+
+-- name: get_meta
+SELECT value FROM outbox_meta WHERE name = :name;
+
+-- name: set_meta
+INSERT INTO outbox_meta (name, value) VALUES (:name, :value)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value;

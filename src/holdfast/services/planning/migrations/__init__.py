@@ -1,0 +1,1 @@
+"""The schema of planning, numbered, one folder per database."""

@@ -1,0 +1,277 @@
+"""What projects, missions and assignments look like on the wire. Shapes only; nothing is decided."""
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from holdfast.core.staleness import parse_instant
+from holdfast.errors import BodyInvalidError, FieldNotAllowedError
+from holdfast.ports import Row
+
+__all__ = [
+    "AssignmentMove",
+    "AssignmentView",
+    "AuditEventView",
+    "DashboardView",
+    "MissionCounts",
+    "MissionPatch",
+    "MissionReplacement",
+    "MissionView",
+    "NewAssignment",
+    "NewMission",
+    "NewProject",
+    "Page",
+    "ProjectView",
+    "VersionOnly",
+    "check_period",
+    "shown",
+    "shown_dashboard",
+]
+
+Status = Literal["planned", "active", "done", "cancelled"]
+Item = TypeVar("Item")
+
+# Line breaks and tabs are text; the rest of the control characters nobody has typed.
+_UNTYPED: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_LINE_BREAKS: Final = re.compile("[\n\r\t]")
+
+
+def _text(value: str) -> str:
+    if _UNTYPED.search(value) is not None:
+        raise ValueError("should have no control characters")
+    return value
+
+
+def _line(value: str) -> str:
+    if not value.strip():
+        raise ValueError("should not be blank")
+    if _LINE_BREAKS.search(value) is not None:
+        raise ValueError("should be one line")
+    return _text(value)
+
+
+def _instant(value: object) -> datetime:
+    """Read an instant as the rest of the server does. Anything else is malformed: 400."""
+    try:
+        return parse_instant(value, "it")
+    except BodyInvalidError:
+        raise PydanticCustomError(
+            "instant", "should be an ISO-8601 instant with a zone, such as 2026-01-31T09:30:00Z"
+        ) from None
+
+
+Line = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_line)]
+Text = Annotated[str, Field(max_length=10_000), AfterValidator(_text)]
+Person = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_line)]
+Instant = Annotated[datetime, BeforeValidator(_instant)]
+SeenVersion = Annotated[
+    int | None,
+    Field(description="The version this was made against, where If-Match does not say it."),
+]
+
+
+class _Strict(BaseModel):
+    """Nothing is converted and nothing is ignored: a misspelt field is an error, not a default."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class NewProject(_Strict):
+    """A project that someone begins."""
+
+    name: Line
+    description: Text | None = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "Harbour clean-up"}]})
+
+
+class _MissionFields(_Strict):
+    """A mission from end to end. What is left out has its default."""
+
+    title: Line
+    description: Text | None = None
+    status: Status = "planned"
+    starts_at: Instant | None = None
+    ends_at: Instant | None = None
+
+
+_MISSION: Final[dict[str, Any]] = {
+    "title": "Survey the north quay",
+    "status": "planned",
+    "starts_at": "2026-06-01T07:00:00Z",
+    "ends_at": "2026-06-01T15:00:00Z",
+}
+
+
+class NewMission(_MissionFields):
+    """A mission to be added to a project."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_MISSION]})
+
+
+class MissionReplacement(_MissionFields):
+    """What a mission is to be from now on. What is left out goes back to its default."""
+
+    version: SeenVersion = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_MISSION | {"version": 1}]})
+
+
+class MissionPatch(_Strict):
+    """What is to change. A field that is left out stays; null clears one that may be empty."""
+
+    # Made by a factory, so that the document shows no default: leaving out is not setting.
+    title: Line = Field(default_factory=str)
+    description: Text | None = None
+    status: Status = Field(default_factory=lambda: "planned")
+    starts_at: Instant | None = None
+    ends_at: Instant | None = None
+    version: SeenVersion = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "active", "version": 1}]})
+
+
+class NewAssignment(_Strict):
+    """Someone who is to take part in a mission, and as what."""
+
+    assignee: Person
+    role: Line | None = None
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"assignee": "ada", "role": "diver"}]}
+    )
+
+
+class AssignmentMove(_Strict):
+    """The mission an assignment is to belong to from now on."""
+
+    mission_id: str = Field(max_length=200)
+    version: SeenVersion = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"mission_id": "0197a6d2-7c00-7000-8000-000000000000", "version": 1}]
+        }
+    )
+
+
+class VersionOnly(_Strict):
+    """The version a deletion was made against, where If-Match does not say it."""
+
+    version: SeenVersion = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"version": 1}]})
+
+
+# -- answers: only for the document, they are written from rows as they are -----------------------
+
+
+class _View(BaseModel):
+    id: str
+    version: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class ProjectView(_View):
+    """A project as it stands."""
+
+    name: str
+    description: str | None
+
+
+class MissionView(_View):
+    """A mission as it stands."""
+
+    project_id: str
+    title: str
+    description: str | None
+    status: Status
+    starts_at: datetime | None
+    ends_at: datetime | None
+
+
+class AssignmentView(_View):
+    """An assignment as it stands."""
+
+    project_id: str
+    mission_id: str
+    assignee: str
+    role: str | None
+
+
+class MissionCounts(BaseModel):
+    """How many missions there are of each status."""
+
+    planned: int
+    active: int
+    done: int
+    cancelled: int
+
+
+class DashboardView(BaseModel):
+    """Counters of a project. Every write that was answered before ``as_of`` is in them."""
+
+    project_id: str
+    missions: MissionCounts
+    assignments: int
+    people: int
+    as_of: datetime
+
+
+class AuditEventView(BaseModel):
+    """Who did what, once."""
+
+    id: str
+    actor: str
+    endpoint: str
+    resource: str | None
+    version: int | None
+    status: int
+    payload_hash: str
+    request_id: str
+    correlation_id: str
+    created_at: datetime
+
+
+class Page(BaseModel, Generic[Item]):
+    """Some of them, and where to go on; null when there are no more."""
+
+    items: list[Item]
+    next: str | None
+
+
+def shown(row: Row) -> dict[str, Any]:
+    """Return a row as it is answered: instants in one spelling, whatever database they are from."""
+    return {
+        name: value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        if isinstance(value, datetime)
+        else value
+        for name, value in row.items()
+    }
+
+
+def shown_dashboard(row: Row) -> dict[str, Any]:
+    """Return the counters as they are answered."""
+    flat = shown(row)
+    return {
+        "project_id": flat["project_id"],
+        "missions": {status: flat[status] for status in ("planned", "active", "done", "cancelled")},
+        "assignments": flat["assignments"],
+        "people": flat["people"],
+        "as_of": flat["as_of"],
+    }
+
+
+def check_period(mission: Mapping[str, Any]) -> None:
+    """Refuse a mission that ends before it starts; instants of one row compare as they are."""
+    starts_at, ends_at = mission["starts_at"], mission["ends_at"]
+    if starts_at is not None and ends_at is not None and ends_at < starts_at:
+        raise FieldNotAllowedError(
+            "ends_at: should not be before starts_at",
+            details={"fields": [{"field": "ends_at", "reason": "should not be before starts_at"}]},
+        )

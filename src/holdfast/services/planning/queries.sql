@@ -1,0 +1,181 @@
+-- name: add_project
+INSERT INTO planning_projects (tenant, id, name, description, version, created_at, updated_at)
+VALUES (:tenant, :id, :name, :description, 1, :now, :now);
+
+-- name: find_project
+SELECT id, name, description, version, created_at, updated_at
+  FROM planning_projects
+ WHERE tenant = :tenant AND id = :id;
+
+-- name: version_of_project
+SELECT version FROM planning_projects WHERE tenant = :tenant AND id = :id;
+
+-- name: list_projects
+SELECT id, name, description, version, created_at, updated_at
+  FROM planning_projects
+ WHERE tenant = :tenant AND id > :after
+ ORDER BY id LIMIT :limit;
+
+-- name: add_mission
+INSERT INTO planning_missions
+       (tenant, id, project_id, title, description, status, starts_at, ends_at, version,
+        created_at, updated_at)
+VALUES (:tenant, :id, :project_id, :title, :description, :status, :starts_at, :ends_at, 1,
+        :now, :now);
+
+-- name: find_mission
+SELECT id, project_id, title, description, status, starts_at, ends_at, version,
+       created_at, updated_at
+  FROM planning_missions
+ WHERE tenant = :tenant AND id = :id AND deleted_at IS NULL;
+
+-- name: version_of_mission
+SELECT version FROM planning_missions
+ WHERE tenant = :tenant AND id = :id AND deleted_at IS NULL;
+
+-- name: list_missions
+SELECT id, project_id, title, description, status, starts_at, ends_at, version,
+       created_at, updated_at
+  FROM planning_missions
+ WHERE tenant = :tenant AND project_id = :project_id AND id > :after AND deleted_at IS NULL
+ ORDER BY id LIMIT :limit;
+
+-- name: search_missions
+-- As fresh as the job that writes the words.
+SELECT id, project_id, title, description, status, starts_at, ends_at, mission.version,
+       created_at, updated_at
+  FROM planning_missions AS mission
+  JOIN planning_search AS search
+    ON search.tenant = mission.tenant AND search.mission_id = mission.id
+ WHERE mission.tenant = :tenant AND project_id = :project_id AND id > :after
+   AND deleted_at IS NULL AND words LIKE :pattern ESCAPE '!'
+ ORDER BY id LIMIT :limit;
+
+-- name: change_mission
+-- The check and the write are one step: of several writers that saw the same version one finds it,
+-- the others find nothing. What is not to be set stays as it is.
+UPDATE planning_missions
+   SET title       = CASE WHEN CAST(:sets_title AS boolean) THEN :title ELSE title END,
+       description = CASE WHEN CAST(:sets_description AS boolean) THEN :description
+                          ELSE description END,
+       status      = CASE WHEN CAST(:sets_status AS boolean) THEN :status ELSE status END,
+       starts_at   = CASE WHEN CAST(:sets_starts_at AS boolean) THEN :starts_at
+                          ELSE starts_at END,
+       ends_at     = CASE WHEN CAST(:sets_ends_at AS boolean) THEN :ends_at ELSE ends_at END,
+       version     = version + 1,
+       updated_at  = :now
+ WHERE tenant = :tenant AND id = :id AND version = :version AND deleted_at IS NULL
+RETURNING id, project_id, title, description, status, starts_at, ends_at, version,
+          created_at, updated_at;
+
+-- name: remove_mission
+UPDATE planning_missions
+   SET version = version + 1, updated_at = :now, deleted_at = :now
+ WHERE tenant = :tenant AND id = :id AND version = :version AND deleted_at IS NULL
+RETURNING id, project_id, version;
+
+-- name: add_assignment
+INSERT INTO planning_assignments
+       (tenant, id, project_id, mission_id, assignee, role, version, created_at, updated_at)
+VALUES (:tenant, :id, :project_id, :mission_id, :assignee, :role, 1, :now, :now);
+
+-- name: find_assignment
+SELECT id, project_id, mission_id, assignee, role, version, created_at, updated_at
+  FROM planning_assignments
+ WHERE tenant = :tenant AND id = :id;
+
+-- name: version_of_assignment
+SELECT version FROM planning_assignments WHERE tenant = :tenant AND id = :id;
+
+-- name: list_assignments
+SELECT id, project_id, mission_id, assignee, role, version, created_at, updated_at
+  FROM planning_assignments
+ WHERE tenant = :tenant AND mission_id = :mission_id AND id > :after
+ ORDER BY id LIMIT :limit;
+
+-- name: move_assignment
+UPDATE planning_assignments
+   SET mission_id = :mission_id, project_id = :project_id, version = version + 1,
+       updated_at = :now
+ WHERE tenant = :tenant AND id = :id AND version = :version
+RETURNING id, project_id, mission_id, assignee, role, version, created_at, updated_at;
+
+-- name: find_dashboard
+-- Before any job has counted, nothing was there to be counted: true as of the project's creation.
+SELECT project.id AS project_id,
+       coalesce(planned, 0) AS planned, coalesce(active, 0) AS active,
+       coalesce(done, 0) AS done, coalesce(cancelled, 0) AS cancelled,
+       coalesce(assignments, 0) AS assignments, coalesce(people, 0) AS people,
+       coalesce(board.version, 0) AS version, coalesce(as_of, created_at) AS as_of
+  FROM planning_projects AS project
+  LEFT JOIN planning_dashboards AS board
+    ON board.tenant = project.tenant AND board.project_id = project.id
+ WHERE project.tenant = :tenant AND project.id = :id;
+
+-- name: version_of_dashboard
+SELECT coalesce(board.version, 0) AS version
+  FROM planning_projects AS project
+  LEFT JOIN planning_dashboards AS board
+    ON board.tenant = project.tenant AND board.project_id = project.id
+ WHERE project.tenant = :tenant AND project.id = :id;
+
+-- name: take_dashboard
+-- The first statement of a recount. It holds the row, so recounts of one project come one after
+-- another, and the later one has seen at least what the earlier one has.
+INSERT INTO planning_dashboards
+       (tenant, project_id, planned, active, done, cancelled, assignments, people, version, as_of)
+VALUES (:tenant, :project_id, 0, 0, 0, 0, 0, 0, 1, :now)
+    ON CONFLICT (tenant, project_id) DO UPDATE SET version = planning_dashboards.version + 1;
+
+-- name: count_project
+-- One statement, so that all counters are of the same instant. Assignments of deleted missions count
+-- nowhere.
+SELECT planned, active, done, cancelled, assignments, people
+  FROM (SELECT count(CASE WHEN status = 'planned' THEN 1 END) AS planned,
+               count(CASE WHEN status = 'active' THEN 1 END) AS active,
+               count(CASE WHEN status = 'done' THEN 1 END) AS done,
+               count(CASE WHEN status = 'cancelled' THEN 1 END) AS cancelled
+          FROM planning_missions
+         WHERE tenant = :tenant AND project_id = :project_id AND deleted_at IS NULL) AS missions
+ CROSS JOIN
+       (SELECT count(*) AS assignments, count(DISTINCT assignee) AS people
+          FROM planning_missions AS mission
+          JOIN planning_assignments AS assignment
+            ON assignment.tenant = mission.tenant AND assignment.mission_id = mission.id
+         WHERE mission.tenant = :tenant AND mission.project_id = :project_id
+           AND deleted_at IS NULL) AS work;
+
+-- name: save_dashboard
+UPDATE planning_dashboards
+   SET planned = :planned, active = :active, done = :done, cancelled = :cancelled,
+       assignments = :assignments, people = :people, as_of = :as_of
+ WHERE tenant = :tenant AND project_id = :project_id;
+
+-- name: tell
+INSERT INTO planning_notifications
+       (tenant, assignment_id, version, kind, mission_id, recipient, told_at)
+VALUES (:tenant, :assignment_id, :version, :kind, :mission_id, :recipient, :now)
+    ON CONFLICT (tenant, assignment_id, version) DO NOTHING;
+
+-- name: save_words
+-- Never over those of a later version.
+INSERT INTO planning_search (tenant, mission_id, words, version)
+VALUES (:tenant, :mission_id, :words, :version)
+    ON CONFLICT (tenant, mission_id) DO UPDATE
+   SET words = excluded.words, version = excluded.version
+ WHERE planning_search.version < excluded.version;
+
+-- name: forget_words
+DELETE FROM planning_search WHERE tenant = :tenant AND mission_id = :mission_id;
+
+-- name: audit_page
+-- Newest first. Ids grow with time, so a page begins where the key says and costs the same wherever
+-- that is. Users of other services may be named like an organization, and their events lie in the
+-- same table: only planning's own are shown.
+SELECT id, actor, endpoint, resource, version, status, payload_hash, request_id, correlation_id,
+       created_at
+  FROM audit_events
+ WHERE tenant = :tenant AND id >= :least AND id < :before
+   AND (endpoint LIKE '% /v1/%' OR endpoint LIKE 'job.% planning %')
+   /* more */
+ ORDER BY id DESC LIMIT :limit;

@@ -1,0 +1,28 @@
+"""A world for walkers, on both databases."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.services.conftest import Serve
+
+from .walking import OpenWorld, World, opener
+
+
+@pytest.fixture
+def open_world(serve: Serve, database_url: str) -> OpenWorld:
+    """Give ``async with open_world(walk_energy_required=True) as world``."""
+    return opener(serve, database_url)
+
+
+@pytest.fixture
+async def world(open_world: OpenWorld) -> AsyncIterator[World]:
+    async with open_world() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def sqlite_world(serve: Serve, sqlite_url: str) -> AsyncIterator[World]:
+    """For what no database has a say in."""
+    async with opener(serve, sqlite_url)() as opened:
+        yield opened

@@ -1,0 +1,1 @@
+"""The same little app in three frameworks, each a process of its own."""

@@ -1,0 +1,66 @@
+"""The cluster of the test kit: three nodes that agree, and go on agreeing without one of them."""
+
+import json
+
+import pytest
+
+from holdfast.testing.nats_server import RealNatsCluster
+from holdfast.testing.servers import RealNats
+
+pytestmark = pytest.mark.xdist_group("nats-cluster")
+
+
+def test_three_nodes_keep_a_stream_when_its_leader_is_killed():
+    config = {"name": "kept", "subjects": ["kept.>"], "num_replicas": 3, "storage": "file"}
+    with RealNatsCluster() as cluster:
+        assert len(cluster.running) == 3
+        assert cluster.url().count("nats://127.0.0.1:") == 3
+        made = cluster.nodes[0].ask("$JS.API.STREAM.CREATE.kept", json.dumps(config).encode())
+        assert made["config"]["num_replicas"] == 3
+        leader = cluster.leader("kept")
+        assert leader.ask("kept.one", b"1")["seq"] == 1
+        leader.kill()
+        assert leader not in cluster.running
+        follower = cluster.leader("kept")
+        assert follower is not leader
+        assert follower.ask("kept.two", b"2")["seq"] == 2
+        cluster.start()
+        assert cluster.running == cluster.nodes
+        directories = [node.directory for node in cluster.nodes]
+    assert not any(directory.exists() for directory in directories)
+    cluster.close()
+
+
+def test_a_cluster_that_cannot_start_leaves_nothing(monkeypatch):
+    started: list[RealNats] = []
+    start = RealNats.start
+
+    def fails_at_the_second(node: RealNats) -> None:
+        if started:
+            raise RuntimeError("no more")
+        start(node)
+        started.append(node)
+
+    monkeypatch.setattr(RealNats, "start", fails_at_the_second)
+    with pytest.raises(RuntimeError, match="no more"), RealNatsCluster():
+        pytest.fail("it started")
+    assert started[0].pid is None
+    with pytest.raises(RuntimeError, match="no directory"):
+        _ = started[0].directory
+
+
+def test_files_of_a_running_server_are_not_lost_by_mistake():
+    with RealNats() as server:
+        with pytest.raises(RuntimeError, match="stop or kill it first"):
+            server.lose_files()
+        config = b'{"name": "gone", "subjects": ["gone.>"], "storage": "file"}'
+        assert "error" not in server.ask("$JS.API.STREAM.CREATE.gone", config)
+        server.kill()
+        server.lose_files()
+        server.start()
+        assert server.ask("$JS.API.STREAM.INFO.gone")["error"]["code"] == 404
+
+
+def test_a_question_that_nobody_hears_is_an_error():
+    with RealNats() as server, pytest.raises(ConnectionError, match="nobody answers"):
+        server.ask("nobody.listens.here")
