@@ -1,0 +1,48 @@
+"""A Django shop in one file, in which an order is placed once: ``python -m examples.django_shop``.
+
+    curl -X POST 'localhost:8000/orders?item=boots' -H 'Idempotency-Key: my-first-order'
+
+The view writes with Django's own connection: the guard is a ``transaction.atomic()`` around it,
+and the record of the key commits with the order.
+"""
+
+import sys
+
+from django.conf import settings
+
+if not settings.configured:
+    settings.configure(
+        ALLOWED_HOSTS=["*"],
+        ROOT_URLCONF=__name__,
+        USE_TZ=True,
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "django_shop.db"}},
+        # First of all: it has to begin the transaction.
+        MIDDLEWARE=["holdfast.server.django_views.HoldfastMiddleware"],
+    )
+
+import django
+
+django.setup()
+
+from django.core.management import execute_from_command_line  # noqa: E402 - after the settings
+from django.db import connection  # noqa: E402
+from django.http import HttpRequest, JsonResponse  # noqa: E402
+from django.urls import path  # noqa: E402
+
+from holdfast.server.django_views import guard  # noqa: E402
+
+
+@guard("orders.place")
+def place_order(request: HttpRequest) -> JsonResponse:
+    """Write the order as any Django view does."""
+    item = request.GET["item"]
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE IF NOT EXISTS orders (item TEXT)")
+        cursor.execute("INSERT INTO orders (item) VALUES (%s)", [item])
+    return JsonResponse({"item": item}, status=201)
+
+
+urlpatterns = [path("orders", place_order)]
+
+if __name__ == "__main__":
+    execute_from_command_line([sys.argv[0], "runserver", "8000", "--noreload"])

@@ -1,0 +1,31 @@
+"""A Flask shop in which an order is placed once: ``python -m examples.flask_shop``.
+
+    curl -X POST 'localhost:8000/orders?item=boots' -H 'Idempotency-Key: my-first-order'
+
+Send it twice: the second answer is the first one, marked with ``Idempotency-Replayed: true``.
+"""
+
+from flask import Flask, request
+
+from holdfast import Holdfast
+from holdfast.server.wsgi import WsgiGuard
+
+app = Flask(__name__)
+holdfast = Holdfast("sqlite:///flask_shop.db")
+holdfast.guard_path("POST", "/orders")
+guard = WsgiGuard(app.wsgi_app, holdfast)
+app.wsgi_app = guard  # type: ignore[method-assign]
+
+
+@app.post("/orders")
+def place_order() -> tuple[dict[str, str], int]:
+    """Write the order in the guard's transaction: it commits with the record of its key."""
+    item = request.args["item"]
+    tx = guard.transaction
+    tx.execute("CREATE TABLE IF NOT EXISTS orders (item TEXT)")
+    tx.execute("INSERT INTO orders (item) VALUES (:item)", {"item": item})
+    return {"item": item}, 201
+
+
+if __name__ == "__main__":
+    app.run(port=8000, threaded=True)
