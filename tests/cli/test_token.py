@@ -76,7 +76,7 @@ def test_without_saying_who_it_makes_none(here: Here) -> None:
     assert "--sub" in one_line(done.stderr)
 
 
-def app_check_claims(done: Done, home: Path, **expected: str) -> dict[str, object]:
+def app_check_claims(done: Done, home: Path, audience: str, issuer: str) -> dict[str, object]:
     """Check the signature as the server does, by the public part of the key kept at home."""
     assert done.returncode == 0, done.stderr
     jwk = json.loads((home / "app-check-key.json").read_text())["keys"][0]
@@ -84,14 +84,14 @@ def app_check_claims(done: Done, home: Path, **expected: str) -> dict[str, objec
     key = jwt.PyJWK(public, algorithm="RS256")
     token = done.stdout.decode().strip()
     assert jwt.get_unverified_header(token)["kid"] == jwk["kid"]
-    return dict(jwt.decode(token, key, algorithms=["RS256"], **expected))
+    return dict(jwt.decode(token, key, algorithms=["RS256"], audience=audience, issuer=issuer))
 
 
 def test_an_app_check_token_is_signed_with_the_key_kept_at_home(here: Here, tmp_path: Path) -> None:
     home = tmp_path / ".holdfast"
-    party = {"audience": "projects/holdfast-development", "issuer": "holdfast-development"}
-    first = app_check_claims(here("token", "--app-check"), home, **party)
-    second = app_check_claims(here("token", "--sub", "my-app", "--app-check"), home, **party)
+    party = ("projects/holdfast-development", "holdfast-development")
+    first = app_check_claims(here("token", "--app-check"), home, *party)
+    second = app_check_claims(here("token", "--sub", "my-app", "--app-check"), home, *party)
     assert second["sub"] == "my-app"
     assert first["jti"] != second["jti"]
     assert int(str(first["exp"])) - int(str(first["iat"])) in (3600, 3601)
@@ -105,7 +105,7 @@ def test_an_app_check_token_says_what_the_server_wants_to_hear(here: Here, tmp_p
         HOLDFAST_APP_CHECK_AUDIENCE="projects/7",
         HOLDFAST_APP_CHECK_ISSUER="me",
     )
-    found = app_check_claims(done, tmp_path / "keys", audience="projects/7", issuer="me")
+    found = app_check_claims(done, tmp_path / "keys", "projects/7", "me")
     assert found["aud"] == ["projects/7"]
 
 

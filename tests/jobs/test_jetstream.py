@@ -164,7 +164,7 @@ async def test_a_job_delivered_20_times_to_4_workers_has_one_effect(lab, nats, a
     await nats.send_job(lab.store, job_id, times=19)
 
     async def all_delivered() -> bool:
-        return (await nats.consumer_info(lab.store)).num_pending == 0
+        return bool((await nats.consumer_info(lab.store)).num_pending == 0)
 
     await eventually(all_delivered)
     released.set()
@@ -192,7 +192,7 @@ async def test_two_messages_about_one_job_in_one_packet_give_one_lease(effect_la
 
         async def nothing_is_left() -> bool:
             assert not await engine.take(10, 0.2)
-            return await nats.messages() == 0
+            return bool(await nats.messages() == 0)
 
         await eventually(nothing_is_left)  # the others come again, and are done by then
     finally:
@@ -238,7 +238,7 @@ async def test_a_copy_published_after_the_brokers_memory_has_one_effect(effect_l
     await relay_only.open()
 
     async def twice() -> bool:
-        return await nats.messages() == 2
+        return bool(await nats.messages() == 2)
 
     await eventually(twice)
     await relay_only.close()

@@ -8,7 +8,6 @@ import pytest
 
 from holdfast.errors import NonRetryableError
 from holdfast.jobs.run import JobRun
-from holdfast.jobs.table import JobTable
 from tests.jobs.conftest import OpenStore
 from tests.support.jobs_lab import JobsLab, eventually, write_effect
 
@@ -153,20 +152,17 @@ async def test_jobs_run_in_the_order_in_which_their_transactions_committed(
 ) -> None:
     """Enqueuers begin, think and commit across each other, on two stores."""
     line = Line(lab)
-    stores = [lab.store, await another_store()]
+    labs = [lab, JobsLab(await another_store())]
     await lab.start_worker(concurrency=8)
 
     async def enqueuer(lane: int) -> None:
-        table = JobTable(stores[lane % 2])
+        own = labs[lane % 2]
         for n in range(12):
-            unit = await stores[lane % 2].begin()
+            unit = await own.store.begin()
             try:
                 await asyncio.sleep(random.random() * 0.004)
-                lab.table = table
                 name = f"{lane}.{n}"
-                await lab.enqueue_in(
-                    unit.statements, "line", {"key": "a", "name": name}, order="a"
-                )
+                await own.enqueue_in(unit.statements, "line", {"key": "a", "name": name}, order="a")
                 # From here to the commit nobody else of this key comes in between.
                 await unit.statements.execute(
                     "INSERT INTO effects (name) VALUES (:name)", {"name": f"commits {name}"}
@@ -194,7 +190,7 @@ async def test_nobody_is_left_in_line_when_an_enqueue_meets_the_end_of_the_one_b
     lab: JobsLab, another_store: OpenStore, ends: str
 ) -> None:
     """Hundreds of rounds: each is enqueued at about the instant in which the last one ends."""
-    rounds = 150
+    rounds = 100
 
     @lab.jobs.handler("line")
     async def line(job: JobRun) -> None:

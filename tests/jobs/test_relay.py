@@ -266,7 +266,7 @@ async def test_a_relay_whose_database_fails_goes_on(relay_lab, monkeypatch, capl
 
         async def is_marked() -> bool:
             relay_lab.bell.ring()
-            return await relay_lab.row() == (1, True)
+            return bool(await relay_lab.row() == (1, True))
 
         await eventually(is_marked)
     finally:

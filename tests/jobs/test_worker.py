@@ -442,7 +442,7 @@ async def test_a_store_that_fails_one_batch_of_markers_loses_no_job(lab: JobsLab
 
     worker = await lab.start_worker(lease_seconds=1)
     complete = worker.table.complete_alone
-    failed = []
+    failed: list[int] = []
 
     async def failing(results: Any, *, worker: str) -> set[tuple[str, str]]:
         if not failed:

@@ -16,7 +16,7 @@ class Every:
 
     def __post_init__(self) -> None:
         """Refuse what would be due without end."""
-        if not self.seconds >= 1:
+        if not 1 <= self.seconds < float("inf"):
             raise ConfigurationError("periodic work should have at least a second in between")
 
     def slot(self, now: datetime) -> datetime:
@@ -34,6 +34,11 @@ class Daily:
     """Once a day at this time of day, in UTC. A day that was slept through is made up for, once."""
 
     at: time
+
+    def __post_init__(self) -> None:
+        """Refuse a time of another zone: to read it as UTC would be a guess."""
+        if self.at.tzinfo not in (None, UTC):
+            raise ConfigurationError("the time of daily work is in UTC: give it without a zone")
 
     def slot(self, now: datetime) -> datetime:
         """Return the newest slot that has begun."""

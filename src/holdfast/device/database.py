@@ -18,7 +18,6 @@ from holdfast.errors import (
     FileBusyError,
     FileDamagedError,
     FileReadOnlyError,
-    OutboxError,
     OutboxFileError,
     UsageError,
     WrongPassphraseError,
@@ -32,9 +31,6 @@ _RAW_KEY_BYTES: Final = 32
 # RETURNING, and recursive queries with more than one recursive part.
 _OLDEST_SQLITE: Final = (3, 35, 0)
 _FULL: Final = 2
-
-_SQLITE_BUSY, _SQLITE_LOCKED, _SQLITE_READONLY, _SQLITE_IOERR = 5, 6, 8, 10
-_SQLITE_CORRUPT, _SQLITE_FULL, _SQLITE_CANTOPEN, _SQLITE_NOTADB = 11, 13, 14, 26
 
 
 class Cursor(Protocol):
@@ -75,6 +71,11 @@ class Database:
         except self._errors as error:
             raise translated(error, self.path) from error
 
+    def file_bytes(self) -> int:
+        """Return the size of the file and its log."""
+        files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def rollback(self) -> None:
         """Undo the open transaction, if there is one still: some errors end it by themselves."""
         if self.connection.in_transaction:
@@ -93,8 +94,8 @@ class Database:
         """
         if type(connection).__module__.partition(".")[0] != self.driver:
             raise UsageError(
-                f"the queue uses {self.driver}, so the connection must be one of {self.driver}: two "
-                "copies of SQLite in one process do not see each other's locks on a file"
+                f"the queue uses {self.driver}, so the connection must be one of {self.driver}: "
+                "two copies of SQLite in one process do not see each other's locks on a file"
             )
         if not connection.in_transaction:
             raise UsageError("begin a transaction on the connection before enqueueing in it")
@@ -148,23 +149,19 @@ def open_database(
     key = None if passphrase is None else _key_text(passphrase)
     if not path.parent.is_dir():
         raise OutboxFileError(f"there is no directory {path.parent} to keep the outbox in")
-    fresh = _make_private(path) if vfs is None else False
+    if vfs is None:
+        _make_private(path)
+    database = _connect(path, chosen, vfs, busy_seconds)
     try:
-        database = _connect(path, chosen, vfs, busy_seconds)
-        try:
-            _prepare(database, key, chosen)
-        except BaseException:
-            database.close()
-            raise
-    except OutboxError:
-        if fresh:
-            path.unlink(missing_ok=True)
+        _unlock(database, key, chosen)
+    except BaseException:
+        database.close()
         raise
     return database
 
 
-def _prepare(database: Database, key: str | None, driver: str) -> None:
-    """Unlock, look whether the file can be read and written, and set what the outbox relies on."""
+def _unlock(database: Database, key: str | None, driver: str) -> None:
+    """Give the key, and look whether the file can be read with it."""
     if key is not None:
         database.rows("PRAGMA cipher = 'sqlcipher'")
         database.rows("PRAGMA legacy = 4")
@@ -173,9 +170,6 @@ def _prepare(database: Database, key: str | None, driver: str) -> None:
         database.rows("SELECT count(*) FROM sqlite_schema")
     except FileDamagedError as error:
         raise _unreadable(database, key, driver) from error
-    from holdfast.device.schema import prepare_schema  # noqa: PLC0415
-
-    prepare_schema(database)
 
 
 def _unreadable(database: Database, key: str | None, driver: str) -> OutboxFileError:
@@ -244,15 +238,14 @@ def translated(error: Exception, path: Path) -> OutboxFileError:
             return OutboxFileError(f"{path}: {error}")
 
 
-def _make_private(path: Path) -> bool:
+def _make_private(path: Path) -> None:
     """Make the file, readable by its owner only, unless it is there; SQLite's own take its mode."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
-        return False
+        return
     except OSError as error:
         raise FileReadOnlyError(f"{path} cannot be made: {error.strerror}") from error
-    return True
 
 
 def _key_text(passphrase: str | bytes) -> str:

@@ -82,10 +82,11 @@ SELECT 1 FROM entry_waits AS wait JOIN offline_sync_queue AS waiting ON waiting.
  LIMIT 1;
 
 -- name: merge_into
+-- Not into one that is about to be too old to be sent: the new change is not.
 UPDATE offline_sync_queue
    SET operation = :operation, payload = :payload, client_generated_at = :client_generated_at,
        local_refs = :local_refs, payload_version = :payload_version
- WHERE id = :id
+ WHERE id = :id AND enqueued_ms >= :young_ms
 RETURNING ENTRY;
 
 -- name: add_user

@@ -1,4 +1,4 @@
-"""Events: what happened to the queue, told after it is committed. Never a payload, never a token."""
+"""Events: what happened to the queue, told after it is committed. Never a payload or a token."""
 
 import logging
 from collections import deque
@@ -142,5 +142,5 @@ class Events:
         for listener in self._listeners:
             try:
                 listener(event)
-            except Exception:
+            except Exception:  # noqa: BLE001 - the app's own code may raise anything
                 _log.exception("a listener failed on the event %s", event.kind)

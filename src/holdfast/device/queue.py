@@ -25,9 +25,9 @@ from holdfast.device import adding, claiming, hands, reading, upkeep
 from holdfast.device.database import AppConnection, Database, Driver, open_database
 from holdfast.device.events import Event, Events, Listener
 from holdfast.device.payload_migration import PayloadMigration, migrate_payloads
+from holdfast.device.schema import prepare_schema
 from holdfast.device.settings import QueueSettings
 from holdfast.device.transactions import Transactions
-from holdfast.device.unit import Unit
 from holdfast.device.upkeep import Stats
 from holdfast.device.world import FaultPoints, SystemDeviceClock
 from holdfast.ports import Clock
@@ -55,13 +55,14 @@ class OutboxQueue:
         worker: str,
     ) -> None:
         """Take over an open database; ``open`` is the way in."""
-        self._database = database
         self._settings = settings
         self._events = events
         self._chance = chance
         self._worker = worker
         self._room = adding.Room(settings.max_entries)
         self._transactions = Transactions(database, clock, events, fault_points)
+        self._write = self._transactions.write
+        self._read = self._transactions.read
 
     @classmethod
     def open(
@@ -100,6 +101,7 @@ class OutboxQueue:
             busy_seconds=chosen.busy_seconds,
         )
         try:
+            prepare_schema(database)
             queue = cls(
                 database,
                 settings=chosen,
@@ -110,7 +112,7 @@ class OutboxQueue:
                 worker=f"{os.getpid()}",
             )
             if payloads is not None:
-                migrate_payloads(queue._write, payloads)  # noqa: SLF001 - it is our own
+                migrate_payloads(queue._write, payloads)
         except BaseException:
             database.close()
             raise
@@ -166,16 +168,6 @@ class OutboxQueue:
         """Tell the listeners something that is no change of the queue, such as ``drained``."""
         self._events.put([event])
         self._events.deliver()
-
-    @contextmanager
-    def _write(self, operation: str, connection: AppConnection | None = None) -> Iterator[Unit]:
-        with self._transactions.write(operation, connection) as unit:
-            yield unit
-
-    @contextmanager
-    def _read(self) -> Iterator[Unit]:
-        with self._transactions.read() as unit:
-            yield unit
 
     # ------------------------------------------------------------------ users
 
@@ -513,12 +505,13 @@ class OutboxQueue:
         """End a conflict.
 
         ``THEIRS`` discards the entry, ``GIVE_UP`` makes it ``failed``; both park its dependents.
-        ``MINE`` sends it once more, ``forced`` and with a new key. ``MERGED`` sends ``payload`` with
-        a new key, and takes the server's side as its base. Both may come with new ``headers``, for
+        ``MINE`` sends it once more, ``forced`` and with a new key. ``MERGED`` sends ``payload``
+        with a new key, and takes the server's side as its base. Both may come with new ``headers``, for
         example another ``If-Match``. Raises ``TransitionError`` unless it is in ``conflict``.
         """
+        changes = hands.Changes(payload, headers)
         with self._write("resolve") as unit:
-            return hands.resolve(unit, entry_id, how, payload, headers, self._settings)
+            return hands.resolve(unit, entry_id, how, changes, self._settings)
 
     def edit_payload(
         self,
@@ -611,7 +604,7 @@ class OutboxQueue:
 
         Cheap to call with every answer: it is written only when it says something new.
         """
-        with self._transactions.read() as unit:
+        with self._read() as unit:
             news = upkeep.is_news(unit, server_now)
         if news:
             with self._write("learn_server_time") as unit:

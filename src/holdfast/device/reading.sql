@@ -31,3 +31,7 @@ SELECT count(*), coalesce(sum(due_ms <= :ms), 0) FROM offline_sync_queue
 SELECT min(enqueued_ms) FROM (
     SELECT enqueued_ms FROM offline_sync_queue
      WHERE user_id = :user_id AND status = 'pending' ORDER BY rowid LIMIT 1);
+
+-- name: stuck
+SELECT ENTRY FROM offline_sync_queue
+ WHERE user_id = :user_id AND status IN ('failed', 'conflict') ORDER BY sequence_number;

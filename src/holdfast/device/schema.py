@@ -1,4 +1,4 @@
-"""The schema of the file: made, brought up to date, or refused. Nothing queued is ever lost by it."""
+"""The schema of the file: made, brought up to date, or refused. Nothing queued is lost by it."""
 
 from importlib.resources import files
 from typing import Final

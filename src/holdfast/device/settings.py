@@ -26,7 +26,7 @@ class QueueSettings:
     """What was discarded or expired is kept longer: somebody may ask where it went."""
 
     max_entries: int = 1_000_000
-    """Entries of one user that are not settled. Past that something is wrong, or the disk will be."""
+    """Entries of one user that are not settled. Past that, something else is wrong."""
 
     max_payload_bytes: int = 1_048_576
     """One entry's body; more than servers take by default."""

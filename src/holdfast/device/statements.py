@@ -21,17 +21,17 @@ _MACROS: Final = (
     (re.compile(r"\bIS_OPEN\b"), "status IN ('pending', 'in_flight', 'failed', 'conflict')"),
     (
         re.compile(r"\bCREATED_BY\((\w+)\)"),
-        r"CASE WHEN \1.operation = 'create'"
-        r" THEN 'local/' || \1.user_id || '/' || \1.local_id END",
+        r"CASE WHEN \1.operation = 'create' THEN 'local/' || \1.user_id || '/' || \1.local_id END",
     ),
     (
         re.compile(r"\bIS_DEAD\(([\w.]+)\)"),
+        # The statuses are constants.
         rf"""(EXISTS (SELECT 1 FROM offline_sync_queue AS dead
                        WHERE dead.id = \1 AND dead.status IN {_DEAD})
            OR (SELECT maker.status FROM offline_sync_queue AS maker
                 WHERE maker.local_id = substr(\1, -36) AND maker.operation = 'create'
                   AND 'local/' || maker.user_id || '/' || maker.local_id = \1
-                ORDER BY maker.sequence_number DESC LIMIT 1) IN {_DEAD})""",
+                ORDER BY maker.sequence_number DESC LIMIT 1) IN {_DEAD})""",  # noqa: S608
     ),
 )
 

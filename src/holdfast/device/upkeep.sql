@@ -36,7 +36,7 @@ SELECT rowid, id, enqueued_ms, outcome_unknown FROM offline_sync_queue
 
 -- name: prunable
 -- Settled long enough ago, and nobody who is not settled looks up to it.
-SELECT rowid, id, user_id, local_id, sequence_number FROM offline_sync_queue
+SELECT rowid, id, user_id, sequence_number FROM offline_sync_queue
  WHERE status = :status AND rowid > :after AND settled_ms <= :settled_before
    AND NOT EXISTS (SELECT 1 FROM entry_waits
                     WHERE awaited IN (offline_sync_queue.id, CREATED_BY(offline_sync_queue))
@@ -86,10 +86,3 @@ UPDATE offline_sync_queue
    SET payload = :payload, headers = :headers, endpoint = :endpoint, idempotency_key = :key,
        local_refs = :local_refs, payload_version = :version
  WHERE id = :id;
-
--- name: get_meta
-SELECT value FROM outbox_meta WHERE name = :name;
-
--- name: set_meta
-INSERT INTO outbox_meta (name, value) VALUES (:name, :value)
-    ON CONFLICT (name) DO UPDATE SET value = excluded.value;

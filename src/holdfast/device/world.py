@@ -47,14 +47,10 @@ class FaultPoints(Protocol):
 
 
 def boot_of(clock: Clock) -> str:
-    """Return the clock's boot id; a plain ``Clock`` has none, and counts as one that never restarts.
+    """Return the clock's boot id; empty for a plain ``Clock``, which has none.
 
-    Should its ``monotonic()`` go back all the same, that is taken for a restart.
+    Should such a clock's ``monotonic()`` go back, that is taken for a restart.
     """
-    return clock.boot_id() if isinstance(clock, SystemDeviceClock) else _asked(clock)
-
-
-def _asked(clock: Clock) -> str:
     boot_id = getattr(clock, "boot_id", None)
     return str(boot_id()) if callable(boot_id) else ""
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final
 
@@ -45,6 +45,15 @@ def encode_json(value: Any) -> bytes:
     if b"null" in text and _has_no_number(value):  # what msgspec writes for it
         raise ValueError("NaN and Infinity are no numbers there")
     return text
+
+
+def _check_instant(run_at: datetime, delay_seconds: float) -> None:
+    if run_at.tzinfo is None:
+        raise UsageError("run_at should have a time zone")
+    try:
+        (run_at + timedelta(seconds=delay_seconds)).astimezone(UTC)
+    except OverflowError as error:
+        raise UsageError("run_at should be an instant that a calendar has") from error
 
 
 def _has_no_number(value: Any) -> bool:
@@ -90,8 +99,8 @@ def new_job(
         raise UsageError("max_attempts should be at least 1")
     if not 0 <= delay_seconds <= LONGEST_SECONDS:
         raise UsageError(f"delay_seconds should be a number from 0 to {LONGEST_SECONDS:.0f}")
-    if run_at is not None and run_at.tzinfo is None:
-        raise UsageError("run_at should have a time zone")
+    if run_at is not None:
+        _check_instant(run_at, delay_seconds)
     try:
         text = encode_json(payload)
         if len(text) > max_payload_bytes:

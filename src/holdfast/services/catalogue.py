@@ -37,6 +37,7 @@ SERVICES: Final = (
         Dialect.PROBLEM,
         "sub",
     ),
+    Service("planning", ("/v1",), Dialect.PROBLEM, "org"),
 )
 
 

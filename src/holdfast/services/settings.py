@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy, Staleness
 from holdfast.errors import ConfigurationError
 from holdfast.server.rate_limits import check_limit
+from holdfast.services.planning.settings import PlanningSettings
 from holdfast.services.walk.settings import WalkSettings
 from holdfast.services.walk.steps_settings import StepSettings
 
@@ -81,7 +82,7 @@ class Policies(NamedTuple):
     field: Policy
 
 
-class Settings(WalkSettings, StepSettings, BaseSettings):
+class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     """Everything that can be set. ``HOLDFAST_WAIT_SECONDS`` sets ``wait_seconds``, and so on.
 
     The description of a field is what its variable should be; error messages quote it.

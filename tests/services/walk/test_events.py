@@ -80,7 +80,8 @@ async def test_a_refused_or_replayed_action_is_not_told(world: World) -> None:
 
 async def test_pages_follow_one_another_without_a_gap_or_an_overlap(world: World) -> None:
     assert await happen(world, *(f"e{n}" for n in range(7))) == [1, 2, 3, 4, 5, 6, 7]
-    seen, after = [], 0
+    seen: list[int] = []
+    after: int | None = 0
     for size in (3, 3, 1):
         page = ok(await world.ada.get(f"/walker/events?limit=3&after={after}"))
         assert len(page["items"]) == size
@@ -269,7 +270,7 @@ async def test_an_id_that_is_none_is_refused(sqlite_world: World, last: str) -> 
     client, device = sqlite_world.client, sqlite_world.ada
     answer = await client.get(
         "/walker/events",
-        headers={k: v.encode() for k, v in (device.headers() | headers).items()},
+        headers={k.encode(): v.encode() for k, v in (device.headers() | headers).items()},
     )
     refused(answer, 400, "BAD_REQUEST")
     assert "Last-Event-ID" in answer.json()["message"]

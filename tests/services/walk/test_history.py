@@ -1,4 +1,4 @@
-"""A long history costs nothing: every query finds its rows by an index that begins with the tenant."""
+"""A long history costs nothing: every query finds its rows by an index of the tenant's."""
 
 import re
 from typing import Any
@@ -45,8 +45,8 @@ async def live_long(world: World) -> None:
             common = {"tenant": walker, "seq": n, "now": now}
             await tx.execute(
                 "INSERT INTO tree_refunds (tenant, seq, node_id, points_cost, energy_cost,"
-                " allocated_at, reason, refunded_at) VALUES (:tenant, :seq, 'node.light-pack', 1, 0,"
-                " :now, 'steps_rejected', :now)",
+                " allocated_at, reason, refunded_at) VALUES (:tenant, :seq, 'node.light-pack', 1,"
+                " 0, :now, 'steps_rejected', :now)",
                 common,
             )
             await tx.execute(

@@ -173,7 +173,7 @@ async def test_there_is_no_step_after_the_last(sqlite_world: World) -> None:
     ok(await sqlite_world.ada.advance(QUEST, 1))
     ok(await sqlite_world.ada.advance(QUEST, 2))
     refused(await sqlite_world.ada.advance(QUEST, 3), 422, "STEP_OUT_OF_ORDER")
-    ok(await sqlite_world.ada.complete(QUEST))
+    assert ok(await sqlite_world.ada.complete(QUEST))["status"] == "completed"
 
 
 @pytest.mark.parametrize("step", ["one", "1.5", "%20", "٣"])
@@ -281,3 +281,4 @@ async def test_a_step_refused_as_out_of_order_may_come_again_under_its_key(world
 async def test_steps_and_completions_need_a_key(sqlite_world: World, path: str, body: Any) -> None:
     answer = await sqlite_world.ada.post(path, body | sqlite_world.ada.times())
     refused(answer, 400, "IDEMPOTENCY_KEY_REQUIRED")
+    assert await sqlite_world.count("walkers") == 0

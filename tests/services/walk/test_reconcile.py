@@ -19,7 +19,7 @@ from .stepping import PHONE, TODAY, WATCH, Stepping, days_ago, stepping
 from .walking import OpenWorld, ok, opener
 
 NODE = "node.even-stride"
-SETTINGS = StepSettings()
+SETTINGS = StepSettings.model_validate({})
 
 
 @pytest.fixture

@@ -259,9 +259,7 @@ async def test_of_two_who_decide_at_once_one_does(steps: Stepping) -> None:
     assert (await steps.day())["reconciliationStatus"] == status
 
 
-@pytest.mark.parametrize(
-    "review_id", ["0190163d-8694-739b-aea5-966c26f8ad91", "1", "x" * 300]
-)
+@pytest.mark.parametrize("review_id", ["0190163d-8694-739b-aea5-966c26f8ad91", "1", "x" * 300])
 async def test_a_review_that_is_none_is_not_found(steps: Stepping, review_id: str) -> None:
     refused(await steps.resolve(review_id, "accept"), 404, "NOT_FOUND")
 

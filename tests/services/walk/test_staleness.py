@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.ports import RecordQuery
 
-from .walking import HeldClock, OpenWorld, World, new_key, ok, refused, text
+from .walking import Device, HeldClock, OpenWorld, World, new_key, ok, refused, text
 
 CAP, GRACE = timedelta(days=7), timedelta(hours=6)
 TICK = timedelta(microseconds=1)
@@ -20,96 +20,93 @@ ROOT = "node.even-stride"
 Act = Callable[..., Awaitable[httpx.Response]]
 
 
-async def _allocate(world: World, **wishes: Any) -> httpx.Response:
-    return await world.ada.allocate(ROOT, **wishes)
+async def _allocate(device: Device, **wishes: Any) -> httpx.Response:
+    return await device.allocate(ROOT, **wishes)
 
 
-async def _advance(world: World, **wishes: Any) -> httpx.Response:
-    return await world.ada.advance("quest.002", 1, **wishes)
+async def _advance(device: Device, **wishes: Any) -> httpx.Response:
+    return await device.advance("quest.002", 1, **wishes)
 
 
-async def _complete(world: World, **wishes: Any) -> httpx.Response:
-    return await world.ada.complete("quest.003", **wishes)
+async def _complete(device: Device, **wishes: Any) -> httpx.Response:
+    return await device.complete("quest.003", **wishes)
 
 
-ACTIONS = pytest.mark.parametrize("act", [_allocate, _advance, _complete])
+EACH: tuple[Act, ...] = (_allocate, _advance, _complete)
+ACTIONS = pytest.mark.parametrize("act", EACH)
 
 
-async def prepare(world: World) -> World:
+async def prepare(device: Device) -> Device:
     """Make each of the three actions possible, once."""
-    await world.ada.finish(QUEST)
-    ok(await world.ada.start("quest.002"))
-    ok(await world.ada.start("quest.003"))
+    await device.finish(QUEST)
+    ok(await device.start("quest.002"))
+    ok(await device.start("quest.003"))
     for step in (1, 2, 3):
-        ok(await world.ada.advance("quest.003", step))
-    return world
+        ok(await device.advance("quest.003", step))
+    return device
 
 
-async def snapshot(world: World) -> Any:
-    return await world.ada.tree(), await world.ada.quests(), await world.ada.events()
+async def snapshot(device: Device) -> Any:
+    return await device.tree(), await device.quests(), await device.events()
 
 
-@ACTIONS
-@pytest.mark.parametrize(
-    "age",
-    [
-        timedelta(0),
-        CAP,
-        CAP + 5 * HOUR,
-        CAP + GRACE - TICK,
-        CAP + GRACE,
-        -HOUR,
-        -GRACE + TICK,
-        -GRACE,
-    ],
-    ids=str,
-)
+PASSING = [
+    timedelta(0),
+    CAP,
+    CAP + 5 * HOUR,
+    CAP + GRACE - TICK,
+    CAP + GRACE,
+    -HOUR,
+    -GRACE + TICK,
+    -GRACE,
+]
+STALE = {
+    CAP + GRACE + TICK: 7,
+    CAP + 7 * HOUR: 7,
+    timedelta(days=8): 8,
+    timedelta(days=30): 30,
+    timedelta(days=365): 365,
+    -GRACE - TICK: -1,
+    -12 * HOUR: -1,
+    timedelta(days=-30): -30,
+}
+
+
+@pytest.mark.parametrize("age", PASSING, ids=str)
 async def test_an_action_within_the_cap_and_the_grace_passes(
-    sqlite_world: World, act: Act, age: timedelta
+    sqlite_world: World, age: timedelta
 ) -> None:
-    world = sqlite_world
-    await prepare(world)
-    ok(await act(world, at=world.clock.at - age))
+    ada = await prepare(sqlite_world.ada)
+    for act in EACH:
+        before = await snapshot(ada)
+        ok(await act(ada, at=sqlite_world.clock.at - age))
+        assert await snapshot(ada) != before
 
 
-@ACTIONS
-@pytest.mark.parametrize(
-    ("age", "days"),
-    [
-        (CAP + GRACE + TICK, 7),
-        (CAP + 7 * HOUR, 7),
-        (timedelta(days=8), 8),
-        (timedelta(days=30), 30),
-        (timedelta(days=365), 365),
-        (-GRACE - TICK, -1),
-        (-12 * HOUR, -1),
-        (timedelta(days=-30), -30),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("age", "days"), STALE.items(), ids=str)
 async def test_an_action_beyond_them_is_stale_and_changes_nothing(
-    sqlite_world: World, act: Act, age: timedelta, days: int
+    sqlite_world: World, age: timedelta, days: int
 ) -> None:
-    world = sqlite_world
-    await prepare(world)
-    before = await snapshot(world)
-    made_at = world.clock.at - age
-    details = refused(await act(world, at=made_at), 422, "STALE_ACTION")
-    assert details.pop("clientGeneratedAt").startswith(f"{made_at:%Y-%m-%dT%H:%M:%S}")
-    assert details == {
-        "serverNow": "2026-05-22T12:00:00.000Z",
-        "ageDays": days,
-        "capDays": 7,
-        "graceHours": 6,
-    }
-    assert await snapshot(world) == before
+    ada = await prepare(sqlite_world.ada)
+    before = await snapshot(ada)
+    made_at = sqlite_world.clock.at - age
+    for act in EACH:
+        details = refused(await act(ada, at=made_at), 422, "STALE_ACTION")
+        assert details.pop("clientGeneratedAt").startswith(f"{made_at:%Y-%m-%dT%H:%M:%S}")
+        assert details == {
+            "serverNow": "2026-05-22T12:00:00.000Z",
+            "ageDays": days,
+            "capDays": 7,
+            "graceHours": 6,
+        }
+    assert await snapshot(ada) == before
 
 
 @pytest.mark.parametrize("zone", [timezone(timedelta(hours=2)), timezone(timedelta(hours=-11))])
 async def test_a_zone_is_told_and_only_the_instant_counts(
     sqlite_world: World, zone: timezone
 ) -> None:
-    await prepare(sqlite_world)
+    await prepare(sqlite_world.ada)
     oldest = sqlite_world.clock.at - CAP - GRACE
     body = {"allocations": [{"nodeId": ROOT}]}
     stale = body | {"clientGeneratedAt": (oldest - TICK).astimezone(zone).isoformat()}
@@ -117,45 +114,45 @@ async def test_a_zone_is_told_and_only_the_instant_counts(
     refused(answer, 422, "STALE_ACTION")
     fresh = body | {"clientGeneratedAt": oldest.astimezone(zone).isoformat()}
     ok(await sqlite_world.ada.post("/tree/allocate", fresh, key=new_key()))
+    assert await sqlite_world.ada.allocated() == [ROOT]
 
 
-@ACTIONS
 @pytest.mark.parametrize(
-    "value", [None, 5, "", "yesterday", "2026-05-22", "2026-05-22T12:00:00", "2026-02-30T00:00:00Z"]
+    ("path", "body"),
+    [
+        ("/tree/allocate", {"allocations": [{"nodeId": ROOT}]}),
+        ("/quest/quest.002/step/1/advance", {}),
+        ("/quest/complete", {"questId": "quest.003"}),
+    ],
 )
 async def test_when_it_was_made_must_be_told_with_a_zone(
-    sqlite_world: World, act: Act, value: Any
+    sqlite_world: World, path: str, body: dict[str, Any]
 ) -> None:
-    world = sqlite_world
-    await prepare(world)
-    before = await snapshot(world), await world.count("idempotency_records")
-    paths = {
-        _allocate: ("/tree/allocate", {"allocations": [{"nodeId": ROOT}]}),
-        _advance: ("/quest/quest.002/step/1/advance", {}),
-        _complete: ("/quest/complete", {"questId": "quest.003"}),
-    }
-    path, body = paths[act]
-    sent = {} if value is None else {"clientGeneratedAt": value}
-    answer = await world.ada.post(path, body | sent, key=new_key())
-    details = refused(answer, 400, "BAD_REQUEST")
-    assert details == {"field": "clientGeneratedAt"}
-    assert (await snapshot(world), await world.count("idempotency_records")) == before
+    ada = await prepare(sqlite_world.ada)
+    before = await snapshot(ada), await sqlite_world.count("idempotency_records")
+    missing: list[dict[str, Any]] = [{}]
+    others = [5, None, "", "yesterday", "2026-05-22", "2026-05-22T12:00:00", "2026-02-30T00:00:00Z"]
+    for sent in missing + [{"clientGeneratedAt": value} for value in others]:
+        answer = await ada.post(path, body | sent, key=new_key())
+        assert refused(answer, 400, "BAD_REQUEST") == {"field": "clientGeneratedAt"}
+    assert (await snapshot(ada), await sqlite_world.count("idempotency_records")) == before
 
 
 async def test_an_action_sent_days_after_it_was_made_is_what_a_queue_is_for(
     sqlite_world: World,
 ) -> None:
-    await prepare(sqlite_world)
+    await prepare(sqlite_world.ada)
     now = sqlite_world.clock.at
     at = now - timedelta(days=6)
     ok(await sqlite_world.ada.allocate(ROOT, at=at, clientSubmittedAt=text(now)))
+    assert await sqlite_world.ada.allocated() == [ROOT]
 
 
 async def test_an_action_cannot_have_been_sent_long_before_it_was_made(
     sqlite_world: World,
 ) -> None:
     world = sqlite_world
-    await prepare(world)
+    await prepare(world.ada)
     made_at = world.clock.at
     before = text(made_at - GRACE - TICK)
     answer = await world.ada.allocate(ROOT, at=made_at, clientSubmittedAt=before)
@@ -164,7 +161,7 @@ async def test_an_action_cannot_have_been_sent_long_before_it_was_made(
 
 
 async def test_a_time_of_sending_that_is_none_is_400(sqlite_world: World) -> None:
-    await prepare(sqlite_world)
+    await prepare(sqlite_world.ada)
     answer = await sqlite_world.ada.allocate(ROOT, clientSubmittedAt="soon")
     assert refused(answer, 400, "BAD_REQUEST") == {"field": "clientSubmittedAt"}
 
@@ -172,7 +169,7 @@ async def test_a_time_of_sending_that_is_none_is_400(sqlite_world: World) -> Non
 async def test_beginning_a_quest_is_never_stale(sqlite_world: World) -> None:
     ok(await sqlite_world.ada.start(QUEST, key=new_key()))
     sqlite_world.clock.move(timedelta(days=30))
-    ok(await sqlite_world.ada.start("quest.002"))
+    assert ok(await sqlite_world.ada.start("quest.002"))["status"] == "in_progress"
 
 
 # -- replays --------------------------------------------------------------------------------------
@@ -182,42 +179,42 @@ async def test_beginning_a_quest_is_never_stale(sqlite_world: World) -> None:
 async def test_what_was_accepted_is_replayed_when_the_action_has_grown_too_old(
     world: World, act: Act
 ) -> None:
-    await prepare(world)
+    await prepare(world.ada)
     key, made_at = new_key(), world.clock.at - CAP
-    first = await act(world, key=key, at=made_at)
+    first = await act(world.ada, key=key, at=made_at)
     world.clock.move(timedelta(days=6))
-    again = await act(world, key=key, at=made_at)
+    again = await act(world.ada, key=key, at=made_at)
     assert (again.status_code, again.content) == (200, first.content)
     assert again.headers["idempotency-replayed"] == "true"
-    refused(await act(world, key=new_key(), at=made_at), 422, "STALE_ACTION")
+    refused(await act(world.ada, key=new_key(), at=made_at), 422, "STALE_ACTION")
 
 
 @ACTIONS
 async def test_once_its_record_has_expired_the_action_is_stale_and_done_once(
     world: World, act: Act
 ) -> None:
-    await prepare(world)
+    await prepare(world.ada)
     key, made_at = new_key(), world.clock.at - GRACE - HOUR
-    ok(await act(world, key=key, at=made_at))
-    before = await snapshot(world)
+    ok(await act(world.ada, key=key, at=made_at))
+    before = await snapshot(world.ada)
     world.clock.move(CAP)
-    refused(await act(world, key=key, at=made_at), 422, "STALE_ACTION")
-    assert await snapshot(world) == before
+    refused(await act(world.ada, key=key, at=made_at), 422, "STALE_ACTION")
+    assert await snapshot(world.ada) == before
 
 
 @ACTIONS
 async def test_a_stale_attempt_leaves_a_record_and_its_answer_stands(
     world: World, act: Act
 ) -> None:
-    await prepare(world)
+    await prepare(world.ada)
     key, made_at = new_key(), world.clock.at - timedelta(days=8)
-    first = await act(world, key=key, at=made_at)
+    first = await act(world.ada, key=key, at=made_at)
     refused(first, 422, "STALE_ACTION")
     [record] = await world.store.records(RecordQuery(tenant="ada", key=key))
     assert (record.status, record.body) == (422, first.content)
     assert record.expires_at - record.created_at == timedelta(days=7)
     world.clock.move(HOUR)
-    again = await act(world, key=key, at=made_at)
+    again = await act(world.ada, key=key, at=made_at)
     assert (again.status_code, again.content) == (422, first.content)
     assert again.headers["idempotency-replayed"] == "true"
 
@@ -234,7 +231,7 @@ async def test_a_changed_time_under_the_same_key_is_a_conflict_not_a_second_chan
     sqlite_world: World,
 ) -> None:
     world = sqlite_world
-    await prepare(world)
+    await prepare(world.ada)
     key = new_key()
     refused(
         await world.ada.allocate(ROOT, key=key, at=world.clock.at - 2 * CAP), 422, "STALE_ACTION"
@@ -250,21 +247,21 @@ async def test_a_changed_time_under_the_same_key_is_a_conflict_not_a_second_chan
 async def test_a_device_whose_clock_is_a_month_off_gets_nothing_through(
     world: World, off: timedelta
 ) -> None:
-    await prepare(world)
-    before = await snapshot(world)
+    await prepare(world.ada)
+    before = await snapshot(world.ada)
     on_the_device = world.clock.at + off
-    for act in (_allocate, _advance, _complete):
-        refused(await act(world, at=on_the_device), 422, "STALE_ACTION")
-    assert await snapshot(world) == before
+    for act in EACH:
+        refused(await act(world.ada, at=on_the_device), 422, "STALE_ACTION")
+    assert await snapshot(world.ada) == before
     # With the clock put right, the same person does the same things.
-    for act in (_allocate, _advance, _complete):
+    for act in EACH:
         ok(await act(world))
 
 
 async def test_a_queue_whose_times_are_kept_fresh_by_hand_is_only_as_good_as_its_keys(
     world: World,
 ) -> None:
-    await prepare(world)
+    await prepare(world.ada)
     key, made_at = new_key(), world.clock.at
     ok(await world.ada.allocate(ROOT, key=key, at=made_at))
     for days in (1, 3, 6):
@@ -290,3 +287,4 @@ async def test_staleness_comes_before_the_handler_looks_at_anything(sqlite_world
     refused(await sqlite_world.ada.allocate("node.none", at=at), 422, "STALE_ACTION")
     refused(await sqlite_world.ada.complete("quest.none", at=at), 422, "STALE_ACTION")
     refused(await sqlite_world.ada.advance("quest.none", 1, at=at), 422, "STALE_ACTION")
+    assert await sqlite_world.count("walkers") == 0

@@ -188,6 +188,7 @@ async def test_an_allocation_needs_a_key(sqlite_world: World) -> None:
     body = {"allocations": [{"nodeId": ROOT}], **sqlite_world.ada.times()}
     answer = await sqlite_world.ada.post("/tree/allocate", body)
     refused(answer, 400, "IDEMPOTENCY_KEY_REQUIRED")
+    assert await sqlite_world.count("walkers") == 0
 
 
 @pytest.mark.parametrize("key", ["nope", "", "7F0F5BD0-4C0A-4B2E-9B0E-0D6D3F9C9A10"])
@@ -195,6 +196,7 @@ async def test_a_malformed_key_is_refused(sqlite_world: World, key: str) -> None
     body = {"allocations": [{"nodeId": ROOT}], **sqlite_world.ada.times()}
     answer = await sqlite_world.ada.post("/tree/allocate", body, key=key)
     refused(answer, 400, "IDEMPOTENCY_KEY_INVALID")
+    assert await sqlite_world.count("walkers") == 0
 
 
 # -- bodies ---------------------------------------------------------------------------------------
@@ -231,6 +233,7 @@ async def test_a_body_that_is_not_as_agreed_is_refused(
 async def test_a_body_that_is_no_object_is_400(sqlite_world: World, body: Any) -> None:
     answer = await sqlite_world.ada.post("/tree/allocate", body, key=new_key())
     refused(answer, 400, "BAD_REQUEST")
+    assert await sqlite_world.count("idempotency_records") == 0
 
 
 # -- who ------------------------------------------------------------------------------------------

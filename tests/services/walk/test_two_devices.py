@@ -22,7 +22,7 @@ ROUNDS = max(4, int(os.environ.get("HOLDFAST_TEST_ROUNDS", "200")) // 20)
 Action = tuple[str, Any, str]
 
 # What an answer to an honest action may be. Anything else is a fault of the server.
-ANSWERS = {
+ANSWERS: dict[int, set[str | None]] = {
     200: {None},
     409: {"ALREADY_ALLOCATED", "QUEST_ALREADY_IN_PROGRESS", "QUEST_ALREADY_COMPLETED"},
     422: {
@@ -193,15 +193,29 @@ async def test_twenty_at_once_under_keys_of_their_own_are_done_once(world: World
     assert await ada.points() == expected
 
 
+async def in_line(world: World) -> int:
+    """Count who waits: for the walker's row on PostgreSQL, for the one turn on SQLite."""
+    if world.store.name == "sqlite":
+        store: Any = world.store
+        return len(store._writer._waiting)
+    rows = await world.rows(
+        "SELECT count(*) AS n FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    return int(rows[0]["n"])
+
+
 async def test_actions_commit_in_the_order_they_get_in_line(world: World) -> None:
     """A walker's row is locked first: the second waits for the first, whatever it wants."""
     await world.ada.finish("quest.001")
     unit = await world.store.begin()
     await lock_walker(unit.transaction, "ada", world.clock.at)
     waiting = []
-    for node in ("node.even-stride", "node.light-pack"):
+    for number, node in enumerate(("node.even-stride", "node.light-pack"), 1):
         waiting.append(asyncio.create_task(world.ada.allocate(node)))
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(30):
+            while await in_line(world) < number:
+                await asyncio.sleep(0.01)
     assert not any(task.done() for task in waiting)
     # Another walker does not wait on PostgreSQL; SQLite has one writer.
     if world.store.name == "postgresql":

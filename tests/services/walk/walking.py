@@ -66,8 +66,10 @@ class Device:
     async def post(
         self, path: str, body: Any, *, key: str | None = None, headers: Mapping[str, str] = {}
     ) -> httpx.Response:
-        keyed = {} if key is None else {"Idempotency-Key": key}
-        return await self._client.post(path, json=body, headers=self.headers() | keyed | headers)
+        sent = self.headers() | dict(headers)
+        if key is not None:
+            sent["Idempotency-Key"] = key
+        return await self._client.post(path, json=body, headers=sent)
 
     # -- actions -----------------------------------------------------------------------------------
 

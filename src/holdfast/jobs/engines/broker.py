@@ -25,7 +25,7 @@ from holdfast.ports import Row
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
-__all__ = ["PULL_SECONDS", "Arrival", "Broker", "Listener"]
+__all__ = ["PULL_SECONDS", "Arrival", "Broker", "Listener", "end_task"]
 
 T = TypeVar("T")
 
@@ -108,8 +108,7 @@ class Broker:
         """Let go of the connection. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+            await end_task(task)
 
     # -- talking --------------------------------------------------------------------------------
 
@@ -231,7 +230,8 @@ class Broker:
                 self._tell_ended(queue, None)
             while not (client.is_closed or self._doubt.is_set()):
                 with suppress(TimeoutError):  # the client forgets to tell when its last words fail
-                    await asyncio.wait_for(self._doubt.wait(), 1.0)
+                    async with asyncio.timeout(1.0):
+                        await self._doubt.wait()
             self.up.clear()
             if not client.is_closed:
                 await asyncio.sleep(_PAUSES[1])
@@ -296,6 +296,13 @@ class Broker:
         if troubles and not self._is_refusing:
             _log.warning("NATS does not take jobs, trying again: %s", _line(troubles[0]))
         self._is_refusing = bool(troubles)
+
+
+async def end_task(task: asyncio.Task[None]) -> None:
+    """Cancel until it ends: nats-py, and ``wait_for`` before Python 3.12, may swallow the first."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=1.0)
 
 
 async def _note(error: Exception) -> None:

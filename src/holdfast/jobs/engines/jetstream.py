@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.core.job import LeasedJob
 from holdfast.errors import ConfigurationError, StoreError
-from holdfast.jobs.engines.broker import Arrival, Broker
+from holdfast.jobs.engines.broker import Arrival, Broker, end_task
 from holdfast.jobs.engines.pulls import Pulls, come_again
 from holdfast.jobs.engines.relay import Relay
 from holdfast.jobs.engines.stream import Names
@@ -117,8 +117,7 @@ class JetStreamEngine:
         """Give back what nobody has looked at, and let go of everything."""
         relaying, self._relaying = self._relaying, None
         if relaying is not None:
-            relaying.cancel()
-            await asyncio.wait({relaying})
+            await end_task(relaying)
         await self._pulls.stop()
         await self._broker.close()
         await self._bell.close()

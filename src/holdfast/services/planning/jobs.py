@@ -36,9 +36,7 @@ async def recount_projects(holdfast: Holdfast, *project_ids: str) -> None:
     In the order of their ids: two writes that wait for each other's job would wait for ever.
     """
     for project_id in sorted(set(project_ids)):
-        await holdfast.enqueue(
-            COUNT, {"project_id": project_id}, queue=QUEUE, coalesce=project_id
-        )
+        await holdfast.enqueue(COUNT, {"project_id": project_id}, queue=QUEUE, coalesce=project_id)
 
 
 async def reindex_mission(holdfast: Holdfast, mission_id: str) -> None:

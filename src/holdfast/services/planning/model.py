@@ -1,4 +1,4 @@
-"""What projects, missions and assignments look like on the wire. Shapes only; nothing is decided."""
+"""What projects, missions and assignments look like on the wire. Shapes only."""
 
 import re
 from collections.abc import Mapping

@@ -174,7 +174,7 @@ DELETE FROM planning_search WHERE tenant = :tenant AND mission_id = :mission_id;
 -- same table: only planning's own are shown.
 SELECT id, actor, endpoint, resource, version, status, payload_hash, request_id, correlation_id,
        created_at
-  FROM audit_events
+  FROM audit_events /* by */
  WHERE tenant = :tenant AND id >= :least AND id < :before
    AND (endpoint LIKE '% /v1/%' OR endpoint LIKE 'job.% planning %')
    /* more */

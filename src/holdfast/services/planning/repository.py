@@ -71,7 +71,13 @@ async def list_in(
 
 
 async def add(
-    tx: Transaction, kind: Kind, tenant: str, item_id: str, fields: Mapping[str, Any], now: datetime
+    tx: Transaction,
+    kind: Kind,
+    tenant: str,
+    item_id: str,
+    *,
+    fields: Mapping[str, Any],
+    now: datetime,
 ) -> Row:
     """Keep something new and return it as it stands."""
     values = {"tenant": tenant, "id": item_id, **fields, "now": now}

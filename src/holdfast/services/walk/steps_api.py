@@ -4,7 +4,7 @@ import re
 from datetime import date
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Header, Path, Query
 
 from holdfast import Dialect, Holdfast, Principal
 from holdfast.errors import BodyInvalidError, FieldNotAllowedError, ForbiddenError, NotFoundError
@@ -38,7 +38,6 @@ from holdfast.services.walk.walkers import instant, lock_walker
 __all__ = ["router"]
 
 _ADMIN: Final = "admin"
-_APP_CHECK: Final = "x-firebase-appcheck"
 # Ids are ours, so anything else need not be looked up; PostgreSQL would choke on some of it.
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -66,8 +65,13 @@ def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
 
     @api.post("/ingest", summary="Report steps", description=_REJECTED, responses=_errors())
     @holdfast.guard("step.ingest", policy=settings.policies().step_ingest)
-    async def ingest(report: StepReport, request: Request, tx: Tx, run: Run) -> IngestAnswer:
-        return await intake.take(tx, run, report, request.headers.getlist(_APP_CHECK))
+    async def ingest(
+        report: StepReport,
+        tx: Tx,
+        run: Run,
+        tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
+    ) -> IngestAnswer:
+        return await intake.take(tx, run, report, tokens or [])
 
     @api.get("/log", summary="See the days", responses=_errors(400, 401, 422, 503))
     async def log(

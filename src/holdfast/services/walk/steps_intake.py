@@ -14,7 +14,7 @@ from holdfast import Execution, Holdfast, ServiceError, Transaction
 from holdfast.errors import StoreError, StoreUnavailableError
 from holdfast.services.walk.attestation import AppCheck, AttestationError, Attested
 from holdfast.services.walk.reviews import note_rejection
-from holdfast.services.walk.steps_model import IngestAnswer, StepReport, StreakView
+from holdfast.services.walk.steps_model import IngestAnswer, StepReport
 from holdfast.services.walk.steps_repository import (
     Attestation,
     RecentDay,
@@ -36,6 +36,7 @@ from holdfast.services.walk.steps_rules import (
     scaled,
 )
 from holdfast.services.walk.steps_settings import StepSettings
+from holdfast.services.walk.steps_streak import streak_view
 from holdfast.services.walk.streaks import StreakState, carry_on, state_on, today_in
 from holdfast.services.walk.walkers import lock_walker
 
@@ -112,13 +113,7 @@ class StepIntake:
         state = await self._expected_streak(tx, tenant, report, days, since=since, now=now)
         return IngestAnswer(
             provisional_energy=self._credit(report, days),
-            streak_state=StreakView(
-                current_length_days=state.length,
-                last_attested_date=state.last_attested,
-                bonus_tier=state.tier,
-                decay_at=state.decay_at,
-                total_lifetime_steps=0 if sync is None else sync.total_steps,
-            ),
+            streak_state=streak_view(state, 0 if sync is None else sync.total_steps),
         )
 
     # -- refusing --------------------------------------------------------------------------------
@@ -135,7 +130,7 @@ class StepIntake:
         try:
             return await self._app_check.verify(tokens, sent.attestation_token)
         except AttestationError as error:
-            rejection = Rejection(401, "ATTESTATION_INVALID", error.reason)
+            rejection = Rejection(401, "ATTESTATION_INVALID", f"App Check: {error.reason}")
             note = replace(note, token_id=error.token_id)
             await self._reject(tx, run, rejection, note, self._holdfast.clock.now())
         except StoreUnavailableError:

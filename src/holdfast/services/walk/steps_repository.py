@@ -36,6 +36,7 @@ __all__ = [
     "has_pending_steps",
     "has_rejected_days",
     "list_days",
+    "read_settled_streak",
     "readings_of",
     "recent_days",
     "rule_day",
@@ -119,16 +120,7 @@ async def has_rejected_days(tx: Transaction, tenant: str, since: datetime) -> bo
 async def find_sync(tx: Transaction, tenant: str) -> Sync | None:
     """Return where a walker was last heard of, if ever."""
     row = await tx.fetch_one(sql("find_sync"), {"tenant": tenant})
-    if row is None:
-        return None
-    last = LastSync(instant(row["synced_at"]), timedelta(seconds=row["utc_offset_seconds"]))
-    attested_at = row["attested_at"]
-    return Sync(
-        find_zone(row["tz"]),
-        last,
-        row["total_lifetime_steps"],
-        None if attested_at is None else instant(attested_at),
-    )
+    return None if row is None else _sync(row)
 
 
 async def add_report(
@@ -323,6 +315,33 @@ async def save_streak(
         "steps": steps,
     }
     await tx.execute(sql("save_streak"), values)
+
+
+async def read_settled_streak(store: Store, tenant: str) -> tuple[Sync, AttestedDay | None] | None:
+    """Read what a walker's streak is worked out from; None for someone never heard of."""
+    syncs = await store.read(sql("find_sync"), {"tenant": tenant})
+    if not syncs:
+        return None
+    rows = await store.read(sql("attested_before"), {"tenant": tenant, "day": END_OF_DAYS})
+    return _sync(syncs[0]), _attested(rows[0]) if rows else None
+
+
+def _sync(row: Row) -> Sync:
+    attested_at = row["attested_at"]
+    return Sync(
+        zone=_known_zone(row["tz"]),
+        last=LastSync(instant(row["synced_at"]), timedelta(seconds=row["utc_offset_seconds"])),
+        total_steps=row["total_lifetime_steps"],
+        attested_at=None if attested_at is None else instant(attested_at),
+    )
+
+
+def _known_zone(name: str) -> ZoneInfo:
+    """Return a zone that was good once. A database of zones may lose one, and nobody their days."""
+    try:
+        return find_zone(name)
+    except ValueError:
+        return ZoneInfo("UTC")
 
 
 def _attested(row: Row) -> AttestedDay:

@@ -146,7 +146,6 @@ def _source(report: Report, limits: Limits) -> Rejection | None:
         403,
         "SOURCE_NOT_ALLOWED",
         "steps from this source bundle are not taken",
-        {"sourceBundleId": report.bundle},
     )
 
 
@@ -169,12 +168,7 @@ def _burst(report: Report, limits: Limits) -> Rejection | None:
         422,
         "BURST_RATE_EXCEEDED",
         "so many steps do not fit into so short a time",
-        {
-            "count": report.count,
-            "spanSeconds": report.span.seconds,
-            "maxStepsPerSecond": limits.steps_per_second,
-            "tolerance": limits.burst_tolerance,
-        },
+        {"maxStepsPerSecond": limits.steps_per_second, "tolerance": limits.burst_tolerance},
         is_anti_cheat=True,
     )
 
@@ -194,7 +188,6 @@ def _tz_jump(
         "TZ_JUMP",
         "the time zone is too far from that of the last sync",
         {
-            "tz": report.zone.key,
             "jumpHours": jump / timedelta(hours=1),
             "maxJumpHours": limits.tz_jump / timedelta(hours=1),
         },
@@ -206,7 +199,7 @@ def _day(report: Report, limits: Limits, now: datetime) -> Rejection | None:
     """Look at the day on the server's clock, in the zone the walker claims."""
     today = today_in(report.zone, now)
     ahead = (report.day - today).days
-    details = {"day": report.day.isoformat(), "today": today.isoformat(), "tz": report.zone.key}
+    details = {"today": today.isoformat()}
     if ahead > 1:
         return Rejection(422, "FUTURE_DATED", "this day has not begun anywhere near", details)
     if -ahead > limits.offline_days:

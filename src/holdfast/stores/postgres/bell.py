@@ -17,6 +17,7 @@ import asyncpg
 from holdfast.errors import StoreError
 from holdfast.stores.bell import LocalBell
 from holdfast.stores.postgres.troubles import OUTAGES
+from holdfast.system import new_request_id
 
 __all__ = ["NotifyBell"]
 
@@ -39,6 +40,7 @@ class NotifyBell(LocalBell):
         super().__init__()
         self._connect = connect
         self._run = run
+        self._own_voice = new_request_id()
         self._listener: asyncio.Task[None] | None = None
         self._ringing: asyncio.Task[None] | None = None
         self._ring_again = False
@@ -74,7 +76,7 @@ class NotifyBell(LocalBell):
             while True:
                 self._ring_again = False
                 with suppress(StoreError, asyncpg.PostgresError):  # others look by themselves
-                    await self._run(f"SELECT pg_notify('{_CHANNEL}', '')")
+                    await self._run(f"SELECT pg_notify('{_CHANNEL}', '{self._own_voice}')")
                 if not self._ring_again:
                     return
         finally:
@@ -85,12 +87,15 @@ class NotifyBell(LocalBell):
             connection = None
             try:
                 connection = await self._connect()
+                cut_off = asyncio.Event()
+                connection.add_termination_listener(lambda _connection, end=cut_off.set: end())
                 await connection.add_listener(_CHANNEL, self._heard)
                 LocalBell.ring(self)  # something may have been rung while nobody listened
                 if not listening.done():
                     listening.set_result(None)
-                while True:
-                    await asyncio.sleep(_ALIVE_SECONDS)
+                while not cut_off.is_set():
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(cut_off.wait(), _ALIVE_SECONDS)
                     await connection.fetchval("SELECT 1", timeout=_ALIVE_SECONDS)
             except (asyncpg.PostgresError, *OUTAGES) as error:
                 _log.info("not listening for jobs, looking once a second instead: %s", error)
@@ -101,5 +106,6 @@ class NotifyBell(LocalBell):
                     connection.terminate()
             await asyncio.sleep(_RECONNECT_SECONDS)
 
-    def _heard(self, *_: Any) -> None:
-        LocalBell.ring(self)
+    def _heard(self, _connection: Any, _process: int, _channel: str, voice: str) -> None:
+        if voice != self._own_voice:  # that one has rung here already
+            LocalBell.ring(self)

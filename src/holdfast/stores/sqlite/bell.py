@@ -37,21 +37,26 @@ class SocketBell(LocalBell):
         """Bind a socket and read it with the event loop."""
         if self._socket is not None or _FAMILY is None:
             return
-        with suppress(OSError):
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            if not _is_ours(self._folder):
+        for _ in range(3):  # whoever leaves last removes the folder: just now, perhaps
+            with suppress(OSError):
+                self._listen(_FAMILY)
                 return
-            own = self._folder / f"{os.getpid()}-{id(self):x}"
-            listening = socket.socket(_FAMILY, socket.SOCK_DGRAM)
-            try:
-                own.unlink(missing_ok=True)
-                listening.bind(str(own))
-            except OSError:
-                listening.close()
-                raise
-            listening.setblocking(False)
-            self._own, self._socket = own, listening
-            asyncio.get_running_loop().add_reader(listening, self._heard)
+
+    def _listen(self, family: int) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        if not _is_ours(self._folder):
+            return
+        own = self._folder / f"{os.getpid()}-{id(self):x}"
+        listening = socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            own.unlink(missing_ok=True)
+            listening.bind(str(own))
+        except OSError:
+            listening.close()
+            raise
+        listening.setblocking(False)
+        self._own, self._socket = own, listening
+        asyncio.get_running_loop().add_reader(listening, self._heard)
 
     async def close(self) -> None:
         """Take the socket away."""

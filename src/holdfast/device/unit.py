@@ -1,0 +1,129 @@
+"""One transaction's work: named statements, the time it is, and what to tell afterwards."""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast.core.entry import Entry
+from holdfast.device.database import Database
+from holdfast.device.events import Event, EventKind, about
+from holdfast.device.rows import entry_of, instant
+from holdfast.device.statements import statement
+from holdfast.device.time_keeping import ClockRow, Moment, moment_of, server_time
+from holdfast.device.world import boot_of
+from holdfast.errors import EntryNotFoundError
+from holdfast.ports import Clock
+
+__all__ = ["Unit"]
+
+
+class Unit:
+    """Runs statements by name on one connection."""
+
+    __slots__ = ("_clock", "_database", "_moment", "_row", "events")
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        """Work on this connection."""
+        self._database = database
+        self._clock = clock
+        self._moment: Moment | None = None
+        self._row: ClockRow | None = None
+        self.events: list[Event] = []
+
+    def rows(self, name: str, **params: Any) -> list[Any]:
+        """Run a statement to its end and return its rows."""
+        return self._database.rows(statement(name), params)
+
+    def query(self, sql: str, params: dict[str, Any]) -> list[Any]:
+        """Run a statement that was put together, from constants only."""
+        return self._database.rows(sql, params)
+
+    def one(self, name: str, **params: Any) -> Entry | None:
+        """Run a statement that gives at most one entry."""
+        found = self._database.rows(statement(name), params)
+        return entry_of(found[0]) if found else None
+
+    def entries(self, name: str, **params: Any) -> list[Entry]:
+        """Run a statement that gives entries."""
+        return [entry_of(row) for row in self._database.rows(statement(name), params)]
+
+    def entry(self, entry_id: str) -> Entry:
+        """Return the entry with this id, or raise."""
+        found = self.one("get", id=entry_id)
+        if found is None:
+            raise EntryNotFoundError(f"there is no entry {entry_id} in the queue")
+        return found
+
+    def changed(self, name: str, **params: Any) -> Entry:
+        """Run a statement that changes one entry, which was just looked at, and return it."""
+        return entry_of(self._database.rows(statement(name), params)[0])
+
+    def file_bytes(self) -> int:
+        """Return the size of the file and its log."""
+        return self._database.file_bytes()
+
+    # ------------------------------------------------------------------ time
+
+    @property
+    def moment(self) -> Moment:
+        """All clocks, read once per unit."""
+        if self._moment is None:
+            found = self.rows("clock")
+            row = ClockRow(*found[0]) if found else None
+            boot_id, boot_seconds = boot_of(self._clock), self._clock.monotonic()
+            wall = self._clock.now()
+            moment = moment_of(row, boot_id, boot_seconds, wall)
+            if moment.restarted:
+                newest = self.rows("newest_ms")
+                moment = moment_of(
+                    row, boot_id, boot_seconds, wall, newest[0][0] if newest else None
+                )
+            self._moment = moment
+        return self._moment
+
+    @property
+    def now(self) -> datetime:
+        """The device's wall clock: for people, and never to decide by."""
+        return self.moment.wall
+
+    @property
+    def now_text(self) -> str:
+        """The same as it is stored."""
+        return instant(self.moment.wall)
+
+    @property
+    def ms(self) -> int:
+        """The file's own time, which decides."""
+        return self.moment.ms
+
+    def server_now(self) -> datetime:
+        """Return the server's time as far as it is known."""
+        return server_time(self.moment)
+
+    def keep_time(self) -> None:
+        """Write down what the clocks say, if they say that it should be."""
+        moment = self.moment
+        if moment.save:
+            self.set_clock(moment.row)
+        if moment.restarted:
+            self.rows("end_leases")
+            self.rows("wake_due", now=self.now_text)
+
+    def set_clock(self, row: ClockRow) -> None:
+        """Write the file's time down."""
+        self.rows("set_clock", **msgspec.structs.asdict(row))
+        self._moment = None
+
+    # ------------------------------------------------------------------ events
+
+    def tell(
+        self,
+        kind: EventKind,
+        entry: Entry,
+        *,
+        delay_seconds: float | None = None,
+        detail: str | None = None,
+    ) -> None:
+        """Have the listeners told, once this is committed."""
+        self.events.append(about(kind, entry, self.now, delay_seconds=delay_seconds, detail=detail))

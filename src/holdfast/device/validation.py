@@ -1,0 +1,221 @@
+"""What may be queued: every rule that can be checked by looking at the entry alone.
+
+The rules that need the queue (known user, next number, dependencies that exist) are kept where the
+entry is written, in the same transaction. Nothing is written unless all of them hold.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from holdfast.core.canonical import canonical_json
+from holdfast.core.endpoints import check_endpoint
+from holdfast.core.entry import (
+    ConflictResolution,
+    NewEntry,
+    Operation,
+    Profile,
+    priority_of,
+)
+from holdfast.core.keys import KeyFormat, check_key
+from holdfast.core.local_ids import References, is_local_id, references
+from holdfast.device.settings import QueueSettings
+from holdfast.errors import BodyInvalidError, EntryInvalidError, KeyInvalidError
+
+__all__ = ["Draft", "Request", "check_name", "check_new", "check_request", "json_of"]
+
+_NAME: Final = re.compile(r"[\x20-\x7e\u00a0-\U0010ffff]{1,200}")
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,100}")
+_HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]{0,4096}")
+_UUID_LIKE: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|\{local:|\\u")
+
+_NOT_OURS: Final = frozenset(
+    {
+        # Tokens are fetched when something is sent, and never kept in the queue.
+        "authorization",
+        "proxy-authorization",
+        "cookie",
+        # Made by the drain and the transport for each send.
+        "idempotency-key",
+        "x-client-generated-at",
+        "host",
+        "connection",
+        "content-length",
+        "transfer-encoding",
+        "te",
+        "upgrade",
+        "expect",
+    }
+)
+_MAX_INT: Final = 2**63 - 1
+
+_Kind = TypeVar("_Kind", bound=StrEnum)
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What will be sent, as it is stored."""
+
+    endpoint: str
+    payload: str | None
+    headers: Mapping[str, str]
+    refers_to: References
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A new entry that keeps all the rules that can be checked without the queue."""
+
+    new: NewEntry
+    request: Request
+    operation: Operation
+    profile: Profile
+    conflict_resolution: ConflictResolution | None
+    key: str
+    priority: int
+    local_id: str | None
+    base: str | None
+    payload_version: int
+
+
+def check_new(new: NewEntry, settings: QueueSettings) -> Draft:
+    """Return the entry as it will be stored, or raise ``EntryInvalidError``."""
+    operation = _member(Operation, new.operation, "operation_must_be_valid_verb", "operation")
+    profile = _member(Profile, new.profile, "profile_must_be_known", "profile")
+    strategy = None
+    if new.conflict_resolution is not None:
+        strategy = _member(
+            ConflictResolution,
+            new.conflict_resolution,
+            "conflict_resolution_must_be_known",
+            "conflict_resolution",
+        )
+    check_name(new.user_id, "user_id_must_reference_existing_user", "user_id")
+    check_name(new.entity_type, "entity_type_must_be_text", "entity_type")
+    for name, value in (("local_id", new.local_id), ("id", new.id)):
+        if value is not None and not is_local_id(value):
+            raise EntryInvalidError(f"{name}_must_be_uuid", f"{name} must be a lowercase UUID")
+    _check_numbers(new)
+    return Draft(
+        new=new,
+        request=check_request(
+            profile, new.endpoint, new.payload, new.headers, settings.max_payload_bytes
+        ),
+        operation=operation,
+        profile=profile,
+        conflict_resolution=strategy,
+        key=_key(new.key, profile),
+        priority=priority_of(new.entity_type) if new.priority is None else new.priority,
+        local_id=new.local_id or _entity_in_path(operation, new.endpoint),
+        base=None if new.base is None else json_of(new.base, settings.max_payload_bytes),
+        payload_version=settings.payload_version,
+    )
+
+
+def check_request(
+    profile: Profile, endpoint: str, payload: Any, headers: Mapping[str, str], max_bytes: int
+) -> Request:
+    """Return what will be sent as it will be stored, or raise ``EntryInvalidError``."""
+    check_endpoint(endpoint)
+    _check_headers(headers)
+    text = None if payload is None else json_of(payload, max_bytes)
+    if profile is Profile.WALK and text is not None and not text.lstrip(" \t\r\n").startswith("{"):
+        raise EntryInvalidError(
+            "payload_must_be_valid_json",
+            "a payload for walk must be an object: it gets fields added",
+        )
+    # To decode the payload once more is only worth it where there can be a local id.
+    body = None
+    if text is not None and _UUID_LIKE.search(text) is not None:
+        body = msgspec.json.decode(text)
+    return Request(endpoint, text, dict(headers), references(body, headers, endpoint))
+
+
+def json_of(value: Any, max_bytes: int) -> str:
+    """Write a JSON value, or take the bytes of a JSON text as they are; refuse everything else.
+
+    What a server of ours would refuse to read is refused here: the person is still there.
+    """
+    try:
+        raw = value if isinstance(value, bytes) else _encoded(value)
+        if len(raw) > max_bytes:
+            raise _not_json(f"the payload has {len(raw)} bytes, more than the {max_bytes} allowed")
+        canonical_json(raw)
+        return raw.decode()
+    except BodyInvalidError as error:
+        raise _not_json(f"the payload cannot be sent: {error.message}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _not_json(f"the payload is not JSON: {error}") from None
+
+
+def _encoded(value: Any) -> bytes:
+    # The standard library's encoder: it refuses NaN, dates and sets, where msgspec would write
+    # something of its own choice. Lone surrogates fail at the encoding.
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _key(key: str | None, profile: Profile) -> str:
+    if key is None:
+        return str(uuid4())
+    form = KeyFormat.OPAQUE if profile is Profile.PLANNING else KeyFormat.UUID4
+    try:
+        return check_key(key, form)
+    except KeyInvalidError as error:
+        raise EntryInvalidError("idempotency_key_must_be_uuid4", error.message) from None
+
+
+def _entity_in_path(operation: Operation, endpoint: str) -> str | None:
+    """Return the local id that the path ends in: that is the entity, if it is not a new one."""
+    last = endpoint.partition("?")[0].rpartition("/")[2]
+    if operation is not Operation.CREATE and last.startswith("{local:"):
+        return last[len("{local:") : -1]
+    return None
+
+
+def _check_numbers(new: NewEntry) -> None:
+    if new.max_attempts < 1:
+        raise EntryInvalidError("max_attempts_must_be_positive", "max_attempts must be at least 1")
+    if new.sequence_number is not None and not 1 <= new.sequence_number <= _MAX_INT:
+        raise EntryInvalidError(
+            "sequence_number_must_be_monotonic", "a sequence number is at least 1"
+        )
+    if new.priority is not None and not -_MAX_INT <= new.priority <= _MAX_INT:
+        raise EntryInvalidError("priority_must_be_a_number", "the priority is too large a number")
+    made_at = new.client_generated_at
+    if made_at is not None and (not isinstance(made_at, datetime) or made_at.tzinfo is None):
+        raise EntryInvalidError(
+            "client_generated_at_must_be_aware", "client_generated_at needs a time zone"
+        )
+
+
+def check_name(value: str, rule: str, what: str) -> None:
+    """Refuse what is not a line of text of reasonable length."""
+    if not isinstance(value, str) or _NAME.fullmatch(value) is None:
+        raise EntryInvalidError(rule, f"{what} must be 1 to 200 printable characters")
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    rule = "headers_must_be_plain_fields"
+    for name, value in headers.items():
+        if not isinstance(name, str) or _HEADER_NAME.fullmatch(name) is None:
+            raise EntryInvalidError(rule, "a header's name has a character it must not have")
+        if name.lower() in _NOT_OURS:
+            raise EntryInvalidError(rule, f"the header {name} is made at each send, never queued")
+        if not isinstance(value, str) or _HEADER_VALUE.fullmatch(value) is None:
+            raise EntryInvalidError(rule, f"the header {name} must be printable ASCII on one line")
+
+
+def _member(kind: type[_Kind], value: Any, rule: str, what: str) -> _Kind:
+    try:
+        return kind(value)
+    except ValueError:
+        allowed = ", ".join(kind)
+        raise EntryInvalidError(rule, f"{what} must be one of {allowed}") from None
+
+
+def _not_json(message: str) -> EntryInvalidError:
+    return EntryInvalidError("payload_must_be_valid_json", message)

@@ -1,0 +1,20 @@
+"""The HTTP face of planning: projects, missions, assignments, and the log of who did what."""
+
+from fastapi import APIRouter
+
+from holdfast import Holdfast
+from holdfast.services.planning import assignments, audit, missions, projects
+from holdfast.services.planning.desk import Desk
+from holdfast.services.planning.read_cache import ReadCache
+from holdfast.services.settings import Settings
+
+__all__ = ["router"]
+
+
+def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
+    """Build the planning service."""
+    desk = Desk(holdfast, settings.policies().planning, ReadCache(settings.planning_cache_bytes))
+    api = APIRouter(prefix="/v1", tags=["planning"])
+    for part in (projects, missions, assignments, audit):
+        part.add_routes(api, desk)
+    return api
