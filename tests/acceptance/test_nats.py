@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from nats.js.api import RetentionPolicy
 
 from holdfast import open_store
 from holdfast.core.retry import Jitter, RetryPolicy
@@ -183,6 +184,25 @@ async def test_a_worker_stops_although_its_broker_hangs(soon, tmp_path: Path):
     assert took < 8
 
 
+async def assert_a_stream_grows(lab: JobsLab, nats: NatsLab) -> None:
+    """One that was made when its cluster had just started, and the nodes had not met."""
+    async with nats.broker() as broker:
+        await broker.add_stream(
+            name=nats.stream, subjects=[f"{nats.subject}.>"], retention=RetentionPolicy.WORK_QUEUE
+        )
+    assert (await nats.stream_info()).config.num_replicas == 1
+    engine = nats.engine_of(lab.table, "default")
+    await engine.open()
+    try:
+
+        async def has_three() -> bool:
+            return (await nats.stream_info()).config.num_replicas == 3
+
+        await eventually(has_three)
+    finally:
+        await engine.close()
+
+
 @pytest.mark.xdist_group("nats-cluster")
 async def test_a_leader_that_is_killed_under_load_loses_and_doubles_nothing(soon, postgres_url):
     jobs = 300
@@ -198,5 +218,6 @@ async def test_a_leader_that_is_killed_under_load_loses_and_doubles_nothing(soon
             next_leader = await asyncio.to_thread(cluster.leader, nats.stream)
             await asyncio.to_thread(leader.start)
             await works.assert_each_ended_once(jobs)
+            await assert_a_stream_grows(works.lab, NatsLab(cluster.url()))
     assert info.config.num_replicas == 3
     assert next_leader is not leader

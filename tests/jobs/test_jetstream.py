@@ -119,10 +119,10 @@ async def test_a_job_that_is_committed_elsewhere_starts_at_once(effect_lab, nats
 @ON_SQLITE
 async def test_a_job_with_a_time_starts_when_it_has_come(effect_lab, nats):
     await effect_lab.start_worker(engine=nats.engine())
-    job_id = await effect_lab.enqueued(delay_seconds=1.5)
+    job_id = await effect_lab.enqueued(delay_seconds=0.8)
     began = time.monotonic()
     await effect_lab.until(job_id, "done")
-    assert 1.2 < time.monotonic() - began < 2.4
+    assert 0.6 < time.monotonic() - began < 2
 
 
 async def test_a_job_that_enqueues_another_is_followed_by_it(effect_lab, nats):
@@ -177,7 +177,7 @@ async def test_a_job_delivered_20_times_to_4_workers_has_one_effect(lab, nats, a
 @ON_POSTGRES
 async def test_two_messages_about_one_job_in_one_packet_give_one_lease(effect_lab, nats):
     job_id = await effect_lab.enqueued()
-    engine = nats.engine_of(effect_lab.table, "default", relay=False, lease_seconds=2)
+    engine = nats.engine_of(effect_lab.table, "default", relay=False, lease_seconds=0.7)
     await engine.open()
     try:
         await _consumer_of(nats, effect_lab)
@@ -243,7 +243,7 @@ async def test_a_copy_published_after_the_brokers_memory_has_one_effect(effect_l
     await eventually(twice)
     await relay_only.close()
     assert died == ["relay_before_mark"]
-    await effect_lab.start_worker(engine=nats.engine(), lease_seconds=1)
+    await effect_lab.start_worker(engine=nats.engine(), lease_seconds=0.6)
     await effect_lab.until(job_id, "done")
     await nats.until_empty()
     assert await effect_lab.effects() == ["one"]
@@ -254,11 +254,11 @@ async def test_a_copy_published_after_the_brokers_memory_has_one_effect(effect_l
 async def test_a_long_job_is_not_delivered_to_another(lab, nats, another_store):
     @lab.jobs.handler("long")
     async def long(job: JobRun) -> None:
-        await asyncio.sleep(2.2)
+        await asyncio.sleep(1.3)
         await write_effect(job)
 
     for _ in range(2):
-        await lab.start_worker(await another_store(), engine=nats.engine(), lease_seconds=1)
+        await lab.start_worker(await another_store(), engine=nats.engine(), lease_seconds=0.6)
     job_id = await lab.enqueued("long", resource_id="one")
     done = await lab.until(job_id, "done")
     assert done.view.attempts == 1
@@ -388,15 +388,52 @@ async def test_garbage_in_the_stream_is_thrown_away_and_told(effect_lab, nats, c
 # -- the database and the broker disagree ---------------------------------------------------------
 
 
+async def test_a_message_that_comes_too_early_comes_again_in_time(lab, nats):
+    job_id = await lab.enqueued("any", delay_seconds=0.8)
+    began = time.monotonic()
+    engine = nats.engine_of(lab.table, "default", relay=False)
+    await engine.open()
+    try:
+        await _consumer_of(nats, lab)
+        await nats.send_job(lab.store, job_id)
+        assert (await taken(engine)).job.attempt == 1
+        assert 0.7 < time.monotonic() - began < 3
+    finally:
+        await engine.close()
+
+
+async def test_a_message_about_a_job_in_line_is_not_kept(effect_lab, nats):
+    """Its turn comes when the one before it has ended, and then the relay names it."""
+    ids = [
+        await effect_lab.enqueued(resource_id=name, order="ada's day") for name in ("first", "next")
+    ]
+    engine = nats.engine_of(effect_lab.table, "default", relay=False)
+    await engine.open()
+    try:
+        await _consumer_of(nats, effect_lab)
+        await nats.send_job(effect_lab.store, ids[1])
+
+        async def is_gone() -> bool:
+            assert list(await engine.take(10, 0.1)) == []
+            return bool(await nats.messages() == 0)
+
+        await eventually(is_gone)
+    finally:
+        await engine.close()
+    await effect_lab.start_worker(engine=nats.engine())
+    await effect_lab.until_idle(seconds=8)
+    assert await effect_lab.effects() == ["first", "next"]
+
+
 @ON_POSTGRES
 async def test_a_stale_acknowledgement_loses_nothing(effect_lab, nats):
     """It is accepted by the broker, so the row has to bring the job back."""
     lab = effect_lab
     job_id = await lab.enqueued(resource_id="one")
-    paused = nats.engine_of(lab.table, "default", worker="paused", lease_seconds=1)
+    paused = nats.engine_of(lab.table, "default", worker="paused", lease_seconds=0.6)
     await paused.open()
     stale = await taken(paused)
-    second = nats.engine_of(lab.table, "default", worker="second", lease_seconds=1, relay=False)
+    second = nats.engine_of(lab.table, "default", worker="second", lease_seconds=0.6, relay=False)
     await second.open()
     theirs = await taken(second)  # after the first lease has run out
     assert theirs.job.lease.number == 2
@@ -405,7 +442,7 @@ async def test_a_stale_acknowledgement_loses_nothing(effect_lab, nats):
     await second.close()  # it dies with its lease, and no message is left to be delivered again
     await paused.close()
     assert await lab.state(job_id) == "running"
-    await lab.start_worker(engine=nats.engine(again_after_seconds=0.5), lease_seconds=1)
+    await lab.start_worker(engine=nats.engine(again_after_seconds=0.3), lease_seconds=0.6)
     done = await lab.until(job_id, "done")
     assert done.view.attempts == 3
     assert await lab.effects() == ["one"]
@@ -451,6 +488,34 @@ async def test_messages_nobody_has_room_for_go_to_another_worker(lab, nats):
     finally:
         await full.close()
         await free.close()
+
+
+@ON_SQLITE
+async def test_an_engine_that_closes_gives_back_what_nobody_has_looked_at(lab, nats):
+    job_id = await lab.enqueued("any")
+    closing = nats.engine_of(lab.table, "default", worker="closing", relay=False)
+    await closing.open()
+    await _consumer_of(nats, lab)
+
+    async def has_asked() -> bool:
+        assert list(await closing.take(10, 0.1)) == []
+        return bool((await nats.consumer_info(lab.store)).num_waiting)
+
+    await eventually(has_asked)
+    await nats.send_job(lab.store, job_id)
+
+    async def is_delivered() -> bool:
+        return bool((await nats.consumer_info(lab.store)).num_ack_pending)
+
+    await eventually(is_delivered)
+    await closing.close()
+    other = nats.engine_of(lab.table, "default", worker="other", relay=False)
+    await other.open()
+    try:
+        delivery = await taken(other, seconds=5)  # not after the ack_wait of 30 seconds
+        assert delivery.job.attempt == 1
+    finally:
+        await other.close()
 
 
 async def test_a_worker_that_stops_gives_back_what_it_has(lab, nats, another_store):

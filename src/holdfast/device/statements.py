@@ -18,7 +18,10 @@ _DEAD: Final = "('failed', 'discarded', 'expired')"
 _MACROS: Final = (
     (re.compile(r"\bENTRY\b"), ", ".join(COLUMNS)),
     # Spelled as in the partial index on lanes, or SQLite would not use that index.
-    (re.compile(r"\bIS_OPEN\b"), "status IN ('pending', 'in_flight', 'failed', 'conflict')"),
+    (
+        re.compile(r"\bIS_OPEN\b"),
+        "status <> 'succeeded' AND status <> 'discarded' AND status <> 'expired'",
+    ),
     (
         re.compile(r"\bCREATED_BY\((\w+)\)"),
         r"CASE WHEN \1.operation = 'create' THEN 'local/' || \1.user_id || '/' || \1.local_id END",

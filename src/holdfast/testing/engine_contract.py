@@ -44,7 +44,7 @@ __all__ = ["EngineContract", "EngineHouse"]
 _TENANT: Final = "tenant-1"
 _QUEUES: Final = ("default", "mail")
 _CAUSE: Final = Cause(_TENANT, "actor-1", "request-1", "correlation-1")
-_NOTHING_COMES_SECONDS: Final = 0.4
+_NOTHING_COMES_SECONDS: Final = 0.25
 
 
 class EngineHouse:
@@ -100,7 +100,8 @@ class EngineHouse:
         async def something() -> Sequence[Delivery]:
             return await engine.take(limit, 0.5)
 
-        return await self.eventually(something)
+        taken: Sequence[Delivery] = await self.eventually(something)
+        return taken
 
     async def take_one(self, engine: Engine) -> Delivery:
         """Take what must be one job."""
@@ -439,7 +440,7 @@ def _register(jobs: JobRegistry) -> None:
 
     @jobs.handler("slow")
     async def slow(job: JobRun) -> None:
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.3)
         await write(job)
 
     @jobs.handler("flaky")

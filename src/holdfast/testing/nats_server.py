@@ -9,6 +9,7 @@
         leader.start()
 """
 
+import json
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -23,6 +24,7 @@ T = TypeVar("T")
 # An election alone may take nine seconds, and the machine may be busy.
 _AGREES_WITHIN_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.05
+_PROBE: Final = "holdfast-probe"
 
 
 class RealNatsCluster:
@@ -74,19 +76,24 @@ class RealNatsCluster:
             node.close()
 
     def _agrees(self) -> bool:
-        answer = self._ask("$JS.API.INFO")
-        return answer is not None and "error" not in answer
+        """Try it: a leader alone is not enough, it also has to have met the others."""
+        config = {"name": _PROBE, "subjects": [_PROBE], "num_replicas": len(self.nodes)}
+        made = self._ask(f"$JS.API.STREAM.CREATE.{_PROBE}", json.dumps(config).encode())
+        if made is None or "error" in made:
+            return False
+        gone = self._ask(f"$JS.API.STREAM.DELETE.{_PROBE}")
+        return gone is not None and "error" not in gone
 
     def _leader(self, stream: str) -> RealNats | None:
         answer = self._ask(f"$JS.API.STREAM.INFO.{stream}")
         name = (answer or {}).get("cluster", {}).get("leader")
         return next((node for node in self.running if node.server_name == name), None)
 
-    def _ask(self, subject: str) -> Any:
+    def _ask(self, subject: str, body: bytes = b"") -> Any:
         """Ask the first node that answers."""
         for node in self.running:
             try:
-                return node.ask(subject)
+                return node.ask(subject, body)
             except OSError:
                 continue
         return None

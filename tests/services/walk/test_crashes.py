@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import httpx
 import pytest
 
 from holdfast.server.intake import FAULT_POINTS
 
-from .walking import OpenWorld, World, new_key, ok
+from .walking import Device, OpenWorld, World, new_key, ok
 
 ROOT = "node.even-stride"
 
@@ -35,49 +36,55 @@ async def everything(world: World) -> Any:
     }
 
 
+async def prepare(device: Device) -> None:
+    """Make each of the four actions possible, once."""
+    await device.finish("quest.001")
+    ok(await device.start("quest.003"))
+    for step in (1, 2, 3):
+        ok(await device.advance("quest.003", step))
+
+
+async def _start(device: Device, key: str) -> httpx.Response:
+    return await device.start("quest.002", key=key)
+
+
+async def _advance(device: Device, key: str) -> httpx.Response:
+    return await device.advance("quest.002", 1, key=key)
+
+
+async def _complete(device: Device, key: str) -> httpx.Response:
+    return await device.complete("quest.003", key=key)
+
+
+async def _allocate(device: Device, key: str) -> httpx.Response:
+    return await device.allocate(ROOT, key=key)
+
+
 @pytest.mark.parametrize("point", FAULT_POINTS)
-@pytest.mark.parametrize("way", ["allocate", "complete", "advance", "start"])
 async def test_a_death_at_any_instant_leaves_an_action_whole_or_not_there(
-    open_world: OpenWorld, point: str, way: str
+    open_world: OpenWorld, point: str
 ) -> None:
     fuse = Fuse()
 
-    def prepare(app: Any) -> None:
+    def light(app: Any) -> None:
         app.state.holdfast.intake.faults = fuse
 
-    key = new_key()
-
-    async def act(world: World) -> Any:
-        match way:
-            case "allocate":
-                return await world.ada.allocate(ROOT, key=key)
-            case "complete":
-                return await world.ada.complete("quest.003", key=key)
-            case "advance":
-                return await world.ada.advance("quest.002", 1, key=key)
-            case _:
-                return await world.ada.start("quest.004", key=key)
-
-    async with open_world(prepare=prepare) as world:
-        await world.ada.finish("quest.001")
-        if way == "start":
-            await world.ada.finish("quest.002")
-        else:
-            ok(await world.ada.start("quest.002"))
-        ok(await world.ada.start("quest.003"))
-        for step in (1, 2, 3):
-            ok(await world.ada.advance("quest.003", step))
-        before = await everything(world)
-        fuse.at = point
-        assert (await act(world)).status_code == 500
-        after_death = await everything(world)
-        answer = await act(world)
-        after = await everything(world)
-        assert ok(answer)
-        assert after != before
-        # Either the whole action was there already, and the retry is told so, or none of it was.
-        replayed = "idempotency-replayed" in answer.headers
-        assert replayed is (point == "after_commit")
-        assert after_death == (after if replayed else before)
-        await act(world)
-        assert await everything(world) == after
+    async with open_world(prepare=light) as world:
+        ada = world.ada
+        await prepare(ada)
+        for act in (_start, _advance, _complete, _allocate):
+            key = new_key()
+            before = await everything(world)
+            fuse.at = point
+            assert (await act(ada, key)).status_code == 500
+            after_death = await everything(world)
+            answer = await act(ada, key)
+            after = await everything(world)
+            assert ok(answer)
+            assert after != before
+            # Either the whole action was there, and the retry is told so, or none of it was.
+            replayed = "idempotency-replayed" in answer.headers
+            assert replayed is (point == "after_commit")
+            assert after_death == (after if replayed else before)
+            ok(await act(ada, key))
+            assert await everything(world) == after

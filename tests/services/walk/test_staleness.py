@@ -255,7 +255,7 @@ async def test_a_device_whose_clock_is_a_month_off_gets_nothing_through(
     assert await snapshot(world.ada) == before
     # With the clock put right, the same person does the same things.
     for act in EACH:
-        ok(await act(world))
+        ok(await act(world.ada))
 
 
 async def test_a_queue_whose_times_are_kept_fresh_by_hand_is_only_as_good_as_its_keys(

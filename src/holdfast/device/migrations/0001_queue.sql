@@ -14,7 +14,9 @@ CREATE TABLE users (
 CREATE TABLE offline_sync_queue (
     id                  TEXT PRIMARY KEY NOT NULL,
     user_id             TEXT NOT NULL REFERENCES users (id),
-    operation           TEXT NOT NULL CHECK (operation IN ('create', 'update', 'patch', 'delete')),
+    operation           TEXT NOT NULL CHECK (
+                            operation = 'create' OR operation = 'update' OR operation = 'patch'
+                            OR operation = 'delete'),
     entity_type         TEXT NOT NULL,
     local_id            TEXT,
     -- Without a type: a server's number stays a number.
@@ -23,9 +25,11 @@ CREATE TABLE offline_sync_queue (
     payload             TEXT,
     headers             TEXT,
     idempotency_key     TEXT NOT NULL,
-    status              TEXT NOT NULL DEFAULT 'pending' CHECK (status IN (
-                            'pending', 'in_flight', 'succeeded', 'failed', 'conflict', 'expired',
-                            'discarded')),
+    -- Not written as IN (...): for each row SQLite would build a table of the values.
+    status              TEXT NOT NULL DEFAULT 'pending' CHECK (
+                            status = 'pending' OR status = 'in_flight' OR status = 'succeeded'
+                            OR status = 'failed' OR status = 'conflict' OR status = 'expired'
+                            OR status = 'discarded'),
     attempt_count       INTEGER NOT NULL DEFAULT 0,
     max_attempts        INTEGER NOT NULL,
     next_retry_at       TEXT,
@@ -35,8 +39,10 @@ CREATE TABLE offline_sync_queue (
     dependency_ids      TEXT,
     created_at          TEXT NOT NULL,
     synced_at           TEXT,
-    conflict_resolution TEXT CHECK (conflict_resolution IN (
-                            'server_wins', 'client_wins', 'manual', 'merge')),
+    conflict_resolution TEXT CHECK (
+                            conflict_resolution = 'manual' OR conflict_resolution = 'merge'
+                            OR conflict_resolution = 'server_wins'
+                            OR conflict_resolution = 'client_wins'),
     priority            INTEGER NOT NULL,
 
     client_generated_at TEXT NOT NULL,
@@ -94,7 +100,8 @@ CREATE INDEX idx_offline_sync_queue_due
 -- Who is next in a lane.
 CREATE INDEX idx_offline_sync_queue_lane
     ON offline_sync_queue (user_id, lane, sequence_number)
- WHERE lane IS NOT NULL AND status IN ('pending', 'in_flight', 'failed', 'conflict');
+ WHERE lane IS NOT NULL
+   AND status <> 'succeeded' AND status <> 'discarded' AND status <> 'expired';
 
 -- What an entry waits for: another entry, by its id, or the mapping of a local id, written as
 -- local/USER/UUID, so that one user's ids never answer for another's.

@@ -35,6 +35,8 @@ PULL_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 5.0
 _GOODBYE_SECONDS: Final = 2.0
 _PING_SECONDS: Final = 5
+# How often stream and consumers are looked after without being asked to.
+_CHECK_SECONDS: Final = 60.0
 _PAUSES: Final = (0.1, 0.2, 0.5, 1.0)
 _TROUBLES: Final = (NatsError, OSError, TimeoutError)
 
@@ -123,7 +125,9 @@ class Broker:
         )
         try:
             results = await self._unless_lost(sending)
-        except ConnectionError:  # some may have come through; all are published again
+        except ConnectionError:
+            return []  # some may have come through; all are published again
+        if client.is_closed:
             return []
         troubles = [result for result in results if result is not None]
         for trouble in troubles:
@@ -220,20 +224,22 @@ class Broker:
 
     async def _use(self, client: Client, names: Names) -> None:
         """Prepare what is needed, and again when that is in doubt, until the connection breaks."""
+        now = asyncio.get_running_loop().time
         while not client.is_closed:
             self._doubt.clear()
             await self._unless_lost(self._prepare(client, names))
             self._client = client
             self._say_up()
-            self.up.set()
-            for queue in self._queues:
-                self._tell_ended(queue, None)
-            while not (client.is_closed or self._doubt.is_set()):
+            if not self.up.is_set():
+                self.up.set()
+                for queue in self._queues:
+                    self._tell_ended(queue, None)
+            until = now() + _CHECK_SECONDS
+            while not (client.is_closed or self._doubt.is_set() or now() > until):
                 with suppress(TimeoutError):  # the client forgets to tell when its last words fail
                     async with asyncio.timeout(1.0):
                         await self._doubt.wait()
-            self.up.clear()
-            if not client.is_closed:
+            if self._doubt.is_set() and not client.is_closed:
                 await asyncio.sleep(_PAUSES[1])
 
     async def _prepare(self, client: Client, names: Names) -> None:

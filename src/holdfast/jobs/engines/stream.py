@@ -66,6 +66,8 @@ async def make_stream(broker: JetStreamContext, names: Names, *, replicas: int |
         return True
     if known.config.retention != RetentionPolicy.WORK_QUEUE:
         raise ConfigurationError(f"the stream {names.stream} is there, but it is no work queue")
+    if replicas is None and known.cluster is not None and known.cluster.name:
+        await _grow(broker, known.config)
     return False
 
 
@@ -87,6 +89,19 @@ async def _add_stream(broker: JetStreamContext, names: Names, replicas: int | No
             "NATS has fewer than %d nodes: the stream %s gets one replica", _REPLICAS, names.stream
         )
         await broker.add_stream(config.evolve(num_replicas=1))
+
+
+async def _grow(broker: JetStreamContext, config: StreamConfig) -> None:
+    """Give a stream its replicas that was made before the other nodes were there.
+
+    A cluster that has just started is one: to wait for its nodes would be to wait for ever where
+    there are only two.
+    """
+    if (config.num_replicas or 1) < _REPLICAS:
+        try:
+            await broker.update_stream(config, num_replicas=_REPLICAS)
+        except APIError as error:
+            _log.debug("the stream %s keeps its replicas: %s", config.name, error)
 
 
 async def make_consumer(
