@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -123,14 +124,33 @@ async def test_one_killed_in_line_lets_the_others_follow_in_order(
     assert await lab.effects() == ["0", "1", "2"]
 
 
+async def stop_while_it_thinks(process: WorkerProcess, database: str) -> None:
+    """Stop it outside of a write: on SQLite, nobody else could write until it goes on."""
+    while True:
+        process.signal(signal.SIGSTOP)
+        if not database.startswith("sqlite"):
+            return
+        db = sqlite3.connect(
+            database.removeprefix("sqlite:///"), timeout=0.3, check_same_thread=False
+        )
+        try:
+            await asyncio.to_thread(db.execute, "BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:  # it was just renewing its lease
+            process.signal(signal.SIGCONT)
+        else:
+            return
+        finally:
+            db.close()
+
+
 @pytest.mark.parametrize("the_other", ["is done", "is still at it"])
 async def test_a_worker_stopped_for_longer_than_its_lease_cannot_commit_when_it_wakes(
-    lab: JobsLab, processes: Any, gate: asyncio.Event, the_other: str
+    lab: JobsLab, database: str, processes: Any, gate: asyncio.Event, the_other: str
 ) -> None:
     job_id = await lab.enqueued("effect", resource_id="one")
-    sleeper = processes(JOBS_THINK_SECONDS="0.3", JOBS_NAME="sleeper")
+    sleeper = processes(JOBS_THINK_SECONDS="0.9", JOBS_NAME="sleeper")
     await asyncio.to_thread(sleeper.wait_for, "started")
-    sleeper.signal(signal.SIGSTOP)
+    await stop_while_it_thinks(sleeper, database)
     if the_other == "is still at it":
         gate.clear()
     await lab.start_worker(lease_seconds=LEASE_SECONDS)

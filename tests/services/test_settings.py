@@ -101,7 +101,7 @@ def test_each_service_has_a_rate_limit_of_its_own(
         ("HOLDFAST_POOL_SIZE", "0", "a whole number of connections"),
         ("HOLDFAST_BREAKER_FAILURE_LIMIT", "0", "failures in a row"),
         ("HOLDFAST_BREAKER_OPEN_SECONDS", "0", "seconds above 0"),
-        ("HOLDFAST_SWEEP_EVERY_SECONDS", "0", "seconds above 0"),
+        ("HOLDFAST_SWEEP_EVERY_SECONDS", "0", "seconds from 1"),
         ("HOLDFAST_WALK_STALENESS_CAP_DAYS", "x", "a number of days above 0"),
         ("HOLDFAST_ROUTES_RATE_LIMIT", "often", "a rate such as"),
         ("HOLDFAST_LOG_LEVEL", "LOUD", "DEBUG, INFO"),

@@ -23,7 +23,7 @@ _METRICS: Final = "PROMETHEUS_MULTIPROC_DIR"
 _LOOK_SECONDS: Final = 0.1
 # A worker that dies at once would be started again at once, for ever.
 _RESTART_SECONDS: Final = 1.0
-# On top of what requests get to finish.
+# On top of what requests and, after them, jobs get to finish.
 _GRACE_SECONDS: Final = 5.0
 
 _log = logging.getLogger("holdfast.workers")
@@ -149,7 +149,7 @@ class Supervisor:
         for worker in self._workers:
             worker.stop()
         asked = self._signals
-        deadline = time.monotonic() + self._shutdown_seconds + _GRACE_SECONDS
+        deadline = time.monotonic() + 2 * self._shutdown_seconds + _GRACE_SECONDS
         while time.monotonic() < deadline and self._signals <= max(asked, 1):
             if all(worker.process.poll() is not None for worker in self._workers):
                 break

@@ -3,18 +3,22 @@
 import asyncio
 import os
 import signal
+from typing import Final
 
 from prometheus_client import start_http_server
 
+from holdfast import Holdfast
 from holdfast.cli.output import Failure, warn, without_password
 from holdfast.cli.serving import log_as_set
 from holdfast.errors import HoldfastError
 from holdfast.observe.metrics import PrometheusWatcher
 from holdfast.services.app import create_holdfast
-from holdfast.services.jobs import make_worker
+from holdfast.services.jobs import look_at_jobs, make_worker
 from holdfast.services.settings import Settings, load_settings, strange_variables
 
 __all__ = ["run_worker"]
+
+_COUNT_SECONDS: Final = 15.0
 
 
 def run_worker(
@@ -39,12 +43,19 @@ def run_worker(
     return asyncio.run(_work(settings, watcher, queues))
 
 
+async def _count(holdfast: Holdfast, watcher: PrometheusWatcher) -> None:
+    """Count what waits now and then: nobody asks a worker to, as a server is asked."""
+    while True:
+        await look_at_jobs(holdfast, watcher)
+        await asyncio.sleep(_COUNT_SECONDS)
+
+
 async def _work(settings: Settings, watcher: PrometheusWatcher, queues: list[str]) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    holdfast = create_holdfast(settings)
+    holdfast = create_holdfast(settings, watcher=watcher)
     unknown = sorted(set(queues) - set(holdfast.jobs.queues))
     if unknown:
         known = ", ".join(holdfast.jobs.queues)
@@ -61,7 +72,9 @@ async def _work(settings: Settings, watcher: PrometheusWatcher, queues: list[str
         f"(pid {os.getpid()}, {worker.engine.name})",
         flush=True,
     )
+    counting = asyncio.create_task(_count(holdfast, watcher))
     await stop.wait()
+    counting.cancel()
     await worker.stop()
     await holdfast.close()
     return 0

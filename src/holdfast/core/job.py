@@ -49,7 +49,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def job_key(tenant: str, queue: str, job_type: str, about: str) -> str:
-    """Return the key of a job. Queue and type hold no colon, so it can be read in one way only."""
+    """Return the key of a job, unique within its tenant, which stands beside it everywhere."""
     return f"job:{tenant}:{queue}:{job_type}:{about}"
 
 

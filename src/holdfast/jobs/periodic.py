@@ -6,7 +6,7 @@ it does for any other job. A slot that everyone slept through is made up for; ol
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -31,16 +31,24 @@ _log = logging.getLogger("holdfast.jobs")
 class PeriodicWork:
     """Enqueues what the clock asks for."""
 
-    def __init__(self, table: JobTable, registry: JobRegistry, *, ring: Callable[[], None]) -> None:
-        """Read the schedules from the registry."""
+    def __init__(
+        self,
+        table: JobTable,
+        registry: JobRegistry,
+        *,
+        ring: Callable[[], None],
+        queues: Sequence[str] | None = None,
+    ) -> None:
+        """Read the registry's schedules for these queues: others' work would only pile up."""
         self._table = table
         self._registry = registry
+        self._works = [work for work in registry.periodic if queues is None or work.queue in queues]
         self._ring = ring
         self._seen: dict[Periodic, datetime] = {}
 
     async def run(self) -> None:
         """Go on until cancelled."""
-        if not self._registry.periodic:
+        if not self._works:
             return
         while True:
             try:
@@ -56,12 +64,12 @@ class PeriodicWork:
     async def enqueue_due(self) -> float:
         """Enqueue every slot that has begun; returns in how many seconds the next one does."""
         now = await self._table.now()
-        for work in self._registry.periodic:
+        for work in self._works:
             slot = work.schedule.slot(now)
             if self._seen.get(work) != slot:
                 await self._enqueue(work, slot)
                 self._seen[work] = slot
-        next_at = min(work.schedule.next_slot(now) for work in self._registry.periodic)
+        next_at = min(work.schedule.next_slot(now) for work in self._works)
         return max(0.05, (next_at - now).total_seconds())
 
     async def _enqueue(self, work: Periodic, slot: datetime) -> None:

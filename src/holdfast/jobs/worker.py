@@ -90,7 +90,9 @@ class Worker:
         )
         self.completions = Completions(self.table, worker=self.name)
         self.transaction_turns = _turns(store)
-        self._periodic = PeriodicWork(self.table, registry, ring=self.engine.ring)
+        self._periodic = PeriodicWork(
+            self.table, registry, queues=self.queues, ring=self.engine.ring
+        )
         self._poll_seconds = poll_seconds
         self._shutdown_seconds = shutdown_seconds
         self._faults = faults

@@ -103,11 +103,12 @@ def create_app(
     return app
 
 
-def create_holdfast(settings: Settings) -> Holdfast:
+def create_holdfast(settings: Settings, *, watcher: Watcher | None = None) -> Holdfast:
     """Put together what a worker needs: the store and everyone's jobs, no HTTP."""
     holdfast = Holdfast(
         store_of(settings.model_copy(update={"run_jobs": True})),
         sweep_every_seconds=None,
+        watcher=watcher,
         max_payload_bytes=settings.jobs_payload_bytes,
     )
     register_jobs(holdfast, settings)

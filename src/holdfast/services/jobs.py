@@ -1,21 +1,25 @@
 """The jobs of the server: each service's own, and the house-keeping of all. One wiring place."""
 
+import asyncio
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
 from holdfast import Holdfast
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, StoreError
 from holdfast.jobs.cleaning import clean_up
+from holdfast.jobs.desk import JobDesk
 from holdfast.jobs.run import JobRun
 from holdfast.jobs.worker import EngineMaker, Worker
 from holdfast.ports import JobWatcher
 from holdfast.services.catalogue import SERVICES
 from holdfast.services.settings import Settings
 
-__all__ = ["make_worker", "register_jobs"]
+__all__ = ["look_at_jobs", "make_worker", "register_jobs"]
 
 _HOUSEKEEPING: Final = "housekeeping"
+_STORE_ANSWERS_WITHIN_SECONDS: Final = 2.0
 
 
 def register_jobs(holdfast: Holdfast, settings: Settings) -> None:
@@ -74,3 +78,16 @@ def _jetstream(url: str) -> EngineMaker:
         return JetStreamEngine(table, queues, worker=worker, lease_seconds=lease_seconds, url=url)
 
     return make
+
+
+async def look_at_jobs(holdfast: Holdfast, watcher: JobWatcher) -> None:
+    """Tell the metrics what waits, as of now. Without the store the others are told all the same."""
+    with suppress(StoreError, TimeoutError):
+        async with asyncio.timeout(_STORE_ANSWERS_WITHIN_SECONDS):
+            depths = await JobDesk(holdfast.store).depths()
+        watcher.job_depths(
+            {
+                queue: (depth.waiting, depth.running, depth.dead, depth.oldest_seconds)
+                for queue, depth in depths.items()
+            }
+        )

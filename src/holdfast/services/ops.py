@@ -2,16 +2,15 @@
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import Any, Final
 
 from fastapi import APIRouter, Response
 
 from holdfast import Holdfast
 from holdfast.errors import StoreError
-from holdfast.jobs.desk import JobDesk
 from holdfast.observe.metrics import PrometheusWatcher
 from holdfast.ports import Watcher
+from holdfast.services.jobs import look_at_jobs
 
 __all__ = ["router"]
 
@@ -55,21 +54,8 @@ def router(holdfast: Holdfast, watcher: Watcher) -> APIRouter:
             responses={200: {"content": {"text/plain": {}}}},
         )
         async def metrics() -> Response:
-            await _look_at_jobs(holdfast, watcher)
+            await look_at_jobs(holdfast, watcher)
             body, content_type = watcher.exposition()
             return Response(body, headers={"content-type": content_type})
 
     return api
-
-
-async def _look_at_jobs(holdfast: Holdfast, watcher: PrometheusWatcher) -> None:
-    """Count what waits, as of now. Without the store the other metrics are told all the same."""
-    with suppress(StoreError, TimeoutError):
-        async with asyncio.timeout(_STORE_ANSWERS_WITHIN_SECONDS):
-            depths = await JobDesk(holdfast.store).depths()
-        watcher.job_depths(
-            {
-                queue: (depth.waiting, depth.running, depth.dead, depth.oldest_seconds)
-                for queue, depth in depths.items()
-            }
-        )

@@ -129,7 +129,7 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     # The store.
     memory_bytes: Bytes = Field(32 * 1024 * 1024, description=_BYTES)
     sweep_every_seconds: float = Field(
-        3600.0, gt=0, le=31_536_000, description="a number of seconds above 0"
+        3600.0, ge=1, le=31_536_000, description="a number of seconds from 1 to 31536000"
     )
     breaker_failure_limit: int = Field(
         5, ge=1, le=1_000_000, description="a whole number of failures in a row, at least 1"

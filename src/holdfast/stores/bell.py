@@ -13,7 +13,11 @@ class LocalBell:
         self._rung = asyncio.Event()
 
     async def open(self) -> None:
-        """Do nothing: there is nobody to listen to."""
+        """Begin anew: an event stays with the event loop it was waited for in."""
+        was_rung = self._rung.is_set()
+        self._rung = asyncio.Event()
+        if was_rung:
+            self._rung.set()
 
     async def close(self) -> None:
         """Do nothing."""

@@ -178,17 +178,17 @@ class SqlAlchemyStore:
                 return Found(_record(record_id, row))
         return Claimed(unit)
 
-    async def begin(self, *, idle_seconds: float | None = None) -> SqlAlchemyUnit:
-        """Open a transaction without a key."""
+    async def begin(self, *, idle_seconds: float | None = None) -> SqlAlchemyUnit:  # noqa: ARG002
+        """Open a transaction without a key.
+
+        None is ended for being left alone: a session takes one statement at a time and is the
+        app's, so nobody could keep a living one awake.
+        """
         unit = self._unit(None, None)
         if not self.is_sqlite:
             async with undoing(unit):
                 connection = await unit.transaction.connection()
-                begin = "SELECT 1"
-                if idle_seconds is not None:
-                    millis = f"{idle_seconds * 1000:.0f}"
-                    begin = f"SET LOCAL idle_in_transaction_session_timeout={millis}"
-                await connection.exec_driver_sql(begin)
+                await connection.exec_driver_sql("SELECT 1")
                 await _refuse_autocommit(connection)
         return unit
 

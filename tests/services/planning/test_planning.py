@@ -4,9 +4,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import pytest
-
-from .office import NOWHERE, Office, made, ok, refused, tag
+from .office import NOWHERE, Office, made, ok, refused, tag, token
 
 TIMES = {"starts_at": "2026-06-01T09:00:00+02:00", "ends_at": "2026-06-01T15:00:00Z"}
 
@@ -141,60 +139,49 @@ async def test_what_belongs_to_nothing_is_not_found(office: Office) -> None:
         assert refused(answer, 404, "resource.not_found") == {}, (method, path)
 
 
-@pytest.mark.parametrize("item_id", ["1", "x" * 500, "%00", "%F0%9F%8C%B2", NOWHERE.upper()])
-async def test_a_malformed_id_is_not_found(office: Office, item_id: str) -> None:
-    for path in (f"/v1/projects/{item_id}", f"/v1/missions/{item_id}"):
-        refused(await office.get(path), 404, "resource.not_found")
+async def test_a_malformed_id_is_not_found(office: Office) -> None:
+    for item_id in ("1", "x" * 500, "%00", "%F0%9F%8C%B2", NOWHERE.upper()):
+        for path in (f"/v1/projects/{item_id}", f"/v1/missions/{item_id}"):
+            refused(await office.get(path), 404, "resource.not_found")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"title": None},
-        {"title": 5},
-        {"status": None},
-        {"starts_at": "tomorrow"},
-        {"starts_at": "2026-06-01T07:00:00"},
-        {"starts_at": 1717225200},
-        {"colour": "red"},
-        {"version": "1"},
-        {"version": 1.5},
-        {"version": True},
-    ],
-)
-async def test_a_missing_strange_or_mistyped_field_is_400(
-    sqlite_office: Office, change: dict[str, Any]
+MALFORMED: list[dict[str, Any]] = [
+    {"title": None},
+    {"title": 5},
+    {"starts_at": "tomorrow"},
+    {"starts_at": "2026-06-01T07:00:00"},
+    {"starts_at": 1717225200},
+    {"colour": "red"},
+    {"version": "1"},
+    {"version": 1.5},
+    {"version": True},
+]
+NOT_ALLOWED: list[dict[str, Any]] = [
+    {"title": ""},
+    {"title": " \t"},
+    {"title": "two\nlines"},
+    {"title": "x" * 201},
+    {"title": "a\x00b"},
+    {"description": "a\x1bb"},
+    {"description": "x" * 10_001},
+    {"status": "lost"},
+    {"status": None},
+    {"ends_at": "2026-06-01T07:00:00Z", "starts_at": "2026-06-01T07:00:01Z"},
+]
+
+
+async def test_a_strange_or_mistyped_field_is_400_and_a_value_that_is_not_allowed_422(
+    sqlite_office: Office,
 ) -> None:
     path = await sqlite_office.mission()
-    for answer in (
-        await sqlite_office.patch(path, change, **tag(1)),
-        await sqlite_office.put(path, {"title": "x"} | change, **tag(1)),
-    ):
-        details = refused(answer, 400, "request.invalid")
-        assert details["fields"][0]["field"] == next(iter(change))
-    assert (await sqlite_office.read(path))["version"] == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"title": ""}, "title"),
-        ({"title": " \t"}, "title"),
-        ({"title": "two\nlines"}, "title"),
-        ({"title": "x" * 201}, "title"),
-        ({"title": "a\x00b"}, "title"),
-        ({"description": "a\x1bb"}, "description"),
-        ({"description": "x" * 10_001}, "description"),
-        ({"status": "lost"}, "status"),
-        ({"starts_at": "2026-06-01T07:00:01Z", "ends_at": "2026-06-01T07:00:00Z"}, "ends_at"),
-    ],
-)
-async def test_a_value_that_is_not_allowed_is_422(
-    sqlite_office: Office, change: dict[str, Any], field: str
-) -> None:
-    path = await sqlite_office.mission()
-    answer = await sqlite_office.patch(path, change, **tag(1))
-    assert refused(answer, 422, "request.invalid")["fields"][0]["field"] == field
+    changes = [(400, change) for change in MALFORMED] + [(422, change) for change in NOT_ALLOWED]
+    for status, change in changes:
+        for answer in (
+            await sqlite_office.patch(path, change, **tag(1)),
+            await sqlite_office.put(path, {"title": "x"} | change, **tag(1)),
+        ):
+            details = refused(answer, status, "request.invalid")
+            assert details["fields"][0]["field"] == next(iter(change))
     assert (await sqlite_office.read(path))["version"] == 1
 
 
@@ -214,13 +201,11 @@ async def test_an_empty_change_is_a_change(office: Office) -> None:
     assert after == before | {"version": 2, "updated_at": after["updated_at"]}
 
 
-@pytest.mark.parametrize(
-    "body", [{}, {"name": ""}, {"name": "x", "colour": "red"}, [], "x", {"name": "x" * 201}]
-)
-async def test_a_project_takes_a_name_and_nothing_strange(sqlite_office: Office, body: Any) -> None:
-    answer = await sqlite_office.post("/v1/projects", body)
-    assert answer.status_code in (400, 422)
-    assert answer.json()["code"] == "request.invalid"
+async def test_a_project_takes_a_name_and_nothing_strange(sqlite_office: Office) -> None:
+    for body in ({}, {"name": ""}, {"name": "x", "colour": "red"}, [], "x", {"name": "x" * 201}):
+        answer = await sqlite_office.post("/v1/projects", body)
+        assert answer.status_code in (400, 422)
+        assert answer.json()["code"] == "request.invalid"
     assert await sqlite_office.count("planning_projects") == 0
 
 
@@ -263,39 +248,29 @@ async def test_a_cursor_that_was_never_given_is_400(office: Office) -> None:
         await office.project()
     given = (await office.read("/v1/projects?limit=1"))["next"]
     assert len((await office.read(f"/v1/projects?after={given}"))["items"]) == 1
-    swapped = given[:-1] + ("B" if given.endswith("A") else "A")
     twisted = given[:-1] + chr(ord(given[-1]) + 1)  # the same bytes in another spelling, or none
     for strange in ("x", "", given + "A", given + "=", NOWHERE, "é" * 23, "%00" * 23, twisted):
         answer = await office.get(f"/v1/projects?after={strange}")
         refused(answer, 400, "request.invalid")
     refused(await office.get(f"/v1/audit?after={given}"), 400, "request.invalid")
-    assert swapped != given
 
 
-@pytest.mark.parametrize(("limit", "status"), [("0", 422), ("201", 422), ("-1", 422), ("x", 400)])
-async def test_a_limit_out_of_bounds_is_refused(
-    sqlite_office: Office, limit: str, status: int
-) -> None:
-    for path in ("/v1/projects", "/v1/audit"):
-        answer = await sqlite_office.get(f"{path}?limit={limit}")
-        refused(answer, status, "request.invalid")
+async def test_a_limit_out_of_bounds_is_refused(sqlite_office: Office) -> None:
+    for limit, status in (("0", 422), ("201", 422), ("-1", 422), ("x", 400)):
+        for path in ("/v1/projects", "/v1/audit"):
+            answer = await sqlite_office.get(f"{path}?limit={limit}")
+            refused(answer, status, "request.invalid")
     assert len(await sqlite_office.pages("/v1/projects", 200)) == 1
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_token_without_an_organization_is_refused(
-    sqlite_office: Office, method: str
-) -> None:
-    from .office import token
-
-    answer = await sqlite_office.client.request(
-        method,
-        "/v1/projects",
-        headers=token("ada", None) | {"Idempotency-Key": "k"},
-        json={"name": "x"},
-    )
-    assert (answer.status_code, answer.json()["code"]) == (401, "auth.required")
-    assert '"org"' in answer.json()["detail"]
+async def test_a_token_without_an_organization_is_refused(sqlite_office: Office) -> None:
+    headers = token("ada", None) | {"Idempotency-Key": "k"}
+    for method in ("GET", "POST"):
+        answer = await sqlite_office.client.request(
+            method, "/v1/projects", headers=headers, json={"name": "x"}
+        )
+        assert refused(answer, 401, "auth.required") == {}
+        assert '"org"' in answer.json()["detail"]
     assert await sqlite_office.count("planning_projects") == 0
 
 

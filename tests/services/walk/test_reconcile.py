@@ -337,6 +337,43 @@ async def test_a_day_below_the_goal_confirms_nothing(steps: Stepping) -> None:
     assert await allocations(steps) == [(NODE, False)]
 
 
+async def test_a_day_attested_before_they_were_taken_confirms_nothing(steps: Stepping) -> None:
+    await steps.walk(days_ago(1))
+    await steps.work()
+    steps.clock.move(timedelta(minutes=1))
+    await steps.walk(count=100)
+    await take(steps)
+    await steps.work()
+    assert (await steps.day())["reconciliationStatus"] == "ACCEPTED"
+    assert await allocations(steps) == [(NODE, True)]
+
+
+async def test_a_balance_below_zero_confirms_nothing(open_world: OpenWorld) -> None:
+    """Spent on a day that was taken back; then the server stops asking for energy."""
+    settings = {"step_energy_per_step": 0.1, "step_attested_threshold": 1000}
+    async with stepping(open_world, walk_energy_required=True, **settings) as steps:
+        await steps.walk(days_ago(1), 6000, hours=(6, 10))
+        await steps.work()
+        device = steps.world.device()
+        await device.finish("quest.001")
+        ok(await device.allocate("node.light-pack"))
+        await steps.walk(days_ago(1), 300, hours=(6, 11))
+        await steps.work()
+        (review,) = await steps.reviews()
+        ok(await steps.resolve(review["id"], "reject"))
+        assert await steps.energy() == -500
+    async with stepping(open_world, **settings) as steps:
+        await steps.walk(count=1000)
+        ok(await steps.world.device().allocate(NODE))
+        await steps.work()
+        assert (await steps.day())["attested"] is True
+        assert await allocations(steps) == [("node.light-pack", False), (NODE, True)]
+        await steps.walk(count=5000, hours=(6, 11.5))
+        await steps.work()
+        assert await steps.energy() == 0
+        assert await allocations(steps) == [("node.light-pack", False), (NODE, False)]
+
+
 async def test_a_doubted_day_keeps_them_provisional_until_someone_decides(
     steps: Stepping,
 ) -> None:

@@ -316,12 +316,12 @@ async def _note(error: Exception) -> None:
 
 
 async def _let_go(client: Client) -> None:
-    """Close what may be closed already, or half open."""
-    with suppress(*_TROUBLES, AssertionError):
+    """Close what may be closed already, half open, or never have been open."""
+    with suppress(*_TROUBLES, AssertionError, AttributeError):
         await client.close()
     transport = getattr(client, "_transport", None)
-    if transport is not None:  # a client whose last words fail leaves it open
-        with suppress(*_TROUBLES):
+    with suppress(*_TROUBLES, AttributeError):
+        if transport is not None:  # a client whose last words fail leaves it open
             transport.close()
 
 

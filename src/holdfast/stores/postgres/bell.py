@@ -48,6 +48,8 @@ class NotifyBell(LocalBell):
     async def open(self) -> None:
         """Listen, and go on trying whenever the connection is lost."""
         if self._listener is None:
+            await super().open()
+            self._ringing = None
             listening = asyncio.get_running_loop().create_future()
             self._listener = asyncio.create_task(self._listen(listening))
             await listening

@@ -35,7 +35,10 @@ class SocketBell(LocalBell):
 
     async def open(self) -> None:
         """Bind a socket and read it with the event loop."""
-        if self._socket is not None or _FAMILY is None:
+        if self._socket is not None:
+            return
+        await super().open()
+        if _FAMILY is None:
             return
         for _ in range(3):  # whoever leaves last removes the folder: just now, perhaps
             with suppress(OSError):
