@@ -1,0 +1,297 @@
+"""The walk service on PostgreSQL: guarded against the same logic without the guard, in one process.
+
+Both apps answer over ASGI without a socket between, so nothing hides what the guard costs. Every
+request comes from a walker of its own, as with many devices.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header
+
+from holdfast.core.record import RequestMark
+from holdfast.server.call import GuardedCall
+from holdfast.server.execution import Execution, running_as
+from holdfast.server.jwt_auth import mint_token
+from holdfast.services.app import create_app
+from holdfast.services.dev_secrets import development_app_check_key
+from holdfast.services.settings import load_settings
+from holdfast.services.sign_in import SignedIn
+from holdfast.services.walk import model, tree
+from holdfast.services.walk.attestation import AppCheck
+from holdfast.services.walk.catalogue import bundled_catalogue
+from holdfast.services.walk.steps_intake import StepIntake
+from holdfast.services.walk.steps_model import StepReport
+
+CONNECTIONS = 16
+SECRET = "a secret for the benchmark, long enough for HS256"
+_WALKERS = """
+INSERT INTO walkers (tenant, points_banked, energy_balance, allocation_seq, ledger_seq, event_seq,
+                     created_at, updated_at)
+SELECT 'w-' || n, 100, 0, 0, 0, 0, now(), now() FROM generate_series(1, $1::bigint) AS n
+"""
+
+
+async def measure(url: str, rounds: int, seconds: float) -> dict[str, Any]:
+    """Return guarded ÷ bare for allocate and ingest, medians of interleaved rounds."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        settings = load_settings(
+            database_url=url,
+            jwt_secret=SECRET,
+            home=Path(folder),
+            run_jobs=False,
+            log_level="CRITICAL",
+            step_ingest_rate_limit="",
+        )
+        app = create_app(settings)
+        holdfast = app.state.holdfast
+        _add_bare_routes(app, settings)
+        await holdfast.open()
+        try:
+            import asyncpg
+
+            connection = await asyncpg.connect(url)
+            await connection.execute(_WALKERS, 200_000)
+            await connection.close()
+            walkers = iter(range(1, 200_000))
+            app_check = _app_check_token(settings)
+            found = {}
+            for name, guarded, bare, body in (
+                ("tree.allocate", "/tree/allocate", "/bare/allocate", _allocation),
+                ("step.ingest", "/step/ingest", "/bare/ingest", _report),
+            ):
+                rates: dict[str, list[float]] = {guarded: [], bare: []}
+                for path in (guarded, bare):
+                    await _load(app, path, body, walkers, app_check, 0.7)
+                for number in range(rounds):
+                    order = (guarded, bare) if number % 2 == 0 else (bare, guarded)
+                    for path in order:
+                        rate = await _load(app, path, body, walkers, app_check, seconds)
+                        rates[path].append(rate)
+                ratios = [g / b for g, b in zip(rates[guarded], rates[bare], strict=True)]
+                found[name] = {
+                    "ratio": round(statistics.median(ratios), 3),
+                    "least": round(min(ratios), 3),
+                    "most": round(max(ratios), 3),
+                    "guarded_per_second": round(statistics.median(rates[guarded]), 1),
+                    "bare_per_second": round(statistics.median(rates[bare]), 1),
+                }
+            return found
+        finally:
+            await holdfast.close()
+
+
+def _add_bare_routes(app: FastAPI, settings: Any) -> None:
+    """The same logic in a transaction of its own: no key, no look-up, no record, no audit event."""
+    holdfast = app.state.holdfast
+    catalogue = bundled_catalogue()
+    intake = StepIntake(holdfast, settings, AppCheck(settings, settings.home, holdfast.clock))
+    policy = settings.policies().walk.but(audit=False)
+
+    @app.post("/bare/allocate")
+    async def allocate(wanted: model.TreeAllocation, caller: SignedIn) -> dict[str, int]:
+        unit = await holdfast.store.begin()
+        after = await tree.allocate(
+            unit.statements,
+            caller.tenant,
+            [choice.node_id for choice in wanted.allocations],
+            now=holdfast.clock.now(),
+            catalogue=catalogue,
+            energy_required=False,
+        )
+        await unit.commit(None, None)
+        return {"pointsBanked": after.points_banked}
+
+    @app.post("/bare/ingest")
+    async def ingest(
+        report: StepReport,
+        caller: SignedIn,
+        tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
+    ) -> Any:
+        unit = await holdfast.store.begin()
+        call = GuardedCall(
+            endpoint="bare",
+            policy=policy,
+            principal=caller,
+            record_id=None,
+            mark=RequestMark("0" * 64, "0" * 64),
+            body=b"",
+            request_id="r",
+            correlation_id="c",
+        )
+        run = Execution(holdfast.intake, call, unit)
+        running_as(run)
+        answer = await intake.take(unit.statements, run, report, tokens or [])
+        await unit.commit(None, None)
+        return answer
+
+
+def _allocation(_key: str) -> dict[str, Any]:
+    return {
+        "allocations": [{"nodeId": "node.even-stride"}],
+        "clientGeneratedAt": datetime.now(UTC).isoformat(),
+    }
+
+
+def _report(key: str) -> dict[str, Any]:
+    end = datetime.now(UTC)
+    return {
+        "day": end.date().isoformat(),
+        "count": 4000,
+        "source": "HealthKit",
+        "tz": "UTC",
+        "sampleSpan": {"start": (end - timedelta(hours=2)).isoformat(), "end": end.isoformat()},
+        "sourceBundleId": "com.apple.health",
+        "idempotencyKey": key,
+        "clientSubmittedAt": end.isoformat(),
+    }
+
+
+def _app_check_token(settings: Any) -> Any:
+    from holdfast.cli import tokens
+
+    os.environ["HOLDFAST_HOME"] = str(settings.home)
+    development_app_check_key(settings.home)
+    return lambda: tokens._app_check(None, timedelta(minutes=4))  # noqa: SLF001 - our own
+
+
+async def _load(  # noqa: PLR0917
+    app: Any, path: str, body: Any, walkers: Any, app_check: Any, seconds: float
+) -> float:
+    """Send from 16 clients for a while; returns requests per second."""
+    now = datetime.now(UTC)
+    token = app_check().encode()
+    count = 0
+
+    async def client() -> None:
+        nonlocal count
+        while time.perf_counter() < until:
+            sub = f"w-{next(walkers)}"
+            key = str(uuid.uuid4())
+            signed = mint_token(
+                SECRET, sub=sub, org=None, roles=[], lifetime=timedelta(hours=1), now=now
+            )
+            status = await _call(app, path, json.dumps(body(key)).encode(), signed, key, token)
+            if status != 200:
+                raise RuntimeError(f"{path} answered {status}")
+            count += 1
+
+    started = time.perf_counter()
+    until = started + seconds
+    await asyncio.gather(*(client() for _ in range(CONNECTIONS)))
+    return count / (time.perf_counter() - started)
+
+
+async def _call(  # noqa: PLR0917
+    app: Any, path: str, body: bytes, signed: str, key: str, token: bytes
+) -> int:
+    status = 0
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "server": ("bench", 80),
+        "client": ("127.0.0.1", 1),
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"authorization", b"Bearer " + signed.encode()),
+            (b"idempotency-key", key.encode()),
+            (b"x-firebase-appcheck", token),
+        ],
+    }
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+
+    await app(scope, receive, send)
+    return status
+
+
+_HISTORY = """
+INSERT INTO tree_refunds (tenant, seq, node_id, points_cost, energy_cost, allocated_at, reason,
+                          refunded_at)
+SELECT 'old-' || w, n, 'node.even-stride', 1, 0, now(), 'rejected', now()
+  FROM generate_series(1, $1::bigint) AS w, generate_series(1, $2::bigint) AS n;
+"""
+_EVENTS = """
+INSERT INTO walker_events (tenant, seq, type, data, created_at)
+SELECT 'old-' || w, n, 'tree.allocated', '{}', now()
+  FROM generate_series(1, $1::bigint) AS w, generate_series(1, $2::bigint) AS n;
+"""
+_OLD = """
+INSERT INTO walkers (tenant, points_banked, energy_balance, allocation_seq, ledger_seq, event_seq,
+                     created_at, updated_at)
+SELECT prefix || n, 100, 0, $2::bigint, 0, $2::bigint, now(), now()
+  FROM generate_series(1, $1::bigint) AS n, (VALUES ($3::text)) AS named(prefix);
+"""
+
+
+async def history(url: str, walkers: int = 40, length: int = 10_000) -> dict[str, Any]:
+    """Return how much slower a walker with a long history is served than a new one."""
+    import asyncpg
+
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        settings = load_settings(
+            database_url=url,
+            jwt_secret=SECRET,
+            home=Path(folder),
+            run_jobs=False,
+            log_level="CRITICAL",
+        )
+        app = create_app(settings)
+        await app.state.holdfast.open()
+        try:
+            connection = await asyncpg.connect(url)
+            await connection.execute(_OLD, walkers, length, "old-")
+            await connection.execute(_OLD, walkers, 0, "new-")
+            await connection.execute(_HISTORY, walkers, length, timeout=300)
+            await connection.execute(_EVENTS, walkers, length, timeout=300)
+            await connection.execute("VACUUM ANALYZE", timeout=300)
+            await connection.close()
+            ratios = []
+            for number in range(1, walkers + 1):
+                took = {}
+                order = ("old-", "new-") if number % 2 else ("new-", "old-")
+                for kind in order:
+                    took[kind] = await _allocated_in(app, f"{kind}{number}")
+                ratios.append(took["old-"] / took["new-"])
+            return {
+                "ratio": round(statistics.median(ratios[5:]), 3),
+                "least": round(min(ratios[5:]), 3),
+                "most": round(max(ratios[5:]), 3),
+            }
+        finally:
+            await app.state.holdfast.close()
+
+
+async def _allocated_in(app: Any, sub: str) -> float:
+    now = datetime.now(UTC)
+    signed = mint_token(SECRET, sub=sub, org=None, roles=[], lifetime=timedelta(hours=1), now=now)
+    key = str(uuid.uuid4())
+    body = json.dumps(_allocation(key)).encode()
+    started = time.perf_counter()
+    status = await _call(app, "/tree/allocate", body, signed, key, b"")
+    took = time.perf_counter() - started
+    if status != 200:
+        raise RuntimeError(f"/tree/allocate answered {status}")
+    return took
