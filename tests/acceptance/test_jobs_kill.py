@@ -100,7 +100,7 @@ async def test_a_job_whose_rescuers_are_killed_too_has_one_effect(
     lab: JobsLab, processes: Any
 ) -> None:
     """Wherever each of them dies, the next one finds all of it or none of it."""
-    points = ("job_after_claim", "job_before_retry", "job_after_handler", "job_before_commit")
+    points = ("job_after_handler", "job_before_retry", "job_before_commit")
     job_id = await lab.enqueued("effect", resource_id="one")
     for point in points:
         doomed = processes(JOBS_KILL_AT=point)

@@ -143,7 +143,7 @@ async def test_a_broker_that_goes_away_and_comes_back_loses_and_doubles_nothing(
     jobs = 120
     with RealNats() as server:
         async with factory(f"sqlite:///{tmp_path}/jobs.db", NatsLab(server.url())) as works:
-            clerk = asyncio.create_task(works.enqueue(jobs, seconds=2))
+            clerk = asyncio.create_task(works.enqueue(jobs, seconds=1.2))
             await works.until_done(0.2, jobs)
             await trouble(server)
             await clerk
@@ -157,7 +157,7 @@ async def test_a_database_that_is_killed_loses_and_doubles_nothing(
     jobs = 100
     nats_server.start()
     async with factory(postgres_url, NatsLab(nats_server.url())) as works:
-        clerk = asyncio.create_task(works.enqueue(jobs, seconds=2))
+        clerk = asyncio.create_task(works.enqueue(jobs, seconds=1.2))
         await works.until_done(0.2, jobs)
         await asyncio.to_thread(postgres.kill)
         await asyncio.to_thread(postgres.start)

@@ -162,7 +162,7 @@ async def test_who_writes_while_jobs_are_taken_loses_no_write(
     lab: JobsLab, another_store: OpenStore
 ) -> None:
     """Hundreds of writes, each of which must be seen by a job that starts after it."""
-    writes = 250
+    writes = 200
     await lab.store.write("INSERT INTO counters (name, n) VALUES ('state', 0), ('seen', 0)")
 
     @lab.jobs.handler("reconcile")

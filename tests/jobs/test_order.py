@@ -190,7 +190,7 @@ async def test_nobody_is_left_in_line_when_an_enqueue_meets_the_end_of_the_one_b
     lab: JobsLab, another_store: OpenStore, ends: str
 ) -> None:
     """Hundreds of rounds: each is enqueued at about the instant in which the last one ends."""
-    rounds = 100
+    rounds = 80
 
     @lab.jobs.handler("line")
     async def line(job: JobRun) -> None:

@@ -125,6 +125,21 @@ async def test_two_workers_run_each_slot_once(lab: JobsLab, another_store: OpenS
     assert {datetime.fromisoformat(effect).microsecond for effect in effects} == {0}
 
 
+async def test_a_worker_enqueues_the_periodic_work_of_its_own_queues_only(lab: JobsLab) -> None:
+    """What nobody works would only pile up."""
+    lab.jobs.every(3600, "sweep", queue="housekeeping")
+    lab.jobs.every(3600, "report", queue="reports")
+    await lab.start_worker(queues=["reports"])
+
+    async def gone() -> bool:
+        return await lab.count("dead_letters") == 1
+
+    await eventually(gone)
+    (letter,) = await lab.rows("SELECT type, reason FROM dead_letters")
+    assert (letter["type"], letter["reason"]) == ("report", "unknown_type")
+    assert await lab.count("jobs") == 0
+
+
 async def test_a_slot_whose_job_died_is_not_run_again_by_who_comes_later(lab: JobsLab) -> None:
     runs: list[str] = []
 

@@ -17,9 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import asyncpg
 import msgspec
-import pytest
 
 from holdfast import open_store
 from holdfast.core.job import Enqueued, EnqueueOutcome, LeasedJob
@@ -206,7 +204,7 @@ async def eventually(
         if value:
             return value
         if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds} s; last: {value!r}")
+            raise AssertionError(f"not within {seconds} s; last: {value!r}")
         await asyncio.sleep(pause)
 
 
@@ -224,6 +222,8 @@ async def make_effects(store: Store) -> None:
 
 async def empty_postgres(url: str) -> None:
     """Throw everyone out and delete every row; the schema stays, as to make one is slow."""
+    import asyncpg  # the program below need not wait for it on SQLite
+
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(
@@ -284,7 +284,8 @@ class WorkerProcess:
             try:
                 self.heard.append(self._lines.get(timeout=deadline - time.monotonic()))
             except (queue.Empty, ValueError):
-                pytest.fail(f"the worker did not say {line!r} in {seconds} s, but {self.heard}")
+                text = f"the worker did not say {line!r} in {seconds} s, but {self.heard}"
+                raise AssertionError(text) from None
 
     def tell(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -368,6 +369,7 @@ async def _work() -> None:
         store,
         registry,
         lease_seconds=float(env.get("JOBS_LEASE_SECONDS", "1")),
+        concurrency=int(env.get("JOBS_CONCURRENCY", "16")),
         watcher=_Telling(),
         faults=_KillAt(kill_at) if kill_at else None,
     )

@@ -86,7 +86,7 @@ class BreakableStore:
         unit = getattr(claim, "unit", None)
         return claim if unit is None else type(claim)(BreakableUnit(self, unit))
 
-    async def begin(self) -> Any:
+    async def begin(self, *, idle_seconds: float | None = None) -> Any:
         return BreakableUnit(self, await self._call("begin"))
 
 

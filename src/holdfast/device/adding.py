@@ -1,15 +1,20 @@
 """Adding to the queue: one entry or many, in the transaction of the caller."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC
-from typing import Final
-
-import msgspec
+from typing import Any, Final
 
 from holdfast.core.canonical import canonical_json
-from holdfast.core.entry import Entry, Operation, Reason, Status
+from holdfast.core.entry import Entry, NewEntry, Operation, Reason, Status
 from holdfast.device.coalescing import merge_target, vanishing
-from holdfast.device.dependencies import Subject, Waits, check_acyclic, waits_of
+from holdfast.device.dependencies import (
+    Members,
+    Subject,
+    Waits,
+    check_acyclic,
+    park_dependents,
+    waits_of,
+)
 from holdfast.device.events import Event, EventKind, about
 from holdfast.device.hands import put_aside
 from holdfast.device.rows import instant, json_text
@@ -63,26 +68,18 @@ def add_user(unit: Unit, user_id: str) -> None:
 
 def add(unit: Unit, draft: Draft, room: Room, *, coalesce: bool) -> Entry:
     """Write one entry."""
-    return _add(unit, draft, draft.new.id or new_id(unit.now), {}, room, coalesce=coalesce)
+    return add_many(unit, (draft,), room, coalesce=coalesce)[0]
 
 
 def add_many(unit: Unit, drafts: Sequence[Draft], room: Room, *, coalesce: bool) -> list[Entry]:
     """Write entries in this order; they may depend on each other in any order."""
-    ids = [draft.new.id or new_id(unit.now) for draft in drafts]
-    later: dict[str, str] = {}
-    for draft, entry_id in zip(drafts, ids, strict=True):
-        later[entry_id] = entry_id
-        if draft.local_id is not None and draft.operation is Operation.CREATE:
-            later[draft.local_id] = entry_id
-    if _points_forward(drafts, ids, later):
-        _check_order(unit, drafts, ids, later)
+    batch = Batch(unit, room, drafts)
     entries = []
-    for draft, entry_id in zip(drafts, ids, strict=True):
-        # From here on it is in the queue, and found there.
-        later.pop(entry_id)
-        if draft.local_id is not None and later.get(draft.local_id) == entry_id:
-            del later[draft.local_id]
-        entries.append(_add(unit, draft, entry_id, later, room, coalesce=coalesce))
+    for draft, entry_id in zip(drafts, batch.ids, strict=True):
+        entries.append(batch.add(draft, entry_id, coalesce=coalesce))
+        if coalesce:
+            batch.write()  # the next one has to find it
+    batch.write()
     return entries
 
 
@@ -91,26 +88,132 @@ def announcement(unit: Unit, entry: Entry) -> Event:
     return about(EventKind.ENQUEUED, entry, unit.now)
 
 
-def _add(
-    unit: Unit, draft: Draft, entry_id: str, later: Mapping[str, str], room: Room, *, coalesce: bool
-) -> Entry:
-    lane = _lane(unit, draft)
-    waits = _waits(unit, draft, entry_id, later)
-    if coalesce and not waits.doomed:
-        done = _coalesced(unit, draft, lane, waits)
-        if done is not None:
-            return done
-    entry = _new_entry(unit, draft, entry_id, lane, waits)
-    number = _insert(unit, entry, draft.new.sequence_number, room)
-    if number is None:
-        return _known(unit, entry)
-    entry = msgspec.structs.replace(entry, sequence_number=number)
-    for awaited in waits.awaited:
-        unit.rows("insert_wait", awaited=awaited, entry_id=entry_id)
-    unit.tell(EventKind.ENQUEUED, entry)
-    if waits.doomed:
-        unit.tell(EventKind.FAILED, entry, detail="what it depends on will not happen")
-    return entry
+class Batch:
+    """Entries on their way into the queue, written together."""
+
+    def __init__(self, unit: Unit, room: Room, drafts: Sequence[Draft]) -> None:
+        """Look over what is to be written; raises if members wait for each other in a circle."""
+        self._unit = unit
+        self._room = room
+        self.ids = [draft.new.id or new_id(unit.now) for draft in drafts]
+        self._rows: list[tuple[Any, ...]] = []
+        self._waits: list[tuple[str, str]] = []
+        self._doomed: list[Entry] = []
+        self._last: dict[str, int] = {}
+        self._lanes: set[tuple[str, str]] = set()
+        self._keys: dict[str, Entry] = {}
+        self._given_ids: set[str] = set()
+        # Ids, and local ids that are made here, each with the id of its entry.
+        self._members: dict[str, str] = {}
+        if len(drafts) > 1:
+            for draft, entry_id in zip(drafts, self.ids, strict=True):
+                self._members[entry_id] = entry_id
+                if draft.local_id is not None and draft.operation is Operation.CREATE:
+                    self._members[draft.local_id] = entry_id
+            self._check_order(drafts)
+
+    def add(self, draft: Draft, entry_id: str, *, coalesce: bool) -> Entry:
+        """Take one more entry, or find what makes it superfluous."""
+        unit, new = self._unit, draft.new
+        if new.key is not None:
+            known = self._keys.get(draft.key) or unit.one("by_key", key=draft.key)
+            if known is not None:
+                return _same_request(known, draft)
+        lane = _lane(unit, draft)
+        waits = self._waits_of(draft, entry_id)
+        if coalesce and not waits.doomed:
+            done = _coalesced(unit, draft, lane, waits)
+            if done is not None:
+                return done
+        number, turn = self._place(new, lane)
+        if new.id is not None:
+            self._check_id(new.id)
+        entry = _new_entry(unit, draft, waits, id=entry_id, lane=lane, sequence_number=number)
+        self._rows.append(_row(unit, entry, turn=turn))
+        self._waits += [(awaited, entry_id) for awaited in waits.awaited]
+        if new.key is not None:
+            self._keys[draft.key] = entry
+        unit.tell(EventKind.ENQUEUED, entry)
+        if waits.doomed:
+            self._doomed.append(entry)
+            unit.tell(EventKind.FAILED, entry, detail="what it depends on will not happen")
+        return entry
+
+    def write(self) -> None:
+        """Write what was taken."""
+        if not self._rows:
+            return
+        self._unit.many("insert_entry", self._rows)
+        if self._waits:
+            self._unit.many("insert_wait", self._waits)
+        # Members that came before the one they wait for could not know that it is doomed.
+        for entry in self._doomed if self._members else ():
+            park_dependents(self._unit, entry)
+        self._rows, self._waits, self._doomed = [], [], []
+
+    def _place(self, new: NewEntry, lane: str | None) -> tuple[int, bool]:
+        """Return the entry's number, and whether it has the turn in its lane."""
+        unit, user_id = self._unit, new.user_id
+        last = self._last.get(user_id)
+        if last is None:
+            found = unit.rows("place", user_id=user_id, lane=lane)
+            if not found:
+                raise EntryInvalidError(
+                    "user_id_must_reference_existing_user",
+                    f"there is no user {user_id}: add_user first",
+                )
+            last, taken = found[0]
+        else:
+            taken = lane is not None and (
+                (user_id, lane) in self._lanes
+                or unit.rows("lane_taken", user_id=user_id, lane=lane)[0][0]
+            )
+        if new.sequence_number is not None and new.sequence_number <= last:
+            raise EntryInvalidError(
+                "sequence_number_must_be_monotonic",
+                f"sequence number {new.sequence_number} is not higher than the last one, {last}",
+            )
+        if last >= self._room.limit(user_id):
+            # Those of this batch that are not written yet are not counted, so they are written.
+            self.write()
+            self._room.counted(user_id, last, unit.rows("count_open", user_id=user_id)[0][0])
+        number = new.sequence_number or last + 1
+        self._last[user_id] = number
+        if lane is not None:
+            self._lanes.add((user_id, lane))
+        return number, not taken
+
+    def _waits_of(self, draft: Draft, entry_id: str) -> Waits:
+        refers_to = draft.request.refers_to
+        if not draft.new.depends_on and not refers_to.placeholders and not refers_to.candidates:
+            return _NO_WAITS
+        subject = Subject(
+            entry_id, draft.new.user_id, draft.operation, draft.profile, draft.local_id
+        )
+        batch = Members(self._members, {entry.id for entry in self._doomed})
+        return waits_of(self._unit, subject, draft.new.depends_on, refers_to, batch)
+
+    def _check_id(self, entry_id: str) -> None:
+        if entry_id in self._given_ids or self._unit.rows("get", id=entry_id):
+            raise EntryInvalidError("id_must_be_unique", f"there is an entry {entry_id} already")
+        self._given_ids.add(entry_id)
+
+    def _check_order(self, drafts: Sequence[Draft]) -> None:
+        """Refuse a batch whose members wait for each other; most have none that could."""
+        nodes, seen, forward = [], set[str](), False
+        for draft, entry_id in zip(drafts, self.ids, strict=True):
+            refers_to = draft.request.refers_to
+            own = draft.local_id if draft.operation is Operation.CREATE else None
+            names = {*draft.new.depends_on, *refers_to.placeholders, *refers_to.candidates} - {own}
+            parents = {self._members[name] for name in names if name in self._members}
+            seen.add(entry_id)
+            forward = forward or not parents <= seen
+            nodes.append((entry_id, draft, parents))
+        if forward:
+            check_acyclic(
+                (entry_id, (draft.new.user_id, _lane(self._unit, draft)), parents)
+                for entry_id, draft, parents in nodes
+            )
 
 
 def _lane(unit: Unit, draft: Draft) -> str | None:
@@ -136,19 +239,10 @@ def _lane(unit: Unit, draft: Draft) -> str | None:
     return f"{new.entity_type}/{entity}"
 
 
-def _waits(unit: Unit, draft: Draft, entry_id: str, later: Mapping[str, str]) -> Waits:
-    refers_to = draft.request.refers_to
-    if not draft.new.depends_on and not refers_to.placeholders and not refers_to.candidates:
-        return _NO_WAITS
-    subject = Subject(entry_id, draft.new.user_id, draft.operation, draft.profile, draft.local_id)
-    return waits_of(unit, subject, draft.new.depends_on, refers_to, later)
-
-
-def _new_entry(unit: Unit, draft: Draft, entry_id: str, lane: str | None, waits: Waits) -> Entry:
+def _new_entry(unit: Unit, draft: Draft, waits: Waits, **placed: Any) -> Entry:
     new = draft.new
     made_at = new.client_generated_at
     return Entry(
-        id=entry_id,
         user_id=new.user_id,
         operation=draft.operation,
         entity_type=new.entity_type,
@@ -164,7 +258,6 @@ def _new_entry(unit: Unit, draft: Draft, entry_id: str, lane: str | None, waits:
         next_retry_at=None,
         last_error=None,
         last_error_code=None,
-        sequence_number=0,
         dependency_ids=waits.dependency_ids,
         created_at=unit.now,
         synced_at=None,
@@ -172,7 +265,6 @@ def _new_entry(unit: Unit, draft: Draft, entry_id: str, lane: str | None, waits:
         priority=draft.priority,
         client_generated_at=unit.server_now() if made_at is None else made_at.astimezone(UTC),
         profile=draft.profile,
-        lane=lane,
         reason=Reason.DEPENDENCY if waits.doomed else None,
         local_refs=waits.local_refs,
         payload_version=draft.payload_version,
@@ -184,77 +276,52 @@ def _new_entry(unit: Unit, draft: Draft, entry_id: str, lane: str | None, waits:
         outcome_unknown=False,
         claim_number=0,
         waiting_for=len(waits.awaited),
+        **placed,
     )
 
 
-def _insert(unit: Unit, entry: Entry, wanted_number: int | None, room: Room) -> int | None:
-    """Write the row; returns its number, or None if its key is in the queue already."""
-    params = {
-        "id": entry.id,
-        "user_id": entry.user_id,
-        "operation": entry.operation.value,
-        "entity_type": entry.entity_type,
-        "local_id": entry.local_id,
-        "server_id": entry.server_id,
-        "endpoint": entry.endpoint,
-        "payload": entry.payload,
-        "headers": json_text(entry.headers),
-        "key": entry.idempotency_key,
-        "status": entry.status.value,
-        "max_attempts": entry.max_attempts,
-        "sequence_number": wanted_number,
-        "dependency_ids": json_text(entry.dependency_ids),
-        "created_at": instant(entry.created_at),
-        "conflict_resolution": entry.conflict_resolution,
-        "priority": entry.priority,
-        "client_generated_at": instant(entry.client_generated_at),
-        "profile": entry.profile.value,
-        "reason": entry.reason,
-        "local_refs": json_text(entry.local_refs),
-        "payload_version": entry.payload_version,
-        "base": entry.base,
-        "base_version": entry.base_version,
-        "lane": entry.lane,
-        "waiting_for": entry.waiting_for,
-        "enqueued_ms": unit.ms,
-    }
-    found = unit.rows("insert_entry", sequence_limit=room.limit(entry.user_id), **params)
-    if found:
-        return int(found[0][0])
-    if unit.rows("by_key", key=entry.idempotency_key):
-        return None
-    last = _last_number(unit, entry.user_id, wanted_number)
-    if last >= room.limit(entry.user_id):
-        room.counted(entry.user_id, last, unit.rows("count_open", user_id=entry.user_id)[0][0])
-    found = unit.rows("insert_entry", sequence_limit=room.limit(entry.user_id), **params)
-    return int(found[0][0])
+def _row(unit: Unit, entry: Entry, *, turn: bool) -> tuple[Any, ...]:
+    """Return what ``insert_entry`` takes, in its order."""
+    made_at = entry.client_generated_at
+    return (
+        entry.id,
+        entry.user_id,
+        entry.operation.value,
+        entry.entity_type,
+        entry.local_id,
+        entry.server_id,
+        entry.endpoint,
+        entry.payload,
+        json_text(entry.headers),
+        entry.idempotency_key,
+        entry.status.value,
+        entry.max_attempts,
+        entry.sequence_number,
+        json_text(entry.dependency_ids),
+        unit.now_text,
+        entry.conflict_resolution,
+        entry.priority,
+        unit.now_text if made_at is entry.created_at else instant(made_at),
+        entry.profile.value,
+        entry.reason,
+        json_text(entry.local_refs),
+        entry.payload_version,
+        entry.base,
+        entry.base_version,
+        entry.lane,
+        turn,
+        entry.waiting_for,
+        unit.ms,
+    )
 
 
-def _last_number(unit: Unit, user_id: str, wanted: int | None) -> int:
-    """Return the user's last number, or say why there can be no next one."""
-    found = unit.rows("user_last", user_id=user_id)
-    if not found:
-        raise EntryInvalidError(
-            "user_id_must_reference_existing_user", f"there is no user {user_id}: add_user first"
-        )
-    last = int(found[0][0])
-    if wanted is not None and wanted <= last:
-        raise EntryInvalidError(
-            "sequence_number_must_be_monotonic",
-            f"the sequence number {wanted} is not higher than the last one, {last}",
-        )
-    return last
-
-
-def _known(unit: Unit, entry: Entry) -> Entry:
+def _same_request(known: Entry, draft: Draft) -> Entry:
     """Return the entry that has this key already, if it is the same request."""
-    known = unit.one("by_key", key=entry.idempotency_key)
     if (
-        known is None
-        or known.user_id != entry.user_id
-        or known.operation is not entry.operation
-        or known.endpoint != entry.endpoint
-        or _canonical(known) != _canonical(entry)
+        known.user_id != draft.new.user_id
+        or known.operation is not draft.operation
+        or known.endpoint != draft.request.endpoint
+        or _canonical(known.payload) != _canonical(draft.request.payload)
     ):
         raise EntryInvalidError(
             "idempotency_key_unique_per_mutation",
@@ -263,8 +330,8 @@ def _known(unit: Unit, entry: Entry) -> Entry:
     return known
 
 
-def _canonical(entry: Entry) -> bytes | None:
-    return None if entry.payload is None else canonical_json(entry.payload.encode())
+def _canonical(payload: str | None) -> bytes | None:
+    return None if payload is None else canonical_json(payload.encode())
 
 
 def _coalesced(unit: Unit, draft: Draft, lane: str | None, waits: Waits) -> Entry | None:
@@ -291,29 +358,3 @@ def _coalesced(unit: Unit, draft: Draft, lane: str | None, waits: Waits) -> Entr
     if found is not None:
         unit.tell(EventKind.MERGED, found)
     return found
-
-
-def _points_forward(drafts: Sequence[Draft], ids: Sequence[str], later: Mapping[str, str]) -> bool:
-    """Say whether an entry of the batch refers to one that comes after it."""
-    seen: set[str] = set()
-    for draft, entry_id in zip(drafts, ids, strict=True):
-        refers_to = draft.request.refers_to
-        for name in (*draft.new.depends_on, *refers_to.placeholders, *refers_to.candidates):
-            if later.get(name, entry_id) not in seen and name in later:
-                return True
-        seen.add(entry_id)
-    return False
-
-
-def _check_order(
-    unit: Unit, drafts: Sequence[Draft], ids: Sequence[str], later: Mapping[str, str]
-) -> None:
-    nodes = []
-    for draft, entry_id in zip(drafts, ids, strict=True):
-        refers_to = draft.request.refers_to
-        own = draft.local_id if draft.operation is Operation.CREATE else None
-        names = {*draft.new.depends_on, *refers_to.placeholders, *(refers_to.candidates - {own})}
-        lane = _lane(unit, draft)
-        key = None if lane is None else f"{draft.new.user_id}/{lane}"
-        nodes.append((entry_id, key, {later[name] for name in names if name in later}))
-    check_acyclic(nodes)

@@ -50,6 +50,9 @@ class AppConnection(Protocol):
     def execute(self, sql: str, params: Any = ..., /) -> Any:
         """Run one statement."""
 
+    def executemany(self, sql: str, params: Any, /) -> Any:
+        """Run one statement for each row of parameters."""
+
     def close(self) -> None:
         """Let go of the file."""
 
@@ -68,6 +71,13 @@ class Database:
         """Run one statement to its end and return its rows."""
         try:
             return self._execute(sql, params).fetchall()  # type: ignore[no-any-return]
+        except self._errors as error:
+            raise translated(error, self.path) from error
+
+    def many(self, sql: str, rows: list[tuple[Any, ...]]) -> None:
+        """Run one statement for each row of parameters."""
+        try:
+            self.connection.executemany(sql, rows).fetchall()
         except self._errors as error:
             raise translated(error, self.path) from error
 

@@ -3,7 +3,8 @@
 All walks are loops or recursive queries with a queue: a chain of any length costs no stack.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,6 +17,8 @@ from holdfast.device.unit import Unit
 from holdfast.errors import EntryInvalidError
 
 __all__ = [
+    "Members",
+    "Subject",
     "Waits",
     "check_acyclic",
     "free_dependents",
@@ -42,6 +45,14 @@ class Waits(NamedTuple):
     doomed: bool
 
 
+class Members(NamedTuple):
+    """Entries that are written in the same transaction, and cannot be found in the queue yet."""
+
+    # Ids, and local ids that they make, each with the id of its entry.
+    ids: Mapping[str, str] = MappingProxyType({})
+    doomed: Container[str] = ()
+
+
 class Subject(msgspec.Struct, frozen=True):
     """The entry whose waits are looked for."""
 
@@ -57,27 +68,24 @@ def waits_of(
     subject: Subject,
     depends_on: Sequence[str],
     refers_to: References,
-    later: Mapping[str, str],
+    batch: Members,
 ) -> Waits:
-    """Find out what an entry waits for, or raise ``EntryInvalidError``.
-
-    ``later`` are the ids, and local ids, of entries that will be written in the same transaction,
-    each with the id of its entry.
-    """
+    """Find out what an entry waits for, or raise ``EntryInvalidError``."""
     ids: dict[str, None] = {}
     awaited: dict[str, None] = {}
     doomed = False
     for wanted in depends_on:
-        found, status = _parent(unit, subject, wanted, later)
+        found, status = _parent(unit, subject, wanted, batch)
         if found is not None:
             ids[found] = None
             if status is not Status.SUCCEEDED:
                 awaited[found] = None
-                doomed = doomed or status in DEAD
-    refs = _local_refs(unit, subject, refers_to, later)
+                doomed = doomed or status in DEAD or found in batch.doomed
+    refs = _local_refs(unit, subject, refers_to, batch)
     for local_id in refs:
-        if local_id in later:
+        if local_id in batch.ids:
             awaited[awaited_local(subject.user_id, local_id)] = None
+            doomed = doomed or batch.ids[local_id] in batch.doomed
             continue
         server_id, _, status_text = unit.rows(
             "local_state", user_id=subject.user_id, local_id=local_id
@@ -94,16 +102,14 @@ def waits_of(
     return Waits(tuple(ids), refs, tuple(awaited), doomed)
 
 
-def _parent(
-    unit: Unit, subject: Subject, wanted: str, later: Mapping[str, str]
-) -> tuple[str | None, Status]:
+def _parent(unit: Unit, subject: Subject, wanted: str, batch: Members) -> tuple[str | None, Status]:
     """Return the entry that is meant by an id or a local id; None if a mapping says it is done."""
     # An update's own local id means the entry that creates the entity, which is another one.
     makes = subject.local_id if subject.operation is Operation.CREATE else None
     if wanted in (subject.id, makes):
         raise EntryInvalidError(_ACYCLIC, "an entry cannot depend on itself")
-    if wanted in later:
-        return later[wanted], Status.PENDING
+    if wanted in batch.ids:
+        return batch.ids[wanted], Status.PENDING
     found = unit.rows("status_of", id=wanted, user_id=subject.user_id)
     if found:
         return wanted, Status(found[0][0])
@@ -116,7 +122,7 @@ def _parent(
 
 
 def _local_refs(
-    unit: Unit, subject: Subject, refers_to: References, later: Mapping[str, str]
+    unit: Unit, subject: Subject, refers_to: References, batch: Members
 ) -> tuple[str, ...]:
     """Return the local ids in the request that stand for server ids.
 
@@ -128,7 +134,7 @@ def _local_refs(
     refs = set(refers_to.placeholders)
     unsure = refers_to.candidates - refs - {makes}
     if unsure:
-        refs.update(local_id for local_id in unsure if local_id in later)
+        refs.update(local_id for local_id in unsure if local_id in batch.ids)
         known = unit.rows(
             "known_locals",
             user_id=subject.user_id,
@@ -138,17 +144,19 @@ def _local_refs(
     return tuple(sorted(refs))
 
 
-def check_acyclic(entries: Iterable[tuple[str, str | None, Iterable[str]]]) -> None:
-    """Refuse a batch that could never be sent: (id, lane, ids it waits for), in order.
+def check_acyclic(
+    entries: Iterable[tuple[str, tuple[str, str | None], Iterable[str]]],
+) -> None:
+    """Refuse a batch that could never be sent: (id, user and lane, ids it waits for), in order.
 
     The order within a lane counts as a dependency too.
     """
     followers: dict[str, list[str]] = {}
     open_count: dict[str, int] = {}
-    last_in_lane: dict[str, str] = {}
+    last_in_lane: dict[tuple[str, str | None], str] = {}
     for entry_id, lane, parents in entries:
         before = set(parents)
-        if lane is not None:
+        if lane[1] is not None:
             if lane in last_in_lane:
                 before.add(last_in_lane[lane])
             last_in_lane[lane] = entry_id

@@ -1,40 +1,31 @@
 -- Adding to the queue. ENTRY stands for the columns of an entry, in the order of rows.py; IS_OPEN for
 -- the statuses that keep their place in a lane, spelled as in the partial index.
 
+-- name: place
+-- Where a new entry of a user would go: after which number, and behind whom in its lane. No row if the
+-- user is not known. Asked in the transaction that then writes the entry. (To insert and ask in one
+-- statement takes twice as long: SQLite would first copy what it reads of the table it writes to.)
+SELECT max(sequence_floor, coalesce((
+           SELECT max(sequence_number) FROM offline_sync_queue WHERE user_id = :user_id), 0)),
+       EXISTS (SELECT 1 FROM offline_sync_queue
+                WHERE user_id = :user_id AND lane = :lane AND IS_OPEN)
+  FROM users WHERE id = :user_id;
+
+-- name: lane_taken
+SELECT EXISTS (SELECT 1 FROM offline_sync_queue
+                WHERE user_id = :user_id AND lane = :lane AND IS_OPEN);
+
 -- name: insert_entry
--- One statement decides everything that depends on what is there: whether the user is known, which
--- number is next, whether it is too many, whether the lane is taken. No row means that it was refused;
--- why is found out afterwards.
+-- In the order of adding.py.
 INSERT INTO offline_sync_queue
        (id, user_id, operation, entity_type, local_id, server_id, endpoint, payload, headers,
         idempotency_key, status, max_attempts, sequence_number, dependency_ids, created_at,
         conflict_resolution, priority, client_generated_at, profile, reason, local_refs,
         payload_version, base, base_version, lane, turn, waiting_for, enqueued_ms)
-SELECT :id, known.id, :operation, :entity_type, :local_id, :server_id, :endpoint, :payload, :headers,
-       :key, :status, :max_attempts, coalesce(:sequence_number, known.last + 1), :dependency_ids,
-       :created_at, :conflict_resolution, :priority, :client_generated_at, :profile, :reason,
-       :local_refs, :payload_version, :base, :base_version, :lane,
-       :lane IS NULL OR NOT EXISTS (
-           SELECT 1 FROM offline_sync_queue
-            WHERE user_id = :user_id AND lane = :lane AND IS_OPEN),
-       :waiting_for, :enqueued_ms
-  FROM (SELECT id, max(sequence_floor, coalesce((
-                   SELECT max(sequence_number) FROM offline_sync_queue WHERE user_id = :user_id),
-                   0)) AS last
-          FROM users WHERE id = :user_id) AS known
- WHERE (:sequence_number IS NULL OR :sequence_number > known.last)
-   AND known.last < :sequence_limit
-    ON CONFLICT (idempotency_key) DO NOTHING
-RETURNING sequence_number;
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_wait
-INSERT INTO entry_waits (awaited, entry_id) VALUES (:awaited, :entry_id);
-
--- name: user_last
--- The last number given to a user; no row if the user is not known.
-SELECT max(sequence_floor, coalesce((
-           SELECT max(sequence_number) FROM offline_sync_queue WHERE user_id = :user_id), 0))
-  FROM users WHERE id = :user_id;
+INSERT INTO entry_waits (awaited, entry_id) VALUES (?, ?);
 
 -- name: count_open
 SELECT count(*) FROM offline_sync_queue WHERE user_id = :user_id AND IS_OPEN;

@@ -123,10 +123,14 @@ class Events:
 
         return unsubscribe
 
+    @property
+    def listening(self) -> bool:
+        """Whether anybody would hear an event."""
+        return bool(self._listeners)
+
     def put(self, events: Iterable[Event]) -> None:
         """Take events for delivery. To be called where the order of commits is certain."""
-        if self._listeners:
-            self._waiting.extend(events)
+        self._waiting.extend(events)
 
     def deliver(self) -> None:
         """Tell the listeners what waits, unless another thread is at it: then that one does."""

@@ -2,17 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, assert_never
-from uuid import uuid4
 
 from msgspec import UNSET, UnsetType
 
 from holdfast.core.entry import Action, Entry, Reason, Resolution, Status, after
-from holdfast.device.dependencies import Subject, park_dependents, revive_dependents, waits_of
+from holdfast.device.dependencies import (
+    Members,
+    Subject,
+    park_dependents,
+    revive_dependents,
+    waits_of,
+)
 from holdfast.device.events import EventKind
 from holdfast.device.rows import created_by, json_text
 from holdfast.device.settings import QueueSettings
 from holdfast.device.unit import Unit
-from holdfast.device.validation import check_request
+from holdfast.device.validation import check_request, new_key
 from holdfast.errors import OutcomeUnknownError, TransitionError, UsageError
 
 __all__ = ["Changes", "cancel", "discard", "edit", "park", "put_aside", "resolve", "retry"]
@@ -158,7 +163,7 @@ def _rewrite(
     depends_on = entry.dependency_ids if changes.depends_on is UNSET else changes.depends_on
     request = check_request(entry.profile, endpoint, payload, headers, settings.max_payload_bytes)
     subject = Subject(entry.id, entry.user_id, entry.operation, entry.profile, entry.local_id)
-    waits = waits_of(unit, subject, tuple(depends_on), request.refers_to, {})
+    waits = waits_of(unit, subject, tuple(depends_on), request.refers_to, Members())
     _check_still_acyclic(unit, entry, waits.awaited)
     unit.rows("forget_waits", entry_id=entry.id)
     for awaited in waits.awaited:
@@ -169,7 +174,7 @@ def _rewrite(
         payload=request.payload,
         headers=json_text(request.headers),
         endpoint=request.endpoint,
-        key=str(uuid4()),
+        key=new_key(),
         dependency_ids=json_text(waits.dependency_ids),
         local_refs=json_text(waits.local_refs),
         waiting_for=len(waits.awaited),

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
-from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,7 +18,7 @@ from holdfast.device.dependencies import park_dependents
 from holdfast.device.events import EventKind
 from holdfast.device.rows import json_text
 from holdfast.device.unit import Unit
-from holdfast.device.validation import Request, check_request
+from holdfast.device.validation import Request, check_request, new_key
 from holdfast.errors import EntryInvalidError
 
 __all__ = ["PayloadMigration", "Rewrite", "migrate_payloads"]
@@ -93,7 +92,7 @@ def _migrate(unit: Unit, entry: Entry, migration: PayloadMigration) -> None:
         payload=request.payload,
         headers=json_text(request.headers),
         endpoint=request.endpoint,
-        key=entry.idempotency_key if entry.claim_number == 0 else str(uuid4()),
+        key=entry.idempotency_key if entry.claim_number == 0 else new_key(),
         local_refs=json_text(entry.local_refs),
         version=migration.version,
     )

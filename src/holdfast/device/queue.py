@@ -506,8 +506,8 @@ class OutboxQueue:
 
         ``THEIRS`` discards the entry, ``GIVE_UP`` makes it ``failed``; both park its dependents.
         ``MINE`` sends it once more, ``forced`` and with a new key. ``MERGED`` sends ``payload``
-        with a new key, and takes the server's side as its base. Both may come with new ``headers``, for
-        example another ``If-Match``. Raises ``TransitionError`` unless it is in ``conflict``.
+        with a new key, and takes the server's side as its base. Both may come with new ``headers``,
+        for example another ``If-Match``. Raises ``TransitionError`` unless it is in ``conflict``.
         """
         changes = hands.Changes(payload, headers)
         with self._write("resolve") as unit:

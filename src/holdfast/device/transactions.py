@@ -38,11 +38,11 @@ class Transactions:
         with self._held():
             if connection is not None:
                 with _savepoint(self._database.guest(connection)) as guest:
-                    yield Unit(guest, self._clock)
+                    yield self._unit(guest)
                 return  # the app commits, and then announces
             if self._group is not None:
                 with _savepoint(self._database):
-                    unit = Unit(self._database, self._clock)
+                    unit = self._unit(self._database)
                     yield unit
                     self._reach(f"{operation}.before_commit")
                 self._group.extend(unit.events)
@@ -86,7 +86,7 @@ class Transactions:
     def read(self) -> Iterator[Unit]:
         """Give a unit for looking only."""
         with self._held():
-            yield Unit(self._database, self._clock)
+            yield self._unit(self._database)
 
     def close(self) -> None:
         """Let go of the file, after what is running."""
@@ -129,13 +129,16 @@ class Transactions:
 
     def _begin(self) -> Unit:
         self._database.rows("BEGIN IMMEDIATE")
-        unit = Unit(self._database, self._clock)
+        unit = self._unit(self._database)
         try:
             unit.keep_time()
         except BaseException:
             self._database.rollback()
             raise
         return unit
+
+    def _unit(self, database: Database) -> Unit:
+        return Unit(database, self._clock, listening=self._events.listening)
 
     def _reach(self, point: str) -> None:
         if self._fault_points is not None:

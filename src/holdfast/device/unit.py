@@ -21,14 +21,15 @@ __all__ = ["Unit"]
 class Unit:
     """Runs statements by name on one connection."""
 
-    __slots__ = ("_clock", "_database", "_moment", "_row", "events")
+    __slots__ = ("_clock", "_database", "_listening", "_moment", "_now_text", "events")
 
-    def __init__(self, database: Database, clock: Clock) -> None:
-        """Work on this connection."""
+    def __init__(self, database: Database, clock: Clock, *, listening: bool) -> None:
+        """Work on this connection; events are made only if somebody listens."""
         self._database = database
         self._clock = clock
+        self._listening = listening
         self._moment: Moment | None = None
-        self._row: ClockRow | None = None
+        self._now_text: str | None = None
         self.events: list[Event] = []
 
     def rows(self, name: str, **params: Any) -> list[Any]:
@@ -38,6 +39,10 @@ class Unit:
     def query(self, sql: str, params: dict[str, Any]) -> list[Any]:
         """Run a statement that was put together, from constants only."""
         return self._database.rows(sql, params)
+
+    def many(self, name: str, rows: list[tuple[Any, ...]]) -> None:
+        """Run a statement that gives nothing once for each row of parameters."""
+        self._database.many(statement(name), rows)
 
     def one(self, name: str, **params: Any) -> Entry | None:
         """Run a statement that gives at most one entry."""
@@ -90,7 +95,9 @@ class Unit:
     @property
     def now_text(self) -> str:
         """The same as it is stored."""
-        return instant(self.moment.wall)
+        if self._now_text is None:
+            self._now_text = instant(self.moment.wall)
+        return self._now_text
 
     @property
     def ms(self) -> int:
@@ -126,4 +133,7 @@ class Unit:
         detail: str | None = None,
     ) -> None:
         """Have the listeners told, once this is committed."""
-        self.events.append(about(kind, entry, self.now, delay_seconds=delay_seconds, detail=detail))
+        if self._listening:
+            self.events.append(
+                about(kind, entry, self.now, delay_seconds=delay_seconds, detail=detail)
+            )

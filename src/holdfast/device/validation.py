@@ -7,14 +7,16 @@ entry is written, in the same transaction. Nothing is written unless all of them
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, TypeVar
-from uuid import uuid4
+from functools import lru_cache
+from os import urandom
+from typing import Any, Final
 
 import msgspec
 
-from holdfast.core.canonical import canonical_json
+from holdfast.core.canonical import MAX_DEPTH, canonical_json
 from holdfast.core.endpoints import check_endpoint
 from holdfast.core.entry import (
     ConflictResolution,
@@ -28,12 +30,12 @@ from holdfast.core.local_ids import References, is_local_id, references
 from holdfast.device.settings import QueueSettings
 from holdfast.errors import BodyInvalidError, EntryInvalidError, KeyInvalidError
 
-__all__ = ["Draft", "Request", "check_name", "check_new", "check_request", "json_of"]
+__all__ = ["Draft", "Request", "check_name", "check_new", "check_request", "json_of", "new_key"]
 
-_NAME: Final = re.compile(r"[\x20-\x7e\u00a0-\U0010ffff]{1,200}")
+_NAME: Final = re.compile(r"[\x20-\x7e\u00a0-\ud7ff\ue000-\U0010ffff]{1,200}")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,100}")
 _HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]{0,4096}")
-_UUID_LIKE: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|\{local:|\\u")
+_MAY_REFER: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|\{local:|\\u")
 
 _NOT_OURS: Final = frozenset(
     {
@@ -55,7 +57,13 @@ _NOT_OURS: Final = frozenset(
 )
 _MAX_INT: Final = 2**63 - 1
 
-_Kind = TypeVar("_Kind", bound=StrEnum)
+_OPERATIONS: Final = {member.value: member for member in Operation}
+_PROFILES: Final = {member.value: member for member in Profile}
+_STRATEGIES: Final[dict[str | None, ConflictResolution]] = {
+    member.value: member for member in ConflictResolution
+}
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -84,21 +92,23 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_new(new: NewEntry, settings: QueueSettings) -> Draft:
     """Return the entry as it will be stored, or raise ``EntryInvalidError``."""
-    operation = _member(Operation, new.operation, "operation_must_be_valid_verb", "operation")
-    profile = _member(Profile, new.profile, "profile_must_be_known", "profile")
-    strategy = None
-    if new.conflict_resolution is not None:
-        strategy = _member(
-            ConflictResolution,
-            new.conflict_resolution,
-            "conflict_resolution_must_be_known",
-            "conflict_resolution",
+    operation = _OPERATIONS.get(new.operation)
+    if operation is None:
+        raise _unknown("operation_must_be_valid_verb", "operation", Operation)
+    profile = _PROFILES.get(new.profile)
+    if profile is None:
+        raise _unknown("profile_must_be_known", "profile", Profile)
+    strategy = _STRATEGIES.get(new.conflict_resolution)
+    if strategy is None and new.conflict_resolution is not None:
+        raise _unknown(
+            "conflict_resolution_must_be_known", "conflict_resolution", ConflictResolution
         )
     check_name(new.user_id, "user_id_must_reference_existing_user", "user_id")
     check_name(new.entity_type, "entity_type_must_be_text", "entity_type")
-    for name, value in (("local_id", new.local_id), ("id", new.id)):
-        if value is not None and not is_local_id(value):
-            raise EntryInvalidError(f"{name}_must_be_uuid", f"{name} must be a lowercase UUID")
+    if new.local_id is not None and not is_local_id(new.local_id):
+        raise EntryInvalidError("local_id_must_be_uuid", "local_id must be a lowercase UUID")
+    if new.id is not None and not is_local_id(new.id):
+        raise EntryInvalidError("id_must_be_uuid", "id must be a lowercase UUID")
     _check_numbers(new)
     return Draft(
         new=new,
@@ -108,7 +118,7 @@ def check_new(new: NewEntry, settings: QueueSettings) -> Draft:
         operation=operation,
         profile=profile,
         conflict_resolution=strategy,
-        key=_key(new.key, profile),
+        key=new_key() if new.key is None else _checked_key(new.key, profile),
         priority=priority_of(new.entity_type) if new.priority is None else new.priority,
         local_id=new.local_id or _entity_in_path(operation, new.endpoint),
         base=None if new.base is None else json_of(new.base, settings.max_payload_bytes),
@@ -120,19 +130,28 @@ def check_request(
     profile: Profile, endpoint: str, payload: Any, headers: Mapping[str, str], max_bytes: int
 ) -> Request:
     """Return what will be sent as it will be stored, or raise ``EntryInvalidError``."""
-    check_endpoint(endpoint)
-    _check_headers(headers)
+    refers_to = _in_path(endpoint)
     text = None if payload is None else json_of(payload, max_bytes)
     if profile is Profile.WALK and text is not None and not text.lstrip(" \t\r\n").startswith("{"):
         raise EntryInvalidError(
             "payload_must_be_valid_json",
             "a payload for walk must be an object: it gets fields added",
         )
+    if headers:
+        check_headers(headers)
     # To decode the payload once more is only worth it where there can be a local id.
     body = None
-    if text is not None and _UUID_LIKE.search(text) is not None:
+    if text is not None and ("-" in text or "\\u" in text) and _MAY_REFER.search(text) is not None:
         body = msgspec.json.decode(text)
-    return Request(endpoint, text, dict(headers), references(body, headers, endpoint))
+    if headers or body is not None:
+        refers_to = references(body, headers, endpoint)
+    return Request(endpoint, text, dict(headers), refers_to)
+
+
+@lru_cache(maxsize=512)
+def _in_path(endpoint: str) -> References:
+    """Check an endpoint and find what it refers to. Apps have few of them, so it is remembered."""
+    return references(None, {}, check_endpoint(endpoint))
 
 
 def json_of(value: Any, max_bytes: int) -> str:
@@ -141,26 +160,59 @@ def json_of(value: Any, max_bytes: int) -> str:
     What a server of ours would refuse to read is refused here: the person is still there.
     """
     try:
-        raw = value if isinstance(value, bytes) else _encoded(value)
-        if len(raw) > max_bytes:
-            raise _not_json(f"the payload has {len(raw)} bytes, more than the {max_bytes} allowed")
-        canonical_json(raw)
-        return raw.decode()
+        raw = _checked(value) if isinstance(value, bytes) else _written(value)
+        text = raw.decode()
     except BodyInvalidError as error:
         raise _not_json(f"the payload cannot be sent: {error.message}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise _not_json(f"the payload is not JSON: {error}") from None
+    if len(raw) > max_bytes:
+        raise _not_json(f"the payload has {len(raw)} bytes, more than the {max_bytes} allowed")
+    return text
 
 
-def _encoded(value: Any) -> bytes:
-    # The standard library's encoder: it refuses NaN, dates and sets, where msgspec would write
-    # something of its own choice. Lone surrogates fail at the encoding.
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+def _written(value: Any) -> bytes:
+    """Write a value quickly, and make sure that it was one of JSON by reading it again.
+
+    The encoder alone would write dates, sets and NaN in a way of its own choice.
+    """
+    with suppress(Exception):  # written once more, slowly, to say what is wrong
+        raw = _encode(value)
+        if _decode(raw) == value and raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
+            return raw
+    _check_member_names(value)
+    slowly = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _checked(slowly.encode())
 
 
-def _key(key: str | None, profile: Profile) -> str:
-    if key is None:
-        return str(uuid4())
+def _checked(raw: bytes) -> bytes:
+    canonical_json(raw)
+    return raw
+
+
+def _check_member_names(value: Any) -> None:
+    waiting = [value]
+    # Deeper or wider than this it is refused anyway, and a value may hold itself.
+    for _ in range(1_000_000):
+        if not waiting:
+            return
+        current = waiting.pop()
+        if isinstance(current, dict):
+            if not all(isinstance(name, str) for name in current):
+                raise TypeError("names of members must be strings")
+            waiting.extend(current.values())
+        elif isinstance(current, list | tuple):
+            waiting.extend(current)
+
+
+def new_key() -> str:
+    """Make an idempotency key: a UUID version 4."""
+    digits = urandom(16).hex()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+
+
+def _checked_key(key: str, profile: Profile) -> str:
     form = KeyFormat.OPAQUE if profile is Profile.PLANNING else KeyFormat.UUID4
     try:
         return check_key(key, form)
@@ -192,13 +244,15 @@ def _check_numbers(new: NewEntry) -> None:
         )
 
 
+@lru_cache(maxsize=512)
 def check_name(value: str, rule: str, what: str) -> None:
     """Refuse what is not a line of text of reasonable length."""
     if not isinstance(value, str) or _NAME.fullmatch(value) is None:
         raise EntryInvalidError(rule, f"{what} must be 1 to 200 printable characters")
 
 
-def _check_headers(headers: Mapping[str, str]) -> None:
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse what is not a header, and what is not for the queue to keep."""
     rule = "headers_must_be_plain_fields"
     for name, value in headers.items():
         if not isinstance(name, str) or _HEADER_NAME.fullmatch(name) is None:
@@ -209,12 +263,8 @@ def _check_headers(headers: Mapping[str, str]) -> None:
             raise EntryInvalidError(rule, f"the header {name} must be printable ASCII on one line")
 
 
-def _member(kind: type[_Kind], value: Any, rule: str, what: str) -> _Kind:
-    try:
-        return kind(value)
-    except ValueError:
-        allowed = ", ".join(kind)
-        raise EntryInvalidError(rule, f"{what} must be one of {allowed}") from None
+def _unknown(rule: str, what: str, kind: type[StrEnum]) -> EntryInvalidError:
+    return EntryInvalidError(rule, f"{what} must be one of {', '.join(kind)}")
 
 
 def _not_json(message: str) -> EntryInvalidError:

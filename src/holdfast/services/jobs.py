@@ -81,7 +81,7 @@ def _jetstream(url: str) -> EngineMaker:
 
 
 async def look_at_jobs(holdfast: Holdfast, watcher: JobWatcher) -> None:
-    """Tell the metrics what waits, as of now. Without the store the others are told all the same."""
+    """Tell the metrics what waits, as of now; without the store, nothing."""
     with suppress(StoreError, TimeoutError):
         async with asyncio.timeout(_STORE_ANSWERS_WITHIN_SECONDS):
             depths = await JobDesk(holdfast.store).depths()
