@@ -205,8 +205,12 @@ async def test_nobody_is_left_in_line_when_an_enqueue_meets_the_end_of_the_one_b
 
     async def enqueuer(key: str) -> None:
         for n in range(rounds):
-            await put(enqueuing, key, n)
-            await asyncio.sleep(random.random() * 0.006)
+            async with enqueuing.transaction() as tx:
+                payload = {"key": key, "name": n}
+                await enqueuing.enqueue_in(tx, "line", payload, order=key)
+                await asyncio.sleep(random.random() * 0.003)
+            enqueuing.ring()
+            await asyncio.sleep(random.random() * 0.004)
 
     await asyncio.gather(*(enqueuer(key) for key in ("a", "b")))
     enqueuing.workers = []

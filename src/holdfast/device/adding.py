@@ -68,7 +68,10 @@ def add_user(unit: Unit, user_id: str) -> None:
 
 def add(unit: Unit, draft: Draft, room: Room, *, coalesce: bool) -> Entry:
     """Write one entry."""
-    return add_many(unit, (draft,), room, coalesce=coalesce)[0]
+    batch = Batch(unit, room, (draft,))
+    entry = batch.add(draft, batch.ids[0], coalesce=coalesce)
+    batch.write()
+    return entry
 
 
 def add_many(unit: Unit, drafts: Sequence[Draft], room: Room, *, coalesce: bool) -> list[Entry]:

@@ -103,11 +103,11 @@ UPDATE entry_waits SET met = 1 WHERE awaited = :awaited AND met = 0;
 -- name: lapsed
 -- Claims whose lease is over.
 SELECT id, claim_number FROM offline_sync_queue
- WHERE status = 'in_flight' AND lease_ms <= :ms;
+ WHERE lease_ms <= :ms AND status = 'in_flight';
 
 -- name: end_leases
 -- After a restart of the device nobody holds anything.
-UPDATE offline_sync_queue SET lease_ms = 0 WHERE status = 'in_flight';
+UPDATE offline_sync_queue SET lease_ms = 0 WHERE lease_ms > 0;
 
 -- name: wake_due
 -- After a restart: by the device's clock their time has come. Early at worst, never lost.

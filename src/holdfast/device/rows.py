@@ -74,7 +74,8 @@ _headers = msgspec.json.Decoder(dict[str, str]).decode
 
 def instant(at: datetime) -> str:
     """Write an instant as text that sorts by time."""
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    moment = at if at.tzinfo is UTC else at.astimezone(UTC)
+    return f"{moment.isoformat(timespec='microseconds')[:-6]}Z"
 
 
 def json_text(value: Any) -> str | None:

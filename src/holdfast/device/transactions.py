@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import RLock
+from contextlib import AbstractContextManager, contextmanager, suppress
+from threading import RLock, get_ident
+from types import TracebackType
 
 from holdfast.device.database import AppConnection, Database
 from holdfast.device.events import Event, Events
 from holdfast.device.unit import Unit
-from holdfast.device.world import FaultPoints
+from holdfast.device.world import FaultPoints, device_clock
 from holdfast.errors import FileBusyError, FileDamagedError, UsageError
 from holdfast.ports import Clock
 
@@ -23,33 +24,86 @@ class Transactions:
     ) -> None:
         """Work on this connection, with this clock."""
         self._database = database
-        self._clock = clock
+        self._clock = device_clock(clock)
         self._events = events
         self._fault_points = fault_points
         self._lock = RLock()
         self._pid = os.getpid()
-        # What the operations of an open group have to tell; None if there is no group.
-        self._group: list[Event] | None = None
+        # The thread that has a group open, and what the operations in it have to tell.
+        self._group_thread: int | None = None
+        self._told: list[Event] = []
         self._closed = False
 
-    @contextmanager
-    def write(self, operation: str, connection: AppConnection | None = None) -> Iterator[Unit]:
+    def write(
+        self, operation: str, connection: AppConnection | None = None
+    ) -> AbstractContextManager[Unit]:
         """Give a unit whose work commits when the block ends, and is undone if it raises."""
-        with self._held():
-            if connection is not None:
-                with _savepoint(self._database.guest(connection)) as guest:
-                    yield self._unit(guest)
-                return  # the app commits, and then announces
-            if self._group is not None:
-                with _savepoint(self._database):
-                    unit = self._unit(self._database)
-                    yield unit
-                    self._reach(f"{operation}.before_commit")
-                self._group.extend(unit.events)
-                return
-            unit = self._begin()
+        if connection is not None:
+            return self._write_as_guest(connection)
+        if self.in_group():
+            return self._write_in_group(operation)
+        return _Write(self, operation)
+
+    def in_group(self) -> bool:
+        """Say whether this thread has a group open."""
+        return self._group_thread == get_ident()
+
+    @contextmanager
+    def _write_as_guest(self, connection: AppConnection) -> Iterator[Unit]:
+        with self._held(), _savepoint(self._database.guest(connection)) as guest:
+            yield self._unit(guest)
+        # The app commits, and then announces.
+
+    @contextmanager
+    def _write_in_group(self, operation: str) -> Iterator[Unit]:
+        with self._held(), _savepoint(self._database):
+            unit = self._unit(self._database)
+            yield unit
+            self._reach(f"{operation}.before_commit")
+        self._told.extend(unit.events)
+
+    @contextmanager
+    def group(self) -> Iterator[AppConnection]:
+        """Make all operations inside one commit; a group within a group joins it."""
+        if self.in_group():
+            before = len(self._told)
             try:
-                yield unit
+                with self._held(), _savepoint(self._database):
+                    yield self._database.connection
+            except BaseException:
+                del self._told[before:]
+                raise
+            return
+        unit = self.begin()
+        self._group_thread, self._told = get_ident(), unit.events
+        undo = True
+        try:
+            yield self._database.connection
+            undo = False
+        finally:
+            self._group_thread = None
+            self.end("transaction", unit, undo=undo)
+
+    def begin(self) -> Unit:
+        """Take the lock, open a transaction and read the time; ``end`` must follow."""
+        self._acquire()
+        try:
+            self._database.rows("BEGIN IMMEDIATE")
+            unit = self._unit(self._database)
+            unit.keep_time()
+        except BaseException:
+            self._database.rollback()
+            self._lock.release()
+            raise
+        return unit
+
+    def end(self, operation: str, unit: Unit, *, undo: bool) -> None:
+        """Commit and tell, or undo; either way the lock is free again."""
+        try:
+            if undo:
+                self._database.rollback()
+                return
+            try:
                 self._reach(f"{operation}.before_commit")
                 self._database.rows("COMMIT")
             except BaseException:
@@ -57,29 +111,8 @@ class Transactions:
                 raise
             self._events.put(unit.events)
             self._reach(f"{operation}.after_commit")
-        self._events.deliver()
-
-    @contextmanager
-    def group(self) -> Iterator[AppConnection]:
-        """Make all operations inside one commit; a group within a group joins it."""
-        with self._held():
-            if self._group is not None:
-                with _savepoint(self._database):
-                    yield self._database.connection
-                return
-            self._begin()
-            told = self._group = []
-            try:
-                yield self._database.connection
-                self._reach("transaction.before_commit")
-                self._database.rows("COMMIT")
-            except BaseException:
-                self._database.rollback()
-                raise
-            finally:
-                self._group = None
-            self._events.put(told)
-            self._reach("transaction.after_commit")
+        finally:
+            self._lock.release()
         self._events.deliver()
 
     @contextmanager
@@ -98,16 +131,14 @@ class Transactions:
     def checkpoint(self) -> None:
         """Move the log into the file and empty it, unless somebody reads from it just now."""
         with self._held():
-            if self._group is None:
-                try:
+            if not self.in_group():
+                with suppress(FileBusyError):
                     self._database.rows("PRAGMA wal_checkpoint(TRUNCATE)")
-                except FileBusyError:
-                    return
 
     def rekey(self, passphrase: str | bytes) -> None:
         """Encrypt the file under another passphrase."""
         with self._held():
-            if self._group is not None:
+            if self.in_group():
                 raise UsageError("the passphrase cannot be changed inside a transaction")
             self._database.rekey(passphrase)
 
@@ -120,22 +151,19 @@ class Transactions:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        with self._lock:
-            if os.getpid() != self._pid:
-                raise UsageError("an outbox cannot be used across fork(): open it in each process")
-            if self._closed:
-                raise UsageError("the outbox is closed")
-            yield
-
-    def _begin(self) -> Unit:
-        self._database.rows("BEGIN IMMEDIATE")
-        unit = self._unit(self._database)
+        self._acquire()
         try:
-            unit.keep_time()
-        except BaseException:
-            self._database.rollback()
-            raise
-        return unit
+            yield
+        finally:
+            self._lock.release()
+
+    def _acquire(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError("an outbox cannot be used across fork(): open it in each process")
+        self._lock.acquire()
+        if self._closed:
+            self._lock.release()
+            raise UsageError("the outbox is closed")
 
     def _unit(self, database: Database) -> Unit:
         return Unit(database, self._clock, listening=self._events.listening)
@@ -143,6 +171,28 @@ class Transactions:
     def _reach(self, point: str) -> None:
         if self._fault_points is not None:
             self._fault_points.reach(point)
+
+
+class _Write:
+    """One operation as a transaction. Not a generator: enqueueing is quick enough to notice."""
+
+    __slots__ = ("_operation", "_owner", "_unit")
+
+    def __init__(self, owner: Transactions, operation: str) -> None:
+        self._owner = owner
+        self._operation = operation
+
+    def __enter__(self) -> Unit:
+        self._unit = self._owner.begin()
+        return self._unit
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._owner.end(self._operation, self._unit, undo=error is not None)
 
 
 @contextmanager

@@ -11,9 +11,8 @@ from holdfast.device.events import Event, EventKind, about
 from holdfast.device.rows import entry_of, instant
 from holdfast.device.statements import statement
 from holdfast.device.time_keeping import ClockRow, Moment, moment_of, server_time
-from holdfast.device.world import boot_of
+from holdfast.device.world import DeviceClock
 from holdfast.errors import EntryNotFoundError
-from holdfast.ports import Clock
 
 __all__ = ["Unit"]
 
@@ -23,7 +22,7 @@ class Unit:
 
     __slots__ = ("_clock", "_database", "_listening", "_moment", "_now_text", "events")
 
-    def __init__(self, database: Database, clock: Clock, *, listening: bool) -> None:
+    def __init__(self, database: Database, clock: DeviceClock, *, listening: bool) -> None:
         """Work on this connection; events are made only if somebody listens."""
         self._database = database
         self._clock = clock
@@ -76,8 +75,8 @@ class Unit:
         if self._moment is None:
             found = self.rows("clock")
             row = ClockRow(*found[0]) if found else None
-            boot_id, boot_seconds = boot_of(self._clock), self._clock.monotonic()
-            wall = self._clock.now()
+            clock = self._clock
+            boot_id, boot_seconds, wall = clock.boot_id(), clock.monotonic(), clock.now()
             moment = moment_of(row, boot_id, boot_seconds, wall)
             if moment.restarted:
                 newest = self.rows("newest_ms")

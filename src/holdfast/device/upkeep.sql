@@ -22,7 +22,7 @@ UPDATE offline_sync_queue SET enqueued_ms = enqueued_ms + :by_ms
  WHERE status IN ('pending', 'in_flight', 'failed', 'conflict') AND enqueued_ms >= :since_ms;
 
 -- name: shift_leases
-UPDATE offline_sync_queue SET lease_ms = lease_ms + :by_ms WHERE status = 'in_flight';
+UPDATE offline_sync_queue SET lease_ms = lease_ms + :by_ms WHERE lease_ms IS NOT NULL;
 
 -- name: shift_settled
 UPDATE offline_sync_queue SET settled_ms = settled_ms + :by_ms WHERE settled_ms >= :since_ms;

@@ -6,16 +6,17 @@ No rules in here, and nothing of SQLite.
 import time
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from holdfast.ports import Clock
 from holdfast.system import SystemClock
 
-__all__ = ["DeviceClock", "FaultPoints", "SystemDeviceClock", "boot_of"]
+__all__ = ["DeviceClock", "FaultPoints", "SystemDeviceClock", "device_clock"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+@runtime_checkable
 class DeviceClock(Clock, Protocol):
     """A clock whose ``monotonic()`` also runs while the device sleeps, and that knows its boot."""
 
@@ -46,13 +47,23 @@ class FaultPoints(Protocol):
         """Pass the point, or do what the test wants done there."""
 
 
-def boot_of(clock: Clock) -> str:
-    """Return the clock's boot id; empty for a plain ``Clock``, which has none.
+def device_clock(clock: Clock) -> DeviceClock:
+    """Return the clock as one of a device; a plain ``Clock`` has no boot id.
 
     Should such a clock's ``monotonic()`` go back, that is taken for a restart.
     """
-    boot_id = getattr(clock, "boot_id", None)
-    return str(boot_id()) if callable(boot_id) else ""
+    return clock if isinstance(clock, DeviceClock) else _Bootless(clock)
+
+
+class _Bootless:
+    """A clock without boots."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.now = clock.now
+        self.monotonic = clock.monotonic
+
+    def boot_id(self) -> str:
+        return ""
 
 
 @cache

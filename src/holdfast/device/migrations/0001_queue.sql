@@ -78,8 +78,6 @@ CREATE TABLE offline_sync_queue (
 
 CREATE INDEX idx_offline_sync_queue_user_status
     ON offline_sync_queue (user_id, status);
-CREATE INDEX idx_offline_sync_queue_status_next_retry
-    ON offline_sync_queue (status, next_retry_at);
 CREATE INDEX idx_offline_sync_queue_user_sequence
     ON offline_sync_queue (user_id, sequence_number);
 CREATE UNIQUE INDEX idx_offline_sync_queue_idempotency_key
@@ -87,6 +85,8 @@ CREATE UNIQUE INDEX idx_offline_sync_queue_idempotency_key
 CREATE INDEX idx_offline_sync_queue_entity_type
     ON offline_sync_queue (entity_type, status);
 -- Partial, as are those below: what is not in an index costs no page at each enqueue.
+CREATE INDEX idx_offline_sync_queue_status_next_retry
+    ON offline_sync_queue (status, next_retry_at) WHERE next_retry_at IS NOT NULL;
 CREATE INDEX idx_offline_sync_queue_local_id
     ON offline_sync_queue (local_id) WHERE local_id IS NOT NULL;
 
@@ -97,6 +97,9 @@ CREATE INDEX idx_offline_sync_queue_ready
 -- What waits for its next try.
 CREATE INDEX idx_offline_sync_queue_due
     ON offline_sync_queue (user_id, due_ms) WHERE due_ms IS NOT NULL;
+-- What is claimed, and until when.
+CREATE INDEX idx_offline_sync_queue_lease
+    ON offline_sync_queue (lease_ms) WHERE lease_ms IS NOT NULL;
 -- Who is next in a lane.
 CREATE INDEX idx_offline_sync_queue_lane
     ON offline_sync_queue (user_id, lane, sequence_number)

@@ -1,0 +1,376 @@
+"""One entry on its way: its request is sent, its answer looked at. What follows is not done here.
+
+``Dispatcher.dispatch`` returns what records the outcome, for the drain to run in the transaction in
+which it also claims the next entry. Everything that takes time, reading the server's side of a
+conflict for example, has happened by then.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from random import random
+from typing import Any, Final, assert_never
+
+from holdfast.core.classify import (
+    Conflicting,
+    Done,
+    Misdirected,
+    OutOfOrder,
+    Refused,
+    SignInNeeded,
+    TooOld,
+    TryLater,
+    classify,
+)
+from holdfast.core.entry import Claimed, Entry, Operation, Profile, Reason, Status
+from holdfast.core.retry import DEVICE, QUEUE, RetryPolicy, parse_retry_after
+from holdfast.device import conflicts
+from holdfast.device.conflicts import Merge, said
+from holdfast.device.events import Event, EventKind, about
+from holdfast.device.queue import OutboxQueue
+from holdfast.device.rebuild import BOARD, chain_of, fates, rebuild, standing_in
+from holdfast.device.report import DrainReport, Ended
+from holdfast.device.sending import Token, bearer, reading, request_for, target_of
+from holdfast.device.transport import Answer, NoAnswer, Transport
+from holdfast.device.world import FaultPoints
+from holdfast.errors import EntryInvalidError
+from holdfast.ports import Clock
+
+__all__ = ["UNREACHABLE", "AtSend", "Dispatcher", "Progress", "Settle"]
+
+UNREACHABLE: Final = "unreachable"
+"""In the history, the code of a send that never reached the server."""
+
+_SILENCES: Final = 3
+"""So many sends in a row without an answer are the network's fault, not the entries'."""
+
+_REBUILDS: Final = 3
+_MERGES: Final = 5
+"""How often one entry may go round in one wake-up before a person has to look."""
+
+_OK: Final = 200
+_SIGN_IN: Final = 401
+_REFUSED_TOKEN: Final = "the server does not take the token: sign in"  # noqa: S105 - for a person
+
+AtSend = Callable[[Entry], Mapping[str, str]]
+"""Gives headers that are made anew for each send of an entry, such as an attestation."""
+
+Settle = Callable[[], Entry]
+"""Records an outcome, and returns the entry as it is after that."""
+
+
+class Progress:
+    """How one drain of one user stands."""
+
+    def __init__(self, user_id: str) -> None:
+        """Begin."""
+        self.report = DrainReport(user_id=user_id)
+        # Why to end; None as long as there is no reason.
+        self.ended: Ended | None = None
+        # The network is away: nothing is tried for so long. None if it is there.
+        self.held_seconds: float | None = None
+        self.silences = 0
+        self.refused_tokens: set[str | None] = set()
+
+    def end(self, why: Ended, detail: str | None = None) -> None:
+        """Let the drain end after this entry."""
+        self.ended = why
+        self.report.detail = detail
+
+    def hold(self, seconds: float, why: str) -> None:
+        """Let nothing be tried for so long."""
+        self.held_seconds = seconds
+        self.report.detail = why
+
+
+class Dispatcher:
+    """Sends entries, and counts how often it has in one wake-up."""
+
+    def __init__(
+        self,
+        queue: OutboxQueue,
+        transport: Transport,
+        token: Token,
+        *,
+        merge: Merge | None,
+        at_send: AtSend | None,
+        retry: RetryPolicy | None,
+        clock: Clock,
+        fault_points: FaultPoints | None,
+        chance: Callable[[], float] = random,
+    ) -> None:
+        """Take what ``Drain`` was given."""
+        self._queue = queue
+        self._transport = transport
+        self._token = token
+        self._merge = merge
+        self._at_send = at_send
+        self._retry_policy = retry
+        self._clock = clock
+        self._fault_points = fault_points
+        self._chance = chance
+        self._date: str | None = None
+        self._rounds: Counter[str] = Counter()
+        self._tries: Counter[str] = Counter()
+
+    def wake_up(self) -> None:
+        """Begin anew to count."""
+        self._tries.clear()
+        self._rounds.clear()
+
+    def is_tired(self, entry: Entry) -> bool:
+        """Say whether an entry has had all its tries of this wake-up."""
+        attempts = self._policy(entry).attempts
+        return attempts is not None and self._tries[entry.id] >= attempts
+
+    def reach(self, point: str) -> None:
+        """Pass a fault point."""
+        if self._fault_points is not None:
+            self._fault_points.reach(point)
+
+    def dispatch(self, claimed: Claimed, progress: Progress) -> Settle:
+        """Send an entry, and return what records the outcome."""
+        entry, queue = claimed.entry, self._queue
+        token = bearer(self._token, entry.user_id)
+        if token is None and callable(self._token):
+            return self._sign_in(claimed, progress, token, "there is no token: sign in")
+        try:
+            request = request_for(
+                entry, queue.mappings, now=queue.server_now(), extra=self._headers(entry, token)
+            )
+        except EntryInvalidError as error:
+            message = error.message
+            return lambda: queue.fail(claimed, reason=Reason.DEPENDENCY, error=message)
+        self.reach("drain.before_send")
+        try:
+            answer = self._transport.send(request)
+        except BaseException:
+            # It may have left. Back into the queue, as it would be if this process had died.
+            queue.schedule_retry(claimed, delay_seconds=0, give_up=False, outcome_unknown=True)
+            raise
+        self.reach("drain.after_send")
+        progress.report.sent += 1
+        queue.emit(_sent(entry, answer, self._clock.now()))
+        if isinstance(answer, NoAnswer):
+            return self._unanswered(claimed, progress, answer)
+        progress.silences = 0
+        self._learn(answer)
+        return self._answered(claimed, progress, answer, token)
+
+    def _answered(  # noqa: PLR0911 - one for each verdict
+        self, claimed: Claimed, progress: Progress, answer: Answer, token: str | None
+    ) -> Settle:
+        queue, entry = self._queue, claimed.entry
+        verdict = classify(answer.status, answer.code, entry)
+        match verdict:
+            case Done():
+                server_id = _server_id(entry, answer)
+                return lambda: queue.succeed(claimed, server_id=server_id, **_facts(answer))
+            case TryLater():
+                return self._later(claimed, progress, answer, verdict.outcome_unknown)
+            case Refused():
+                return lambda: queue.fail(claimed, error=said(answer), **_facts(answer))
+            case TooOld():
+                return lambda: queue.expire(claimed, error=said(answer), **_facts(answer))
+            case Conflicting():
+                return self._conflict(claimed, progress, answer, token)
+            case OutOfOrder():
+                return self._out_of_order(claimed, progress, answer, token)
+            case SignInNeeded():
+                return self._sign_in(claimed, progress, token, _REFUSED_TOKEN)
+            case Misdirected():
+                return self._misdirected(claimed, progress, answer)
+            case _:
+                assert_never(verdict)
+
+    # ------------------------------------------------------------------ try again
+
+    def _unanswered(self, claimed: Claimed, progress: Progress, silence: NoAnswer) -> Settle:
+        if not silence.left:
+            return self._unreached(claimed, progress, silence.why)
+        progress.silences += 1
+        if progress.silences >= _SILENCES:
+            progress.hold(self._delay(claimed.entry), silence.why)
+        return self._retry(claimed, progress, outcome_unknown=True, error=silence.why)
+
+    def _misdirected(self, claimed: Claimed, progress: Progress, answer: Answer) -> Settle:
+        why = f"the answer was a redirect ({answer.status}), which is not followed"
+        return self._unreached(claimed, progress, why)
+
+    def _unreached(self, claimed: Claimed, progress: Progress, why: str) -> Settle:
+        """Wait for the network. It is the drain that waits: the entry can go once it is back."""
+        progress.hold(self._delay(claimed.entry), why)
+        return self._retry(
+            claimed,
+            progress,
+            claimed.entry.outcome_unknown,
+            error=why,
+            code=UNREACHABLE,
+            delay_seconds=0,
+        )
+
+    def _later(
+        self, claimed: Claimed, progress: Progress, answer: Answer, outcome_unknown: bool
+    ) -> Settle:
+        return self._retry(
+            claimed,
+            progress,
+            outcome_unknown,
+            retry_after_seconds=self._floor(answer),
+            error=said(answer),
+            **_facts(answer),
+        )
+
+    def _retry(
+        self, claimed: Claimed, progress: Progress, outcome_unknown: bool, **answer: Any
+    ) -> Settle:
+        entry = claimed.entry
+        policy = self._policy(entry)
+        give_up = answer.get("code") != UNREACHABLE and self._gives_up(entry, policy)
+        self._tries[entry.id] += 1
+        progress.report.retrying += not give_up
+        return lambda: self._queue.schedule_retry(
+            claimed, policy=policy, give_up=give_up, outcome_unknown=outcome_unknown, **answer
+        )
+
+    def _gives_up(self, entry: Entry, policy: RetryPolicy) -> bool:
+        """Say whether this was an entry's last attempt.
+
+        Attempts that never reached the server do not count: being offline fails no entry.
+        """
+        if policy.attempts is not None or entry.attempt_count < entry.max_attempts:
+            return False
+        history = self._queue.attempts(entry.id)[-entry.attempt_count :]
+        unreached = sum(attempt.code == UNREACHABLE for attempt in history)
+        return entry.attempt_count - unreached >= entry.max_attempts
+
+    def _policy(self, entry: Entry) -> RetryPolicy:
+        if self._retry_policy is not None:
+            return self._retry_policy
+        return DEVICE if entry.profile is Profile.WALK else QUEUE
+
+    def _delay(self, entry: Entry) -> float:
+        tries = self._tries[entry.id] + 1
+        return self._policy(entry).delay_seconds(tries, random=self._chance())
+
+    def _floor(self, answer: Answer) -> float | None:
+        value = answer.headers.get("retry-after")
+        return None if value is None else parse_retry_after(value, self._queue.server_now())
+
+    # ------------------------------------------------------------------ ask first
+
+    def _sign_in(self, claimed: Claimed, progress: Progress, token: str | None, why: str) -> Settle:
+        """Give the entry back, and ask for another token; go on only if there is one."""
+        progress.refused_tokens.add(token)
+        again = bearer(self._token, claimed.entry.user_id)
+        if again is None or again in progress.refused_tokens:
+            progress.end(Ended.SIGNED_OUT, why)
+            self._tell(EventKind.PAUSED, claimed.entry, why)
+        return lambda: self._queue.release(claimed, sent=token is not None, error=why)
+
+    def _conflict(
+        self, claimed: Claimed, progress: Progress, answer: Answer, token: str | None
+    ) -> Settle:
+        queue, entry = self._queue, claimed.entry
+        self._rounds[entry.id] += 1
+        merge = self._merge if self._rounds[entry.id] <= _MERGES else None
+        plan = conflicts.plan_for(
+            entry, lambda: self._read(target_of(entry, queue.mappings), entry, token), merge
+        )
+        if isinstance(plan, Answer | NoAnswer):
+            why = "there is a conflict, and the server's side could not be read"
+            return self._unread(claimed, progress, plan, token, why)
+        settled = plan
+
+        def settle() -> Entry:
+            recorded = conflicts.record(queue, claimed, answer, settled)
+            progress.report.resolved += recorded.status is not Status.CONFLICT
+            return recorded
+
+        return settle
+
+    def _out_of_order(
+        self, claimed: Claimed, progress: Progress, answer: Answer, token: str | None
+    ) -> Settle:
+        queue, entry = self._queue, claimed.entry
+        self._tell(EventKind.PAUSED, entry, "a step is out of order: looking at the quests")
+        self._rounds[entry.id] += 1
+        if self._rounds[entry.id] > _REBUILDS:
+            return lambda: queue.fail(
+                claimed, reason=Reason.REBUILD, error=said(answer), **_facts(answer)
+            )
+        board = self._read(BOARD, entry, token)
+        if isinstance(board, NoAnswer) or board.status != _OK:
+            why = "a step is out of order, and the quests could not be read"
+            return self._unread(claimed, progress, board, token, why)
+
+        def settle() -> Entry:
+            decided = fates(chain_of(queue, entry), standing_in(board, entry))
+            progress.report.rebuilt += 1
+            return rebuild(queue, claimed, answer, decided)
+
+        return settle
+
+    def _unread(
+        self,
+        claimed: Claimed,
+        progress: Progress,
+        heard: Answer | NoAnswer,
+        token: str | None,
+        why: str,
+    ) -> Settle:
+        """Try the entry again later: its answer is known, but not what follows from it."""
+        if isinstance(heard, NoAnswer):
+            return self._retry(claimed, progress, outcome_unknown=False, error=why)
+        if heard.status == _SIGN_IN:
+            return self._sign_in(claimed, progress, token, _REFUSED_TOKEN)
+        floor = self._floor(heard)
+        return self._retry(
+            claimed, progress, outcome_unknown=False, error=why, retry_after_seconds=floor
+        )
+
+    def _read(self, target: str, entry: Entry, token: str | None) -> Answer | NoAnswer:
+        return self._transport.send(reading(target, self._headers(entry, token)))
+
+    # ------------------------------------------------------------------ small things
+
+    def _headers(self, entry: Entry, token: str | None) -> dict[str, str]:
+        headers = {} if self._at_send is None else dict(self._at_send(entry))
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
+
+    def _learn(self, answer: Answer) -> None:
+        """Take the server's time, when it has moved on by a second."""
+        date = answer.headers.get("date")
+        if date is None or date == self._date:
+            return
+        self._date = date
+        try:
+            now = parsedate_to_datetime(date)
+        except ValueError:
+            return
+        if now.tzinfo is not None:
+            self._queue.learn_server_time(now)
+
+    def _tell(self, kind: EventKind, entry: Entry, detail: str) -> None:
+        self._queue.emit(about(kind, entry, self._clock.now(), detail=detail))
+
+
+def _sent(entry: Entry, answer: Answer | NoAnswer, at: datetime) -> Event:
+    told = answer.why if isinstance(answer, NoAnswer) else str(answer.status)
+    return about(EventKind.SENT, entry, at, detail=told)
+
+
+def _facts(answer: Answer) -> dict[str, Any]:
+    return {"http_status": answer.status, "code": answer.code, "request_id": answer.request_id}
+
+
+def _server_id(entry: Entry, answer: Answer) -> str | int | None:
+    """Return the server's id of what was created; None for everything else."""
+    if entry.operation is not Operation.CREATE:
+        return None
+    body = answer.json()
+    found = body.get("id") if isinstance(body, dict) else None
+    return found if isinstance(found, str | int) and not isinstance(found, bool) else None

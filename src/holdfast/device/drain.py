@@ -1,0 +1,225 @@
+"""The drain: claim, send, look at the answer, record what came of it; then the next.
+
+What came of one entry and the claim on the next are one commit, so a drain waits for the disk once
+per entry. Whatever happens between two commits, the queue knows enough: an entry that was claimed
+and not recorded comes back with its key, and the server answers it from its memory.
+"""
+
+from threading import Event as Flag
+from typing import Any, Final
+
+from holdfast.core.entry import Claimed, Status
+from holdfast.core.retry import RetryPolicy
+from holdfast.device.conflicts import Merge
+from holdfast.device.dispatch import AtSend, Dispatcher, Progress, Settle
+from holdfast.device.events import Event, EventKind
+from holdfast.device.lease import LeaseKeeper
+from holdfast.device.queue import OutboxQueue
+from holdfast.device.report import DrainReport, Ended
+from holdfast.device.sending import Token
+from holdfast.device.transport import Transport
+from holdfast.device.world import FaultPoints
+from holdfast.errors import ClaimLostError
+from holdfast.ports import Clock
+from holdfast.system import SystemClock
+
+__all__ = ["FAULT_POINTS", "Drain", "drain"]
+
+FAULT_POINTS: Final = ("drain.before_send", "drain.after_send", "drain.recorded")
+"""Where a test may interrupt a drain, beside the commits of the queue's own operations."""
+
+_POLL_SECONDS: Final = 0.5
+"""How often to look whether another process is done with what it sends."""
+
+_FOREVER: Final = float("inf")
+
+
+def drain(
+    queue: OutboxQueue,
+    user_id: str,
+    transport: Transport,
+    token: Token = None,
+    *,
+    max_seconds: float | None = None,
+    wait: bool | None = None,
+    stop: Flag | None = None,
+    **options: Any,
+) -> DrainReport:
+    """Send what a user's queue holds. ``options`` are those of ``Drain``; see ``Drain.run``."""
+    worker = Drain(queue, transport, token, **options)
+    return worker.run(user_id, max_seconds=max_seconds, wait=wait, stop=stop)
+
+
+class Drain:
+    """Drains the queues of users, one at a time. One object is one wake-up, see ``wake_up``."""
+
+    def __init__(
+        self,
+        queue: OutboxQueue,
+        transport: Transport,
+        token: Token = None,
+        *,
+        merge: Merge | None = None,
+        at_send: AtSend | None = None,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+        fault_points: FaultPoints | None = None,
+    ) -> None:
+        """Take what to drain and how to send.
+
+        ``merge`` decides conflicts of entries whose strategy is ``merge``. ``at_send`` gives
+        headers that are made anew at each send. ``retry`` replaces the two presets: ``DEVICE`` for
+        walk, whose entries stay queued however often they are tried, and ``QUEUE`` for the rest,
+        whose ``max_attempts`` ends in ``failed``.
+        """
+        self._queue = queue
+        self._clock = clock or SystemClock()
+        self._dispatcher = Dispatcher(
+            queue,
+            transport,
+            token,
+            merge=merge,
+            at_send=at_send,
+            retry=retry,
+            clock=self._clock,
+            fault_points=fault_points,
+        )
+
+    def wake_up(self) -> None:
+        """Begin anew to count the tries of each entry: twelve per wake-up for walk."""
+        self._dispatcher.wake_up()
+
+    def run(
+        self,
+        user_id: str,
+        *,
+        max_seconds: float | None = None,
+        wait: bool | None = None,
+        stop: Flag | None = None,
+    ) -> DrainReport:
+        """Send what the user's queue holds, and report.
+
+        ``max_seconds`` is looked at between entries: a send is not cut off, its own time-out ends
+        it. ``wait``: whether to wait for retries that fall due in that time; unless said otherwise
+        a drain with a limit does, and one without ends when nothing can be sent now. ``stop``, once
+        set, ends it after the entry that is being sent.
+        """
+        waits = max_seconds is not None if wait is None else wait
+        limit = _FOREVER if max_seconds is None else max_seconds
+        return _Run(self._queue, self._dispatcher, self._clock, stop or Flag()).run(
+            Progress(user_id), limit, waits=waits
+        )
+
+
+class _Run:
+    """One drain of one user."""
+
+    def __init__(
+        self, queue: OutboxQueue, dispatcher: Dispatcher, clock: Clock, stop: Flag
+    ) -> None:
+        self._queue = queue
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._stop = stop
+        self._began = clock.monotonic()
+
+    def run(self, progress: Progress, max_seconds: float, *, waits: bool) -> DrainReport:
+        queue, report = self._queue, progress.report
+        report.revived = len(queue.watchdog())
+        report.expired = len(queue.expire_stale(report.user_id))
+        with LeaseKeeper(queue) as keeper:
+            claimed = self._next(progress, max_seconds)
+            while True:
+                if claimed is None:
+                    if not self._wait(progress, max_seconds, waits=waits):
+                        break
+                    claimed = self._next(progress, max_seconds)
+                    continue
+                keeper.hold(claimed)
+                settle = self._dispatcher.dispatch(claimed, progress)
+                keeper.hold(None)
+                with queue.transaction():
+                    _record(settle, report)
+                    claimed = self._next(progress, max_seconds)
+                self._dispatcher.reach("drain.recorded")
+        self._finish(progress)
+        return report
+
+    def _next(self, progress: Progress, max_seconds: float) -> Claimed | None:
+        if progress.held_seconds is not None or self._is_over(progress, max_seconds):
+            return None
+        claimed = self._queue.claim(progress.report.user_id)
+        if claimed is None or not self._dispatcher.is_tired(claimed.entry):
+            return claimed
+        self._queue.release(claimed)
+        progress.end(Ended.WAITING, "an entry was tried as often as one wake-up allows")
+        return None
+
+    def _wait(self, progress: Progress, max_seconds: float, *, waits: bool) -> bool:
+        """Wait until there may be something to send; False if the drain is over."""
+        if self._is_over(progress, max_seconds):
+            return False
+        user_id = progress.report.user_id
+        held = progress.held_seconds
+        due = self._queue.next_due_seconds(user_id) if held is None else None
+        if due == 0:
+            return True
+        pause = due if held is None else held
+        if pause is None and self._queue.stats(user_id).counts[Status.IN_FLIGHT]:
+            # Another process is sending. What it leaves, or leaves behind, is ours.
+            pause = min(_POLL_SECONDS, self._queue.settings.lease_seconds / 2)
+        left = max_seconds - (self._clock.monotonic() - self._began)
+        if pause is None or not waits or pause > left:
+            if held is not None:
+                progress.end(Ended.OFFLINE, progress.report.detail)
+            elif due is not None:
+                progress.end(Ended.WAITING)
+            return False
+        self._stop.wait(pause)
+        progress.held_seconds = None
+        progress.report.revived += len(self._queue.watchdog())
+        return True
+
+    def _is_over(self, progress: Progress, max_seconds: float) -> bool:
+        if progress.ended is None:
+            if self._stop.is_set():
+                progress.end(Ended.STOPPED)
+            elif self._clock.monotonic() - self._began >= max_seconds:
+                progress.end(Ended.TIME_UP)
+        return progress.ended is not None
+
+    def _finish(self, progress: Progress) -> None:
+        report = progress.report
+        report.unsent = self._queue.stats(report.user_id).unsent
+        report.next_due_seconds = self._queue.next_due_seconds(report.user_id)
+        report.ended = progress.ended or (Ended.BLOCKED if report.unsent else Ended.EMPTY)
+        report.elapsed_seconds = self._clock.monotonic() - self._began
+        self._queue.emit(
+            Event(
+                kind=EventKind.DRAINED,
+                at=self._clock.now(),
+                user_id=report.user_id,
+                count=report.sent,
+                detail=report.ended,
+            )
+        )
+
+
+def _record(settle: Settle, report: DrainReport) -> None:
+    try:
+        entry = settle()
+    except ClaimLostError:
+        # The lease ran out and another process has it: what it finds out counts.
+        report.lost += 1
+        return
+    match entry.status:
+        case Status.SUCCEEDED:
+            report.succeeded += 1
+        case Status.FAILED:
+            report.failed += 1
+        case Status.CONFLICT:
+            report.conflicts += 1
+        case Status.EXPIRED:
+            report.expired += 1
+        case _:
+            pass

@@ -1,0 +1,53 @@
+"""Holding a claim for as long as its send takes."""
+
+import logging
+from threading import Event, Thread
+from typing import Self
+
+from holdfast.core.entry import Claimed
+from holdfast.device.queue import OutboxQueue
+from holdfast.errors import ClaimLostError, HoldfastError
+
+__all__ = ["LeaseKeeper"]
+
+_log = logging.getLogger(__name__)
+
+
+class LeaseKeeper:
+    """Renews the lease of the claim it is told to hold, three times per lease."""
+
+    def __init__(self, queue: OutboxQueue) -> None:
+        """Keep leases in this queue."""
+        self._queue = queue
+        self._held: Claimed | None = None
+        self._ended = Event()
+        self._every_seconds = queue.settings.lease_seconds / 3
+        self._thread = Thread(target=self._keep, name="outbox-lease", daemon=True)
+
+    def hold(self, claimed: Claimed | None) -> None:
+        """Keep this claim from now on, and no other."""
+        self._held = claimed
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go."""
+        self._ended.set()
+        self._thread.join()
+
+    def _keep(self) -> None:
+        while not self._ended.wait(self._every_seconds):
+            held = self._held
+            if held is None:
+                continue
+            try:
+                self._queue.renew(held)
+            except ClaimLostError:
+                # Its outcome is being recorded this moment, or another process has it: whoever
+                # records finds out.
+                continue
+            except HoldfastError:
+                _log.warning("a lease could not be renewed", exc_info=True)

@@ -1,0 +1,78 @@
+"""kill -9 of the draining process, at each step, while the server's answers get lost too."""
+
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from holdfast.core.entry import Status
+from holdfast.device import OutboxQueue
+from holdfast.device.drain import FAULT_POINTS
+from tests.cli.conftest import Server
+from tests.support.outbox_lab import (
+    SECRET,
+    CuttingProxy,
+    Nursery,
+    activity,
+    all_entries,
+    titles_of,
+    token_of,
+)
+
+# A tenth of the rounds that the other races take: 500 kills are HOLDFAST_TEST_ROUNDS=5000.
+KILLS = max(40, int(os.environ.get("HOLDFAST_TEST_ROUNDS", "0")) // 10)
+
+POINTS = (
+    "claim.before_commit",
+    "claim.after_commit",
+    *FAULT_POINTS,
+    "succeed.before_commit",
+    "schedule_retry.before_commit",
+    "transaction.before_commit",
+    "transaction.after_commit",
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    process = Server(tmp_path_factory.mktemp("server"), "--no-jobs", HOLDFAST_JWT_SECRET=SECRET)
+    yield process
+    process.close()
+
+
+def test_however_often_the_drain_is_killed_everything_happens_once_and_in_order(
+    server: Server, tmp_path: Path
+) -> None:
+    chance = random.Random(6)
+    user = f"user-{uuid4()}"
+    path = tmp_path / "outbox.db"
+    # Each drain gets at most a few entries further before it is killed.
+    titles = [f"visit {number:04}" for number in range(min(2 * KILLS, 490))]
+    with OutboxQueue.open(path) as queue:
+        queue.add_user(user)
+        queue.enqueue_many([activity(user, title, lane="in order") for title in titles])
+    killed: Counter[str] = Counter()
+    with CuttingProxy(server.url) as proxy, Nursery() as nursery:
+        order = {"path": str(path), "server": proxy.url, "user": user, "token": token_of(user)}
+        for number in range(KILLS):
+            point = POINTS[number % len(POINTS)]
+            nth = chance.choice([1, 1, 2]) if point != "claim.after_commit" else 1
+            (end,) = nursery.run(order | {"point": point, "nth": nth})
+            killed[point] += end == -signal.SIGKILL
+            assert end in (0, -signal.SIGKILL)
+        assert nursery.run(order) == [0]
+    assert set(killed) == set(POINTS)
+    assert killed.total() >= KILLS * 0.9, killed
+    with OutboxQueue.open(path) as queue:
+        queue.check_integrity()
+        entries = list(all_entries(queue, user))
+    assert {entry.status for entry in entries} == {Status.SUCCEEDED}
+    assert titles_of(server.url, user) == titles
+    keys = {key for _, _, key, _ in proxy.seen}
+    assert keys == {entry.idempotency_key for entry in entries}
+    assert proxy.lost >= KILLS // 3
