@@ -1,5 +1,6 @@
 """A queue for each test that asks for one."""
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,9 +8,18 @@ import pytest
 
 from tests.device.queue_lab import Lab
 
+MEMORY = Path("/dev/shm")
+
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    made = Lab(tmp_path / "outbox.db")
+def quick_path() -> Iterator[Path]:
+    """A directory in memory where there is one: for rules, not for durability."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def lab(quick_path: Path) -> Iterator[Lab]:
+    made = Lab(quick_path / "outbox.db")
     yield made
     made.queue.close()

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event as Flag
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -106,7 +107,7 @@ def test_what_was_created_changed_and_deleted_offline_finds_its_ids(
 ) -> None:
     visit, contact, spent, typo = (str(uuid4()) for _ in range(4))
 
-    def entry(operation: str, kind: str, path: str = "", **more: object) -> NewEntry:
+    def entry(operation: str, kind: str, path: str = "", **more: Any) -> NewEntry:
         endpoint = f"/api/v1/{kind}{path}"
         return NewEntry(
             user_id=user, operation=operation, entity_type=kind, endpoint=endpoint, **more

@@ -94,7 +94,8 @@ class Scripted:
         if self._reply is not None:
             return self._reply(request)
         assert self._answers, f"unexpected {request.method} {request.target}"
-        return self._answers.pop(0)
+        given: Answer | NoAnswer = self._answers.pop(0)
+        return given
 
     @property
     def keys(self) -> list[str | None]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.outbox_commands import outbox_app
 from holdfast.cli.output import Failure
 
 __all__ = ["app"]
@@ -28,6 +29,7 @@ jobs_app = typer.Typer(
     help="Look at jobs, and put dead ones back.", no_args_is_help=False, rich_markup_mode="markdown"
 )
 app.add_typer(jobs_app, name="jobs")
+app.add_typer(outbox_app, name="outbox")
 
 _DATABASE = "sqlite:///holdfast.db"
 

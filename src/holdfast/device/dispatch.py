@@ -132,16 +132,19 @@ class Dispatcher:
     def dispatch(self, claimed: Claimed, progress: Progress) -> Settle:
         """Send an entry, and return what records the outcome."""
         entry, queue = claimed.entry, self._queue
-        token = bearer(self._token, entry.user_id)
-        if token is None and callable(self._token):
-            return self._sign_in(claimed, progress, token, "there is no token: sign in")
         try:
-            request = request_for(
-                entry, queue.mappings, now=queue.server_now(), extra=self._headers(entry, token)
-            )
+            token = bearer(self._token, entry.user_id)
+            if token is None and callable(self._token):
+                return self._sign_in(claimed, progress, token, "there is no token: sign in")
+            extra = self._headers(entry, token)
+            request = request_for(entry, queue.mappings, now=queue.server_now(), extra=extra)
         except EntryInvalidError as error:
             message = error.message
             return lambda: queue.fail(claimed, reason=Reason.DEPENDENCY, error=message)
+        except BaseException:
+            # The app's own functions may raise anything. Nothing was sent.
+            queue.release(claimed)
+            raise
         self.reach("drain.before_send")
         try:
             answer = self._transport.send(request)

@@ -1,0 +1,477 @@
+"""The device's queue on the command line: what waits, what is stuck, and what to do about it."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event as Flag
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+from holdfast.cli.output import Failure, print_json, print_table, shown
+from holdfast.core.entry import Attempt, Entry, NewEntry, Resolution, Status
+from holdfast.device.conflicts import resolve_by_hand
+from holdfast.device.drain import drain
+from holdfast.device.events import Event, EventKind
+from holdfast.device.queue import OutboxQueue
+from holdfast.device.report import DrainReport, Ended
+from holdfast.device.transport import HttpTransport
+from holdfast.errors import EntryInvalidError, UsageError
+
+__all__ = [
+    "Place",
+    "add",
+    "discard",
+    "drain_user",
+    "edit",
+    "list_entries",
+    "prune",
+    "resolve",
+    "retry",
+    "show",
+    "stats",
+    "watchdog",
+]
+
+_BAD_INPUT: Final = 2
+_RESOLUTIONS: Final[Mapping[str, Resolution]] = {
+    "server_wins": Resolution.THEIRS,
+    "theirs": Resolution.THEIRS,
+    "client_wins": Resolution.MINE,
+    "mine": Resolution.MINE,
+    "merged": Resolution.MERGED,
+    "give_up": Resolution.GIVE_UP,
+}
+_ADVICE: Final[Mapping[Ended, str]] = {
+    Ended.SIGNED_OUT: "give another --token; nothing was lost",
+    Ended.OFFLINE: "what is queued stays queued",
+}
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Which queue, and how to open it."""
+
+    path: Path
+    passphrase_env: str | None
+
+    @contextmanager
+    def opened(self, *, must_exist: bool = True) -> Iterator[OutboxQueue]:
+        """Open the queue, and tell what breaks a rule as bad input."""
+        # SQLite would make an empty file of every misspelt name.
+        if must_exist and not self.path.exists():
+            raise Failure(f"{self.path} does not exist: the first holdfast outbox … add makes it")
+        try:
+            with OutboxQueue.open(self.path, passphrase=self._passphrase()) as queue:
+                yield queue
+        except EntryInvalidError as error:
+            raise Failure(f"{error.message} ({error.rule})", _BAD_INPUT) from error
+
+    def _passphrase(self) -> str | None:
+        if self.passphrase_env is None:
+            return None
+        found = os.environ.get(self.passphrase_env)
+        if not found:
+            raise Failure(f"the variable {self.passphrase_env} holds no passphrase", _BAD_INPUT)
+        return found
+
+
+def add(
+    place: Place,
+    *,
+    user: str,
+    operation: str,
+    entity: str,
+    endpoint: str,
+    payload: str | None,
+    headers: Sequence[str],
+    as_json: bool,
+    **more: Any,
+) -> None:
+    """Queue one mutation; the user becomes known by it."""
+    new = NewEntry(
+        user_id=user,
+        operation=operation,
+        entity_type=entity,
+        endpoint=endpoint,
+        payload=None if payload is None else _raw(payload),
+        headers=_headers(headers),
+        **{name: value for name, value in more.items() if value is not None},
+    )
+    with place.opened(must_exist=False) as queue, queue.transaction():
+        queue.add_user(user)
+        entry = queue.enqueue(new)
+    _tell(entry, as_json=as_json)
+
+
+def list_entries(
+    place: Place,
+    *,
+    user: str | None,
+    status: str | None,
+    entity: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List entries in the order in which they were queued."""
+    if status is not None and status not in set(Status):
+        raise Failure(f"--status should be one of {', '.join(Status)}", _BAD_INPUT)
+    wanted = None if status is None else Status(status)
+    with place.opened() as queue:
+        found = queue.entries(user, status=wanted, entity_type=entity, limit=limit)
+    if as_json:
+        print_json([_facts(entry) for entry in found])
+        return
+    print_table(
+        ("id", "user", "#", "what", "endpoint", "status", "attempts", "next try", "error"),
+        [
+            (
+                entry.id,
+                entry.user_id,
+                str(entry.sequence_number),
+                f"{entry.operation} {entry.entity_type}",
+                entry.endpoint,
+                _status(entry),
+                f"{entry.attempt_count}/{entry.max_attempts}",
+                _instant(entry.next_retry_at),
+                _short(entry.last_error),
+            )
+            for entry in found
+        ],
+    )
+
+
+def show(place: Place, entry_id: str, *, as_json: bool) -> None:
+    """Show everything about one entry, its sends included."""
+    with place.opened() as queue:
+        entry = queue.get(entry_id)
+        attempts = queue.attempts(entry_id)
+        dependents = [one.id for one in queue.dependents(entry_id)]
+    facts = _facts(entry) | {"dependents": dependents}
+    if as_json:
+        print_json(facts | {"attempts": [_attempt(attempt) for attempt in attempts]})
+        return
+    width = max(len(name) for name in facts)
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {'-' if value is None else shown(_text(value))}")
+    if attempts:
+        print()
+        print_table(
+            ("send", "began", "ended", "outcome", "status", "code", "request id", "error"),
+            [
+                (
+                    str(one.number),
+                    _instant(one.started_at),
+                    _instant(one.ended_at),
+                    one.outcome.value,
+                    "-" if one.status is None else str(one.status),
+                    one.code or "-",
+                    one.request_id or "-",
+                    _short(one.error),
+                )
+                for one in attempts
+            ],
+        )
+
+
+def drain_user(
+    place: Place,
+    *,
+    user: str,
+    server: str,
+    token: str | None,
+    max_seconds: float | None,
+    as_json: bool,
+) -> None:
+    """Send what a user's queue holds, and say what came of it."""
+    stop = Flag()
+    with (
+        place.opened() as queue,
+        HttpTransport(server) as transport,
+        _stopping(stop),
+        _progress(queue, user),
+    ):
+        if user not in queue.users():
+            raise Failure(f"{place.path} knows no user {user}")
+        report = drain(queue, user, transport, token, max_seconds=max_seconds, stop=stop)
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+    else:
+        _tell_report(report)
+    if report.ended in _ADVICE:
+        raise Failure(f"{report.detail}: {_ADVICE[report.ended]}")
+
+
+def retry(place: Place, entry_id: str, *, as_json: bool) -> None:
+    """Send a failed entry again."""
+    with place.opened() as queue:
+        entry = queue.retry(entry_id)
+    _tell(entry, as_json=as_json)
+
+
+def discard(
+    place: Place, entry_id: str, *, with_dependents: bool, force: bool, as_json: bool
+) -> None:
+    """Give an entry up: a failed or conflicting one, or one that was not sent yet."""
+    with place.opened() as queue:
+        if queue.get(entry_id).status is Status.PENDING:
+            entry = queue.cancel(entry_id, force=force)
+        else:
+            entry = queue.discard(entry_id, with_dependents=with_dependents)
+    _tell(entry, as_json=as_json)
+
+
+def resolve(
+    place: Place, entry_id: str, *, strategy: str | None, payload: str | None, as_json: bool
+) -> None:
+    """End a conflict; without a strategy, show both sides."""
+    if strategy is not None and strategy not in _RESOLUTIONS:
+        raise Failure(f"--strategy should be one of {', '.join(_RESOLUTIONS)}", _BAD_INPUT)
+    with place.opened() as queue:
+        entry = queue.get(entry_id)
+        if strategy is None:
+            _show_sides(entry, as_json=as_json)
+            return
+        merged = UNSET if payload is None else msgspec.json.decode(_checked(_raw(payload)))
+        entry = resolve_by_hand(queue, entry, _RESOLUTIONS[strategy], payload=merged)
+    _tell(entry, as_json=as_json)
+
+
+def edit(
+    place: Place,
+    entry_id: str,
+    *,
+    payload: str | None,
+    endpoint: str | None,
+    headers: Sequence[str],
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Replace what an entry will send; it gets a new key."""
+    if payload is None and endpoint is None and not headers:
+        raise Failure("say what is to be different: --payload, --endpoint or --header", _BAD_INPUT)
+    with place.opened() as queue:
+        entry = queue.edit_payload(
+            entry_id,
+            UNSET if payload is None else _raw(payload),
+            endpoint=UNSET if endpoint is None else endpoint,
+            headers=_headers(headers) if headers else UNSET,
+            force=force,
+        )
+    _tell(entry, as_json=as_json)
+
+
+def stats(place: Place, *, user: str | None, as_json: bool) -> None:
+    """Count what is there."""
+    with place.opened() as queue:
+        found = queue.stats(user)
+    counts = {status.value: number for status, number in found.counts.items()}
+    facts = counts | {
+        "ready": found.ready,
+        "waiting": found.waiting,
+        "blocked": found.blocked,
+        "unsent": found.unsent,
+        "oldest_pending_seconds": found.oldest_pending_seconds,
+        "file_bytes": found.file_bytes,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        rows = [(name, "-" if value is None else f"{value:g}") for name, value in facts.items()]
+        print_table(("what", "count"), rows)
+
+
+def prune(place: Place, *, limit: int | None, as_json: bool) -> None:
+    """Remove what was settled long ago."""
+    with place.opened() as queue:
+        removed = queue.prune(limit=limit)
+    if as_json:
+        print_json({"removed": removed})
+    else:
+        print(f"{_entries(removed)} removed")
+
+
+def watchdog(place: Place, *, as_json: bool) -> None:
+    """Bring back what dead processes had claimed."""
+    with place.opened() as queue:
+        back = queue.watchdog()
+    if as_json:
+        print_json({"revived": [entry.id for entry in back]})
+    else:
+        print(f"{_entries(len(back))} brought back")
+
+
+# ------------------------------------------------------------------ what people see
+
+
+def _tell(entry: Entry, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_facts(entry))
+    else:
+        print(f"{entry.id}  {_status(entry)}")
+
+
+def _tell_report(report: DrainReport) -> None:
+    rows = [
+        (name, str(value))
+        for name, value in msgspec.to_builtins(report).items()
+        if isinstance(value, int) and value
+    ]
+    print(f"{report.ended}: {_entries(report.succeeded)} sent and done, {report.unsent} left")
+    if rows:
+        print_table(("what", "count"), rows)
+
+
+def _show_sides(entry: Entry, *, as_json: bool) -> None:
+    """Show mine and theirs beside each other, and what both began from."""
+    base, mine, theirs = (_json(text) for text in (entry.base, entry.payload, entry.theirs))
+    if as_json:
+        print_json(
+            {
+                "id": entry.id,
+                "status": entry.status.value,
+                "base": base,
+                "mine": mine,
+                "theirs": theirs,
+                "theirs_version": entry.theirs_version,
+            }
+        )
+        return
+    if entry.status is not Status.CONFLICT:
+        raise Failure(f"there is no conflict to resolve: the entry is {entry.status}")
+    sides = [side if isinstance(side, dict) else {"": side} for side in (base, mine, theirs)]
+    names = list(dict.fromkeys(name for side in sides for name in side))
+    print_table(
+        ("field", "base", "mine", "theirs"),
+        [(name, *(_text(side[name]) if name in side else "-" for side in sides)) for name in names],
+    )
+    print("resolve it with --strategy client_wins, server_wins, merged --payload …, or give_up")
+
+
+@contextmanager
+def _progress(queue: OutboxQueue, user: str) -> Iterator[None]:
+    """Show a bar on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        waiting = queue.stats(user).counts
+        task = bar.add_task("sending", total=waiting[Status.PENDING] + waiting[Status.IN_FLIGHT])
+
+        def listen(event: Event) -> None:
+            if event.kind in _SETTLED:
+                bar.advance(task)
+            elif event.kind is EventKind.RETRYING:
+                bar.update(task, description=f"next try in {event.delay_seconds or 0:.0f} s")
+            elif event.kind is EventKind.CLAIMED:
+                bar.update(task, description="sending")
+
+        unsubscribe = queue.subscribe(listen)
+        try:
+            yield
+        finally:
+            unsubscribe()
+
+
+_SETTLED: Final = frozenset(
+    {
+        EventKind.SUCCEEDED,
+        EventKind.FAILED,
+        EventKind.CONFLICT,
+        EventKind.EXPIRED,
+        EventKind.DISCARDED,
+    }
+)
+
+
+@contextmanager
+def _stopping(stop: Flag) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the drain after the entry that is being sent."""
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ------------------------------------------------------------------ reading and writing values
+
+
+def _raw(given: str) -> bytes:
+    """Return JSON from the option itself, from a file (@name) or from standard input (-)."""
+    if given == "-":
+        return sys.stdin.buffer.read()
+    if given.startswith("@"):
+        return Path(given[1:]).read_bytes()
+    return given.encode("utf-8", "surrogateescape")
+
+
+def _checked(raw: bytes) -> bytes:
+    try:
+        msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Failure(f"the payload is not JSON: {error}", _BAD_INPUT) from error
+    return raw
+
+
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    headers = {}
+    for line in given:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise UsageError("a --header should look like 'If-Match: \"7\"'")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    facts = dict(msgspec.to_builtins(entry))
+    for name in ("payload", "base", "theirs"):
+        facts[name] = _json(facts[name])
+    return facts | {"method": entry.method}
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    facts = dict(msgspec.to_builtins(attempt))
+    del facts["entry_id"]
+    return facts
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _status(entry: Entry) -> str:
+    return entry.status.value if entry.reason is None else f"{entry.status} ({entry.reason})"
+
+
+def _short(text: str | None) -> str:
+    longest = 60
+    line = " ".join((text or "-").split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def _instant(at: datetime | None) -> str:
+    if at is None:
+        return "-"
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _entries(count: int) -> str:
+    return f"{count} entr{'y' if count == 1 else 'ies'}"

@@ -1,0 +1,300 @@
+"""The commands of ``holdfast outbox`` and their options. The work is in ``outbox.py``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.output import Failure
+
+__all__ = ["outbox_app"]
+
+outbox_app = typer.Typer(
+    help="Look at a device's queue, and send it.",
+    no_args_is_help=False,
+    rich_markup_mode="markdown",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
+EntryId = Annotated[str, typer.Argument(help="The entry's id, as outbox ls shows it.")]
+Header = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A header, such as 'If-Match: \"7\"'. May be repeated.", metavar="NAME: VALUE"
+    ),
+]
+_JSON_OR_FILE = "JSON, @FILE, or - for standard input."
+
+
+@outbox_app.callback(invoke_without_command=True)
+def outbox(
+    context: typer.Context,
+    db: Annotated[
+        Path | None, typer.Option("--db", metavar="FILE", help="The file the queue is kept in.")
+    ] = None,
+    passphrase_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VAR", help="The variable with the passphrase, if the file is encrypted."
+        ),
+    ] = None,
+) -> None:
+    """Look at a device's queue, and send it.
+
+    For example:
+
+        holdfast outbox --db outbox.db ls
+    """
+    from holdfast.cli.outbox import Place
+
+    if context.invoked_subcommand is None:
+        raise Failure(
+            "say what to do with the outbox: add, ls, show, drain, retry, discard, resolve, edit, "
+            "stats, prune or watchdog (try: holdfast outbox --help)",
+            2,
+        )
+    if db is None:
+        if "--help" in sys.argv:
+            return  # to read about a command takes no file
+        raise Failure("say which file: holdfast outbox --db FILE … (try: --help)", 2)
+    context.obj = Place(db, passphrase_env)
+
+
+@outbox_app.command("add")
+def outbox_add(  # noqa: PLR0917 - typer turns them into options
+    context: typer.Context,
+    user: Annotated[str, typer.Option(help="Whose action it is.")],
+    op: Annotated[str, typer.Option(help="create, update, patch or delete.")],
+    entity: Annotated[str, typer.Option(help="The type of the entity, such as activity.")],
+    endpoint: Annotated[str, typer.Option(help="The path on the server.")],
+    payload: Annotated[str | None, typer.Option(help=_JSON_OR_FILE)] = None,
+    header: Header = None,
+    local_id: Annotated[
+        str | None, typer.Option(help="The entity's id on the device: a lowercase UUID.")
+    ] = None,
+    depends_on: Annotated[
+        list[str] | None,
+        typer.Option(help="An entry, or a local id, that has to come first. May be repeated."),
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="Higher goes first.", show_default="by entity")
+    ] = None,
+    conflict: Annotated[
+        str | None, typer.Option(help="server_wins, client_wins, manual or merge.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="The idempotency key.", show_default="a new one")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="walk, field, planning or routes.")] = "field",
+    json: Json = False,
+) -> None:
+    """Queue one mutation. The file and the user are made if they are not there.
+
+    For example:
+
+        holdfast outbox --db outbox.db add --user ada --op create --entity activity
+        --endpoint /api/v1/activities --payload '{"title": "Visit"}'
+    """
+    from holdfast.cli.outbox import add
+
+    add(
+        context.obj,
+        user=user,
+        operation=op,
+        entity=entity,
+        endpoint=endpoint,
+        payload=payload,
+        headers=header or [],
+        as_json=json,
+        local_id=local_id,
+        depends_on=tuple(depends_on or ()),
+        priority=priority,
+        conflict_resolution=conflict,
+        key=key,
+        profile=profile,
+    )
+
+
+@outbox_app.command("ls")
+def outbox_ls(  # noqa: PLR0917 - typer turns them into options
+    context: typer.Context,
+    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Only pending, in_flight, failed, conflict … ones.")
+    ] = None,
+    entity: Annotated[str | None, typer.Option(help="Only about this type of entity.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many.")] = 1000,
+    json: Json = False,
+) -> None:
+    """List entries in the order in which they were queued.
+
+    For example:
+
+        holdfast outbox --db outbox.db ls --status failed
+    """
+    from holdfast.cli.outbox import list_entries
+
+    list_entries(context.obj, user=user, status=status, entity=entity, limit=limit, as_json=json)
+
+
+@outbox_app.command("show")
+def outbox_show(context: typer.Context, entry_id: EntryId, json: Json = False) -> None:
+    """Show everything about one entry: what it sends, what it waits for, every send so far.
+
+    For example:
+
+        holdfast outbox --db outbox.db show 019a8a51-7c1e-7b1f-a1de-2f6c3c1f3a10
+    """
+    from holdfast.cli.outbox import show
+
+    show(context.obj, entry_id, as_json=json)
+
+
+@outbox_app.command("drain")
+def outbox_drain(  # noqa: PLR0917 - typer turns them into options
+    context: typer.Context,
+    user: Annotated[str, typer.Option(help="Whose queue.")],
+    server: Annotated[str, typer.Option(metavar="URL", help="Where to send it.")],
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_OUTBOX_TOKEN", metavar="T", help="The user's token. Never stored."
+        ),
+    ] = None,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Take at most so long, and wait for retries that fall due in that time."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Send what a user's queue holds.
+
+    Without --max-seconds it ends when nothing can be sent now. Ctrl-C or SIGTERM finishes the entry
+    that is being sent and ends with exit code 0. Ends with exit code 1 if the server cannot be
+    reached or does not take the token; no entry has failed by that.
+
+    For example:
+
+        holdfast outbox --db outbox.db drain --user ada --server http://127.0.0.1:8000
+        --token "$(holdfast token --sub ada)"
+    """
+    from holdfast.cli.outbox import drain_user
+
+    drain_user(
+        context.obj,
+        user=user,
+        server=server,
+        token=token,
+        max_seconds=max_seconds,
+        as_json=json,
+    )
+
+
+@outbox_app.command("retry")
+def outbox_retry(context: typer.Context, entry_id: EntryId, json: Json = False) -> None:
+    """Send a failed entry again, with the same key; what was parked behind it comes back too."""
+    from holdfast.cli.outbox import retry
+
+    retry(context.obj, entry_id, as_json=json)
+
+
+@outbox_app.command("discard")
+def outbox_discard(
+    context: typer.Context,
+    entry_id: EntryId,
+    with_dependents: Annotated[
+        bool, typer.Option("--with-dependents", help="And all that were parked because of it.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even if it was sent and no answer came.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Give an entry up: a failed or conflicting one, or one that was not sent yet."""
+    from holdfast.cli.outbox import discard
+
+    discard(context.obj, entry_id, with_dependents=with_dependents, force=force, as_json=json)
+
+
+@outbox_app.command("resolve")
+def outbox_resolve(
+    context: typer.Context,
+    entry_id: EntryId,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="client_wins (mine), server_wins (theirs), merged or give_up."),
+    ] = None,
+    payload: Annotated[str | None, typer.Option(help=f"With merged: {_JSON_OR_FILE}")] = None,
+    json: Json = False,
+) -> None:
+    """End a conflict. Without --strategy, show mine and theirs beside each other.
+
+    For example:
+
+        holdfast outbox --db outbox.db resolve 019a8a51-7c1e-7b1f-a1de-2f6c3c1f3a10
+        --strategy client_wins
+    """
+    from holdfast.cli.outbox import resolve
+
+    resolve(context.obj, entry_id, strategy=strategy, payload=payload, as_json=json)
+
+
+@outbox_app.command("edit")
+def outbox_edit(  # noqa: PLR0917 - typer turns them into options
+    context: typer.Context,
+    entry_id: EntryId,
+    payload: Annotated[str | None, typer.Option(help=_JSON_OR_FILE)] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Another path on the server.")] = None,
+    header: Header = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even if it was sent and no answer came.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Replace what an entry will send. It gets a new key and keeps its place."""
+    from holdfast.cli.outbox import edit
+
+    edit(
+        context.obj,
+        entry_id,
+        payload=payload,
+        endpoint=endpoint,
+        headers=header or [],
+        force=force,
+        as_json=json,
+    )
+
+
+@outbox_app.command("stats")
+def outbox_stats(
+    context: typer.Context,
+    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    json: Json = False,
+) -> None:
+    """Count what is there."""
+    from holdfast.cli.outbox import stats
+
+    stats(context.obj, user=user, as_json=json)
+
+
+@outbox_app.command("prune")
+def outbox_prune(
+    context: typer.Context,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    json: Json = False,
+) -> None:
+    """Remove what succeeded 7 days ago, and what was otherwise settled 30 days ago."""
+    from holdfast.cli.outbox import prune
+
+    prune(context.obj, limit=limit, as_json=json)
+
+
+@outbox_app.command("watchdog")
+def outbox_watchdog(context: typer.Context, json: Json = False) -> None:
+    """Bring back what was claimed by a process that is gone, after its lease of two minutes."""
+    from holdfast.cli.outbox import watchdog
+
+    watchdog(context.obj, as_json=json)
