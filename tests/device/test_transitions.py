@@ -1,4 +1,4 @@
-"""Every operation in every status: what the table allows happens, everything else changes nothing."""
+"""Every operation in every status: the table allows it, or nothing changes."""
 
 import itertools
 from collections.abc import Callable

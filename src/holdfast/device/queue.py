@@ -111,6 +111,7 @@ class OutboxQueue:
                 chance=chance,
                 worker=f"{os.getpid()}",
             )
+            queue._transactions.keep_time()
             if payloads is not None:
                 migrate_payloads(queue._write, payloads)
         except BaseException:

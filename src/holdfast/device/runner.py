@@ -60,8 +60,9 @@ class Runner:
         self._chance = chance
         self._lock = Lock()
         self._stop = Flag()
-        # Something may be there to send.
+        # Something may be there to send; and somebody wants to have it tried now.
         self._news = Flag()
+        self._hint = Flag()
         self._is_online = True
         self._failures = 0
         self._refused: dict[str, str | None] = {}
@@ -72,6 +73,7 @@ class Runner:
         """Look at once."""
         with self._lock:
             self._failures = 0
+        self._hint.set()
         self._news.set()
 
     def online(self) -> None:
@@ -87,6 +89,7 @@ class Runner:
     def stop(self) -> None:
         """End after the entry that is being sent."""
         self._stop.set()
+        self._hint.set()
         self._news.set()
 
     @property
@@ -102,9 +105,14 @@ class Runner:
         try:
             while not self._stop.is_set():
                 self._news.clear()
+                self._hint.clear()
+                if self._stop.is_set():
+                    break
                 reports = self._round() if self._is_online else []
-                # What came meanwhile has set the flag, and the wait is over at once.
-                self._news.wait(self._pause(reports))
+                # What came meanwhile has set the flag, and the wait is over at once. Without a
+                # network what is queued has to wait with the rest: only a hint ends that.
+                is_away = any(report.ended is Ended.OFFLINE for report in reports)
+                (self._hint if is_away else self._news).wait(self._pause(reports))
         finally:
             unsubscribe()
 

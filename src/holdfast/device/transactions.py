@@ -10,7 +10,7 @@ from holdfast.device.database import AppConnection, Database
 from holdfast.device.events import Event, Events
 from holdfast.device.unit import Unit
 from holdfast.device.world import FaultPoints, device_clock
-from holdfast.errors import FileBusyError, FileDamagedError, UsageError
+from holdfast.errors import FileBusyError, FileDamagedError, OutboxFileError, UsageError
 from holdfast.ports import Clock
 
 __all__ = ["Transactions"]
@@ -124,9 +124,17 @@ class Transactions:
     def close(self) -> None:
         """Let go of the file, after what is running."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._database.close()
+            if self._closed:
+                return
+            if self._pid == os.getpid():
+                with suppress(OutboxFileError):
+                    self.keep_time()
+            self._closed = True
+            self._database.close()
+
+    def keep_time(self) -> None:
+        """Have the file know what time it is, if it does not."""
+        self.end("keep_time", self.begin(), undo=False)
 
     def checkpoint(self) -> None:
         """Move the log into the file and empty it, unless somebody reads from it just now."""

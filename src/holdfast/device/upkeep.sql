@@ -19,13 +19,13 @@ SELECT enqueued_ms FROM offline_sync_queue ORDER BY rowid DESC LIMIT 1;
 -- name: shift_since
 -- Time that passed unseen passed before these were queued: they do not age by it.
 UPDATE offline_sync_queue SET enqueued_ms = enqueued_ms + :by_ms
- WHERE status IN ('pending', 'in_flight', 'failed', 'conflict') AND enqueued_ms >= :since_ms;
+ WHERE status IN ('pending', 'in_flight', 'failed', 'conflict') AND enqueued_ms > :since_ms;
 
 -- name: shift_leases
 UPDATE offline_sync_queue SET lease_ms = lease_ms + :by_ms WHERE lease_ms IS NOT NULL;
 
 -- name: shift_settled
-UPDATE offline_sync_queue SET settled_ms = settled_ms + :by_ms WHERE settled_ms >= :since_ms;
+UPDATE offline_sync_queue SET settled_ms = settled_ms + :by_ms WHERE settled_ms > :since_ms;
 
 -- name: pending_by_age
 -- Rows of one user and status come in the order in which they were queued, so whoever reads can stop

@@ -1,0 +1,236 @@
+"""The outbox by itself: it sends when there is something, backs off, and stops cleanly."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.core.entry import Status
+from holdfast.core.retry import Jitter, RetryPolicy
+from holdfast.device import EventKind, OutboxQueue
+from holdfast.device.outbox import AsyncOutbox, Outbox
+from holdfast.device.report import Ended
+from holdfast.device.transport import Answer, NoAnswer, Request
+from holdfast.errors import UsageError
+from tests.support.outbox_lab import SOON, Scripted, activity, answer
+
+NETWORK_DOWN = NoAnswer("could not connect: refused", left=False)
+LONG = RetryPolicy(first_seconds=60, ceiling_seconds=60, jitter=Jitter.UP_TO)
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+Make = Callable[..., Outbox]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Outbox] = []
+
+    def make(reply: Any, token: Any = "t", **options: Any) -> Outbox:
+        queue = OutboxQueue.open(tmp_path / "outbox.db")
+        queue.add_user("ada")
+        queue.add_user("bo")
+        transport = reply if isinstance(reply, Scripted) else Scripted(reply)
+        made.append(Outbox(queue, transport, token, **{"retry": SOON, **options}))
+        return made[-1]
+
+    yield make
+    for outbox in made:
+        outbox.close()
+
+
+def done(outbox: Outbox, count: int) -> Callable[[], bool]:
+    return lambda: outbox.queue.stats().counts[Status.SUCCEEDED] == count
+
+
+def test_what_is_queued_while_it_runs_is_sent_at_once(make: Make) -> None:
+    outbox = make(lambda _: answer(201, {"id": 1}))
+    outbox.start()
+    outbox.enqueue(activity("ada", "one"))
+    eventually(done(outbox, 1))
+    outbox.enqueue_many([activity("bo", "two"), activity("ada", "three")])
+    eventually(done(outbox, 3))
+
+
+def test_a_retry_is_sent_when_it_is_due(make: Make) -> None:
+    server = Scripted([answer(503), answer(503), answer(201, {"id": 1})])
+    outbox = make(server)
+    outbox.start()
+    outbox.enqueue(activity("ada", "one"))
+    eventually(done(outbox, 1))
+    assert len(set(server.keys)) == 1
+
+
+def test_without_a_network_it_backs_off_until_it_hears_that_it_is_back(make: Make) -> None:
+    is_up = threading.Event()
+    server = Scripted(lambda _: answer(201, {"id": 1}) if is_up.is_set() else NETWORK_DOWN)
+    outbox = make(server, back_off=LONG)
+    outbox.start()
+    outbox.enqueue(activity("ada", "one"))
+    eventually(lambda: len(server.requests) == 1)
+    time.sleep(0.1)
+    assert len(server.requests) == 1, "it does not wait"
+    is_up.set()
+    outbox.online()
+    eventually(done(outbox, 1))
+
+
+def test_while_the_app_says_offline_nothing_is_tried(make: Make) -> None:
+    server = Scripted(lambda _: answer(201, {"id": 1}))
+    outbox = make(server)
+    outbox.offline()
+    outbox.start()
+    outbox.enqueue(activity("ada", "one"))
+    time.sleep(0.1)
+    assert server.requests == []
+    outbox.online()
+    eventually(done(outbox, 1))
+
+
+def test_a_user_who_is_signed_out_holds_up_nobody_and_is_taken_up_after_sign_in(
+    make: Make,
+) -> None:
+    tokens: dict[str, str | None] = {"ada": "old", "bo": "good"}
+
+    def reply(request: Request) -> Answer:
+        is_good = request.headers["Authorization"] == "Bearer good"
+        return answer(201, {"id": 1}) if is_good else answer(401)
+
+    server = Scripted(reply)
+    outbox = make(server, tokens.get)
+    with outbox.events() as events:
+        outbox.start()
+        outbox.enqueue_many([activity("ada", "one"), activity("bo", "two")])
+        eventually(done(outbox, 1))
+        assert any(event.kind is EventKind.PAUSED for event in events)
+    sent = len(server.requests)
+    outbox.wake()
+    time.sleep(0.1)
+    assert len(server.requests) == sent, "the refused token is tried again and again"
+    tokens["ada"] = "good"
+    outbox.wake()
+    eventually(done(outbox, 2))
+
+
+def test_it_stops_after_the_entry_that_is_being_sent(make: Make) -> None:
+    sending, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Request) -> Answer:
+        sending.set()
+        go_on.wait(5)
+        return answer(201, {"id": 1})
+
+    outbox = make(slow)
+    outbox.enqueue_many([activity("ada", "one"), activity("ada", "two")])
+    outbox.start()
+    assert sending.wait(5)
+    threading.Timer(0.05, go_on.set).start()
+    outbox.stop()
+    counts = outbox.queue.stats().counts
+    assert (counts[Status.SUCCEEDED], counts[Status.PENDING]) == (1, 1)
+    assert counts[Status.IN_FLIGHT] == 0
+    outbox.start()
+    eventually(done(outbox, 2))
+
+
+def test_it_is_not_started_twice(make: Make) -> None:
+    outbox = make([])
+    outbox.start()
+    with pytest.raises(UsageError, match="running"):
+        outbox.start()
+
+
+def test_a_drain_that_raises_does_not_end_the_runner(make: Make) -> None:
+    calls = 0
+
+    def token(_: str) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("the key store is locked")
+        return "t"
+
+    outbox = make(lambda _: answer(201, {"id": 1}), token, back_off=SOON)
+    outbox.start()
+    outbox.enqueue(activity("ada", "one"))
+    eventually(done(outbox, 1))
+
+
+def test_events_can_be_read_as_they_come_and_end_with_the_outbox(make: Make) -> None:
+    outbox = make(lambda _: answer(201, {"id": 1}))
+    events = outbox.events()
+    outbox.enqueue(activity("ada", "one"))
+    assert outbox.drain("ada").ended is Ended.EMPTY
+    outbox.close()
+    assert [event.kind for event in events] == [
+        EventKind.ENQUEUED,
+        EventKind.CLAIMED,
+        EventKind.SENT,
+        EventKind.SUCCEEDED,
+        EventKind.DRAINED,
+    ]
+
+
+def test_closing_twice_is_closing_once(make: Make) -> None:
+    outbox = make([])
+    outbox.close()
+    outbox.close()
+    with pytest.raises(UsageError, match="closed"):
+        outbox.enqueue(activity("ada", "one"))
+
+
+def test_open_makes_the_users_known_and_an_address_that_is_none_makes_no_file(
+    tmp_path: Path,
+) -> None:
+    with Outbox.open(tmp_path / "o.db", server="https://api.example", users=["ada"]) as outbox:
+        assert outbox.queue.users() == ["ada"]
+    with pytest.raises(UsageError):
+        Outbox.open(tmp_path / "no.db", server="nowhere")
+    assert not (tmp_path / "no.db").exists()
+
+
+async def test_in_an_event_loop_it_is_the_same(make: Make) -> None:
+    outbox = AsyncOutbox(make(lambda _: answer(201, {"id": 1})))
+    async with outbox.events() as events:
+        running = asyncio.create_task(outbox.run_forever())
+        await outbox.enqueue(activity("ada", "one"))
+        async for event in events:
+            if event.kind is EventKind.SUCCEEDED:
+                break
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    await outbox.enqueue_many([activity("ada", "two")])
+    report = await outbox.drain("ada")
+    assert (report.ended, report.succeeded) == (Ended.EMPTY, 1)
+
+
+async def test_a_cancelled_drain_finishes_the_entry_that_is_being_sent(make: Make) -> None:
+    sending, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Request) -> Answer:
+        sending.set()
+        go_on.wait(5)
+        return answer(201, {"id": 1})
+
+    outbox = AsyncOutbox(make(slow))
+    await outbox.enqueue_many([activity("ada", "one"), activity("ada", "two")])
+    work = asyncio.create_task(outbox.drain("ada"))
+    assert await asyncio.to_thread(sending.wait, 5)
+    work.cancel()
+    await asyncio.sleep(0.02)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    counts = outbox.outbox.queue.stats().counts
+    assert (counts[Status.SUCCEEDED], counts[Status.IN_FLIGHT]) == (1, 0)
