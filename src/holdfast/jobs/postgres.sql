@@ -1,5 +1,12 @@
 -- Jobs on PostgreSQL. Every instant is the database's own (clock_timestamp): now() is when the
 -- transaction began, and a worker that slept in one would take its lease for a living one.
+--
+-- The queue is empty most of the time and then it is not. A plan that was made and kept while it was
+-- empty reads the whole table, and after a burst of 200,000 jobs one claim took 3 seconds. So the
+-- statements that take many jobs at once count them off with
+-- "(SELECT generate_series(1, 1000000) AS n LIMIT …)": how many there are is known with the
+-- parameters only, a plan without them looks too dear, and PostgreSQL plans anew each time. That
+-- costs 0.2 ms for all of them together.
 
 -- name: enqueue
 -- Runs in the transaction of the write that causes the job. A key that is done is not done again;
@@ -76,29 +83,28 @@ SELECT 1 AS done FROM job_completions WHERE tenant = :tenant AND job_id = :id::u
 
 -- name: claim
 -- Takes what is due, oldest first, from each queue as if it were alone. Rows others are just taking
--- are skipped. A job whose marker exists is told apart: it is to be acknowledged, not run. The clock
--- is read in a subquery, once: else it would be read for every job that is not due yet.
-WITH due AS (
-    SELECT found.tenant, found.id
-      FROM unnest(:queues::text[]) AS wanted(queue)
-     CROSS JOIN LATERAL (
-           SELECT tenant, id, visible_at FROM jobs
-            WHERE jobs.queue = wanted.queue AND visible_at <= (SELECT clock_timestamp())
-            ORDER BY visible_at LIMIT :limit::integer
-              FOR UPDATE SKIP LOCKED) AS found
-     ORDER BY found.visible_at LIMIT :limit
-)
+-- are skipped. The clock is read in a subquery, once: else it would be read for every job that is
+-- not due yet. The rows are locked, so they stay where they were found (ctid), and need not be
+-- looked up again. A job whose marker exists is told apart: it is to be acknowledged, not run. (Not
+-- by EXISTS, for which PostgreSQL may read all markers first.)
 UPDATE jobs AS job
    SET state = 'running', lease = job.lease + 1, attempts = job.attempts + 1,
        worker = :worker::text, waiting_key = NULL, started_at = clock_timestamp(),
        visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
-  FROM due
- WHERE job.tenant = due.tenant AND job.id = due.id
+ WHERE job.ctid = ANY (ARRAY(
+       SELECT found.ctid
+         FROM (SELECT generate_series(1, 1000000) AS n LIMIT cardinality(:queues::text[])) AS wanted
+        CROSS JOIN LATERAL (
+              SELECT ctid, visible_at FROM jobs
+               WHERE queue = (:queues::text[])[wanted.n] AND visible_at <= (SELECT clock_timestamp())
+               ORDER BY visible_at LIMIT :limit::integer
+                 FOR UPDATE SKIP LOCKED) AS found
+        ORDER BY found.visible_at LIMIT :limit))
 RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
           job.attempts, job.max_attempts, job.request_id, job.correlation_id, job.resource_id,
           job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
-          EXISTS (SELECT 1 FROM job_completions AS done
-                   WHERE done.tenant = job.tenant AND done.job_id = job.id) AS completed;
+          (SELECT true FROM job_completions AS done
+            WHERE done.tenant = job.tenant AND done.job_id = job.id) IS NOT NULL AS completed;
 
 -- name: claim_these
 -- The same for jobs that a broker has named, if they are free.
