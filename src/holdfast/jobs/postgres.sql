@@ -156,15 +156,17 @@ UPDATE jobs AS job
 RETURNING job.tenant, job.id::text AS job_id;
 
 -- name: complete
--- The job leaves the table and its marker is written, in the transaction of its effects. No row
--- comes back for a lease that was lost; then nothing of it may commit.
+-- Jobs leave the table and their markers are written. No row comes back for a lease that was lost.
+-- (coalesce: else PostgreSQL takes "this worker's" for one row at most, and joins by comparing each
+-- with each.)
 WITH gone AS (
     DELETE FROM jobs AS job
-     USING json_to_recordset(:leases::json)
-           AS mine(tenant text, job_id uuid, lease bigint, result text)
-     WHERE job.tenant = mine.tenant AND job.id = mine.job_id AND job.lease = mine.lease
-       AND job.worker = :worker AND job.visible_at > clock_timestamp()
-    RETURNING job.*, mine.result
+     USING (SELECT generate_series(1, 1000000) AS n LIMIT :count::integer) AS mine
+     WHERE job.tenant = (SELECT :tenants::text::text[])[mine.n]
+       AND job.id = (SELECT :ids::text::uuid[])[mine.n]
+       AND job.lease = (SELECT :numbers::text::bigint[])[mine.n]
+       AND coalesce(job.worker = :worker, false) AND job.visible_at > clock_timestamp()
+    RETURNING job.*, (SELECT :results::text::text[])[mine.n] AS result
 ), marked AS (
     INSERT INTO job_completions
            (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
@@ -173,10 +175,26 @@ WITH gone AS (
            request_id, correlation_id, enqueued_at
       FROM gone
         ON CONFLICT (tenant, job_id) DO NOTHING
-    RETURNING tenant, job_id
 )
-SELECT gone.tenant, gone.id::text AS job_id, marked.job_id IS NOT NULL AS marked
-  FROM gone LEFT JOIN marked ON marked.tenant = gone.tenant AND marked.job_id = gone.id;
+SELECT tenant, id::text AS job_id FROM gone;
+
+-- name: complete_one
+-- The same in the transaction of the job's effects. No row comes back for a lease that was lost, or
+-- if there is a marker already; then nothing of it may commit.
+WITH gone AS (
+    DELETE FROM jobs
+     WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
+       AND visible_at > clock_timestamp()
+    RETURNING *
+)
+INSERT INTO job_completions
+       (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
+        request_id, correlation_id, enqueued_at)
+SELECT tenant, id, key, queue, type, resource_id, payload_hash, :result::text, attempts, worker,
+       request_id, correlation_id, enqueued_at
+  FROM gone
+    ON CONFLICT (tenant, job_id) DO NOTHING
+RETURNING job_id::text AS job_id;
 
 -- name: forget
 -- A job whose key was done before it ran: it leaves the table, its marker is there already.

@@ -124,8 +124,7 @@ UPDATE jobs
 RETURNING tenant, id AS job_id;
 
 -- name: complete
--- The job leaves the table and its marker is written, in the transaction of its effects. No row
--- comes back for a lease that was lost; then nothing of it may commit.
+-- Jobs leave the table and their markers are written. No row comes back for a lease that was lost.
 INSERT INTO job_completions
        (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
         request_id, correlation_id, enqueued_at, completed_at)
@@ -147,7 +146,23 @@ DELETE FROM jobs
                          AND job.lease = json_extract(mine.value, '$.lease')
          JOIN job_completions AS done ON done.tenant = job.tenant AND done.job_id = job.id
         WHERE job.worker = :worker)
-RETURNING tenant, id AS job_id, 1 AS marked;
+RETURNING tenant, id AS job_id;
+
+-- name: complete_one
+-- The same in the transaction of the job's effects. No row comes back for a lease that was lost;
+-- then nothing of it may commit.
+INSERT INTO job_completions
+       (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
+        request_id, correlation_id, enqueued_at, completed_at)
+SELECT tenant, id, key, queue, type, resource_id, payload_hash, :result, attempts, worker,
+       request_id, correlation_id, enqueued_at, NOW_MS
+  FROM jobs
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
+   AND visible_at > NOW_MS
+    ON CONFLICT (tenant, job_id) DO NOTHING;
+DELETE FROM jobs
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1
+RETURNING id AS job_id;
 
 -- name: forget
 -- A job whose key was done before it ran: it leaves the table, its marker is there already.
