@@ -6,7 +6,6 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.core.job import LeasedJob
 from holdfast.core.retry import WORKER
 from holdfast.errors import (
     CommitUnknownError,
@@ -50,10 +49,25 @@ class _OutOfTimeError(Exception):
 class Attempt:
     """One leased job in one worker."""
 
+    __slots__ = (
+        "_delivery",
+        "_handler",
+        "_is_committing",
+        "_is_given_back",
+        "_is_lost",
+        "_is_out_of_time",
+        "_waiting",
+        "_worker",
+        "job",
+        "run",
+        "started",
+    )
+
     def __init__(self, worker: "Worker", delivery: Delivery) -> None:
         """Belong to a worker."""
         self._worker = worker
         self._delivery = delivery
+        self.job = delivery.job
         self._handler: asyncio.Task[Any] | None = None
         self._waiting: asyncio.Future[None] | None = None
         self._is_out_of_time = False
@@ -62,11 +76,6 @@ class Attempt:
         self._is_given_back = False
         self.run: JobRun | None = None
         self.started = worker.clock.monotonic()
-
-    @property
-    def job(self) -> LeasedJob:
-        """The job."""
-        return self._delivery.job
 
     @property
     def delivery(self) -> Delivery:
@@ -233,7 +242,8 @@ class Attempt:
         await worker.reach("job_after_commit")
         if run.enqueued or job.order_key is not None:
             worker.engine.ring()
-        _log.debug("job done", extra=self._facts())
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("job done", extra=self._facts())
         return "done", Ended()
 
     # -- other endings -------------------------------------------------------------------------

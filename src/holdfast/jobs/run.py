@@ -10,7 +10,7 @@ import msgspec
 from holdfast.core.job import EnqueueOutcome, LeasedJob, stable_uuid
 from holdfast.errors import NonRetryableError, NoTransactionError, UsageError
 from holdfast.jobs.enqueue import Cause, encode_json, new_job
-from holdfast.ports import Params, Row, UnitOfWork
+from holdfast.ports import Params, Row, Transaction, UnitOfWork
 
 if TYPE_CHECKING:
     from holdfast.jobs.table import JobTable
@@ -24,6 +24,8 @@ _MAX_RESULT_BYTES = 64 * 1024
 
 class _LazyTransaction:
     """Begins with the first statement: a job that writes nothing holds no connection."""
+
+    __slots__ = ("_run",)
 
     def __init__(self, run: "JobRun") -> None:
         self._run = run
@@ -40,6 +42,25 @@ class _LazyTransaction:
 
 class JobRun:
     """One attempt. What is written in ``transaction`` commits with the completion marker."""
+
+    # Little is made before it is needed, and nothing holds itself: what reference counts do not
+    # free, the garbage collector walks over again and again.
+    __slots__ = (
+        "_beginning",
+        "_closed",
+        "_has_turn",
+        "_idle_seconds",
+        "_job",
+        "_steps",
+        "_steps_asked",
+        "_table",
+        "_turns",
+        "_unit",
+        "_wishes_of",
+        "_worker",
+        "enqueued",
+        "payload",
+    )
 
     def __init__(
         self,
@@ -60,13 +81,12 @@ class JobRun:
         self._turns = turns
         self._has_turn = False
         self._unit: UnitOfWork | None = None
-        self._beginning = asyncio.Lock()
+        self._beginning: asyncio.Lock | None = None
         self._closed = False
         self._steps: dict[str, str] | None = None
-        self._steps_asked: set[str] = set()
+        self._steps_asked: set[str] | None = None
         self.enqueued = False
         self.payload: Any = job.decoded()
-        self.transaction = _LazyTransaction(self)
 
     # -- what it is about -----------------------------------------------------------------------
 
@@ -127,6 +147,11 @@ class JobRun:
 
     # -- what it may do -------------------------------------------------------------------------
 
+    @property
+    def transaction(self) -> Transaction:
+        """What to write in. It begins with the first statement."""
+        return _LazyTransaction(self)
+
     async def begin(self) -> Any:
         """Return the store's own transaction, e.g. an ``AsyncSession`` of SQLAlchemy."""
         return (await self.unit()).transaction
@@ -146,6 +171,7 @@ class JobRun:
             raise UsageError(
                 f"step {name!r} comes after a write: do what is outside first, then write"
             )
+        self._steps_asked = self._steps_asked or set()
         if name in self._steps_asked:  # in silence, the second would never be done
             raise UsageError(f"there are two steps {name!r}: give each a name of its own")
         self._steps_asked.add(name)
@@ -186,6 +212,7 @@ class JobRun:
         """Return the transaction, beginning it if need be."""
         self._refuse_closed()
         if self._unit is None:
+            self._beginning = self._beginning or asyncio.Lock()
             async with self._beginning:
                 if self._unit is None:
                     await self._take_turn()
