@@ -148,8 +148,9 @@ async def test_a_worker_stopped_for_longer_than_its_lease_cannot_commit_when_it_
     lab: JobsLab, database: str, processes: Any, gate: asyncio.Event, the_other: str
 ) -> None:
     job_id = await lab.enqueued("effect", resource_id="one")
-    sleeper = processes(JOBS_THINK_SECONDS="0.9", JOBS_NAME="sleeper")
-    await asyncio.to_thread(sleeper.wait_for, "started")
+    think_seconds = 1.5
+    sleeper = processes(JOBS_THINK_SECONDS=str(think_seconds), JOBS_NAME="sleeper")
+    said = await asyncio.to_thread(sleeper.wait_for, "started")
     await stop_while_it_thinks(sleeper, database)
     if the_other == "is still at it":
         gate.clear()
@@ -161,6 +162,8 @@ async def test_a_worker_stopped_for_longer_than_its_lease_cannot_commit_when_it_
     await eventually(has_the_lease)
     if the_other == "is done":
         await lab.until(job_id, "done")
+    # Woken when it has thought enough: the first thing it does is to write and to commit.
+    await asyncio.sleep(float(said.split()[2]) + think_seconds + 0.1 - time.time())
     sleeper.signal(signal.SIGCONT)
     assert await asyncio.to_thread(sleeper.wait_for, "ended") == "ended lease_lost"
     gate.set()
@@ -176,7 +179,7 @@ async def test_a_stopped_worker_that_holds_a_row_is_cut_off_when_its_lease_is_ov
     """On SQLite it holds the one write lock, which only its death can free."""
     await lab.store.write("INSERT INTO counters (name, n) VALUES ('shared', 0)")
     job_id = await lab.enqueued("count")
-    sleeper = processes(JOBS_THINK_SECONDS="0.5")
+    sleeper = processes(JOBS_THINK_SECONDS="1.5")
     await asyncio.to_thread(sleeper.wait_for, "written")
     sleeper.signal(signal.SIGSTOP)
     stopped_at = time.monotonic()
@@ -188,6 +191,7 @@ async def test_a_stopped_worker_that_holds_a_row_is_cut_off_when_its_lease_is_ov
     assert said in ("ended lease_lost", "ended unknown")
     (row,) = await lab.rows("SELECT n FROM counters")
     assert row["n"] == 1
+    await lab.quiet()
     assert lab.outcomes.all == ["done"]
     another = await lab.enqueued("effect", resource_id="another")
     assert (await lab.until(another, "done")).view.attempts == 1

@@ -34,9 +34,12 @@ def test_what_is_sent_is_what_was_asked_for_and_nothing_else() -> None:
     assert isinstance(got, Answer)
     assert (got.status, got.json(), got.request_id, got.code) == (201, {"id": 1}, "r", None)
     assert str(seen[0].url) == "https://api.example/a/b?c=d"
+    assert seen[0].headers["accept-encoding"] == "identity"
     assert set(seen[0].headers) == {
         "host",
         "accept",
+        "accept-encoding",
+        "connection",
         "user-agent",
         "idempotency-key",
         "content-length",
@@ -162,7 +165,11 @@ def test_a_connection_that_breaks_after_the_request_leaves_the_outcome_unknown()
 
 def test_a_server_that_takes_too_long_is_left() -> None:
     ended = threading.Event()
-    url, thread = answering(lambda _: bool(ended.wait(5)) and None)
+
+    def wait(_: socket.socket) -> None:
+        ended.wait(5)
+
+    url, thread = answering(wait)
     with HttpTransport(url, timeout_seconds=0.2) as transport:
         got = transport.send(GET)
     ended.set()

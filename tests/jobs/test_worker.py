@@ -432,6 +432,7 @@ async def test_of_markers_written_together_a_lost_one_harms_no_other(lab: JobsLa
     await lab.show_in(-0.001)
     lab.ring()
     await done(lab, stolen[0])
+    await lab.quiet()
     assert sorted(lab.outcomes.all) == ["done"] * 20 + ["lease_lost"]
 
 
@@ -490,6 +491,7 @@ async def test_a_poison_job_is_tried_five_times_with_the_delays_of_the_preset_an
     ]
     assert last == [False] * 4 + [True]
     assert await lab.effects() == []
+    await lab.quiet()
     assert lab.outcomes.all == ["retried"] * 4 + ["dead"]
 
 
@@ -692,13 +694,13 @@ async def test_a_handler_that_swallows_its_cancellation_is_left_behind_and_canno
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stubborn = Stubborn(lab, monkeypatch, time_limit_seconds=0.1)
-    worker = await lab.start_worker(concurrency=1)
+    await lab.start_worker(concurrency=1)
     job_id = await lab.enqueued("stubborn")
     detail = await lab.until_failed(job_id, 1)
     assert detail.failures[0].reason == "time_limit"
     await lab.hurry()
     await done(lab, job_id)
-    assert worker.running == 0, "its place is free"
+    await lab.quiet()
     assert await lab.effects() == ["second"]
     stubborn.let_go.set()
 
@@ -721,6 +723,7 @@ async def test_a_handler_that_swallows_the_loss_of_its_lease_does_not_keep_its_p
     await lab.steal()
     await lab.show_in(0.5)
     await done(lab, job_id)
+    await lab.quiet()
     assert lab.outcomes.all == ["lease_lost", "done"]
     assert await lab.effects() == ["second"]
     stubborn.let_go.set()
@@ -731,11 +734,11 @@ async def test_a_handler_cancelled_from_inside_has_failed_like_any_other(lab: Jo
     async def confused(job: JobRun) -> None:
         raise asyncio.CancelledError
 
-    worker = await lab.start_worker()
+    await lab.start_worker()
     job_id = await lab.enqueued("confused")
     detail = await lab.until_failed(job_id, 1)
     assert detail.failures[0].error == "the handler was cancelled"
-    assert worker.running == 0
+    await lab.quiet()
 
 
 async def test_handlers_that_are_no_coroutines_are_told_apart_from_the_worker(

@@ -80,7 +80,7 @@ class Person:
 
     async def send(self, method: str, path: str, body: dict[str, Any]) -> httpx.Response:
         headers = self.signed_in | {"Idempotency-Key": str(uuid4()), "If-Match": '"1"'}
-        given = {} if method in ("GET", "DELETE") else {"json": body}
+        given: Any = {} if method in ("GET", "DELETE") else {"json": body}
         return await self._client.request(method, path, headers=headers, **given)
 
     async def make(self, path: str, body: dict[str, Any]) -> str:

@@ -192,6 +192,15 @@ class JobsLab:
             return await self.count("jobs") == 0
 
         await eventually(check, seconds=seconds)
+        await self.quiet()
+
+    async def quiet(self) -> None:
+        """Wait until no worker runs anything: what it did shows a moment before it knows so."""
+
+        async def check() -> bool:
+            return not any(worker.running for worker in self.workers)
+
+        await eventually(check)
 
 
 async def eventually(

@@ -126,20 +126,23 @@ class Database:
         """Encrypt the file under another passphrase."""
         if self.driver != "apsw":
             raise UsageError('open the outbox with driver="apsw" to encrypt it')
-        # Out of the WAL: the pages are then rewritten under a rollback journal, which undoes a
-        # half-done change on the next opening. It also fails if anyone else has the file open.
+        key = _quoted(_key_text(passphrase))
+        # To leave the WAL and come back fails if anyone else has the file open.
         try:
-            mode = self.rows("PRAGMA journal_mode = DELETE")[0][0]
+            alone = self.rows("PRAGMA journal_mode = DELETE")[0][0] == "delete"
         except FileBusyError:
-            mode = "wal"
-        if mode != "delete":
-            raise FileBusyError(f"{self.path} is open elsewhere: close it there, then try again")
-        try:
-            self.rows("PRAGMA cipher = 'sqlcipher'")
-            self.rows("PRAGMA legacy = 4")
-            self.rows(f"PRAGMA rekey = {_quoted(_key_text(passphrase))}")
+            alone = False
         finally:
             self.rows("PRAGMA journal_mode = WAL")
+        if not alone:
+            raise FileBusyError(f"{self.path} is open elsewhere: close it there, then try again")
+        # In the WAL the new pages become the file's with one commit, under the same salt. Outside
+        # of it the salt, which both keys need, is overwritten in place: a crash in between would
+        # leave a file that neither opens.
+        self.rows("PRAGMA cipher = 'sqlcipher'")
+        self.rows("PRAGMA legacy = 4")
+        self.rows(f"PRAGMA rekey = {key}")
+        self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def open_database(
@@ -161,6 +164,7 @@ def open_database(
         raise OutboxFileError(f"there is no directory {path.parent} to keep the outbox in")
     if vfs is None:
         _make_private(path)
+        _check_writable(path)
     database = _connect(path, chosen, vfs, busy_seconds)
     try:
         _unlock(database, key, chosen)
@@ -256,6 +260,13 @@ def _make_private(path: Path) -> None:
         return
     except OSError as error:
         raise FileReadOnlyError(f"{path} cannot be made: {error.strerror}") from error
+
+
+def _check_writable(path: Path) -> None:
+    """Say so at once: SQLite would open the file for reading, and fail somewhere later."""
+    for what in (path, path.parent):
+        if not os.access(what, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise FileReadOnlyError(f"{what} cannot be written, and the outbox has to")
 
 
 def _key_text(passphrase: str | bytes) -> str:

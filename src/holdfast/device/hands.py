@@ -166,8 +166,7 @@ def _rewrite(
     waits = waits_of(unit, subject, tuple(depends_on), request.refers_to, Members())
     _check_still_acyclic(unit, entry, waits.awaited)
     unit.rows("forget_waits", entry_id=entry.id)
-    for awaited in waits.awaited:
-        unit.rows("insert_wait", awaited=awaited, entry_id=entry.id)
+    unit.many("insert_wait", [(awaited, entry.id) for awaited in waits.awaited])
     changed = unit.changed(
         "rewrite",
         id=entry.id,

@@ -14,19 +14,19 @@ _log = logging.getLogger(__name__)
 
 
 class LeaseKeeper:
-    """Renews the lease of the claim it is told to hold, three times per lease."""
+    """Renews the leases of the claims it is told to hold, three times per lease."""
 
     def __init__(self, queue: OutboxQueue) -> None:
         """Keep leases in this queue."""
         self._queue = queue
-        self._held: Claimed | None = None
+        self._held: tuple[Claimed, ...] = ()
         self._ended = Event()
         self._every_seconds = queue.settings.lease_seconds / 3
         self._thread = Thread(target=self._keep, name="outbox-lease", daemon=True)
 
-    def hold(self, claimed: Claimed | None) -> None:
-        """Keep this claim from now on, and no other."""
-        self._held = claimed
+    def hold(self, claims: tuple[Claimed, ...]) -> None:
+        """Keep these claims from now on, and no others."""
+        self._held = claims
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -40,14 +40,12 @@ class LeaseKeeper:
 
     def _keep(self) -> None:
         while not self._ended.wait(self._every_seconds):
-            held = self._held
-            if held is None:
-                continue
-            try:
-                self._queue.renew(held)
-            except ClaimLostError:
-                # Its outcome is being recorded this moment, or another process has it: whoever
-                # records finds out.
-                continue
-            except HoldfastError:
-                _log.warning("a lease could not be renewed", exc_info=True)
+            for held in self._held:
+                try:
+                    self._queue.renew(held)
+                except ClaimLostError:
+                    # Its outcome was recorded this moment, or another process has it: whoever
+                    # records finds out.
+                    continue
+                except HoldfastError:
+                    _log.warning("a lease could not be renewed", exc_info=True)

@@ -110,8 +110,10 @@ class HttpTransport:
             limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE_SECONDS),
             transport=transport,
         )
-        # Only what is said here. Compressed answers could be far larger than they look.
-        self._http.headers = httpx.Headers({"accept": "application/json", "user-agent": "holdfast"})
+        # Not compressed: a small answer could turn into a very large one.
+        self._http.headers = httpx.Headers(
+            {"accept": "application/json", "accept-encoding": "identity", "user-agent": "holdfast"}
+        )
 
     def __enter__(self) -> Self:
         """Open with a ``with``."""

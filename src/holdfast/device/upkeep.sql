@@ -38,9 +38,11 @@ SELECT rowid, id, enqueued_ms, outcome_unknown FROM offline_sync_queue
 -- Settled long enough ago, and nobody who is not settled looks up to it.
 SELECT rowid, id, user_id, sequence_number FROM offline_sync_queue
  WHERE status = :status AND rowid > :after AND settled_ms <= :settled_before
-   AND NOT EXISTS (SELECT 1 FROM entry_waits
-                    WHERE awaited IN (offline_sync_queue.id, CREATED_BY(offline_sync_queue))
-                      AND met = 0)
+   AND NOT EXISTS (
+       SELECT 1 FROM entry_waits AS wait
+         JOIN offline_sync_queue AS waiting ON waiting.id = wait.entry_id
+        WHERE wait.awaited IN (offline_sync_queue.id, CREATED_BY(offline_sync_queue))
+          AND wait.met = 0 AND waiting.status IN ('pending', 'in_flight', 'failed', 'conflict'))
  ORDER BY rowid LIMIT :limit;
 
 -- name: raise_floor

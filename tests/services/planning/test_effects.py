@@ -9,9 +9,12 @@ import pytest
 
 from holdfast.errors import StoreUnavailableError
 from holdfast.jobs.attempt import FAULT_POINTS
+from holdfast.services.planning import jobs
 from holdfast.services.planning.jobs import COUNT, INDEX, TELL
+from holdfast.services.planning.repository import sql
+from tests.services.conftest import Serve
 
-from .office import Office, OpenOffice, ok, refused, tag
+from .office import Office, OpenOffice, ok, opener, refused, tag
 
 ZEROS = {"planned": 0, "active": 0, "done": 0, "cancelled": 0}
 
@@ -200,6 +203,37 @@ async def test_writes_while_two_workers_count_end_in_the_truth(open_office: Open
         board = await other.read(f"{project}/dashboard")
         assert board["missions"] == ZEROS | {"planned": 24}
         assert {name: board[name] for name in ("assignments", "people")} == dict(truth[0])
+
+
+async def test_a_slow_recount_does_not_write_over_a_later_one(
+    serve: Serve, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL two can run at once. SQLite has one writer at a time."""
+    saves = 0
+
+    def slow_once(name: str) -> str:
+        nonlocal saves
+        text = sql(name)
+        if name == "save_dashboard":
+            saves += 1
+            text += " AND (SELECT pg_sleep(0.4)) IS NOT NULL" if saves == 2 else ""
+        return text
+
+    async with opener(serve, postgres_url, monkeypatch)() as office:
+        project = await office.project()
+        await office.mission(project)
+        await office.all_jobs_done()
+        monkeypatch.setattr(jobs, "sql", slow_once)
+        saves = 1
+        async with office.working(), asyncio.timeout(20):
+            await office.mission(project)
+            while saves < 2:
+                await asyncio.sleep(0.01)
+            await office.mission(project)  # the slow one has counted, and has not seen this
+            while await office.count("jobs"):
+                await asyncio.sleep(0.01)
+        assert saves == 3
+        assert (await office.read(f"{project}/dashboard"))["missions"]["planned"] == 3
 
 
 @pytest.mark.parametrize("point", ["before_commit", "after_business_write"])

@@ -202,7 +202,15 @@ async def test_an_empty_change_is_a_change(office: Office) -> None:
 
 
 async def test_a_project_takes_a_name_and_nothing_strange(sqlite_office: Office) -> None:
-    for body in ({}, {"name": ""}, {"name": "x", "colour": "red"}, [], "x", {"name": "x" * 201}):
+    bodies: list[Any] = [
+        {},
+        {"name": ""},
+        {"name": "x", "colour": "red"},
+        [],
+        "x",
+        {"name": "x" * 201},
+    ]
+    for body in bodies:
         answer = await sqlite_office.post("/v1/projects", body)
         assert answer.status_code in (400, 422)
         assert answer.json()["code"] == "request.invalid"

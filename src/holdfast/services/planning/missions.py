@@ -5,8 +5,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Query, Request, Response
 
-from holdfast import Transaction
-from holdfast.ports import Row
+from holdfast import Execution
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast.services.planning.desk import Desk, IfMatch, IfNoneMatch, json_answer
 from holdfast.services.planning.documents import LISTED, changed, created, deleted, read
@@ -115,14 +114,16 @@ def _add_writes(api: APIRouter, desk: Desk) -> None:
         return desk.answer(run, "mission", row, status=201)
 
     async def change(
+        run: Execution,
         request: Request,
-        tx: Transaction,
-        tenant: str,
         mission_id: str,
         *,
         fields: Mapping[str, Any],
         seen: int | None,
-    ) -> Row:
+    ) -> Response:
+        # Of the run itself, not by dependencies: FastAPI takes its time for each, and this is the
+        # write that there are many of.
+        tx, tenant = run.transaction, run.call.principal.tenant
         row = await write_over(
             request,
             seen,
@@ -137,7 +138,7 @@ def _add_writes(api: APIRouter, desk: Desk) -> None:
             await recount_projects(holdfast, row["project_id"])
         if not _WORDED.isdisjoint(fields):
             await reindex_mission(holdfast, mission_id)
-        return row
+        return desk.answer(run, "mission", row)
 
     @api.put(
         _ONE,
@@ -149,19 +150,13 @@ def _add_writes(api: APIRouter, desk: Desk) -> None:
     @holdfast.guard(f"PUT /v1{_ONE}", policy=policy)
     async def replace(
         mission_id: str,
-        *,
         mission: MissionReplacement,
-        tx: Tx,
-        caller: Caller,
         run: Run,
         request: Request,
         _tag: IfMatch = None,
     ) -> Response:
         fields = mission.model_dump(exclude={"version"})
-        row = await change(
-            request, tx, caller.tenant, mission_id, fields=fields, seen=mission.version
-        )
-        return desk.answer(run, "mission", row)
+        return await change(run, request, mission_id, fields=fields, seen=mission.version)
 
     @api.patch(
         _ONE,
@@ -173,20 +168,10 @@ def _add_writes(api: APIRouter, desk: Desk) -> None:
     )
     @holdfast.guard(f"PATCH /v1{_ONE}", policy=policy)
     async def patch(
-        mission_id: str,
-        *,
-        mission: MissionPatch,
-        tx: Tx,
-        caller: Caller,
-        run: Run,
-        request: Request,
-        _tag: IfMatch = None,
+        mission_id: str, mission: MissionPatch, run: Run, request: Request, _tag: IfMatch = None
     ) -> Response:
         fields = mission.model_dump(exclude={"version"}, exclude_unset=True)
-        row = await change(
-            request, tx, caller.tenant, mission_id, fields=fields, seen=mission.version
-        )
-        return desk.answer(run, "mission", row)
+        return await change(run, request, mission_id, fields=fields, seen=mission.version)
 
     @api.delete(
         _ONE,
