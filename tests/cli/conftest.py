@@ -1,5 +1,6 @@
 """The real command in a directory of its own, and a real server that is always stopped."""
 
+import logging
 import os
 import select
 import signal
@@ -69,6 +70,8 @@ def here(
 ) -> Iterator[Here]:
     """Run commands in this process: a new one takes most of a second to import everything."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    root = logging.getLogger()
+    logs, level = list(root.handlers), root.level
     monkeypatch.chdir(tmp_path)
     for name in set(os.environ) - set(environment()):
         monkeypatch.delenv(name)
@@ -87,6 +90,9 @@ def here(
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    # A command sends logs to the standard error it has, which is gone after the test.
+    root.handlers[:] = logs
+    root.setLevel(level)
 
 
 class Server:

@@ -116,6 +116,28 @@ def test_a_wrong_passphrase_leaves_a_log_that_was_not_written_back_alone(secret:
     assert secret.queue.get(entry.id).status is Status.PENDING
 
 
+def test_a_log_left_by_a_crash_survives_wrong_passphrases(secret: Lab, quick_path: Path) -> None:
+    entry = secret.add()
+    crashed = quick_path / "crashed"
+    crashed.mkdir()
+    for name in ("outbox.db", "outbox.db-wal"):
+        (crashed / name).write_bytes((quick_path / name).read_bytes())
+    before = contents(crashed / "outbox.db")
+    for passphrase in (OTHER, "wrong", None):
+        with pytest.raises(WrongPassphraseError):
+            OutboxQueue.open(crashed / "outbox.db", passphrase=passphrase)
+        assert before.items() <= contents(crashed / "outbox.db").items()
+    with OutboxQueue.open(crashed / "outbox.db", passphrase=KEY) as queue:
+        assert queue.get(entry.id).payload == entry.payload
+
+
+def test_without_a_passphrase_either_driver_says_that_the_file_is_encrypted(secret: Lab) -> None:
+    secret.queue.close()
+    for driver in ("sqlite3", "apsw"):
+        with pytest.raises(WrongPassphraseError, match="is encrypted"):
+            OutboxQueue.open(secret.path, driver=driver)  # type: ignore[arg-type]
+
+
 def test_a_plain_file_opened_with_a_passphrase_says_that_it_is_plain(lab: Lab) -> None:
     entry = lab.add()
     lab.queue.close()
@@ -209,7 +231,7 @@ def test_a_kill_while_the_key_is_changed_leaves_the_old_key_or_the_new_one(tmp_p
     whole = path.read_bytes()
     outcomes = []
     with nursery() as processes:
-        for wait in (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 2.0):
+        for wait in (0.0, 0.03, 0.05, 0.07, 0.09, 0.12, 0.15, 0.2, 0.25, 3.0):
             path.write_bytes(whole)
             processes.run(("change_key", {"path": str(path)}), kill_after=wait)
             opened = []

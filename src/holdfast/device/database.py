@@ -11,6 +11,7 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
+from urllib.parse import quote
 
 from holdfast.errors import (
     ConfigurationError,
@@ -23,7 +24,15 @@ from holdfast.errors import (
     WrongPassphraseError,
 )
 
-__all__ = ["AppConnection", "Database", "Driver", "open_database"]
+__all__ = [
+    "AppConnection",
+    "Database",
+    "Driver",
+    "connect",
+    "give_key",
+    "key_text",
+    "open_database",
+]
 
 Driver = Literal["auto", "sqlite3", "apsw"]
 
@@ -31,6 +40,18 @@ _RAW_KEY_BYTES: Final = 32
 # RETURNING, and recursive queries with more than one recursive part.
 _OLDEST_SQLITE: Final = (3, 35, 0)
 _FULL: Final = 2
+
+_PRAGMAS: Final = (
+    # With NORMAL a power cut loses what was acknowledged.
+    "PRAGMA synchronous = FULL",
+    # Sorting and sub-queries must not write payloads into files in /tmp.
+    "PRAGMA temp_store = MEMORY",
+    # What is removed is overwritten, in the file as well as in its free pages.
+    "PRAGMA secure_delete = ON",
+    "PRAGMA foreign_keys = ON",
+    # 8 MB: the inner pages of every index stay in memory with a million entries.
+    "PRAGMA cache_size = -8192",
+)
 
 
 class Cursor(Protocol):
@@ -67,6 +88,11 @@ class Database:
         self._errors = errors
         self._execute = connection.execute
 
+    @property
+    def driver(self) -> str:
+        """``sqlite3`` or ``apsw``."""
+        return "sqlite3" if self._errors is sqlite3.Error else "apsw"
+
     def rows(self, sql: str, params: Any = ()) -> list[Any]:
         """Run one statement to its end and return its rows."""
         try:
@@ -97,6 +123,11 @@ class Database:
         with suppress(self._errors):
             self.connection.close()
 
+    def configure(self) -> None:
+        """Set what the outbox relies on. Writes nothing."""
+        for pragma in _PRAGMAS:
+            self.rows(pragma)
+
     def guest(self, connection: AppConnection) -> "Database":
         """Return the app's own connection as a database of the same kind.
 
@@ -117,32 +148,11 @@ class Database:
             raise UsageError("the connection must have PRAGMA synchronous=FULL, set before BEGIN")
         return guest
 
-    @property
-    def driver(self) -> str:
-        """``sqlite3`` or ``apsw``."""
-        return "sqlite3" if self._errors is sqlite3.Error else "apsw"
-
-    def rekey(self, passphrase: str | bytes) -> None:
-        """Encrypt the file under another passphrase."""
-        if self.driver != "apsw":
-            raise UsageError('open the outbox with driver="apsw" to encrypt it')
-        key = _quoted(_key_text(passphrase))
-        # To leave the WAL and come back fails if anyone else has the file open.
-        try:
-            alone = self.rows("PRAGMA journal_mode = DELETE")[0][0] == "delete"
-        except FileBusyError:
-            alone = False
-        finally:
-            self.rows("PRAGMA journal_mode = WAL")
-        if not alone:
-            raise FileBusyError(f"{self.path} is open elsewhere: close it there, then try again")
-        # In the WAL the new pages become the file's with one commit, under the same salt. Outside
-        # of it the salt, which both keys need, is overwritten in place: a crash in between would
-        # leave a file that neither opens.
-        self.rows("PRAGMA cipher = 'sqlcipher'")
-        self.rows("PRAGMA legacy = 4")
-        self.rows(f"PRAGMA rekey = {key}")
-        self.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    def take_over(self, other: "Database") -> None:
+        """Go on with another connection to the same path."""
+        self.close()
+        self.connection = other.connection
+        self._execute = other.connection.execute
 
 
 def open_database(
@@ -159,59 +169,81 @@ def open_database(
         chosen = "sqlite3" if passphrase is None else "apsw"
     if chosen == "sqlite3" and (passphrase is not None or vfs is not None):
         raise ConfigurationError('passphrases and vfs need driver="apsw"')
-    key = None if passphrase is None else _key_text(passphrase)
+    key = None if passphrase is None else key_text(passphrase)
     if not path.parent.is_dir():
         raise OutboxFileError(f"there is no directory {path.parent} to keep the outbox in")
     if vfs is None:
         _make_private(path)
         _check_writable(path)
-    database = _connect(path, chosen, vfs, busy_seconds)
+    if key is None and vfs is None:
+        _check_plain(path, chosen)
+    database = connect(path, chosen, vfs, busy_seconds)
     try:
-        _unlock(database, key, chosen)
+        if key is not None:
+            give_key(database, key)
+        _check_readable(database, key)
     except BaseException:
         database.close()
         raise
     return database
 
 
-def _unlock(database: Database, key: str | None, driver: str) -> None:
-    """Give the key, and look whether the file can be read with it."""
-    if key is not None:
-        database.rows("PRAGMA cipher = 'sqlcipher'")
-        database.rows("PRAGMA legacy = 4")
-        database.rows(f"PRAGMA key = {_quoted(key)}")
+def give_key(database: Database, key: str, *, change: bool = False) -> None:
+    """Unlock an encrypted file, or encrypt it under this key, in the format of SQLCipher 4."""
+    database.rows("PRAGMA cipher = 'sqlcipher'")
+    database.rows("PRAGMA legacy = 4")
+    # A PRAGMA takes no parameters.
+    quoted = key.replace("'", "''")
+    database.rows(f"PRAGMA {'rekey' if change else 'key'} = '{quoted}'")
+
+
+def _check_plain(path: Path, driver: str) -> None:
+    """Look at the first page only, and at nothing beside the file.
+
+    A connection that opens an encrypted file as a plain one would move its log into it when it is
+    closed; this one does not know that there is a log.
+    """
+    location = f"file:{quote(os.fspath(path.absolute()))}?mode=ro&immutable=1"
+    peek = connect(location, driver, None, 1.0)
+    try:
+        peek.rows("PRAGMA schema_version")
+    except FileDamagedError as error:
+        raise WrongPassphraseError(
+            f"{path} is encrypted, or not a database at all: it opens with a passphrase or never"
+        ) from error
+    finally:
+        peek.close()
+
+
+def _check_readable(database: Database, key: str | None) -> None:
+    """Say why the file cannot be read: wrong passphrase, or one too many."""
+    path = database.path
     try:
         database.rows("SELECT count(*) FROM sqlite_schema")
     except FileDamagedError as error:
-        raise _unreadable(database, key, driver) from error
+        if key is None:
+            raise
+        try:
+            _check_plain(path, database.driver)
+        except OutboxFileError:
+            raise WrongPassphraseError(
+                f"the passphrase does not open {path} (or the beginning of the file is damaged)"
+            ) from error
+        raise WrongPassphraseError(
+            f"{path} is not encrypted: open it without a passphrase"
+        ) from error
 
 
-def _unreadable(database: Database, key: str | None, driver: str) -> OutboxFileError:
-    """Say why the first page means nothing: wrong passphrase, none, or one too many."""
-    path = database.path
-    if key is None:
-        return WrongPassphraseError(
-            f"{path} is encrypted, or not a database at all: it opens with a passphrase or never"
-        )
-    plain = _connect(path, driver, None, 1.0)
-    try:
-        plain.rows("SELECT count(*) FROM sqlite_schema")
-    except OutboxFileError:
-        return WrongPassphraseError(
-            f"the passphrase does not open {path} (or the beginning of the file is damaged)"
-        )
-    finally:
-        plain.close()
-    return WrongPassphraseError(f"{path} is not encrypted: open it without a passphrase")
-
-
-def _connect(path: Path, driver: str, vfs: str | None, busy_seconds: float) -> Database:
+def connect(location: Path | str, driver: str, vfs: str | None, busy_seconds: float) -> Database:
+    """Open a path or a URI with one of the drivers."""
+    path, is_uri = Path(location), isinstance(location, str)
     if driver == "sqlite3":
         if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
             raise ConfigurationError("the outbox needs SQLite 3.35 or newer")
         try:
             plain = sqlite3.connect(
-                path,
+                location,
+                uri=is_uri,
                 timeout=busy_seconds,
                 isolation_level=None,
                 check_same_thread=False,
@@ -227,7 +259,13 @@ def _connect(path: Path, driver: str, vfs: str | None, busy_seconds: float) -> D
             "an encrypted outbox needs the device extra: pip install 'holdfast[device]'"
         ) from None
     try:
-        connection = apsw.Connection(os.fspath(path), vfs=vfs, statementcachesize=256)
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+        connection = apsw.Connection(
+            os.fspath(location),
+            flags=flags if is_uri else flags & ~apsw.SQLITE_OPEN_URI,
+            vfs=vfs,
+            statementcachesize=256,
+        )
         connection.set_busy_timeout(int(busy_seconds * 1000))
     except apsw.Error as error:
         raise translated(error, path) from error
@@ -269,7 +307,8 @@ def _check_writable(path: Path) -> None:
             raise FileReadOnlyError(f"{what} cannot be written, and the outbox has to")
 
 
-def _key_text(passphrase: str | bytes) -> str:
+def key_text(passphrase: str | bytes) -> str:
+    """Return a passphrase, or a key of bytes, as SQLCipher takes it."""
     if isinstance(passphrase, bytes):
         if len(passphrase) != _RAW_KEY_BYTES:
             raise ConfigurationError("a key of bytes has exactly 32 of them; a passphrase is text")
@@ -277,8 +316,3 @@ def _key_text(passphrase: str | bytes) -> str:
     if not passphrase or "\0" in passphrase:
         raise ConfigurationError("a passphrase needs at least one character, and no NUL")
     return passphrase
-
-
-def _quoted(text: str) -> str:
-    # A PRAGMA takes no parameters.
-    return "'" + text.replace("'", "''") + "'"

@@ -25,6 +25,7 @@ from holdfast.device import adding, claiming, hands, reading, upkeep
 from holdfast.device.database import AppConnection, Database, Driver, open_database
 from holdfast.device.events import Event, Events, Listener
 from holdfast.device.payload_migration import PayloadMigration, migrate_payloads
+from holdfast.device.rekeying import rekey
 from holdfast.device.schema import prepare_schema
 from holdfast.device.settings import QueueSettings
 from holdfast.device.transactions import Transactions
@@ -53,12 +54,14 @@ class OutboxQueue:
         fault_points: FaultPoints | None,
         chance: Callable[[], float],
         worker: str,
+        passphrase: str | bytes | None,
     ) -> None:
         """Take over an open database; ``open`` is the way in."""
         self._settings = settings
         self._events = events
         self._chance = chance
         self._worker = worker
+        self._passphrase = passphrase
         self._room = adding.Room(settings.max_entries)
         self._transactions = Transactions(database, clock, events, fault_points)
         self._write = self._transactions.write
@@ -110,6 +113,7 @@ class OutboxQueue:
                 fault_points=fault_points,
                 chance=chance,
                 worker=f"{os.getpid()}",
+                passphrase=passphrase,
             )
             queue._transactions.keep_time()
             if payloads is not None:
@@ -646,9 +650,12 @@ class OutboxQueue:
         """Encrypt the file under another passphrase; a plain file opened with ``apsw`` too.
 
         Nobody else may have the file open: ``FileBusyError`` otherwise. A crash in the middle
-        leaves the old passphrase or the new one, never a mixture.
+        leaves the old passphrase or the new one, never a mixture. Needs as much room on the disk
+        again while it works.
         """
-        self._transactions.rekey(passphrase)
+        with self._transactions.alone() as database:
+            rekey(database, self._passphrase, passphrase)
+            self._passphrase = passphrase
 
     def check_integrity(self) -> None:
         """Read the whole file and raise ``FileDamagedError`` if a part of it does not hold."""

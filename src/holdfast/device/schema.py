@@ -10,18 +10,6 @@ __all__ = ["load_steps", "prepare_schema"]
 
 _TABLES: Final = ("users", "offline_sync_queue", "entry_waits", "id_mappings", "attempts")
 
-_PRAGMAS: Final = (
-    # With NORMAL a power cut loses what was acknowledged.
-    "PRAGMA synchronous = FULL",
-    # Sorting and sub-queries must not write payloads into files in /tmp.
-    "PRAGMA temp_store = MEMORY",
-    # What is removed is overwritten, in the file as well as in its free pages.
-    "PRAGMA secure_delete = ON",
-    "PRAGMA foreign_keys = ON",
-    # 8 MB: the inner pages of every index stay in memory with a million entries.
-    "PRAGMA cache_size = -8192",
-)
-
 
 def load_steps() -> list[tuple[int, str]]:
     """Return the numbered steps of the schema, in order."""
@@ -35,8 +23,7 @@ def load_steps() -> list[tuple[int, str]]:
 
 def prepare_schema(database: Database) -> None:
     """Bring the file up to date, whoever comes first; refuse one that is newer or not ours."""
-    for pragma in _PRAGMAS:
-        database.rows(pragma)
+    database.configure()
     steps = load_steps()
     newest = steps[-1][0]
     version = _version(database)

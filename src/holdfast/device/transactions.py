@@ -143,12 +143,13 @@ class Transactions:
                 with suppress(FileBusyError):
                     self._database.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def rekey(self, passphrase: str | bytes) -> None:
-        """Encrypt the file under another passphrase."""
+    @contextmanager
+    def alone(self) -> Iterator[Database]:
+        """Give the connection itself, outside any transaction."""
         with self._held():
             if self.in_group():
-                raise UsageError("the passphrase cannot be changed inside a transaction")
-            self._database.rekey(passphrase)
+                raise UsageError("this cannot be done inside a transaction")
+            yield self._database
 
     def check_integrity(self) -> None:
         """Raise unless every page and every index holds."""

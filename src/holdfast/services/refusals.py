@@ -76,11 +76,11 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        service = service_at(scope["path"])
+        scope["holdfast.dialect"] = service.dialect if service else Dialect.PROBLEM
         if not scope["path"].isprintable():
             # The framework's routes overlook a newline at the end; nothing here has one.
             scope["path"] = "/%"
-        service = service_at(scope["path"])
-        scope["holdfast.dialect"] = service.dialect if service else Dialect.PROBLEM
         started = time.perf_counter()
         status = 0
 

@@ -191,7 +191,7 @@ def _add_routes(  # noqa: C901 - six operations of one kind belong together
         operation_id=f"list_{kind}",
         description="By their last change, oldest first. With `updated_since` deleted ones are "
         "listed too, as marks, so that a device can pull what it has missed.",
-        responses={200: _DOCUMENT, **errors(400, 401, 503)},
+        responses={200: _DOCUMENT, **errors(400, 401, 422, 503)},
     )
     async def listing(
         caller: SignedIn,

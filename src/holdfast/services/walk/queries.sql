@@ -1,11 +1,17 @@
 -- name: lock_walker
+-- The update changes next to nothing: it locks the row on PostgreSQL, so that the walker's actions
+-- stand in line from here to their commits, and gives it back as the one before left it. On SQLite
+-- any first statement of a transaction takes the one write turn. A plain update, because those who
+-- wait for one are served in the order they came; with ON CONFLICT all of them wake at once.
+UPDATE walkers SET updated_at = :now WHERE tenant = :tenant
+RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq;
+
+-- name: make_walker
+-- Where there was none to lock. Another may have made it meanwhile: then that one is locked.
 INSERT INTO walkers (tenant, points_banked, energy_balance, allocation_seq, ledger_seq, event_seq,
                      created_at, updated_at)
 VALUES (:tenant, 0, 0, 0, 0, 0, :now, :now)
--- The update changes next to nothing: it locks the row on PostgreSQL, so that the walker's actions
--- stand in line from here to their commits, and gives it back as the one before left it. On SQLite
--- any first statement of a transaction takes the one write turn.
-ON CONFLICT (tenant) DO UPDATE SET updated_at = excluded.updated_at
+    ON CONFLICT (tenant) DO UPDATE SET updated_at = excluded.updated_at
 RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq;
 
 -- name: move_walker

@@ -28,7 +28,10 @@ async def lock_walker(tx: Transaction, tenant: str, now: datetime) -> Walker:
     To come before every other statement of a transaction that touches a walker: then the order in
     which actions arrive is the order in which they commit.
     """
-    row = await tx.fetch_one(_sql("lock_walker"), {"tenant": tenant, "now": now})
+    values = {"tenant": tenant, "now": now}
+    row = await tx.fetch_one(_sql("lock_walker"), values)
+    if row is None:
+        row = await tx.fetch_one(_sql("make_walker"), values)
     return _walker(tenant, row)
 
 
