@@ -21,7 +21,7 @@ run: $(STAMP) ## set up, then start all services on the embedded default
 
 test: $(STAMP) ## set up, then lint and run every test (real PostgreSQL, Redis, kill -9)
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 lint: $(STAMP) ## format check, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -135,7 +135,7 @@ def test_without_a_passphrase_either_driver_says_that_the_file_is_encrypted(secr
     secret.queue.close()
     for driver in ("sqlite3", "apsw"):
         with pytest.raises(WrongPassphraseError, match="is encrypted"):
-            OutboxQueue.open(secret.path, driver=driver)  # type: ignore[arg-type]
+            OutboxQueue.open(secret.path, driver=driver)
 
 
 def test_a_plain_file_opened_with_a_passphrase_says_that_it_is_plain(lab: Lab) -> None:

@@ -16,7 +16,9 @@ from holdfast.errors import ConfigurationError, NonRetryableError, StoreUnavaila
 from holdfast.jobs.engines.jetstream import JetStreamEngine
 from holdfast.jobs.run import JobRun
 from holdfast.jobs.table import JobTable
+from holdfast.jobs.worker import EngineMaker
 from holdfast.ports import ComesBack, Delivery, Ended, Store
+from holdfast.testing.engine_contract import EngineContract
 from holdfast.testing.servers import RealNats
 from tests.support.jobs_lab import JobsLab, eventually, make_effects, write_effect
 from tests.support.nats_lab import NatsLab
@@ -62,6 +64,21 @@ async def taken(engine: JetStreamEngine, *, seconds: float = 10) -> Delivery:
 
     (delivery,) = await eventually(take, seconds=seconds, pause=0)
     return delivery
+
+
+class TestJetStreamEngine(EngineContract):
+    """What every engine must do."""
+
+    @pytest.fixture
+    async def store(self, database: str) -> AsyncIterator[Store]:
+        store = open_store(database)
+        await store.open()
+        yield store
+        await store.close()
+
+    @pytest.fixture
+    def new_engine(self, nats: NatsLab) -> EngineMaker:
+        return nats.engine()
 
 
 # -- the way of a job -----------------------------------------------------------------------------
