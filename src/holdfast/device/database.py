@@ -40,6 +40,9 @@ _RAW_KEY_BYTES: Final = 32
 # RETURNING, and recursive queries with more than one recursive part.
 _OLDEST_SQLITE: Final = (3, 35, 0)
 _FULL: Final = 2
+# The smallest page. SQLite takes a shorter file for an empty one, and writes over it.
+_SHORTEST_BYTES: Final = 512
+_NOT_A_DATABASE: Final = 26
 
 _PRAGMAS: Final = (
     # With NORMAL a power cut loses what was acknowledged.
@@ -174,7 +177,7 @@ def open_database(
         raise OutboxFileError(f"there is no directory {path.parent} to keep the outbox in")
     if vfs is None:
         _make_private(path)
-        _check_writable(path)
+        _check_usable(path)
     if key is None and vfs is None:
         _check_plain(path, chosen)
     database = connect(path, chosen, vfs, busy_seconds)
@@ -207,10 +210,13 @@ def _check_plain(path: Path, driver: str) -> None:
     peek = connect(location, driver, None, 1.0)
     try:
         peek.rows("PRAGMA schema_version")
-    except FileDamagedError as error:
-        raise WrongPassphraseError(
-            f"{path} is encrypted, or not a database at all: it opens with a passphrase or never"
-        ) from error
+    except OutboxFileError as error:
+        # Anything else may be half of what the log completes.
+        if _code_of(error.__cause__) == _NOT_A_DATABASE:
+            raise WrongPassphraseError(
+                f"{path} is encrypted, or not a database at all: "
+                "it opens with a passphrase or never"
+            ) from error
     finally:
         peek.close()
 
@@ -272,12 +278,15 @@ def connect(location: Path | str, driver: str, vfs: str | None, busy_seconds: fl
     return Database(path, connection, apsw.Error)
 
 
+def _code_of(error: BaseException | None) -> int:
+    """Return SQLite's code for an error of either driver, without its refinements."""
+    code = getattr(error, "sqlite_errorcode", None) or getattr(error, "result", None)
+    return int(code or 0) & 0xFF
+
+
 def translated(error: Exception, path: Path) -> OutboxFileError:
     """Return one of SQLite's errors in our words, with what a person can do about it."""
-    code = getattr(error, "sqlite_errorcode", None)
-    if code is None:
-        code = getattr(error, "result", None)
-    match (code or 0) & 0xFF:
+    match _code_of(error):
         case 5 | 6:  # BUSY, LOCKED
             return FileBusyError(f"{path} is being written by someone else, and stayed so: {error}")
         case 8:  # READONLY
@@ -300,8 +309,10 @@ def _make_private(path: Path) -> None:
         raise FileReadOnlyError(f"{path} cannot be made: {error.strerror}") from error
 
 
-def _check_writable(path: Path) -> None:
-    """Say so at once: SQLite would open the file for reading, and fail somewhere later."""
+def _check_usable(path: Path) -> None:
+    """Say at once what SQLite would only find later, or not at all."""
+    if 0 < path.stat().st_size < _SHORTEST_BYTES:
+        raise FileDamagedError(f"{path} is too short to be a database")
     for what in (path, path.parent):
         if not os.access(what, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
             raise FileReadOnlyError(f"{what} cannot be written, and the outbox has to")
