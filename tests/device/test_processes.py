@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,8 @@ def test_no_entry_is_claimed_by_two_processes(
     processes: Nursery, quick_path: Path, workers: int, encrypted: bool
 ) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
-    ids = filled(path, 150 + ROUNDS, **({"passphrase": KEY} if encrypted else {}))
+    options: dict[str, Any] = {"passphrase": KEY} if encrypted else {}
+    ids = filled(path, 150 + ROUNDS, **options)
     args = {"path": str(path), "log": str(log), "encrypted": encrypted}
     assert processes.run(*[("work", args)] * workers) == [0] * workers
     taken = Counter(entry for word, entry, *_ in lines(log) if word == "take")

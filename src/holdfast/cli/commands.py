@@ -8,6 +8,7 @@ import typer
 
 from holdfast.cli.outbox_commands import outbox_app
 from holdfast.cli.output import Failure
+from holdfast.cli.proof_commands import add_proof
 
 __all__ = ["app"]
 
@@ -30,6 +31,7 @@ jobs_app = typer.Typer(
 )
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(outbox_app, name="outbox")
+add_proof(app)
 
 _DATABASE = "sqlite:///holdfast.db"
 
