@@ -16,13 +16,20 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import fingerprint, growth
+from bench import fingerprint, growth, job_growth, job_wake, jobs
 from bench.races import Contender, race, ratio, served
 from holdfast.testing.servers import RealPostgres
 
 CREATE = "CREATE TABLE orders (id text PRIMARY KEY, item text NOT NULL, quantity integer NOT NULL)"
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("postgres", "sqlite", "fingerprint", "growth")
+PARTS = ("postgres", "sqlite", "fingerprint", "growth", "jobs")
+JOB_RACES = {
+    "jobs_enqueue_1": "one insert, one job, one commit; 1 connection",
+    "jobs_enqueue_8": "one insert, one job, one commit; 8 connections",
+    "jobs_worked": "jobs that do nothing, one worker process, completion on the disk",
+    "jobs_that_write": "jobs that write one row",
+    "jobs_sqlite": "jobs that do nothing, on SQLite",
+}
 
 
 def main() -> None:
@@ -30,7 +37,7 @@ def main() -> None:
     console = Console()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        if {"postgres", "growth"} & set(options.only):
+        if {"postgres", "growth", "jobs"} & set(options.only):
             with RealPostgres() as server:
                 if "postgres" in options.only:
                     found["postgres"] = _race_postgres(server.create_database(), options, console)
@@ -38,6 +45,8 @@ def main() -> None:
                     console.print(f"filling PostgreSQL with {options.rows:,} records …")
                     urls = server.create_database(), server.create_database()
                     found["growth_postgres"] = asyncio.run(growth.postgres(*urls, options.rows))
+                if "jobs" in options.only:
+                    found |= _jobs(server, Path(folder), options, console)
         if "sqlite" in options.only:
             found["sqlite"] = _race_sqlite(Path(folder), options, console)
         if "growth" in options.only:
@@ -111,6 +120,25 @@ def _race_sqlite(folder: Path, options: argparse.Namespace, console: Console) ->
     return _race("SQLite", contenders, options, console)
 
 
+def _jobs(
+    server: RealPostgres, folder: Path, options: argparse.Namespace, console: Console
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("jobs", total=jobs.steps(options.rounds))
+        race = {"rounds": options.rounds, "step": lambda: progress.advance(task)}
+        found |= jobs.postgres(server, seconds=options.seconds, **race)
+        found |= jobs.sqlite(folder, **race)
+    url = server.create_database()
+    found["jobs_wake_postgres"] = asyncio.run(job_wake.measure(url))
+    found["jobs_wake_sqlite"] = asyncio.run(job_wake.measure(f"sqlite:///{folder}/wake.db"))
+    console.print(f"claiming beside {job_growth.ROWS:,} other jobs …")
+    urls = [server.create_database() for _ in range(3)]
+    found["jobs_growth_postgres"] = asyncio.run(job_growth.postgres(urls))
+    found["jobs_growth_sqlite"] = asyncio.run(job_growth.sqlite(folder))
+    return found
+
+
 def _race(
     name: str, contenders: list[Contender], options: argparse.Namespace, console: Console
 ) -> dict[str, Any]:
@@ -133,29 +161,35 @@ def _race(
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
-    for part in ("postgres", "sqlite"):
-        if part not in found:
-            continue
-        table = Table(title=f"{part}: one worker, 16 connections, fsync on")
-        for column in ("", "÷ bare", "least … most", "÷ bare (medians)", "requests/s"):
-            table.add_column(column, justify="left" if not column else "right")
-        for name, row in found[part].items():
-            if name == "made_at":
-                continue
-            table.add_row(
-                name,
-                f"{row['ratio']:.2f}",
-                f"{row['least']:.2f} … {row['most']:.2f}",
-                f"{row['ratio_of_medians']:.2f}",
-                f"{row['requests_per_second']:,.0f}",
-            )
-        console.print(table)
-    for part in ("growth_postgres", "growth_sqlite", "fingerprint"):
-        if part in found:
+    for part, rows in found.items():
+        if part in ("postgres", "sqlite"):
+            title = f"{part}: one worker, 16 connections, fsync on"
+            console.print(_race_table(title, rows, "bare", "requests_per_second"))
+        elif part in JOB_RACES:
+            console.print(_race_table(JOB_RACES[part], rows, "best peer", "per_second"))
+        else:
             table = Table("", part)
-            for name, value in found[part].items():
+            for name, value in rows.items():
                 table.add_row(name, f"{value:,.2f}" if isinstance(value, float) else str(value))
             console.print(table)
+
+
+def _race_table(title: str, rows: dict[str, Any], base: str, rate: str) -> Table:
+    table = Table(title=title)
+    columns = ("", f"÷ {base}", "least … most", f"÷ {base} (medians)", rate.replace("_per_", "/"))
+    for column in columns:
+        table.add_column(column, justify="left" if not column else "right")
+    for name, row in rows.items():
+        if name == "made_at":
+            continue
+        table.add_row(
+            name,
+            f"{row['ratio']:.2f}",
+            f"{row['least']:.2f} … {row['most']:.2f}",
+            f"{row['ratio_of_medians']:.2f}",
+            f"{row[rate]:,.0f}",
+        )
+    return table
 
 
 if __name__ == "__main__":

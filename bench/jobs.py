@@ -1,196 +1,165 @@
-"""Jobs against their peers: by turns on one PostgreSQL, each in a process of its own."""
+"""Jobs against procrastinate, pgqueuer and a bare loop: interleaved rounds, one process each."""
 
 import asyncio
 import sqlite3
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 
-from bench.job_apps import CREATE, HoldfastJobs
+from bench.job_apps import CREATE
+from holdfast.testing.servers import RealPostgres
 
-RUNNERS = (
-    "holdfast",
-    "procrastinate",
-    "pgqueuer",
-    "holdfast_without_marker",
-    "holdfast_writing",
-    "procrastinate_writing",
-    "pgqueuer_writing",
+JOBS = 4000
+# Which contenders the others are measured by: the quickest of them.
+PEERS = ("procrastinate", "pgqueuer", "bare")
+
+ENQUEUE = (
+    ("Holdfast", "holdfast", 64),
+    ("procrastinate", "procrastinate", 64),
+    ("pgqueuer", "pgqueuer", 64),
+)
+WORK = (
+    ("Holdfast, 64 at once", "holdfast", 64),
+    ("Holdfast, 512 at once", "holdfast", 512),
+    ("Holdfast, 512, without marker", "holdfast_without_marker", 512),
+    ("procrastinate, 64 at once", "procrastinate", 64),
+    ("pgqueuer, batches of 64", "pgqueuer", 64),
+    ("pgqueuer, batches of 512", "pgqueuer", 512),
+)
+WRITE = (
+    ("Holdfast, in the job's transaction", "holdfast_writing", 64),
+    ("procrastinate, in one of its own", "procrastinate_writing", 64),
+    ("pgqueuer, in one of its own", "pgqueuer_writing", 64),
+)
+SQLITE = (
+    ("bare claim and completion", "bare_sqlite", 1),
+    ("Holdfast, 64 at once", "holdfast", 64),
+    ("Holdfast, each writes a row", "holdfast_writing", 64),
 )
 
 
-class Runner:
-    """One queue in a process of its own, told what to do line by line."""
+@dataclass
+class Queue:
+    name: str
+    app: str
+    at_once: int
+    process: "subprocess.Popen[str]"
+    rates: list[float] = field(default_factory=list)
 
-    def __init__(self, name: str, url: str) -> None:
-        self.name = name
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.job_apps", name, url],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answer()
-
-    def tell(self, order: str) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{order}\n")
-        self._process.stdin.flush()
-        return float(self._answer())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} has ended")
-        return line
+    def ask(self, order: str) -> float:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{order}\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
 
 
-def compare(
-    new_database: Callable[[], str], rounds: int, seconds: float, jobs: int, step: Callable[[], Any]
+def postgres(
+    server: RealPostgres,
+    *,
+    rounds: int,
+    seconds: float,
+    jobs: int = JOBS,
+    step: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Return medians and the rounds' own ratios to the better of the two peers."""
-    runners = [Runner(name, _prepared(new_database())) for name in RUNNERS]
-    plain = [r for r in runners if not r.name.endswith(("_writing", "_marker"))]
-    try:
-        found: dict[str, Any] = {}
-        for title, order, chosen in (
-            ("enqueue, 1 connection", f"enqueue 1 {seconds}", plain),
-            ("enqueue, 8 connections", f"enqueue 8 {seconds}", plain),
-            ("work, no-op jobs", f"work {jobs}", runners[:4]),
-            ("work, jobs that write a row", f"work {jobs}", runners[4:]),
-        ):
-            rates: dict[str, list[float]] = {runner.name: [] for runner in chosen}
-            for runner in chosen:
-                runner.tell(order)  # plans, connections and caches warm up
-            for number in range(rounds):
-                for runner in chosen if number % 2 == 0 else reversed(chosen):
-                    rates[runner.name].append(runner.tell(order))
-                    step()
-            found[title] = _summary(rates)
-        return found
-    finally:
-        for runner in runners:
-            runner.close()
+    """Race on PostgreSQL: enqueue, work, and work that writes."""
+
+    def database() -> str:
+        url = server.create_database()
+        asyncio.run(_make_orders(url))
+        return url
+
+    found = {}
+    with _open(ENQUEUE, database) as queues:
+        for connections in (1, 8):
+            order = f"enqueue {connections} {seconds}"
+            found[f"jobs_enqueue_{connections}"] = _race(queues, order, rounds, step)
+    with _open(WORK, database) as queues:
+        found["jobs_worked"] = _race(queues, f"work {jobs}", rounds, step)
+    with _open(WRITE, database) as queues:
+        found["jobs_that_write"] = _race(queues, f"work {jobs // 4}", rounds, step)
+    return found
 
 
-def _summary(rates: dict[str, list[float]]) -> dict[str, Any]:
-    ours = next(values for name, values in rates.items() if name in ("holdfast", RUNNERS[4]))
-    peers = [v for name, v in rates.items() if name.startswith(("procrastinate", "pgqueuer"))]
-    best = [max(pair) for pair in zip(*peers, strict=True)]
-    ratios = [mine / theirs for mine, theirs in zip(ours, best, strict=True)]
-    return {
-        "ratio_to_the_better_peer": round(statistics.median(ratios), 3),
-        "least": round(min(ratios), 3),
-        "most": round(max(ratios), 3),
-        "per_second": {name: round(statistics.median(v), 1) for name, v in rates.items()},
-    }
+def sqlite(
+    folder: Path, *, rounds: int, jobs: int = JOBS, step: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Race on SQLite, each in a file of its own."""
+    files = iter(range(len(SQLITE)))
 
-
-def _prepared(url: str) -> str:
-    async def create() -> None:
-        connection = await asyncpg.connect(url)
-        await connection.execute(CREATE)
-        await connection.close()
-
-    asyncio.run(create())
-    return url
-
-
-def sqlite(folder: Path, rounds: int, jobs: int) -> dict[str, Any]:
-    """Return worked jobs ÷ raw claim-and-complete commits, both with synchronous=FULL."""
-    ours, raw = [], []
-
-    async def work(path: Path) -> float:
-        queue = HoldfastJobs()
-        await queue.open(f"sqlite:///{path}")
-        await queue.fill(jobs)
-        seconds = await queue.work(jobs)
-        await queue.close()
-        return jobs / seconds
-
-    for number in range(rounds):
-        path = folder / f"jobs-{number}.db"
+    def database() -> str:
+        path = folder / f"jobs-{next(files)}.db"
         with sqlite3.connect(path) as db:
             db.execute(CREATE)
         db.close()
-        ours.append(asyncio.run(work(path)))
-        raw.append(_raw(folder / f"raw-{number}.db", jobs))
-    ratios = [mine / bare for mine, bare in zip(ours, raw, strict=True)]
+        return f"sqlite:///{path}"
+
+    with _open(SQLITE, database) as queues:
+        return {"jobs_sqlite": _race(queues, f"work {jobs // 4}", rounds, step)}
+
+
+def steps(rounds: int) -> int:
+    """Say how often ``step`` is called by both."""
+    return rounds * (2 * len(ENQUEUE) + len(WORK) + len(WRITE) + len(SQLITE))
+
+
+@contextmanager
+def _open(
+    contenders: Sequence[tuple[str, str, int]], database: Callable[[], str]
+) -> Iterator[list[Queue]]:
+    queues: list[Queue] = []
+    try:
+        for name, app, at_once in contenders:
+            command = [sys.executable, "-m", "bench.job_apps", app, str(at_once), database()]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            queues.append(Queue(name, app, at_once, process))
+            assert process.stdout is not None
+            if process.stdout.readline() != "open\n":
+                raise RuntimeError(f"{name} did not open")
+        yield queues
+    finally:
+        for queue in queues:
+            queue.process.communicate()
+
+
+def _race(
+    queues: list[Queue], order: str, rounds: int, step: Callable[[], None]
+) -> dict[str, dict[str, float]]:
+    for queue in queues:
+        queue.rates.clear()
+        queue.ask(order)  # connections, caches and prepared statements warm up
+    for number in range(rounds):
+        # Every other round backwards: whoever runs first after a checkpoint is not always the same.
+        for queue in queues if number % 2 == 0 else reversed(queues):
+            queue.rates.append(queue.ask(order))
+            step()
+    peers = [queue for queue in queues if queue.app.startswith(PEERS)]
+    best = max(peers, key=lambda queue: statistics.median(queue.rates))
+    return {queue.name: _compared(queue, best) for queue in queues}
+
+
+def _compared(queue: Queue, best: Queue) -> dict[str, float]:
+    ratios = [a / b for a, b in zip(queue.rates, best.rates, strict=True)]
+    middle, best_middle = statistics.median(queue.rates), statistics.median(best.rates)
     return {
         "ratio": round(statistics.median(ratios), 3),
+        "ratio_of_medians": round(middle / best_middle, 3),
         "least": round(min(ratios), 3),
         "most": round(max(ratios), 3),
-        "jobs_per_second": round(statistics.median(ours), 1),
-        "raw_per_second": round(statistics.median(raw), 1),
+        "per_second": round(middle, 1),
     }
 
 
-def _raw(path: Path, jobs: int) -> float:
-    db = sqlite3.connect(path, isolation_level=None)
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=FULL")
-    db.execute("CREATE TABLE q (id INTEGER PRIMARY KEY, state TEXT, payload TEXT)")
-    db.execute("CREATE TABLE done (id INTEGER PRIMARY KEY)")
-    db.execute("BEGIN")
-    db.executemany("INSERT INTO q (state, payload) VALUES ('waiting', ?)", [("x" * 100,)] * jobs)
-    db.execute("COMMIT")
-    started = time.perf_counter()
-    for number in range(1, jobs + 1):
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("UPDATE q SET state = 'running' WHERE id = ?", (number,))
-        db.execute("COMMIT")
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("DELETE FROM q WHERE id = ?", (number,))
-        db.execute("INSERT INTO done VALUES (?)", (number,))
-        db.execute("COMMIT")
-    took = time.perf_counter() - started
-    db.close()
-    return jobs / took
-
-
-async def growth(url: str, finished: int) -> dict[str, float]:
-    """Return how much a million finished jobs slow the claim."""
-    queue = HoldfastJobs()
-    await queue.open(url)
-    try:
-
-        async def claims() -> float:
-            await queue.fill_only(2000)
-            took = []
-            for _ in range(60):
-                started = time.perf_counter()
-                await queue.table.claim(["default"], worker="w", limit=16, lease_seconds=600)
-                took.append(time.perf_counter() - started)
-            return statistics.median(took)
-
-        await claims()
-        empty = await claims()
-        await queue.store.write(
-            "INSERT INTO job_completions (tenant, job_id, key, queue, type, payload_hash, attempts,"
-            " request_id, correlation_id, enqueued_at) SELECT 'bench', gen_random_uuid(),"
-            " 'job:' || n, 'default', 't', 'h', 1, 'r', 'c', now()"
-            f" FROM generate_series(1, {finished}) AS n"
-        )
-        await queue.store.write("VACUUM ANALYZE job_completions")
-        await claims()
-        full = await claims()
-        return {
-            "finished": finished,
-            "claim_empty_ms": round(empty * 1e3, 3),
-            "claim_full_ms": round(full * 1e3, 3),
-            "ratio": round(full / empty, 3),
-        }
-    finally:
-        await queue.close()
+async def _make_orders(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(CREATE)
+    await connection.close()

@@ -233,7 +233,7 @@ class Attempt:
         if unit is None:
             run.seal()
             await worker.reach("job_before_commit")
-            await worker.completions.add(job.lease, result)
+            await worker.mark(job.lease, result)
         else:
             await worker.table.complete_within(unit, job, result, worker=worker.name)
             await worker.reach("job_before_commit")

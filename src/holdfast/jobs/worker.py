@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from holdfast.core.job import Lease
 from holdfast.errors import ConfigurationError, StoreError
 from holdfast.jobs.attempt import Attempt
 from holdfast.jobs.completions import Completions
@@ -29,6 +30,8 @@ EngineMaker = Callable[[JobTable, Sequence[str], str, float], Engine]
 _RENEW_AFTER_SHARE: Final = 0.3
 _TROUBLE_SECONDS: Final = 1.0
 _GIVE_BACK_SECONDS: Final = 10.0
+# A statement for fewer jobs than this costs nearly as much.
+_FEW: Final = 64
 # Handlers in a transaction hold a connection each; to renew and to end jobs takes some, too.
 _HANDLERS_SHARE: Final = 0.75
 
@@ -97,6 +100,8 @@ class Worker:
         self._shutdown_seconds = shutdown_seconds
         self._faults = faults
         self._attempts: dict[asyncio.Task[None], Attempt] = {}
+        # Of these, how many have run and only wait for the shared commit of their markers.
+        self._marking = 0
         self._left_behind: set[asyncio.Task[Any]] = set()
         self._slot_freed = asyncio.Event()
         self._is_stopping = False
@@ -160,6 +165,18 @@ class Worker:
         if self._faults is not None:
             await self._faults.reach(point)
 
+    async def mark(self, lease: Lease, result: str | None) -> None:
+        """Write the marker of a job that wrote nothing else.
+
+        Meanwhile another has its slot: the next jobs are taken while these are being committed.
+        """
+        self._marking += 1
+        self._slot_freed.set()
+        try:
+            await self.completions.add(lease, result)
+        finally:
+            self._marking -= 1
+
     def leave_behind(self, task: asyncio.Task[Any]) -> None:
         """Keep a handler that does not end; it has nothing left to write with."""
         self._left_behind.add(task)
@@ -169,13 +186,15 @@ class Worker:
 
     async def _fetch(self) -> None:
         while not self._is_stopping:
-            free = self.concurrency - len(self._attempts)
+            free = self._free_slots()
             if free <= 0:
                 self._slot_freed.clear()
                 await self._slot_freed.wait()
                 continue
             try:
-                deliveries = await self.engine.take(free, self._poll_seconds)
+                # Not all at once: half run while the other half is taken and committed.
+                most = max(_FEW, self.concurrency // 2)
+                deliveries = await self.engine.take(min(free, most), self._poll_seconds)
             except StoreError as error:
                 _log.warning("jobs cannot be taken, trying again: %s", error)
                 await asyncio.sleep(_TROUBLE_SECONDS)
@@ -186,6 +205,10 @@ class Worker:
                 continue
             for delivery in deliveries:
                 self._begin(delivery)
+
+    def _free_slots(self) -> int:
+        """Count slots; those that are being marked take none, up to as many as there are slots."""
+        return self.concurrency - len(self._attempts) + min(self._marking, self.concurrency)
 
     def _begin(self, delivery: Delivery) -> None:
         attempt = Attempt(self, delivery)

@@ -1,0 +1,317 @@
+"""The outbox's file: enqueues against raw commits and peers, and claims beside a million entries.
+
+Durable means ``synchronous=FULL`` for everybody. "Raw" writes the very same row, by the same driver
+into a file of the same kind, and knows nothing else: no validation, no order, no event.
+"""
+
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.entry import Entry
+from holdfast.device import NewEntry, OutboxQueue
+from holdfast.device.rows import instant, json_text
+from holdfast.device.statements import statement
+from holdfast.system import new_id
+
+USER = "ada"
+PASSPHRASE = b"k" * 32  # a key: nobody wants to measure how long stretching takes
+BULK = 5_000
+CLAIMS = 400
+
+Step = Callable[[], Any]
+
+
+def new_entries(count: int) -> Iterator[NewEntry]:
+    """Yield creations as a field app makes them."""
+    for number in range(count):
+        yield NewEntry(
+            user_id=USER,
+            operation="create",
+            entity_type="activity",
+            endpoint="/api/v1/activities",
+            local_id=str(uuid.uuid4()),
+            payload={"title": f"visit {number}", "minutes": 30, "note": "at the north gate " * 6},
+        )
+
+
+def enqueue(
+    folder: Path, *, rounds: int, seconds: float, step: Step = lambda: None
+) -> dict[str, Any]:
+    """Return single enqueues, one commit each, plain and encrypted, and those of the peers."""
+    found = {}
+    for kind, key in (("plain", None), ("encrypted", PASSPHRASE)):
+        contenders: dict[str, _Contender] = {
+            "raw commits of the same row": _Raw(folder / f"raw-{kind}.db", key),
+            "raw commits, a table without indexes": _Raw(folder / f"bare-{kind}.db", key, bare=True),
+            "Holdfast": _Ours(folder / f"ours-{kind}.db", key),
+        }
+        if key is None:
+            contenders["persist-queue at FULL"] = _PersistQueue(folder / "persist")
+            contenders["litequeue at FULL"] = _LiteQueue(folder / "lite.db")
+        rates: dict[str, list[float]] = {name: [] for name in contenders}
+        for contender in contenders.values():
+            contender.run(0.2)
+        for number in range(rounds):
+            names = list(contenders)
+            for name in names if number % 2 == 0 else reversed(names):
+                rates[name].append(contenders[name].run(seconds))
+                step()
+        for contender in contenders.values():
+            contender.close()
+        found[f"outbox_enqueue_{kind}"] = _table(rates)
+    return found
+
+
+def bulk(
+    folder: Path, *, rounds: int, entries: int = BULK, step: Step = lambda: None
+) -> dict[str, Any]:
+    """Return rows per second of one commit with thousands of entries."""
+    found = {}
+    for kind, key in (("plain", None), ("encrypted", PASSPHRASE)):
+        rates: dict[str, list[float]] = {"raw insert of the same rows": [], "Holdfast": []}
+        raw = _Raw(folder / f"bulk-raw-{kind}.db", key)
+        ours = _Ours(folder / f"bulk-ours-{kind}.db", key)
+        for number in range(rounds + 1):
+            news = list(new_entries(entries))
+            rows = list(raw.rows(entries))
+            by_turns: list[tuple[str, Callable[[], float]]] = [
+                ("raw insert of the same rows", lambda rows=rows: raw.many(rows)),
+                ("Holdfast", lambda news=news: ours.many(news)),
+            ]
+            for name, run in by_turns if number % 2 == 0 else reversed(by_turns):
+                rate = run()
+                if number:  # the first round warms up
+                    rates[name].append(rate)
+                step()
+        raw.close()
+        ours.close()
+        found[f"outbox_bulk_{kind}"] = _table(rates)
+    return found
+
+
+def claims(
+    folder: Path, *, small: int = 1_000, large: int = 1_000_000, rounds: int = 5
+) -> dict[str, float]:
+    """Return how long it takes to look for the next entry and to claim it, few and many queued."""
+    queues = {size: _filled(folder / f"claims-{size}.db", size) for size in (small, large)}
+    looks: dict[int, list[float]] = {size: [] for size in queues}
+    takes: dict[int, list[float]] = {size: [] for size in queues}
+    for queue in queues.values():
+        _claims(queue, CLAIMS // rounds)  # pages and plans warm up
+    for number in range(rounds):
+        sizes = (small, large) if number % 2 == 0 else (large, small)
+        for size in sizes:
+            looked, took = _claims(queues[size], CLAIMS // rounds)
+            looks[size].append(looked)
+            takes[size].append(took)
+    for queue in queues.values():
+        queue.close()
+    found: dict[str, float] = {"small": small, "large": large}
+    for name, times in (("next_eligible", looks), ("claim", takes)):
+        few, many = statistics.median(times[small]), statistics.median(times[large])
+        found[f"{name}_small_us"] = round(few * 1e6, 1)
+        found[f"{name}_large_us"] = round(many * 1e6, 1)
+        found[f"{name}_ratio"] = round(many / few, 3)
+    return found
+
+
+def _claims(queue: OutboxQueue, count: int) -> tuple[float, float]:
+    """Return the median seconds of a look and of a claim with its commit."""
+    looks, takes = [], []
+    claimed = []
+    for _ in range(count):
+        began = time.perf_counter()
+        queue.next_eligible(USER)
+        looked = time.perf_counter()
+        claim = queue.claim(USER)
+        takes.append(time.perf_counter() - looked)
+        looks.append(looked - began)
+        assert claim is not None
+        claimed.append(claim)
+    with queue.transaction():
+        for claim in claimed:
+            queue.release(claim)
+    return statistics.median(looks), statistics.median(takes)
+
+
+def _filled(path: Path, size: int) -> OutboxQueue:
+    queue = OutboxQueue.open(path)
+    queue.add_user(USER)
+    page = 20_000
+    for start in range(0, size, page):
+        queue.enqueue_many(new_entries(min(page, size - start)))
+    return queue
+
+
+class _Contender:
+    """Something that makes one durable row at a time."""
+
+    def put(self, number: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def run(self, seconds: float) -> float:
+        began = time.perf_counter()
+        done = 0
+        while time.perf_counter() - began < seconds:
+            self.put(done)
+            done += 1
+        return done / (time.perf_counter() - began)
+
+
+class _Ours(_Contender):
+    def __init__(self, path: Path, key: bytes | None) -> None:
+        self.queue = OutboxQueue.open(path, passphrase=key)
+        self.queue.add_user(USER)
+        self._news = new_entries(10_000_000)
+
+    def put(self, number: int) -> None:
+        self.queue.enqueue(next(self._news))
+
+    def many(self, news: Iterable[NewEntry]) -> float:
+        began = time.perf_counter()
+        done = len(self.queue.enqueue_many(news))
+        return done / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        self.queue.close()
+
+
+class _Raw(_Contender):
+    """The same row into the same kind of file, or into a table that has no index but its rowid."""
+
+    def __init__(self, path: Path, key: bytes | None, *, bare: bool = False) -> None:
+        self._queue = OutboxQueue.open(path, passphrase=key)
+        self._queue.add_user(USER)
+        pattern = self._queue.enqueue(next(new_entries(1)))
+        # The outbox's own connection, so that driver, pragmas and cipher are the same.
+        with self._queue.transaction() as connection:
+            self._connection: Any = connection
+            self._sql = statement("insert_entry")
+            if bare:
+                columns = self._sql.partition("(")[2].partition(")")[0]
+                connection.execute(f"CREATE TABLE bare ({columns})")
+                self._sql = self._sql.replace("offline_sync_queue", "bare")
+        self._pattern = pattern
+        self._next = pattern.sequence_number
+
+    def rows(self, count: int) -> Iterator[tuple[Any, ...]]:
+        for _ in range(count):
+            self._next += 1
+            yield _row(self._pattern, self._next, new_id(datetime.now(UTC)), str(uuid.uuid4()))
+
+    def put(self, number: int) -> None:
+        row = next(self.rows(1))
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.execute(self._sql, row)
+        self._connection.execute("COMMIT")
+
+    def many(self, rows: list[tuple[Any, ...]]) -> float:
+        began = time.perf_counter()
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.executemany(self._sql, rows)
+        self._connection.execute("COMMIT")
+        return len(rows) / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        self._queue.close()
+
+
+def _row(entry: Entry, number: int, entry_id: str, local_id: str) -> tuple[Any, ...]:
+    """Return the row of an entry like this one, as the outbox would write it."""
+    return (
+        entry_id,
+        entry.user_id,
+        entry.operation.value,
+        entry.entity_type,
+        local_id,
+        None,
+        entry.endpoint,
+        entry.payload,
+        None,
+        str(uuid.uuid4()),
+        entry.status.value,
+        entry.max_attempts,
+        number,
+        json_text(entry.dependency_ids),
+        instant(entry.created_at),
+        None,
+        entry.priority,
+        instant(entry.client_generated_at),
+        entry.profile.value,
+        None,
+        None,
+        0,
+        None,
+        None,
+        f"{entry.entity_type}/{local_id}",
+        True,
+        0,
+        number,
+    )
+
+
+class _PersistQueue(_Contender):
+    def __init__(self, path: Path) -> None:
+        import persistqueue
+
+        self._queue = persistqueue.SQLiteQueue(str(path), auto_commit=True)
+        for connection in {self._queue._putter, self._queue._getter}:  # noqa: SLF001
+            connection.execute("PRAGMA synchronous = FULL")
+        self._news = new_entries(10_000_000)
+
+    def put(self, number: int) -> None:
+        self._queue.put(_as_dict(next(self._news)))
+
+    def close(self) -> None:
+        self._queue.close()
+
+
+class _LiteQueue(_Contender):
+    def __init__(self, path: Path) -> None:
+        import litequeue
+
+        self._queue = litequeue.LiteQueue(str(path))
+        self._queue.conn.execute("PRAGMA synchronous = FULL")
+        self._news = new_entries(10_000_000)
+
+    def put(self, number: int) -> None:
+        import msgspec
+
+        self._queue.put(msgspec.json.encode(_as_dict(next(self._news))).decode())
+
+    def close(self) -> None:
+        self._queue.conn.close()
+
+
+def _as_dict(new: NewEntry) -> dict[str, Any]:
+    """Return what an app would keep of the same action in a queue that knows nothing of HTTP."""
+    return {
+        "id": new.local_id,
+        "operation": new.operation,
+        "endpoint": new.endpoint,
+        "payload": new.payload,
+    }
+
+
+def _table(rates: dict[str, list[float]]) -> dict[str, Any]:
+    """Return each one's share of the first, round by round."""
+    base = next(iter(rates.values()))
+    found = {}
+    for name, values in rates.items():
+        ratios = [mine / other for mine, other in zip(values, base, strict=True)]
+        found[name] = {
+            "ratio": round(statistics.median(ratios), 3),
+            "ratio_of_medians": round(statistics.median(values) / statistics.median(base), 3),
+            "least": round(min(ratios), 3),
+            "most": round(max(ratios), 3),
+            "per_second": round(statistics.median(values), 1),
+        }
+    return found
