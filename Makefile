@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench torture lock clean
+.PHONY: help run demo test lint format bench torture lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -18,6 +18,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 run: $(STAMP) ## set up, then start all services on the embedded default
 	$(BIN)/holdfast serve
+
+demo: $(STAMP) ## see it work: no network, lost answers, kill -9, and the verdict
+	$(BIN)/holdfast demo
 
 test: $(STAMP) ## set up, then lint and run every test (real PostgreSQL, Redis, kill -9)
 	$(MAKE) --no-print-directory lint

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.core.entry import Status
 from holdfast.core.retry import Jitter, RetryPolicy
-from holdfast.device import EventKind, OutboxQueue
+from holdfast.device import EventKind, OutboxQueue, QueueSettings
 from holdfast.device.outbox import AsyncOutbox, Outbox
 from holdfast.device.report import Ended
 from holdfast.device.transport import Answer, NoAnswer, Request
@@ -51,6 +51,18 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 def done(outbox: Outbox, count: int) -> Callable[[], bool]:
     return lambda: outbox.queue.stats().counts[Status.SUCCEEDED] == count
+
+
+def test_what_a_dead_process_had_claimed_is_sent_when_its_lease_is_over(tmp_path: Path) -> None:
+    settings = QueueSettings(lease_seconds=0.3)
+    with OutboxQueue.open(tmp_path / "outbox.db", settings=settings) as dead:
+        dead.add_user("ada")
+        dead.enqueue(activity("ada", "one"))
+        assert dead.claim("ada") is not None
+    queue = OutboxQueue.open(tmp_path / "outbox.db", settings=settings)
+    with Outbox(queue, Scripted(lambda _: answer(201, {"id": 1})), "t", retry=SOON) as outbox:
+        outbox.start()
+        eventually(done(outbox, 1))
 
 
 def test_what_is_queued_while_it_runs_is_sent_at_once(make: Make) -> None:

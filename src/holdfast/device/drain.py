@@ -241,8 +241,14 @@ class _Run:
 
     def _finish(self, progress: Progress) -> None:
         report = progress.report
-        report.unsent = self._queue.stats(report.user_id).unsent
+        stats = self._queue.stats(report.user_id)
+        report.unsent = stats.unsent
         report.next_due_seconds = self._queue.next_due_seconds(report.user_id)
+        if stats.counts[Status.IN_FLIGHT]:
+            # Claimed by another process. If that one is dead, the claim ends with its lease, and
+            # nobody but the next drain will notice.
+            lease, due = self._queue.settings.lease_seconds, report.next_due_seconds
+            report.next_due_seconds = lease if due is None else min(due, lease)
         report.ended = progress.ended or (Ended.BLOCKED if report.unsent else Ended.EMPTY)
         report.elapsed_seconds = self._clock.monotonic() - self._began
         self._queue.emit(
