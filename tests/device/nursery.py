@@ -94,13 +94,19 @@ def work_in_groups(path: str, log: str, **options: Any) -> None:
                 claimed = queue.claim("ada")
 
 
+def add_user(path: str, passphrase: str) -> None:
+    with OutboxQueue.open(path, passphrase=passphrase) as queue:
+        queue.add_user("ada")
+
+
 def change_key(path: str) -> None:
     with OutboxQueue.open(path, passphrase=KEY) as queue:
         queue.change_passphrase(OTHER_KEY)
 
 
 DOINGS: dict[str, Callable[..., None]] = {
-    function.__name__: function for function in (enqueue_some, work, work_in_groups, change_key)
+    function.__name__: function
+    for function in (enqueue_some, work, work_in_groups, add_user, change_key)
 }
 
 

@@ -73,6 +73,17 @@ def test_processes_that_enqueue_at_once_lose_nothing_and_share_the_numbers(
         assert mine == list(range(40))
 
 
+def test_processes_that_make_an_encrypted_file_at_once_all_open_it(
+    processes: Nursery, tmp_path: Path
+) -> None:
+    # A passphrase, not a key: the time it takes to stretch is the time to be overtaken in.
+    path = tmp_path / "outbox.db"
+    doing = ("add_user", {"path": str(path), "passphrase": "a secret between processes"})
+    assert processes.run(*[doing] * 3) == [0] * 3
+    with OutboxQueue.open(path, passphrase="a secret between processes") as queue:
+        assert queue.users() == ["ada"]
+
+
 @pytest.mark.parametrize("point", ["enqueue.before_commit", "enqueue.after_commit"])
 def test_a_kill_while_enqueueing_loses_nothing_that_was_acknowledged(
     processes: Nursery, tmp_path: Path, point: str

@@ -31,6 +31,7 @@ from holdfast.device.settings import QueueSettings
 from holdfast.device.transactions import Transactions
 from holdfast.device.upkeep import Stats
 from holdfast.device.world import FaultPoints, SystemDeviceClock
+from holdfast.errors import FileDamagedError, WrongPassphraseError
 from holdfast.ports import Clock
 
 __all__ = ["OutboxQueue"]
@@ -96,15 +97,32 @@ class OutboxQueue:
         ``FileReadOnlyError``, ``DiskFullError`` or ``FileBusyError``, and leaves the file as it is.
         """
         chosen = settings or QueueSettings()
-        database = open_database(
-            Path(path),
-            passphrase=passphrase,
-            driver=driver,
-            vfs=vfs,
-            busy_seconds=chosen.busy_seconds,
-        )
+
+        def prepared() -> Database:
+            database = open_database(
+                Path(path),
+                passphrase=passphrase,
+                driver=driver,
+                vfs=vfs,
+                busy_seconds=chosen.busy_seconds,
+            )
+            try:
+                prepare_schema(database)
+            except BaseException:
+                database.close()
+                raise
+            return database
+
+        is_new = not Path(path).exists() or Path(path).stat().st_size == 0
         try:
-            prepare_schema(database)
+            database = prepared()
+        except (WrongPassphraseError, FileDamagedError):
+            if not is_new or passphrase is None:
+                raise
+            # Another process has made the file meanwhile. Whoever opens an empty one makes a salt
+            # for it, and the key that was made with ours does not fit the other's.
+            database = prepared()
+        try:
             queue = cls(
                 database,
                 settings=chosen,
