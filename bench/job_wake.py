@@ -88,7 +88,7 @@ async def _statements(url: str, seconds: float) -> float:
     connection = await asyncpg.connect(f"{server}/postgres")
     count = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1"
     try:
-        await asyncio.sleep(2)  # backends tell their numbers with a delay
+        await asyncio.sleep(1.2 * seconds)  # idle backends tell their numbers late
         before = await connection.fetchval(count, name)
         await asyncio.sleep(seconds)
         return float(await connection.fetchval(count, name) - before) / seconds

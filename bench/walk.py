@@ -4,19 +4,19 @@ Both apps answer over ASGI without a socket between, so nothing hides what the g
 request comes from a walker of its own, as with many devices.
 """
 
-import asyncio
 import json
 import os
-import statistics
 import tempfile
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header
 
+from bench.in_process import call, spread, versus
 from holdfast.core.record import RequestMark
 from holdfast.server.call import GuardedCall
 from holdfast.server.execution import Execution, running_as
@@ -31,7 +31,6 @@ from holdfast.services.walk.catalogue import bundled_catalogue
 from holdfast.services.walk.steps_intake import StepIntake
 from holdfast.services.walk.steps_model import StepReport
 
-CONNECTIONS = 16
 SECRET = "a secret for the benchmark, long enough for HS256"
 _WALKERS = """
 INSERT INTO walkers (tenant, points_banked, energy_balance, allocation_seq, ledger_seq, event_seq,
@@ -63,27 +62,19 @@ async def measure(url: str, rounds: int, seconds: float) -> dict[str, Any]:
             await connection.close()
             walkers = iter(range(1, 200_000))
             app_check = _app_check_token(settings)
+            token = app_check()
             found = {}
             for name, guarded, bare, body in (
                 ("tree.allocate", "/tree/allocate", "/bare/allocate", _allocation),
                 ("step.ingest", "/step/ingest", "/bare/ingest", _report),
             ):
-                rates: dict[str, list[float]] = {guarded: [], bare: []}
-                for path in (guarded, bare):
-                    await _load(app, path, body, walkers, app_check, 0.7)
-                for number in range(rounds):
-                    order = (guarded, bare) if number % 2 == 0 else (bare, guarded)
-                    for path in order:
-                        rate = await _load(app, path, body, walkers, app_check, seconds)
-                        rates[path].append(rate)
-                ratios = [g / b for g, b in zip(rates[guarded], rates[bare], strict=True)]
-                found[name] = {
-                    "ratio": round(statistics.median(ratios), 3),
-                    "least": round(min(ratios), 3),
-                    "most": round(max(ratios), 3),
-                    "guarded_per_second": round(statistics.median(rates[guarded]), 1),
-                    "bare_per_second": round(statistics.median(rates[bare]), 1),
-                }
+
+                async def send(path: str, body: Any = body) -> None:
+                    await _post(app, path, f"w-{next(walkers)}", body, token)
+
+                found[name] = await versus(
+                    partial(send, guarded), partial(send, bare), rounds, seconds
+                )
             return found
         finally:
             await holdfast.close()
@@ -163,70 +154,6 @@ def _app_check_token(settings: Any) -> Any:
     return lambda: tokens._app_check(None, timedelta(minutes=4))  # noqa: SLF001 - our own
 
 
-async def _load(  # noqa: PLR0917
-    app: Any, path: str, body: Any, walkers: Any, app_check: Any, seconds: float
-) -> float:
-    """Send from 16 clients for a while; returns requests per second."""
-    now = datetime.now(UTC)
-    token = app_check().encode()
-    count = 0
-
-    async def client() -> None:
-        nonlocal count
-        while time.perf_counter() < until:
-            sub = f"w-{next(walkers)}"
-            key = str(uuid.uuid4())
-            signed = mint_token(
-                SECRET, sub=sub, org=None, roles=[], lifetime=timedelta(hours=1), now=now
-            )
-            status = await _call(app, path, json.dumps(body(key)).encode(), signed, key, token)
-            if status != 200:
-                raise RuntimeError(f"{path} answered {status}")
-            count += 1
-
-    started = time.perf_counter()
-    until = started + seconds
-    await asyncio.gather(*(client() for _ in range(CONNECTIONS)))
-    return count / (time.perf_counter() - started)
-
-
-async def _call(  # noqa: PLR0917
-    app: Any, path: str, body: bytes, signed: str, key: str, token: bytes
-) -> int:
-    status = 0
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "http",
-        "server": ("bench", 80),
-        "client": ("127.0.0.1", 1),
-        "headers": [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"authorization", b"Bearer " + signed.encode()),
-            (b"idempotency-key", key.encode()),
-            (b"x-firebase-appcheck", token),
-        ],
-    }
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Any) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-
-    await app(scope, receive, send)
-    return status
-
-
 _HISTORY = """
 INSERT INTO tree_refunds (tenant, seq, node_id, points_cost, energy_cost, allocated_at, reason,
                           refunded_at)
@@ -275,23 +202,26 @@ async def history(url: str, walkers: int = 40, length: int = 10_000) -> dict[str
                 for kind in order:
                     took[kind] = await _allocated_in(app, f"{kind}{number}")
                 ratios.append(took["old-"] / took["new-"])
-            return {
-                "ratio": round(statistics.median(ratios[5:]), 3),
-                "least": round(min(ratios[5:]), 3),
-                "most": round(max(ratios[5:]), 3),
-            }
+            return spread(ratios[5:])
         finally:
             await app.state.holdfast.close()
 
 
 async def _allocated_in(app: Any, sub: str) -> float:
+    started = time.perf_counter()
+    await _post(app, "/tree/allocate", sub, _allocation, "")
+    return time.perf_counter() - started
+
+
+async def _post(app: Any, path: str, sub: str, body: Any, app_check: str) -> None:
+    key = str(uuid.uuid4())
     now = datetime.now(UTC)
     signed = mint_token(SECRET, sub=sub, org=None, roles=[], lifetime=timedelta(hours=1), now=now)
-    key = str(uuid.uuid4())
-    body = json.dumps(_allocation(key)).encode()
-    started = time.perf_counter()
-    status = await _call(app, "/tree/allocate", body, signed, key, b"")
-    took = time.perf_counter() - started
+    headers = {
+        "authorization": f"Bearer {signed}",
+        "idempotency-key": key,
+        "x-firebase-appcheck": app_check,
+    }
+    status, answer = await call(app, "POST", path, json.dumps(body(key)).encode(), headers)
     if status != 200:
-        raise RuntimeError(f"/tree/allocate answered {status}")
-    return took
+        raise RuntimeError(f"{path} answered {status}: {answer!r}")

@@ -2,12 +2,13 @@
 
 Not NOTIFY inside the transaction: PostgreSQL then takes one lock for the whole database before
 each such commit and holds it through the fsync, so that commits which enqueue would line up one
-by one. A ring of its own, after the commit, writes nothing and waits for no disk; and while one is
-on its way, all others become one more.
+by one. A ring of its own, after the commit, writes nothing and waits for no disk. The first is sent
+at once; those of the next moment become one more, at its end.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -24,6 +25,8 @@ __all__ = ["NotifyBell"]
 _CHANNEL: Final = "holdfast_jobs"
 _RECONNECT_SECONDS: Final = 1.0
 _ALIVE_SECONDS: Final = 10.0
+# Between two rings of one process. Who hears one looks for all jobs, so more would only cost.
+_BETWEEN_SECONDS: Final = 0.01
 
 _log = logging.getLogger("holdfast.jobs")
 
@@ -44,6 +47,7 @@ class NotifyBell(LocalBell):
         self._listener: asyncio.Task[None] | None = None
         self._ringing: asyncio.Task[None] | None = None
         self._ring_again = False
+        self._last_rung = 0.0
 
     async def open(self) -> None:
         """Listen, and go on trying whenever the connection is lost."""
@@ -76,7 +80,9 @@ class NotifyBell(LocalBell):
     async def _notify(self) -> None:
         try:
             while True:
+                await asyncio.sleep(self._last_rung + _BETWEEN_SECONDS - time.monotonic())
                 self._ring_again = False
+                self._last_rung = time.monotonic()
                 with suppress(StoreError, asyncpg.PostgresError):  # others look by themselves
                     await self._run(f"SELECT pg_notify('{_CHANNEL}', '{self._own_voice}')")
                 if not self._ring_again:
