@@ -37,7 +37,7 @@ format: $(STAMP) ## rewrite the code in house format
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## speed, as ratios against the bare alternative in the same run
-	$(BIN)/python -m bench
+	$(BIN)/holdfast bench
 
 torture: $(STAMP) ## the races of the tests, ten times as many rounds
 	HOLDFAST_TEST_ROUNDS=2000 $(BIN)/python -m pytest tests/acceptance

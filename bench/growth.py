@@ -6,6 +6,7 @@ import statistics
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import asyncpg
 
@@ -46,16 +47,21 @@ async def postgres(full_url: str, empty_url: str, rows: int) -> dict[str, float]
     await empty.open()
     try:
         connection = await asyncpg.connect(full_url)
-        for done in range(0, rows, 500_000):
-            await connection.execute(
-                _POSTGRES_FILL, min(500_000, rows - done), ENDPOINT, EXPIRED_SHARE, timeout=900
-            )
-        await connection.execute("VACUUM ANALYZE idempotency_records", timeout=900)
+        await fill_postgres(connection, rows)
         await connection.close()
         return {"rows": rows, **await _compared(full, empty), **await _sweep(full)}
     finally:
         await full.close()
         await empty.close()
+
+
+async def fill_postgres(connection: Any, rows: int) -> None:
+    """Add this many records."""
+    for done in range(0, rows, 500_000):
+        await connection.execute(
+            _POSTGRES_FILL, min(500_000, rows - done), ENDPOINT, EXPIRED_SHARE, timeout=900
+        )
+    await connection.execute("VACUUM ANALYZE idempotency_records", timeout=900)
 
 
 async def sqlite(folder: str, rows: int) -> dict[str, float]:
@@ -64,14 +70,15 @@ async def sqlite(folder: str, rows: int) -> dict[str, float]:
     await full.open()
     await empty.open()
     try:
-        await asyncio.to_thread(_fill_sqlite, f"{folder}/full.db", rows)
+        await asyncio.to_thread(fill_sqlite, f"{folder}/full.db", rows)
         return {"rows": rows, **await _compared(full, empty), **await _sweep(full)}
     finally:
         await full.close()
         await empty.close()
 
 
-def _fill_sqlite(path: str, rows: int) -> None:
+def fill_sqlite(path: str, rows: int) -> None:
+    """Add this many records."""
     now = datetime.now(UTC)
 
     def text(moment: datetime) -> str:
@@ -103,6 +110,11 @@ async def _lookups(store: Store) -> list[float]:
         await store.find(wanted, now)
         times.append(time.perf_counter() - started)
     return times[50:]
+
+
+async def lookup_seconds(store: Store) -> float:
+    """Return what one look-up takes: the median of several rounds' medians."""
+    return statistics.median([statistics.median(await _lookups(store)) for _ in range(ROUNDS)])
 
 
 async def _compared(full: Store, empty: Store) -> dict[str, float]:

@@ -67,7 +67,7 @@ async def versus(guarded: Send, bare: Send, rounds: int, seconds: float) -> dict
     """Race the two in turns; returns guarded ÷ bare with its spread."""
     rates: dict[Send, list[float]] = {guarded: [], bare: []}
     for send in rates:
-        await rate(send, 0.7)  # connections, caches and prepared statements warm up
+        await rate(send, min(0.7, seconds))  # connections, caches and prepared statements warm up
     for number in range(rounds):
         for send in (guarded, bare) if number % 2 == 0 else (bare, guarded):
             rates[send].append(await rate(send, seconds))

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 
@@ -72,6 +73,12 @@ async def postgres(urls: Sequence[str], rows: int = ROWS, rounds: int = ROUNDS) 
             await store.close()
 
 
+async def fill_finished(connection: Any, rows: int) -> None:
+    """Add this many finished jobs."""
+    await connection.execute(_POSTGRES["finished"], rows, timeout=900)
+    await connection.execute("VACUUM ANALYZE job_completions", timeout=900)
+
+
 async def sqlite(folder: Path, rows: int = ROWS, rounds: int = ROUNDS) -> dict[str, float]:
     """Measure on three files."""
     paths = [str(folder / f"claims-{what}.db") for what in ("empty", "finished", "later")]
@@ -98,8 +105,8 @@ async def _compared(stores: Sequence[Store], rounds: int) -> dict[str, float]:
     """Claim in all three by turns; each ratio is the median of the rounds' own ratios."""
     tables = [JobTable(store) for store in stores]
     for table in tables:
-        await _claims(table)  # prepared statements, caches
-    times = [[await _claims(table) for table in tables] for _ in range(rounds)]
+        await claim_seconds(table)  # prepared statements, caches
+    times = [[await claim_seconds(table) for table in tables] for _ in range(rounds)]
     found = {"claim_empty_ms": statistics.median(empty for empty, _, _ in times) * 1e3}
     for at, what in ((1, "finished"), (2, "later")):
         found[f"claim_{what}_ms"] = statistics.median(row[at] for row in times) * 1e3
@@ -110,7 +117,7 @@ async def _compared(stores: Sequence[Store], rounds: int) -> dict[str, float]:
     return found
 
 
-async def _claims(table: JobTable) -> float:
+async def claim_seconds(table: JobTable) -> float:
     """Enqueue what is due, and return the median of the times its claims take."""
     unit = await table.store.begin()
     for number in range(CLAIMS * AT_ONCE):

@@ -10,6 +10,10 @@ __all__ = ["add_proof"]
 def add_proof(app: typer.Typer) -> None:
     """Hang the commands on the command line."""
     app.command()(demo)
+    app.command(
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        add_help_option=False,
+    )(bench)
 
 
 def demo(
@@ -28,3 +32,17 @@ def demo(
     from holdfast.cli.demo import show_demo
 
     raise typer.Exit(show_demo(as_json=json, seed=seed))
+
+
+def bench(context: typer.Context) -> None:
+    """Measure every speed line against its bare alternative and its peers, interleaved.
+
+    Runs in a checkout, with the extra `bench` installed. `holdfast bench --help` lists the parts.
+
+    For example:
+
+        holdfast bench --only jobs walk
+    """
+    from holdfast.cli.bench import run_bench
+
+    raise typer.Exit(run_bench(context.args))

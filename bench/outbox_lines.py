@@ -1,0 +1,43 @@
+"""The outbox's speed lines, drawn from what ``bench.outbox`` measures."""
+
+from pathlib import Path
+from typing import Any
+
+from bench import outbox
+from bench.lines import Line, at_least, at_most, line
+from bench.world import World
+
+__all__ = ["claim_us", "lines"]
+
+
+def lines(world: World) -> list[Line]:
+    """Single and many enqueues, and claims beside a million entries."""
+    folder = world.new_folder("outbox")
+    world.say("one enqueue at a time")
+    found = outbox.enqueue(folder, rounds=world.rounds, seconds=world.seconds)
+    world.say("many at once")
+    found |= outbox.bulk(folder, rounds=world.rounds)
+    drawn = []
+    for key, part, target in (
+        ("outbox_enqueue_plain", "outbox, one enqueue ÷ raw commit", at_least(0.8)),
+        ("outbox_enqueue_encrypted", "outbox, encrypted enqueue ÷ raw commit", at_least(0.8)),
+        ("outbox_bulk_plain", "outbox, bulk enqueue ÷ raw bulk insert", at_least(0.5)),
+        ("outbox_bulk_encrypted", "outbox, encrypted bulk ÷ raw bulk insert", at_least(0.5)),
+    ):
+        for name, row in found[key].items():
+            drawn.append(line(part, name, row, target if name == "Holdfast" else None))
+    world.say("claims beside a million entries")
+    large = min(world.rows, 1_000_000)
+    claims = outbox.claims(folder, large=large)
+    row: dict[str, Any] = {"ratio": claims["claim_ratio"], **claims}
+    name = f"claim with {large:,} queued ÷ with {claims['small']:,.0f}"
+    return [*drawn, line("outbox", name, row, at_most(1.5))]
+
+
+def claim_us(folder: Path, entries: int) -> float:
+    """Return the microseconds one claim takes beside this many entries."""
+    queue = outbox._filled(folder / f"curve-{entries}.db", entries)  # noqa: SLF001 - our own
+    outbox._claims(queue, 50)  # noqa: SLF001
+    _, took = outbox._claims(queue, 200)  # noqa: SLF001
+    queue.close()
+    return took * 1e6
