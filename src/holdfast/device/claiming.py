@@ -1,7 +1,10 @@
 """Claims and what comes of them, each in the transaction of the caller. Nothing is sent here."""
 
+from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
+from heapq import heapify, heappop, heappush
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -19,6 +22,7 @@ __all__ = [
     "Answer",
     "Pause",
     "claim",
+    "claim_some",
     "conflict",
     "expire",
     "fail",
@@ -85,6 +89,68 @@ def claim(unit: Unit, user_id: str, *, lease_seconds: float, worker: str) -> Cla
     return Claimed(entry, entry.claim_number, lease_seconds)
 
 
+def claim_some(
+    unit: Unit, user_id: str, *, limit: int, lease_seconds: float, worker: str
+) -> list[Claimed]:
+    """Take the next entries of a user, in the order in which to send them.
+
+    First those that have the turn in their lanes; if there are fewer than wanted, also those behind
+    them, as far as nothing but the one before them keeps them.
+    """
+    unit.rows("promote_due", user_id=user_id, ms=unit.ms)
+    how = {
+        "claimed_by": worker,
+        "now": unit.now_text,
+        "lease_ms": unit.ms + int(lease_seconds * 1000),
+    }
+    heads = unit.entries("claim_some", user_id=user_id, limit=limit, **how)
+    behind: dict[str, deque[Entry]] = {}
+    left = limit - len(heads)
+    for head in heads:
+        ids = _sendable_behind(unit, head, left) if left > 0 else []
+        if ids:
+            followers = unit.entries("claim_behind", ids=msgspec.json.encode(ids).decode(), **how)
+            followers.sort(key=_number)
+            behind[str(head.lane)] = deque(followers)
+            left -= len(followers)
+    entries = _in_turn(heads, behind)
+    for entry in entries:
+        unit.tell(EventKind.CLAIMED, entry)
+    return [Claimed(entry, entry.claim_number, lease_seconds) for entry in entries]
+
+
+def _sendable_behind(unit: Unit, head: Entry, limit: int) -> list[str]:
+    if head.lane is None:
+        return []
+    rows = unit.rows(
+        "behind",
+        user_id=head.user_id,
+        lane=head.lane,
+        sequence_number=head.sequence_number,
+        limit=limit,
+    )
+    return [entry_id for entry_id, _ in takewhile(lambda row: row[1], rows)]
+
+
+def _in_turn(heads: list[Entry], behind: dict[str, deque[Entry]]) -> list[Entry]:
+    """Return the order in which they would be claimed one by one, if each succeeds."""
+    waiting = [(-entry.priority, entry.sequence_number, entry) for entry in heads]
+    heapify(waiting)
+    order = []
+    while waiting:
+        entry = heappop(waiting)[2]
+        order.append(entry)
+        followers = behind.get(entry.lane or "")
+        if followers:
+            follower = followers.popleft()
+            heappush(waiting, (-follower.priority, follower.sequence_number, follower))
+    return order
+
+
+def _number(entry: Entry) -> int:
+    return entry.sequence_number
+
+
 def renew(unit: Unit, claimed: Claimed) -> None:
     """Start the lease anew."""
     lease_ms = unit.ms + int(claimed.lease_seconds * 1000)
@@ -95,16 +161,11 @@ def renew(unit: Unit, claimed: Claimed) -> None:
 def succeed(unit: Unit, claimed: Claimed, answer: Answer, *, server_id: str | int | None) -> Entry:
     """Settle it as done, map its id, and let others go on."""
     entry = _settle(unit, claimed, Action.SUCCEED, answer, server_id=server_id)
-    if server_id is not None and created_by(entry) is not None:
-        map_local_id(
-            unit,
-            entry.user_id,
-            str(entry.local_id),
-            server_id,
-            entity_type=entry.entity_type,
-            entry_id=entry.id,
-        )
-    free_dependents(unit, entry.id)
+    local = None if server_id is None else created_by(entry)
+    if local is not None:
+        kind, made_by = entry.entity_type, entry.id
+        _map(unit, entry.user_id, entry.local_id, server_id, entity_type=kind, entry_id=made_by)
+    free_dependents(unit, entry=entry.id, local=local)
     _pass_turn(unit, entry)
     unit.tell(EventKind.SUCCEEDED, entry)
     return entry
@@ -191,15 +252,22 @@ def watchdog(unit: Unit) -> list[Entry]:
 
 
 def map_local_id(
-    unit: Unit,
-    user_id: str,
-    local_id: str,
-    server_id: str | int,
-    *,
-    entity_type: str,
-    entry_id: str | None = None,
+    unit: Unit, user_id: str, local_id: str, server_id: str | int, *, entity_type: str
 ) -> None:
     """Record a mapping, and free what waits for it."""
+    _map(unit, user_id, local_id, server_id, entity_type=entity_type, entry_id=None)
+    free_dependents(unit, local=awaited_local(user_id, local_id))
+
+
+def _map(
+    unit: Unit,
+    user_id: str,
+    local_id: str | None,
+    server_id: str | int | None,
+    *,
+    entity_type: str,
+    entry_id: str | None,
+) -> None:
     unit.rows(
         "map_local_id",
         user_id=user_id,
@@ -209,7 +277,6 @@ def map_local_id(
         entry_id=entry_id,
         now=unit.now_text,
     )
-    free_dependents(unit, awaited_local(user_id, local_id))
 
 
 def mappings(unit: Unit, user_id: str, local_ids: Iterable[str]) -> dict[str, str | int]:
@@ -234,22 +301,36 @@ def _settle(
     reason: Reason | None = None,
 ) -> Entry:
     status = after(action, Status.IN_FLIGHT)
+    done = status is Status.SUCCEEDED
+    error, error_code = _short(answer.error), None if done else answer.http_status
     found = unit.rows(
         "settle",
         id=claimed.entry.id,
         number=claimed.number,
         status=status.value,
         server_id=server_id,
-        synced_at=unit.now_text if status is Status.SUCCEEDED else None,
-        error=_short(answer.error),
-        error_code=None if status is Status.SUCCEEDED else answer.http_status,
+        synced_at=unit.now_text if done else None,
+        error=error,
+        error_code=error_code,
         reason=reason,
         ms=unit.ms,
     )
     if not found:
         raise _lost(claimed)
     _note(unit, claimed, action, answer)
-    return entry_of(found[0])
+    # Nobody can have changed it while it was claimed, so it need not be read again.
+    entry = claimed.entry
+    return msgspec.structs.replace(
+        entry,
+        status=status,
+        server_id=entry.server_id if server_id is None else server_id,
+        synced_at=unit.now if done else None,
+        last_error=error,
+        last_error_code=error_code,
+        reason=reason,
+        outcome_unknown=False,
+        next_retry_at=None,
+    )
 
 
 def _give_back(

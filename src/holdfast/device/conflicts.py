@@ -19,8 +19,8 @@ from holdfast.core.entry import (
     Profile,
     Resolution,
 )
+from holdfast.device.exchange import Answer, NoAnswer
 from holdfast.device.queue import OutboxQueue
-from holdfast.device.transport import Answer, NoAnswer
 from holdfast.errors import UsageError
 
 __all__ = ["Merge", "Plan", "plan_for", "record", "resolve_by_hand", "said"]

@@ -177,12 +177,11 @@ def check_acyclic(
         )
 
 
-def free_dependents(unit: Unit, *awaited: str | None) -> None:
-    """Count down those that wait for what has just happened."""
-    for name in awaited:
-        if name is not None:
-            unit.rows("count_down", awaited=name)
-            unit.rows("meet_waits", awaited=name)
+def free_dependents(unit: Unit, *, entry: str | None = None, local: str | None = None) -> None:
+    """Count down those that wait for what has just happened: an entry, a mapping, or both."""
+    freed = unit.rows("meet_waits", entry=entry, local=local)
+    if freed:
+        unit.many("count_down", freed)
 
 
 def park_dependents(unit: Unit, parent: Entry) -> list[Entry]:

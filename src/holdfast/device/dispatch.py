@@ -28,11 +28,11 @@ from holdfast.core.retry import DEVICE, QUEUE, RetryPolicy, parse_retry_after
 from holdfast.device import conflicts
 from holdfast.device.conflicts import Merge, said
 from holdfast.device.events import Event, EventKind, about
+from holdfast.device.exchange import Answer, NoAnswer, Transport
 from holdfast.device.queue import OutboxQueue
 from holdfast.device.rebuild import BOARD, chain_of, fates, rebuild, standing_in
 from holdfast.device.report import DrainReport, Ended
 from holdfast.device.sending import Token, bearer, reading, request_for, target_of
-from holdfast.device.transport import Answer, NoAnswer, Transport
 from holdfast.device.world import FaultPoints
 from holdfast.errors import EntryInvalidError
 from holdfast.ports import Clock
@@ -57,7 +57,11 @@ AtSend = Callable[[Entry], Mapping[str, str]]
 """Gives headers that are made anew for each send of an entry, such as an attestation."""
 
 Settle = Callable[[], Entry]
-"""Records an outcome, and returns the entry as it is after that."""
+"""Records an outcome, and returns the entry as it is after that.
+
+One operation of the queue, or several in a transaction of their own: a claim that turns out to be
+lost leaves nothing half done.
+"""
 
 
 class Progress:
@@ -68,6 +72,8 @@ class Progress:
         self.report = DrainReport(user_id=user_id)
         # Why to end; None as long as there is no reason.
         self.ended: Ended | None = None
+        # Whether the last entry has happened, so that the next one of its lane may be sent.
+        self.is_done = False
         # The network is away: nothing is tried for so long. None if it is there.
         self.held_seconds: float | None = None
         self.silences = 0
@@ -132,12 +138,13 @@ class Dispatcher:
     def dispatch(self, claimed: Claimed, progress: Progress) -> Settle:
         """Send an entry, and return what records the outcome."""
         entry, queue = claimed.entry, self._queue
+        progress.is_done = False
         try:
             token = bearer(self._token, entry.user_id)
             if token is None and callable(self._token):
                 return self._sign_in(claimed, progress, token, "there is no token: sign in")
             extra = self._headers(entry, token)
-            request = request_for(entry, queue.mappings, now=queue.server_now(), extra=extra)
+            request = request_for(entry, queue.mappings, now=queue.server_now, extra=extra)
         except EntryInvalidError as error:
             message = error.message
             return lambda: queue.fail(claimed, reason=Reason.DEPENDENCY, error=message)
@@ -154,7 +161,8 @@ class Dispatcher:
             raise
         self.reach("drain.after_send")
         progress.report.sent += 1
-        queue.emit(_sent(entry, answer, self._clock.now()))
+        if queue.is_heard:
+            queue.emit(_sent(entry, answer, self._clock.now()))
         if isinstance(answer, NoAnswer):
             return self._unanswered(claimed, progress, answer)
         progress.silences = 0
@@ -168,6 +176,7 @@ class Dispatcher:
         verdict = classify(answer.status, answer.code, entry)
         match verdict:
             case Done():
+                progress.is_done = True
                 server_id = _server_id(entry, answer)
                 return lambda: queue.succeed(claimed, server_id=server_id, **_facts(answer))
             case TryLater():
@@ -287,7 +296,8 @@ class Dispatcher:
         settled = plan
 
         def settle() -> Entry:
-            recorded = conflicts.record(queue, claimed, answer, settled)
+            with queue.transaction():
+                recorded = conflicts.record(queue, claimed, answer, settled)
             progress.report.resolved += recorded.status is not Status.CONFLICT
             return recorded
 
@@ -309,9 +319,11 @@ class Dispatcher:
             return self._unread(claimed, progress, board, token, why)
 
         def settle() -> Entry:
-            decided = fates(chain_of(queue, entry), standing_in(board, entry))
+            with queue.transaction():
+                decided = fates(chain_of(queue, entry), standing_in(board, entry))
+                rebuilt = rebuild(queue, claimed, answer, decided)
             progress.report.rebuilt += 1
-            return rebuild(queue, claimed, answer, decided)
+            return rebuilt
 
         return settle
 

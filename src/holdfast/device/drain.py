@@ -5,6 +5,10 @@ the outcomes of some entries and the claims on the next ones are one commit, as 
 twentieth of a second: a quick network does not wait for the disk each time, and a slow one waits
 for nothing. Whatever happens between two commits, the queue knows enough: an entry that was
 claimed and not recorded comes back with its key, and the server answers it from its memory.
+
+That goes for the entries of one lane too. They are sent one after the other, each only when the one
+before it has happened on the server; that its success is on the disk by then is not needed, because
+after a crash both are sent again in the same order, and the server knows their keys.
 """
 
 from collections import deque
@@ -16,11 +20,11 @@ from holdfast.core.retry import RetryPolicy
 from holdfast.device.conflicts import Merge
 from holdfast.device.dispatch import AtSend, Dispatcher, Progress, Settle
 from holdfast.device.events import Event, EventKind
+from holdfast.device.exchange import Transport
 from holdfast.device.lease import LeaseKeeper
 from holdfast.device.queue import OutboxQueue
 from holdfast.device.report import DrainReport, Ended
 from holdfast.device.sending import Token
-from holdfast.device.transport import Transport
 from holdfast.device.world import FaultPoints
 from holdfast.errors import ClaimLostError
 from holdfast.ports import Clock
@@ -34,8 +38,8 @@ FAULT_POINTS: Final = ("drain.before_send", "drain.after_send", "drain.recorded"
 _COMMIT_SECONDS: Final = 0.05
 """How long an outcome may wait to be recorded. Nobody sees it later than that."""
 
-_MOST_CLAIMS: Final = 32
-"""Entries claimed at once. They are of different lanes: a lane has one in flight."""
+_MOST_CLAIMS: Final = 64
+"""Entries claimed at once. Nobody can edit or undo one while it is."""
 
 _POLL_SECONDS: Final = 0.5
 """How often to look whether another process is done with what it sends."""
@@ -131,9 +135,10 @@ class _Run:
         self._clock = clock
         self._stop = stop
         self._began = clock.monotonic()
-        # Claimed and not sent; sent and not recorded.
+        # Claimed and not sent; sent and not recorded; not to be sent after all.
         self._claims: deque[Claimed] = deque()
         self._outcomes: list[Settle] = []
+        self._unsent: list[Claimed] = []
         # How many to claim at once: as many as one commit's time is enough for.
         self._size = 1
 
@@ -162,6 +167,8 @@ class _Run:
             # Out of the claims once it is dealt with: whoever raises has given it back.
             claimed = self._claims.popleft()
             self._outcomes.append(self._dispatcher.dispatch(claimed, progress))
+            if not progress.is_done:
+                self._hold_back(claimed.entry.lane)
             if progress.held_seconds is not None:
                 return
             if self._clock.monotonic() - began >= _COMMIT_SECONDS:
@@ -172,39 +179,54 @@ class _Run:
     def _commit(self, progress: Progress, max_seconds: float, keeper: LeaseKeeper) -> None:
         """Record what came of the last entries, and claim the next ones."""
         has_news = bool(self._outcomes)
-        with self._queue.transaction():
+        with self._queue.transaction(savepoints=False):
+            # Before the outcomes: what follows from one may be decided about those behind it.
+            self._let_go()
             for settle in self._outcomes:
                 _record(settle, progress.report)
             self._outcomes.clear()
             if progress.held_seconds is not None or self._is_over(progress, max_seconds):
-                self._let_go()
-            while len(self._claims) < self._size and progress.held_seconds is None:
-                claimed = self._claim(progress)
-                if claimed is None:
-                    break
-                self._claims.append(claimed)
+                self._hold_back_from(0)
+            else:
+                # The network has become slower: what has to wait can be undone meanwhile.
+                self._hold_back_from(self._size)
+            self._let_go()
+            if len(self._claims) < self._size and progress.held_seconds is None:
+                self._claim(progress)
         keeper.hold(tuple(self._claims))
         if has_news:
             self._dispatcher.reach("drain.recorded")
 
-    def _claim(self, progress: Progress) -> Claimed | None:
+    def _claim(self, progress: Progress) -> None:
         if progress.ended is not None:
-            return None
-        claimed = self._queue.claim(progress.report.user_id)
-        if claimed is None or not self._dispatcher.is_tired(claimed.entry):
-            return claimed
-        self._queue.release(claimed)
-        progress.end(Ended.WAITING, "an entry was tried as often as one wake-up allows")
-        return None
+            return
+        wanted = self._size - len(self._claims)
+        for claimed in self._queue.claim_some(progress.report.user_id, wanted):
+            if self._dispatcher.is_tired(claimed.entry):
+                self._queue.release(claimed)
+                progress.end(Ended.WAITING, "an entry was tried as often as one wake-up allows")
+            else:
+                self._claims.append(claimed)
+
+    def _hold_back(self, lane: str | None) -> None:
+        """Send nothing more of a lane whose head has not happened."""
+        if lane is not None:
+            self._unsent += [behind for behind in self._claims if behind.entry.lane == lane]
+            self._claims = deque(kept for kept in self._claims if kept.entry.lane != lane)
+
+    def _hold_back_from(self, size: int) -> None:
+        """Keep the first claims only."""
+        while len(self._claims) > size:
+            self._unsent.append(self._claims.pop())
 
     def _let_go(self) -> None:
-        """Give back what was claimed and not sent."""
-        for claimed in self._claims:
+        """Give back what was claimed and will not be sent."""
+        for claimed in self._unsent:
             try:
                 self._queue.release(claimed)
             except ClaimLostError:
                 continue
-        self._claims.clear()
+        self._unsent.clear()
 
     def _wait(self, progress: Progress, max_seconds: float, *, waits: bool) -> bool:
         """Wait until there may be something to send; False if the drain is over."""

@@ -17,6 +17,30 @@ UPDATE offline_sync_queue
                  ORDER BY priority DESC, sequence_number LIMIT 1)
 RETURNING ENTRY;
 
+-- name: claim_some
+-- The same for several at once. They come back in no particular order.
+UPDATE offline_sync_queue
+   SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
+       claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL
+ WHERE rowid IN (SELECT rowid FROM offline_sync_queue
+                  WHERE user_id = :user_id
+                    AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
+                  ORDER BY priority DESC, sequence_number LIMIT :limit)
+RETURNING ENTRY;
+
+-- name: behind
+-- Who comes next in a lane, and whether it could be sent if all before it were done.
+SELECT id, status = 'pending' AND waiting_for = 0 AND due_ms IS NULL FROM offline_sync_queue
+ WHERE user_id = :user_id AND lane = :lane AND IS_OPEN AND sequence_number > :sequence_number
+ ORDER BY sequence_number LIMIT :limit;
+
+-- name: claim_behind
+UPDATE offline_sync_queue
+   SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
+       claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL
+ WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'pending'
+RETURNING ENTRY;
+
 -- name: next_eligible
 SELECT ENTRY FROM offline_sync_queue
  WHERE rowid IN (
@@ -56,7 +80,7 @@ UPDATE offline_sync_queue
        last_error = :error, last_error_code = :error_code, reason = :reason, outcome_unknown = 0,
        settled_ms = :ms, lease_ms = NULL, next_retry_at = NULL
  WHERE id = :id AND status = 'in_flight' AND claim_number = :number
-RETURNING ENTRY;
+RETURNING 1;
 
 -- name: give_back
 -- Ends a claim in `pending`, `failed` or `conflict`. `uncount` takes the attempt back.
@@ -93,12 +117,14 @@ UPDATE offline_sync_queue SET turn = 1
                  WHERE user_id = :user_id AND lane = :lane AND IS_OPEN
                  ORDER BY sequence_number LIMIT 1);
 
--- name: count_down
-UPDATE offline_sync_queue SET waiting_for = waiting_for - 1
- WHERE id IN (SELECT entry_id FROM entry_waits WHERE awaited = :awaited AND met = 0);
-
 -- name: meet_waits
-UPDATE entry_waits SET met = 1 WHERE awaited = :awaited AND met = 0;
+-- An entry that waits for both comes back twice.
+UPDATE entry_waits SET met = 1
+ WHERE awaited IN (:entry, :local) AND met = 0
+RETURNING entry_id;
+
+-- name: count_down
+UPDATE offline_sync_queue SET waiting_for = waiting_for - 1 WHERE id = ?;
 
 -- name: lapsed
 -- Claims whose lease is over.

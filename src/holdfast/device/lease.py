@@ -40,12 +40,15 @@ class LeaseKeeper:
 
     def _keep(self) -> None:
         while not self._ended.wait(self._every_seconds):
-            for held in self._held:
-                try:
-                    self._queue.renew(held)
-                except ClaimLostError:
-                    # Its outcome was recorded this moment, or another process has it: whoever
-                    # records finds out.
-                    continue
-                except HoldfastError:
-                    _log.warning("a lease could not be renewed", exc_info=True)
+            self._renew_all()
+
+    def _renew_all(self) -> None:
+        for held in self._held:
+            try:
+                self._queue.renew(held)
+            except ClaimLostError:
+                # Its outcome was recorded this moment, or another process has it: whoever
+                # records finds out.
+                continue
+            except HoldfastError:
+                _log.warning("a lease could not be renewed", exc_info=True)

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 from msgspec import UNSET
 
 from holdfast.core.entry import Claimed, Entry, Profile, Reason, Status
+from holdfast.device.exchange import Answer
 from holdfast.device.queue import OutboxQueue
-from holdfast.device.transport import Answer
 from holdfast.errors import OutcomeUnknownError
 
 __all__ = ["BOARD", "Fate", "Standing", "chain_of", "fates", "rebuild", "standing_in"]
@@ -105,7 +105,8 @@ def rebuild(queue: OutboxQueue, claimed: Claimed, answer: Answer, decided: Itera
         if fate.entry.id == claimed.entry.id:
             _end_claim(queue, claimed, answer, fate)
         elif fate.drop:
-            queue.cancel(fate.entry.id, reason=Reason.REBUILD)
+            # By force: if it was sent without an answer, the server still has the step already.
+            queue.cancel(fate.entry.id, reason=Reason.REBUILD, force=True)
         elif fate.park is not None:
             queue.park(fate.entry.id, reason=Reason.REBUILD, error=fate.park)
         elif fate.endpoint is not None:

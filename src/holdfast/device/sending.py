@@ -8,8 +8,8 @@ import msgspec
 
 from holdfast.core.entry import METHODS, Entry, Operation, Profile
 from holdfast.core.local_ids import replace_in_body, replace_in_headers, replace_in_path
+from holdfast.device.exchange import Request
 from holdfast.device.rows import instant
-from holdfast.device.transport import Request
 from holdfast.errors import EntryInvalidError, UsageError
 
 __all__ = ["Token", "bearer", "reading", "request_for", "target_of"]
@@ -25,9 +25,11 @@ _KEY_IN_BODY: Final = frozenset({"/step/ingest"})
 
 
 def request_for(
-    entry: Entry, mappings: Mappings, *, now: datetime, extra: Mapping[str, str]
+    entry: Entry, mappings: Mappings, *, now: Callable[[], datetime], extra: Mapping[str, str]
 ) -> Request:
     """Write the request of an entry; ``extra`` are headers that are made anew at each send.
+
+    ``now`` is asked for the server's time where the body says when it is sent.
 
     Raises ``EntryInvalidError`` if a local id has no server id yet, or one that fits nowhere.
     """
@@ -77,7 +79,7 @@ def _resolved(entry: Entry, mappings: Mappings) -> Ids:
     return ids
 
 
-def _body(entry: Entry, ids: Ids, now: datetime) -> bytes | None:
+def _body(entry: Entry, ids: Ids, now: Callable[[], datetime]) -> bytes | None:
     if entry.profile is Profile.WALK:
         return _walk_body(entry, ids, now)
     if entry.payload is None:
@@ -87,13 +89,13 @@ def _body(entry: Entry, ids: Ids, now: datetime) -> bytes | None:
     return msgspec.json.encode(replace_in_body(entry.decoded(), ids))
 
 
-def _walk_body(entry: Entry, ids: Ids, now: datetime) -> bytes | None:
+def _walk_body(entry: Entry, ids: Ids, now: Callable[[], datetime]) -> bytes | None:
     if entry.payload is None and entry.operation is Operation.DELETE:
         return None
     payload = replace_in_body(entry.decoded() or {}, ids)
     # An app that says itself when the person acted is believed.
     body: dict[str, Any] = {"clientGeneratedAt": instant(entry.client_generated_at)} | payload
-    body["clientSubmittedAt"] = instant(now)
+    body["clientSubmittedAt"] = instant(now())
     if entry.endpoint in _KEY_IN_BODY:
         body["idempotencyKey"] = entry.idempotency_key
     return msgspec.json.encode(body)

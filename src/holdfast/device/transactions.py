@@ -7,7 +7,7 @@ from threading import RLock, get_ident
 from types import TracebackType
 
 from holdfast.device.database import AppConnection, Database
-from holdfast.device.events import Event, Events
+from holdfast.device.events import Events
 from holdfast.device.unit import Unit
 from holdfast.device.world import FaultPoints, device_clock
 from holdfast.errors import FileBusyError, FileDamagedError, OutboxFileError, UsageError
@@ -29,9 +29,11 @@ class Transactions:
         self._fault_points = fault_points
         self._lock = RLock()
         self._pid = os.getpid()
-        # The thread that has a group open, and what the operations in it have to tell.
+        # The thread that has a group open, the group's unit, and whether operations in it can be
+        # undone one by one.
         self._group_thread: int | None = None
-        self._told: list[Event] = []
+        self._group: Unit | None = None
+        self._savepoints = True
         self._closed = False
 
     def write(
@@ -56,33 +58,51 @@ class Transactions:
 
     @contextmanager
     def _write_in_group(self, operation: str) -> Iterator[Unit]:
-        with self._held(), _savepoint(self._database):
-            unit = self._unit(self._database)
+        with self._held(), self._undoable() as unit:
             yield unit
             self._reach(f"{operation}.before_commit")
-        self._told.extend(unit.events)
 
     @contextmanager
-    def group(self) -> Iterator[AppConnection]:
-        """Make all operations inside one commit; a group within a group joins it."""
+    def group(self, *, savepoints: bool = True) -> Iterator[AppConnection]:
+        """Make all operations inside one commit; a group within a group joins it.
+
+        The time is that of its beginning for all of them.
+        """
         if self.in_group():
-            before = len(self._told)
+            outside, self._savepoints = self._savepoints, True
             try:
-                with self._held(), _savepoint(self._database):
+                with self._held(), self._undoable():
+                    self._savepoints = savepoints
                     yield self._database.connection
-            except BaseException:
-                del self._told[before:]
-                raise
+            finally:
+                self._savepoints = outside
             return
         unit = self.begin()
-        self._group_thread, self._told = get_ident(), unit.events
+        self._group_thread, self._group, self._savepoints = get_ident(), unit, savepoints
         undo = True
         try:
             yield self._database.connection
             undo = False
         finally:
-            self._group_thread = None
+            self._group_thread = self._group = None
             self.end("transaction", unit, undo=undo)
+
+    @contextmanager
+    def _undoable(self) -> Iterator[Unit]:
+        """Give the group's unit; what is done in the block and told of it goes if it raises."""
+        unit = self._group
+        assert unit is not None  # noqa: S101 - asked for inside a group only
+        if not self._savepoints:
+            yield unit
+            return
+        before = len(unit.events)
+        try:
+            with _savepoint(self._database):
+                yield unit
+        except BaseException:
+            del unit.events[before:]
+            unit.forget_time()
+            raise
 
     def begin(self) -> Unit:
         """Take the lock, open a transaction and read the time; ``end`` must follow."""

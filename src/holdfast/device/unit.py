@@ -119,7 +119,11 @@ class Unit:
     def set_clock(self, row: ClockRow) -> None:
         """Write the file's time down."""
         self.rows("set_clock", **msgspec.structs.asdict(row))
-        self._moment = None
+        self.forget_time()
+
+    def forget_time(self) -> None:
+        """Read the clocks anew when they are asked for next."""
+        self._moment = self._now_text = None
 
     # ------------------------------------------------------------------ events
 
