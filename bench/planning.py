@@ -13,10 +13,10 @@ import asyncpg
 from fastapi import FastAPI, Request, Response
 
 from bench.in_process import call, spread, versus
+from holdfast import write_over
 from holdfast.server.jwt_auth import mint_token
 from holdfast.services.app import create_app
 from holdfast.services.planning.desk import json_answer
-from holdfast.services.planning.locking import write_over
 from holdfast.services.planning.model import MissionPatch, check_period, shown
 from holdfast.services.planning.repository import change_mission, find
 from holdfast.services.settings import load_settings
@@ -114,9 +114,8 @@ def _add_bare_patch(app: FastAPI) -> None:
         unit = await holdfast.store.begin()
         tx, tenant = unit.statements, caller.tenant
         row = await write_over(
-            request,
-            mission.version,
-            "mission",
+            if_match=request.headers.getlist("if-match"),
+            in_body=mission.version,
             current=lambda: find(tx, "mission", tenant, mission_id),
             write=lambda version: change_mission(
                 tx, tenant, mission_id, fields, version=version, now=holdfast.clock.now()

@@ -3,14 +3,18 @@
 The public names. Where everything lives:
 
     errors    the whole tree of errors
-    core      the rules: keys, canonical form, fingerprints, decision, staleness, retry, jobs
+    core      the rules: keys, canonical form, fingerprints, decision, staleness, retry, jobs,
+              versions, the outbox's entries
     ports     what the rules need from the world
     system    the machine's clocks, and ids
     stores    SQLite, PostgreSQL, Redis
     jobs      work for later: enqueue, worker, leases, dead letters
     server    the intake: claim → run → record → reply
+    client    for callers: a key that stays over retries
+    device    the outbox: kept, in order, sent until it has happened
     observe   logs, metrics, traces
     services  what is built on these names
+    proof     simulation, sieges, conformance: evidence, not product
     cli       for people
     testing   real servers and fault points, for your tests too
 """
@@ -30,6 +34,7 @@ from holdfast.core.policy import (
     Staleness,
 )
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
+from holdfast.core.versions import check_version, etag, expected_version
 from holdfast.errors import (
     HoldfastError,
     NonRetryableError,
@@ -44,6 +49,7 @@ from holdfast.ports import Transaction
 from holdfast.server.call import Principal
 from holdfast.server.execution import Execution
 from holdfast.server.facade import Holdfast
+from holdfast.server.versions import write_over
 from holdfast.stores.opening import open_store
 
 __all__ = [
@@ -78,5 +84,9 @@ __all__ = [
     "Worker",
     "body_hash",
     "canonical_json",
+    "check_version",
+    "etag",
+    "expected_version",
     "open_store",
+    "write_over",
 ]

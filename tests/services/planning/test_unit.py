@@ -5,12 +5,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from starlette.requests import Request
 
-from holdfast import PLANNING, body_hash
+from holdfast import PLANNING, body_hash, check_version, expected_version, write_over
 from holdfast.core.keys import parse_key
 from holdfast.core.record import Record, RecordId, RequestMark
-from holdfast.core.versions import check_version, expected_version
 from holdfast.errors import (
     BodyInvalidError,
     KeyInvalidError,
@@ -18,15 +16,9 @@ from holdfast.errors import (
     VersionMismatchError,
     VersionRequiredError,
 )
-from holdfast.services.planning.locking import write_over
 from holdfast.services.planning.paging import page, read_cursor
 
 JSON = "application/json"
-
-
-def asking(*tags: str) -> Request:
-    headers = [(b"if-match", tag.encode()) for tag in tags]
-    return Request({"type": "http", "headers": headers})
 
 
 # -- idempotency key parsing and validation -------------------------------------------------------
@@ -94,9 +86,9 @@ class Row:
         self.version += 1
         return {"version": self.version}
 
-    async def write_over(self, *tags: str, in_body: Any = None) -> int:
+    async def write_over(self, *tags: str, in_body: Any = None, **options: Any) -> int:
         row = await write_over(
-            asking(*tags), in_body, "thing", current=self.current, write=self.write
+            if_match=tags, in_body=in_body, current=self.current, write=self.write, **options
         )
         return int(row["version"])
 
@@ -122,6 +114,16 @@ async def test_a_version_reached_between_two_statements_is_written_over_after_al
     row = Row(3, 4)
     assert await row.write_over('"4"') == 5
     assert row.writes == 2
+
+
+async def test_a_star_writes_over_whatever_there_is_where_it_may() -> None:
+    row = Row(7, 8)
+    assert await row.write_over("*", allow_any=True) == 9
+    assert row.writes == 1
+    with pytest.raises(NotFoundError):
+        await Row(None).write_over("*", allow_any=True)
+    with pytest.raises(VersionRequiredError):
+        await Row(7).write_over("*")
 
 
 async def test_of_several_tags_the_current_one_is_written_over() -> None:

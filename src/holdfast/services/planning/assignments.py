@@ -2,13 +2,13 @@
 
 from fastapi import APIRouter, Request, Response
 
+from holdfast import write_over
 from holdfast.errors import NotFoundError
 from holdfast.ports import Row
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast.services.planning.desk import Desk, IfMatch, IfNoneMatch, json_answer
 from holdfast.services.planning.documents import LISTED, changed, created, read
 from holdfast.services.planning.jobs import recount_projects, tell_assignee
-from holdfast.services.planning.locking import write_over
 from holdfast.services.planning.model import AssignmentMove, AssignmentView, NewAssignment, Page
 from holdfast.services.planning.paging import After, Limit, page, read_cursor
 from holdfast.services.planning.repository import add, find, list_in, move_assignment
@@ -79,7 +79,13 @@ def add_routes(api: APIRouter, desk: Desk) -> None:
                 tx, tenant, assignment_id, target, version=version, now=now
             )
 
-        row = await write_over(request, to.version, "assignment", current=current, write=write)
+        row = await write_over(
+            what="assignment",
+            if_match=request.headers.getlist("if-match"),
+            in_body=to.version,
+            current=current,
+            write=write,
+        )
         assert left is not None  # noqa: S101 - what was written over was read before
         await recount_projects(holdfast, left["project_id"], row["project_id"])
         await tell_assignee(holdfast, "moved", row)

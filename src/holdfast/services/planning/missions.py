@@ -5,12 +5,11 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Query, Request, Response
 
-from holdfast import Execution
+from holdfast import Execution, write_over
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast.services.planning.desk import Desk, IfMatch, IfNoneMatch, json_answer
 from holdfast.services.planning.documents import LISTED, changed, created, deleted, read
 from holdfast.services.planning.jobs import recount_projects, reindex_mission, searchable
-from holdfast.services.planning.locking import write_over
 from holdfast.services.planning.model import (
     MissionPatch,
     MissionReplacement,
@@ -125,9 +124,9 @@ def _add_writes(api: APIRouter, desk: Desk) -> None:
         # write that there are many of.
         tx, tenant = run.transaction, run.call.principal.tenant
         row = await write_over(
-            request,
-            seen,
-            "mission",
+            what="mission",
+            if_match=request.headers.getlist("if-match"),
+            in_body=seen,
             current=lambda: find(tx, "mission", tenant, mission_id),
             write=lambda version: change_mission(
                 tx, tenant, mission_id, fields, version=version, now=holdfast.clock.now()
@@ -194,9 +193,9 @@ def _add_writes(api: APIRouter, desk: Desk) -> None:
         _tag: IfMatch = None,
     ) -> Response:
         row = await write_over(
-            request,
-            None if seen is None else seen.version,
-            "mission",
+            what="mission",
+            if_match=request.headers.getlist("if-match"),
+            in_body=None if seen is None else seen.version,
             current=lambda: find(tx, "mission", caller.tenant, mission_id),
             write=lambda version: remove_mission(
                 tx, caller.tenant, mission_id, version=version, now=holdfast.clock.now()
