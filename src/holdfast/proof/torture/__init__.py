@@ -1,0 +1,23 @@
+"""Torture: the real device, intake, store and jobs in one process, under a seeded scheduler.
+
+===============  ================================================================================
+``loop``         virtual time, and processes that can be paused and killed between two steps
+``strands``      the device's synchronous code, taking turns with the loop
+``possession``   chance, and what else the product takes from the machine without asking
+``disk``         the device's file system: fills up, and forgets what was not synced
+``store``        the real SQLite store, its threads run as steps of the loop
+``app``          the service under torture, and its jobs
+``broker``       a broker that loses, repeats and forgets
+``network``      requests and answers that get lost, doubled, late and out of order
+``faults``       what goes wrong when: decided by the seed alone, counted, and droppable
+``server``       processes of the server, from start to kill
+``device``       devices, from tap to power cut
+``world``        one seed: set up, torture, let drain, write the history
+``campaign``     many seeds on many cores, and what came of them
+``shrinking``    the fewest faults that still break a promise
+===============  ================================================================================
+
+Nothing in here decides what is right: that is the checker's.
+"""
+
+__all__: list[str] = []

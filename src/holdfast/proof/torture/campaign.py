@@ -1,0 +1,214 @@
+"""Many seeds on many cores: one process each, and one sum of what they saw."""
+
+import gc
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.proof.torture.faults import POINTS
+from holdfast.proof.torture.shrinking import shrink
+from holdfast.proof.torture.templates import Templates
+from holdfast.proof.torture.world import Outcome, run_seed
+
+__all__ = [
+    "ENOUGH_SEEDS",
+    "Failure",
+    "Summary",
+    "collecting_seldom",
+    "replay",
+    "run_here",
+    "told",
+    "torture",
+]
+
+ENOUGH_SEEDS: Final = 2000
+"""In a run as long as this no fault point may stay unvisited."""
+
+_BATCH: Final = 10
+_MOST_FAILURES: Final = 5
+"""Failing seeds that are shrunk and told in full; the rest is counted."""
+
+
+class Failure(msgspec.Struct):
+    """A seed that broke a promise, and the shortest way to it that was found."""
+
+    seed: int
+    violations: list[str]
+    timeline: list[str]
+    faults_left: int
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """What a campaign came to."""
+
+    seeds: int = 0
+    failing: list[int] = msgspec.field(default_factory=list)
+    failures: list[Failure] = msgspec.field(default_factory=list)
+    taps: int = 0
+    requests: int = 0
+    effects: int = 0
+    jobs: int = 0
+    virtual_seconds: float = 0.0
+    seconds: float = 0.0
+    faults: dict[str, int] = msgspec.field(default_factory=dict)
+    points: dict[str, int] = msgspec.field(default_factory=dict)
+    struck: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one seed."""
+        self.seeds += 1
+        self.taps += outcome.taps
+        self.requests += outcome.requests
+        self.effects += outcome.effects
+        self.jobs += outcome.jobs
+        self.virtual_seconds += outcome.virtual_seconds
+        if outcome.violations:
+            self.failing.append(outcome.seed)
+        for total, seen in (
+            (self.faults, outcome.faults),
+            (self.points, outcome.points),
+            (self.struck, outcome.struck),
+        ):
+            for name, count in seen.items():
+                total[name] = total.get(name, 0) + count
+
+    def join(self, other: "Summary") -> None:
+        """Add what another process saw."""
+        self.seeds += other.seeds
+        self.taps += other.taps
+        self.requests += other.requests
+        self.effects += other.effects
+        self.jobs += other.jobs
+        self.virtual_seconds += other.virtual_seconds
+        self.failing += other.failing
+        self.failures += other.failures
+        for name in ("faults", "points", "struck"):
+            setattr(self, name, dict(Counter(getattr(self, name)) + Counter(getattr(other, name))))
+
+    @property
+    def unvisited(self) -> list[str]:
+        """Fault points at which nothing has happened, in a run that is long enough."""
+        if self.seeds < ENOUGH_SEEDS:
+            return []
+        return [point for point in POINTS if not self.struck.get(point)]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all promises were kept, everywhere."""
+        return not self.failing and not self.unvisited
+
+
+def torture(
+    seeds: Iterator[int],
+    *,
+    jobs: int,
+    deadline: float | None = None,
+    on_progress: Callable[[Summary], None] = lambda _: None,
+) -> Summary:
+    """Run seeds in so many processes until there are no more, or until the time is over."""
+    total = Summary()
+    began = time.monotonic()
+    # The order of sets of texts depends on it: with one value a seed is the same in every process.
+    os.environ["PYTHONHASHSEED"] = "0"
+    context = multiprocessing.get_context("spawn")
+    workers: dict[Connection, Any] = {}
+    for _ in range(jobs):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        workers[ours] = process
+    try:
+        waiting = list(workers)
+        for line in waiting:
+            _send_next(line, seeds, deadline, workers)
+        while workers:
+            ready: Any = wait(list(workers))
+            for line in ready:
+                total.join(msgspec.msgpack.decode(line.recv_bytes(), type=Summary))
+                total.seconds = time.monotonic() - began
+                on_progress(total)
+                _send_next(line, seeds, deadline, workers)
+    finally:
+        for process in workers.values():
+            process.kill()
+    total.seconds = time.monotonic() - began
+    total.failing.sort()
+    total.failures.sort(key=lambda failure: failure.seed)
+    return total
+
+
+def _send_next(
+    line: Connection, seeds: Iterator[int], deadline: float | None, workers: dict[Connection, Any]
+) -> None:
+    is_over = deadline is not None and time.monotonic() >= deadline
+    batch = [] if is_over else [seed for seed, _ in zip(seeds, range(_BATCH), strict=False)]
+    line.send(batch)
+    if not batch:
+        process = workers.pop(line)
+        process.join()
+        line.close()
+
+
+def replay(seed: int) -> Failure:
+    """Run one seed again, in a process like those of a campaign, and tell all of it."""
+    os.environ["PYTHONHASHSEED"] = "0"
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_replay, (seed,))
+
+
+def _replay(seed: int) -> Failure:
+    with Templates() as templates:
+        return told(run_seed(seed, templates))
+
+
+def _work(line: Connection) -> None:
+    """Serve one process: batches of seeds in, summaries out."""
+    told = 0
+    with collecting_seldom(), Templates() as templates:
+        while batch := line.recv():
+            summary = run_here(batch, templates, failures=_MOST_FAILURES - told)
+            told += len(summary.failures)
+            line.send_bytes(msgspec.msgpack.encode(summary))
+
+
+def run_here(seeds: Any, templates: Templates, *, failures: int = _MOST_FAILURES) -> Summary:
+    """Run seeds in this process."""
+    summary = Summary()
+    for seed in seeds:
+        outcome = run_seed(seed, templates)
+        summary.add(outcome)
+        if outcome.violations and len(summary.failures) < failures:
+            summary.failures.append(told(shrink(outcome, templates)))
+    return summary
+
+
+def told(outcome: Outcome) -> Failure:
+    """Return a failing seed as a person reads it."""
+    return Failure(
+        seed=outcome.seed,
+        violations=[str(violation) for violation in outcome.violations],
+        timeline=[f"{at:10.3f}  {who:<10} {what}" for at, who, what in outcome.timeline],
+        faults_left=sum(outcome.faults.values()),
+    )
+
+
+@contextmanager
+def collecting_seldom() -> Iterator[None]:
+    """Let the garbage collector look at what is new only: imports are here to stay."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

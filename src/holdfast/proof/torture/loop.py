@@ -1,0 +1,236 @@
+"""Virtual time: an event loop without a clock, and processes that it can pause and kill.
+
+A step of the loop belongs to the process whose context it runs in. The steps of a killed process
+are dropped, those of a paused one wait: as with kill -9 and SIGSTOP, no code of the process gets
+to know. Nothing in here knows Holdfast.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar
+from itertools import count
+from typing import Any, Final, TypeVar
+
+__all__ = ["OUTSIDE", "PROCESS", "Killed", "Process", "VirtualLoop"]
+
+_T = TypeVar("_T")
+
+_CLOSINGS: Final = 50
+"""How often a dead coroutine may refuse to be closed, by waiting in a ``finally``."""
+
+PROCESS: ContextVar["Process | None"] = ContextVar("torture_process", default=None)
+
+OUTSIDE: Final = Context()
+"""The context of what belongs to no process: the network, the person, the scheduler."""
+
+
+class Killed(BaseException):
+    """The process that ran this is no more. Whatever it does on the way out changes nothing."""
+
+
+class Process:
+    """A process that can be killed or paused between any two steps."""
+
+    def __init__(self, loop: "VirtualLoop", name: str) -> None:
+        """Begin to live."""
+        self.loop = loop
+        self.name = name
+        self.alive = True
+        self.is_paused = False
+        self.pauses = 0
+        self.context = Context()
+        self.context.run(PROCESS.set, self)
+        self.tasks: set[asyncio.Task[Any]] = set()
+        # What a kill takes away: connections, files, strands. In this order.
+        self.at_death: list[Callable[[], None]] = []
+        # What is done once nothing of it is on any stack.
+        self.after_death: list[Callable[[], None]] = []
+        self._waiting: deque[asyncio.Handle] = deque()
+
+    def spawn(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
+        """Run a coroutine in this process."""
+        return self.context.copy().run(self.loop.create_task, work)
+
+    def pause(self, seconds: float) -> None:
+        """Let nothing of it run for so long."""
+        if self.alive and not self.is_paused:
+            self.is_paused = True
+            self.pauses += 1
+            self.loop.call_later(seconds, self.resume, context=OUTSIDE.copy())
+
+    def resume(self) -> None:
+        """Let it go on, with everything that has come due meanwhile."""
+        if self.is_paused:
+            self.is_paused = False
+            self.loop.put_back(self._waiting)
+            self._waiting = deque()
+
+    def hold_back(self, handle: asyncio.Handle) -> None:
+        """Keep a step for when the pause is over."""
+        self._waiting.append(handle)
+
+    def kill(self) -> None:
+        """End it here and now."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._waiting.clear()
+        for take_away in self.at_death:
+            take_away()
+        # Not here: one of them may be running this very line.
+        self.loop.call_soon(self._bury, context=OUTSIDE.copy())
+
+    def _bury(self) -> None:
+        """Close the coroutines, so that nothing of them is left to the garbage collector.
+
+        What they do about it touches closed connections only.
+        """
+        while self.tasks:
+            task = self.tasks.pop()
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined] # noqa: SLF001
+                self.context.copy().run(_close, task.get_coro())
+        for clean_up in self.after_death:
+            clean_up()
+
+
+def _close(dead: Any) -> None:
+    for _ in range(_CLOSINGS):
+        try:
+            dead.close()
+        except RuntimeError:  # it waits for something on its way out
+            continue
+        except BaseException:  # noqa: BLE001 - last words of a dead process
+            return
+        return
+
+
+class VirtualLoop:
+    """Runs what is ready; when nothing is, the time of the next timer has come.
+
+    What asyncio asks of a loop and the product uses is here, and nothing else.
+    """
+
+    def __init__(self) -> None:
+        """Begin at zero."""
+        self._as_loop: Any = self
+        self._now = 0.0
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = count()
+        self.steps = 0
+        # Errors that reached the end of a step of a living process.
+        self.on_error: Callable[[dict[str, Any]], None] = lambda _: None
+
+    # -- what asyncio asks of a loop ------------------------------------------------------------
+
+    def time(self) -> float:
+        """Return virtual seconds."""
+        return self._now
+
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:
+        """Run a step after those that are ready."""
+        handle = asyncio.Handle(callback, args, self._as_loop, context)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self, delay: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> Any:
+        """Run a step after so many virtual seconds."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> Any:
+        """Run a step at a virtual time."""
+        handle = asyncio.TimerHandle(when, callback, args, self._as_loop, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Make a future of this loop."""
+        return asyncio.Future(loop=self._as_loop)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> Any:
+        """Make a task, which belongs to the process that makes it."""
+        process = PROCESS.get() if context is None else context.get(PROCESS)
+        if process is not None and not process.alive:  # last words: nobody will run them
+            coro.close()
+            return self.create_future()
+        task = asyncio.Task(coro, loop=self._as_loop, name=name, context=context)
+        if process is not None:
+            process.tasks.add(task)
+            task.add_done_callback(process.tasks.discard)
+        return task
+
+    def get_debug(self) -> bool:
+        """Say no."""
+        return False
+
+    def is_running(self) -> bool:
+        """Say yes: whoever asks is run by it."""
+        return True
+
+    def is_closed(self) -> bool:
+        """Say no."""
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Hear of an error that nobody caught."""
+        process = PROCESS.get()
+        if process is None or process.alive:
+            self.on_error(context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Do nothing: it is left out when its time comes."""
+
+    # -- running --------------------------------------------------------------------------------
+
+    def put_back(self, handles: deque[asyncio.Handle]) -> None:
+        """Run these next, in their order."""
+        self._ready.extend(handles)
+
+    def run_until(self, deadline: float, is_over: Callable[[], bool]) -> None:
+        """Run steps until it is over, the virtual deadline has come, or nothing is left to do."""
+        before = asyncio._get_running_loop()  # noqa: SLF001
+        asyncio._set_running_loop(self._as_loop)  # noqa: SLF001
+        try:
+            while not is_over():
+                handle = self._next(deadline)
+                if handle is None:
+                    return
+                if handle.cancelled():
+                    continue
+                process = handle._context.get(PROCESS)  # type: ignore[attr-defined] # noqa: SLF001
+                if process is not None:
+                    if not process.alive:
+                        continue
+                    if process.is_paused:
+                        process.hold_back(handle)
+                        continue
+                self.steps += 1
+                handle._run()  # noqa: SLF001 - catches whatever is raised
+        finally:
+            asyncio._set_running_loop(before)  # noqa: SLF001
+
+    def _next(self, deadline: float) -> asyncio.Handle | None:
+        if self._ready:
+            return self._ready.popleft()
+        if not self._timers:
+            return None
+        when = self._timers[0][0]
+        if when > deadline:
+            self._now = max(self._now, deadline)
+            return None
+        self._now = max(self._now, when)
+        return heapq.heappop(self._timers)[2]
+
+    def abandon(self) -> None:
+        """Forget everything that was still to come."""
+        self._ready.clear()
+        self._timers.clear()

@@ -1,0 +1,87 @@
+"""Bugs that were planted on purpose: loaded from a checkout, put in place, and hunted.
+
+They are no part of what is installed. Each is a function in ``tests/planted`` that breaks the real
+code while its ``with`` block lasts.
+"""
+
+import importlib.util
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+import holdfast
+from holdfast.errors import UsageError
+from holdfast.proof.torture.campaign import Failure, collecting_seldom, told
+from holdfast.proof.torture.shrinking import shrink
+from holdfast.proof.torture.templates import Templates
+from holdfast.proof.torture.world import run_seed
+
+__all__ = ["MOST_SEEDS", "Bug", "Catch", "hunt", "hunt_here", "load_bugs"]
+
+MOST_SEEDS: Final = 3000
+"""How long one bug is looked for. Most are found within a few dozen seeds."""
+
+Bug = Callable[[], AbstractContextManager[None]]
+
+_PLACE: Final = Path("tests") / "planted"
+_MODULE: Final = "holdfast_planted"
+
+
+class Catch(msgspec.Struct):
+    """One planted bug, and how it was found, if it was."""
+
+    bug: str
+    seeds: int
+    failure: Failure | None = None
+
+
+def load_bugs() -> Mapping[str, Bug]:
+    """Return the planted bugs by name. Raises ``UsageError`` where there is no checkout."""
+    if _MODULE not in sys.modules:
+        place = _find()
+        spec = importlib.util.spec_from_file_location(
+            _MODULE, place / "__init__.py", submodule_search_locations=[str(place)]
+        )
+        assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - it is a file
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[_MODULE] = module
+        spec.loader.exec_module(module)
+    bugs: Mapping[str, Bug] = sys.modules[_MODULE].BUGS
+    return bugs
+
+
+def _find() -> Path:
+    installed = Path(holdfast.__file__).resolve()
+    for base in (installed.parents[2], Path.cwd()):
+        if (base / _PLACE / "__init__.py").is_file():
+            return base / _PLACE
+    raise UsageError("the planted bugs are in the source tree only: run this in a checkout")
+
+
+def hunt(names: list[str], *, jobs: int) -> Iterator[Catch]:
+    """Look for each bug, several at a time; gives each as soon as it is found or given up."""
+    os.environ["PYTHONHASHSEED"] = "0"
+    # A process for each, so that no bug meets what another has left behind.
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
+        yield from pool.imap_unordered(_hunt_one, names, chunksize=1)
+
+
+def _hunt_one(name: str) -> Catch:
+    with collecting_seldom(), Templates() as templates:
+        return hunt_here(name, templates)
+
+
+def hunt_here(name: str, templates: Templates, *, most_seeds: int = MOST_SEEDS) -> Catch:
+    """Look for one bug in this process."""
+    with load_bugs()[name]():
+        for seed in range(most_seeds):
+            outcome = run_seed(seed, templates)
+            if outcome.violations:
+                return Catch(name, seed + 1, told(shrink(outcome, templates)))
+    return Catch(name, most_seeds)

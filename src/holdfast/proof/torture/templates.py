@@ -1,0 +1,58 @@
+"""Empty databases, made once and copied for every seed: to migrate each time would take longer."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from holdfast.device.queue import OutboxQueue
+from holdfast.proof.torture.app import SCHEMA
+from holdfast.stores.migrations import Migration
+from holdfast.stores.sqlite import SqliteStore
+
+__all__ = ["Templates"]
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a place in memory, if there is one
+
+
+class Templates:
+    """A directory for the worlds of one process, in memory where that is possible."""
+
+    def __init__(self) -> None:
+        """Make the empty databases."""
+        base = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+        self._directory = Path(tempfile.mkdtemp(prefix="holdfast-torture-", dir=base))
+        self._numbers = count()
+        self.server = self._directory / "server.db"
+        asyncio.run(self._make_server())
+        outbox = self._directory / "outbox.db"
+        OutboxQueue.open(outbox, driver="apsw").close()
+        self.device = outbox.read_bytes()
+
+    async def _make_server(self) -> None:
+        store = SqliteStore(self.server, migrations=[Migration("torture", 1, "torture", SCHEMA)])
+        await store.open()
+        await store.close()
+
+    def new_directory(self) -> Path:
+        """Make a directory for one world."""
+        directory = self._directory / str(next(self._numbers))
+        directory.mkdir()
+        return directory
+
+    def __enter__(self) -> Self:
+        """Return the templates."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Remove them."""
+        shutil.rmtree(self._directory, ignore_errors=True)

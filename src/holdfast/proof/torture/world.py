@@ -1,0 +1,372 @@
+"""One seed: a world is set up, tortured, left alone to drain, and written down as a history."""
+
+import logging
+import shutil
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.proof.checker import Violation, check
+from holdfast.proof.history import Effect, FollowUp, History, JobEffect, JobSeen
+from holdfast.proof.torture.broker import SteppedBroker
+from holdfast.proof.torture.device import Device
+from holdfast.proof.torture.faults import Faults, Mask
+from holdfast.proof.torture.loop import OUTSIDE, PROCESS, VirtualLoop
+from holdfast.proof.torture.network import Network
+from holdfast.proof.torture.person import People
+from holdfast.proof.torture.possession import possessed
+from holdfast.proof.torture.server import Server
+from holdfast.proof.torture.taps import Planned, plan_taps
+from holdfast.proof.torture.templates import Templates
+
+if TYPE_CHECKING:
+    from holdfast.proof.torture.store import SteppedBell, SteppedConnection
+
+__all__ = ["Outcome", "run_seed"]
+
+_BEGINNING: Final = datetime(2030, 1, 1, tzinfo=UTC)
+_MOST_TORTURE_SECONDS: Final = 3600.0
+_DRAIN_SECONDS: Final = 21_600.0
+_LOOK_SECONDS: Final = 4.0
+_SELDOM_SECONDS: Final = 300.0
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What one seed came to."""
+
+    seed: int
+    violations: list[Violation]
+    taps: int
+    requests: int
+    effects: int
+    jobs: int
+    faults: dict[str, int]
+    points: dict[str, int]
+    struck: dict[str, int]
+    fault_count: int
+    virtual_seconds: float
+    timeline: list[tuple[float, str, str]]
+    fingerprint: str
+
+
+def run_seed(seed: int, templates: Templates, mask: Mask | None = None) -> Outcome:
+    """Torture one world, and decide."""
+    chance = Random(f"holdfast torture {seed}")  # noqa: S311 - replayed, not guessed
+    with possessed(Random(chance.getrandbits(64))):  # noqa: S311
+        world = World(chance, templates, mask or Mask())
+        try:
+            return world.live(seed)
+        finally:
+            world.end()
+
+
+class World:
+    """Everything of one seed."""
+
+    def __init__(self, chance: Random, templates: Templates, mask: Mask) -> None:
+        """Make up the world; nothing has happened yet."""
+
+        def stream() -> Random:
+            # One each, so that a fault left out changes as little else as possible.
+            return Random(chance.getrandbits(64))  # noqa: S311
+
+        self.loop = VirtualLoop()
+        self.loop.on_error = self._on_error
+        self.faults = Faults(stream(), mask)
+        self._disk_chance = stream()
+        self._chance = stream()
+        self.writers: list[SteppedConnection] = []
+        self.bells: list[SteppedBell] = []
+        self.mishaps: list[str] = []
+        self.answers = 0
+        self.timeline: list[tuple[float, str, str]] = []
+        self._directory = templates.new_directory()
+        self.path = self._directory / "server.db"
+        shutil.copyfile(templates.server, self.path)
+        self.network = Network(self, stream())
+        broker_chance, plan, hands = stream(), stream(), stream()
+        with_broker = plan.random() < 0.25  # noqa: PLR2004
+        self.broker = SteppedBroker(self.loop, self.faults, broker_chance) if with_broker else None
+        self._listener = _Listener(self)
+        self.servers = self._make_servers(plan)
+        self.serving = [server for server in self.servers if server.serves]
+        self._make_devices(plan, stream, templates)
+        self.people = People(self, self.devices, hands)
+        planned = plan_taps(plan, {device.name: device.users for device in self.devices})
+        self.taps: dict[str, Planned] = {tap.id: tap for tap in planned}
+        self._planned = planned
+
+    def _make_servers(self, plan: Random) -> list[Server]:
+        match plan.choice(("one", "one", "two", "apart")):
+            case "one":
+                shape = [("server", True, True)]
+            case "two":
+                shape = [("server-1", True, True), ("server-2", True, True)]
+            case _:
+                shape = [("server", True, False), ("worker", False, True)]
+        return [Server(self, name, serves=serves, works=works) for name, serves, works in shape]
+
+    def _make_devices(
+        self, plan: Random, stream: Callable[[], Random], templates: Templates
+    ) -> None:
+        self.devices: list[Device] = []
+        count = plan.choice((1, 1, 1, 2))
+        for number in range(count):
+            users = [f"u{number}{letter}" for letter in "ab"[: plan.choice((1, 1, 1, 2))]]
+            self.devices.append(
+                Device(
+                    self,
+                    f"d{number}",
+                    users,
+                    directory=self._directory / f"d{number}",
+                    template=templates.device,
+                    processes=plan.choice((1, 1, 1, 2)),
+                    chance=stream(),
+                )
+            )
+
+    # -- what the parts ask -----------------------------------------------------------------------
+
+    def now(self) -> datetime:
+        """Return the true time, which is the server's."""
+        return _BEGINNING + timedelta(seconds=self.loop.time())
+
+    def unix_time(self) -> float:
+        """Return the same in seconds."""
+        return self.now().timestamp()
+
+    def disk_seconds(self) -> float:
+        """Say how long a piece of work on the server's database takes."""
+        if self.faults.happens("slow disk", 0.002):
+            return self.faults.between(1.0, 15.0)
+        return 0.0005 + 0.002 * self._disk_chance.random()
+
+    def ring_seconds(self) -> float | None:
+        """Say how long a ring takes."""
+        return None if self.faults.happens("ring lost") else 0.001
+
+    def note(self, who: str, what: str) -> None:
+        """Write a line of the timeline."""
+        self.timeline.append((self.loop.time(), who, what))
+
+    def _on_error(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if "handle" in context and isinstance(error, Exception):
+            self.mishaps.append(f"{type(error).__name__}: {error}")
+
+    # -- life -------------------------------------------------------------------------------------
+
+    def live(self, seed: int) -> Outcome:
+        """Torture, drain, decide."""
+        self.people.begin(self._planned)
+        self._every(5.0, 40.0, self._make_trouble)
+        self._every(40.0, 200.0, self.people.tend)
+        self.loop.run_until(_MOST_TORTURE_SECONDS, lambda: self.people.have_tapped)
+        self.loop.run_until(self.loop.time() + self.faults.between(1.0, 60.0), _never)
+        self._calm_down()
+        deadline = self.loop.time() + _DRAIN_SECONDS
+        look = _LOOK_SECONDS
+        while self.loop.time() < deadline:
+            self.loop.run_until(self.loop.time() + look, _never)
+            if self._is_settled():
+                break
+            look = min(2 * look, _SELDOM_SECONDS)
+        history = self._history()
+        return self._outcome(seed, history)
+
+    def _every(self, least: float, most: float, step: Callable[[], None]) -> None:
+        """Do something now and then."""
+
+        def again() -> None:
+            step()
+            self._later(least + (most - least) * self._chance.random(), again)
+
+        self._later(least * self._chance.random(), again)
+
+    def _later(self, seconds: float, step: Callable[[], None]) -> None:
+        self.loop.call_later(seconds, step, context=OUTSIDE.copy())
+
+    def _make_trouble(self) -> None:
+        """Bring what comes from outside: nobody has to reach a fault point for it."""
+        faults = self.faults
+        device = self._chance.choice(self.devices)
+        if faults.happens("network cut"):
+            seconds = faults.between(5.0, 400.0)
+            self.note(device.name, f"no network for {seconds:.0f} s")
+            self.network.cut_off.add(device.name)
+            self._later(seconds, lambda: self.network.cut_off.discard(device.name))
+        if faults.happens("disk full"):
+            self.note(device.name, "disk full")
+            device.disk.is_full = True
+            self._later(faults.between(5.0, 60.0), lambda: _make_room(device))
+        if faults.happens("clock jump"):
+            self.people.set_clock()
+        if faults.happens("pause"):
+            process = self._chance.choice([*self.servers]).process
+            self.note(process.name, "pause")
+            process.pause(faults.between(5.0, 150.0))
+        if not faults.is_calm:
+            dice = self._chance.random()
+            if dice < 0.3:  # noqa: PLR2004
+                self.people.change_mind()
+            elif dice < 0.45:  # noqa: PLR2004
+                self.people.forge()
+            elif dice < 0.6:  # noqa: PLR2004
+                self.people.borrow()
+
+    def _calm_down(self) -> None:
+        """Let nothing go wrong any more."""
+        self.faults.is_calm = True
+        self.note("world", "the faults stop")
+        self.network.cut_off.clear()
+        for device in self.devices:
+            device.disk.is_full = False
+        for server in self.servers:
+            server.process.resume()
+        for device in self.devices:
+            for life in device.lives:
+                life.process.resume()
+        self._rows = sqlite3.connect(self.path)
+
+    def _is_settled(self) -> bool:
+        waits = self._rows.execute("SELECT 1 FROM jobs LIMIT 1").fetchone()
+        return waits is None and not any(device.unsettled() for device in self.devices)
+
+    def _unsettled(self) -> list[str]:
+        """Say what has not ended."""
+        found = [
+            f"{count} entries on {device.name} are not settled"
+            for device in self.devices
+            if (count := device.unsettled())
+        ]
+        jobs = self._rows.execute("SELECT count(*) FROM jobs").fetchone()[0]
+        return [*found, f"{jobs} jobs wait"] if jobs else found
+
+    def _history(self) -> History:
+        rows = self._rows.execute
+        effects = [
+            Effect(number=number, tenant=tenant, tap=tap)
+            for number, tenant, tap in rows("SELECT number, tenant, tap FROM effects")
+        ]
+        return History(
+            taps=[tap.fact() for tap in self.taps.values()],
+            effects=effects,
+            fates=[fate for device in self.devices for fate in device.fates()],
+            answers=self.network.answers,
+            jobs=self._jobs(),
+            job_effects=[
+                JobEffect(
+                    number=number,
+                    tenant=tenant,
+                    job_id=job_id,
+                    attempt=attempt,
+                    order=line,
+                    position=position,
+                )
+                for number, tenant, job_id, attempt, line, position in rows(
+                    "SELECT number, tenant, job_id, attempt, line, position FROM job_effects"
+                )
+            ],
+            follow_ups=self._follow_ups(),
+            undrained=self._unsettled(),
+            mishaps=self.mishaps,
+        )
+
+    def _jobs(self) -> list[JobSeen]:
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        rows = self._rows.execute(
+            "SELECT tenant, id, type, resource_id, 'waits', 1 FROM jobs"
+            " UNION ALL SELECT tenant, job_id, type, resource_id, 'marker', attempts"
+            " FROM job_completions"
+            " UNION ALL SELECT tenant, job_id, type, resource_id, 'is_dead', 1"
+            " FROM dead_letters WHERE requeued_at IS NULL"
+        )
+        for tenant, job_id, job_type, tap, what, value in rows:
+            facts = found.setdefault((tenant, job_id), {"writes": job_type == "follow"})
+            facts["tap"] = tap
+            facts[what] = value if what == "marker" else True
+        return [JobSeen(tenant=t, job_id=j, **facts) for (t, j), facts in found.items()]
+
+    def _follow_ups(self) -> list[FollowUp]:
+        """Compare what the counting jobs saw with what there is; not where one has died."""
+        rows = self._rows.execute(
+            "SELECT tenant, count(*), (SELECT seen FROM counts WHERE tenant = effects.tenant)"
+            " FROM effects WHERE tenant NOT IN (SELECT tenant FROM dead_letters"
+            " WHERE type = 'count') GROUP BY tenant"
+        )
+        return [
+            FollowUp(tenant=tenant, name="count", wanted=wanted, seen=seen)
+            for tenant, wanted, seen in rows
+        ]
+
+    def _outcome(self, seed: int, history: History) -> Outcome:
+        text = "\n".join(f"{at:.6f} {who} {what}" for at, who, what in self.timeline)
+        return Outcome(
+            seed=seed,
+            violations=check(history),
+            taps=len(history.taps),
+            requests=self.network.requests,
+            effects=len(history.effects),
+            jobs=len(history.jobs),
+            faults=dict(self.faults.by_kind),
+            points=dict(self.faults.reached),
+            struck=dict(self.faults.struck),
+            fault_count=self.faults.number,
+            virtual_seconds=self.loop.time(),
+            timeline=self.timeline,
+            fingerprint=sha256(text.encode()).hexdigest(),
+        )
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        self.faults.is_calm = True
+        for server in self.servers:
+            server.process.after_death.clear()
+            server.process.kill()
+        for device in self.devices:
+            device.switch_off()
+        self.loop.run_until(self.loop.time(), _never)
+        self.loop.abandon()
+        self._listener.remove()
+        if hasattr(self, "_rows"):
+            self._rows.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class _Listener(logging.Handler):
+    """Hears errors that the product logs instead of raising them."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+        self._logger = logging.getLogger("holdfast")
+        self._was = self._logger.level, self._logger.propagate
+        self._logger.setLevel(logging.ERROR)
+        self._logger.propagate = False
+        self._logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = PROCESS.get()
+        if process is not None and not process.alive:  # its last words
+            return
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            self._world.mishaps.append(f"{record.getMessage()}: {type(error).__name__}: {error}")
+
+    def remove(self) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._was[0])
+        self._logger.propagate = self._was[1]
+
+
+def _never() -> bool:
+    return False
+
+
+def _make_room(device: Device) -> None:
+    device.disk.is_full = False
