@@ -10,6 +10,8 @@ __all__ = ["add_proof"]
 def add_proof(app: typer.Typer) -> None:
     """Hang the commands on the command line."""
     app.command()(demo)
+    app.command()(siege)
+    app.command()(torture)
     app.command(
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         add_help_option=False,
@@ -46,3 +48,66 @@ def bench(context: typer.Context) -> None:
     from holdfast.cli.bench import run_bench
 
     raise typer.Exit(run_bench(context.args))
+
+
+def siege(
+    seconds: Annotated[
+        float, typer.Option(min=1, max=86_400, help="How long to kill and stop processes.")
+    ] = 60,
+    database: Annotated[str, typer.Option(help="sqlite or postgres.")] = "sqlite",
+    nats: Annotated[bool, typer.Option("--nats", help="Bring jobs by NATS.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Which faults there are.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Write the report as JSON.")] = False,
+) -> None:
+    """Put real processes under fire: kill -9, stops, lost answers, crashes of the database.
+
+    Starts servers, workers, devices and, if asked for, PostgreSQL and NATS of its own, and removes
+    all of them. Ends with exit code 1 if an acknowledged action happened twice, or not at all, or
+    out of order.
+
+    For example:
+
+        holdfast siege --seconds 600 --database postgres --nats
+    """
+    from holdfast.cli.siege import show_siege
+
+    raise typer.Exit(
+        show_siege(seconds=seconds, database=database, nats=nats, seed=seed, as_json=json)
+    )
+
+
+def torture(  # noqa: PLR0917 - typer calls by name
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds to run.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=1, help="How long to run.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Replay this one, and show all that happened.")
+    ] = None,
+    first: Annotated[int, typer.Option(min=0, help="The seed to begin with.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Processes; one per core by default.")
+    ] = None,
+    planted: Annotated[
+        bool, typer.Option("--planted", help="Hunt bugs that were planted on purpose.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Write the result as JSON.")] = False,
+) -> None:
+    """Torture the real code in a simulated world: crashes, lost answers, full disks, power cuts.
+
+    Device, server, store and jobs run in one process, in virtual time, and everything that goes
+    wrong is decided by the seed. Ends with exit code 1 if a promise was broken; then it says by
+    which seed, and by which few faults.
+
+    For example:
+
+        holdfast torture --seconds 600
+    """
+    from holdfast.cli.torture import check_options, show_planted, show_seed, show_torture
+
+    check_options(seed=seed, seeds=seeds, seconds=seconds)
+    if planted:
+        raise typer.Exit(show_planted(jobs=jobs, as_json=json))
+    if seed is not None:
+        raise typer.Exit(show_seed(seed, as_json=json))
+    raise typer.Exit(
+        show_torture(seeds=seeds, seconds=seconds, first=first, jobs=jobs, as_json=json)
+    )
