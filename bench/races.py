@@ -35,13 +35,13 @@ def served(contenders: list[Contender]) -> Iterator[None]:
     processes = []
     try:
         for contender in contenders:
-            contender.port = _free_port()
+            contender.port = free_port()
             command = [sys.executable, "-m", "uvicorn", f"bench.apps:{contender.app}", "--factory"]
             command += ["--port", str(contender.port), "--no-access-log", "--log-level", "warning"]
             environment = {**os.environ, "BENCH_DATABASE": contender.database}
             processes.append(subprocess.Popen(command, env=environment))
         for contender in contenders:
-            _wait_until_up(contender.port)
+            wait_until_up(contender.port)
         yield
     finally:
         for process in processes:
@@ -75,13 +75,13 @@ def _load(contender: Contender, seconds: float) -> float:
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _wait_until_up(port: int) -> None:
+def wait_until_up(port: int) -> None:
     for _ in range(200):
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/openapi.json", timeout=1).close()
