@@ -7,10 +7,13 @@ into a file of the same kind, and knows nothing else: no validation, no order, n
 import statistics
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from holdfast.core.entry import Entry
 from holdfast.device import NewEntry, OutboxQueue
@@ -21,6 +24,8 @@ from holdfast.system import new_id
 USER = "ada"
 PASSPHRASE = b"k" * 32  # a key: nobody wants to measure how long stretching takes
 BULK = 5_000
+# More than any disk commits in a second, one after the other.
+_FASTEST_PER_SECOND = 12_000
 CLAIMS = 400
 
 Step = Callable[[], Any]
@@ -47,7 +52,9 @@ def enqueue(
     for kind, key in (("plain", None), ("encrypted", PASSPHRASE)):
         contenders: dict[str, _Contender] = {
             "raw commits of the same row": _Raw(folder / f"raw-{kind}.db", key),
-            "raw commits, a table without indexes": _Raw(folder / f"bare-{kind}.db", key, bare=True),
+            "raw commits, a table without indexes": _Raw(
+                folder / f"bare-{kind}.db", key, bare=True
+            ),
             "Holdfast": _Ours(folder / f"ours-{kind}.db", key),
         }
         if key is None:
@@ -79,12 +86,9 @@ def bulk(
         for number in range(rounds + 1):
             news = list(new_entries(entries))
             rows = list(raw.rows(entries))
-            by_turns: list[tuple[str, Callable[[], float]]] = [
-                ("raw insert of the same rows", lambda rows=rows: raw.many(rows)),
-                ("Holdfast", lambda news=news: ours.many(news)),
-            ]
-            for name, run in by_turns if number % 2 == 0 else reversed(by_turns):
-                rate = run()
+            names = list(rates)
+            for name in names if number % 2 == 0 else reversed(names):
+                rate = ours.many(news) if name == "Holdfast" else raw.many(rows)
                 if number:  # the first round warms up
                     rates[name].append(rate)
                 step()
@@ -95,18 +99,23 @@ def bulk(
 
 
 def claims(
-    folder: Path, *, small: int = 1_000, large: int = 1_000_000, rounds: int = 5
+    folder: Path,
+    *,
+    small: int = 1_000,
+    large: int = 1_000_000,
+    rounds: int = 5,
+    count: int = CLAIMS,
 ) -> dict[str, float]:
     """Return how long it takes to look for the next entry and to claim it, few and many queued."""
     queues = {size: _filled(folder / f"claims-{size}.db", size) for size in (small, large)}
     looks: dict[int, list[float]] = {size: [] for size in queues}
     takes: dict[int, list[float]] = {size: [] for size in queues}
     for queue in queues.values():
-        _claims(queue, CLAIMS // rounds)  # pages and plans warm up
+        _claims(queue, count // rounds)  # pages and plans warm up
     for number in range(rounds):
         sizes = (small, large) if number % 2 == 0 else (large, small)
         for size in sizes:
-            looked, took = _claims(queues[size], CLAIMS // rounds)
+            looked, took = _claims(queues[size], count // rounds)
             looks[size].append(looked)
             takes[size].append(took)
     for queue in queues.values():
@@ -149,19 +158,23 @@ def _filled(path: Path, size: int) -> OutboxQueue:
 
 
 class _Contender:
-    """Something that makes one durable row at a time."""
+    """Something that makes one durable row at a time, of what was prepared before."""
 
-    def put(self, number: int) -> None:
+    def prepare(self, count: int) -> Iterator[Any]:
+        """Return what to put: made outside the time that is taken."""
+        return new_entries(count)
+
+    def put(self, item: Any) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
         raise NotImplementedError
 
     def run(self, seconds: float) -> float:
-        began = time.perf_counter()
-        done = 0
-        while time.perf_counter() - began < seconds:
-            self.put(done)
+        items = deque(self.prepare(int(seconds * _FASTEST_PER_SECOND) + 1))
+        done, began = 0, time.perf_counter()
+        while items and time.perf_counter() - began < seconds:
+            self.put(items.popleft())
             done += 1
         return done / (time.perf_counter() - began)
 
@@ -170,10 +183,9 @@ class _Ours(_Contender):
     def __init__(self, path: Path, key: bytes | None) -> None:
         self.queue = OutboxQueue.open(path, passphrase=key)
         self.queue.add_user(USER)
-        self._news = new_entries(10_000_000)
 
-    def put(self, number: int) -> None:
-        self.queue.enqueue(next(self._news))
+    def put(self, item: Any) -> None:
+        self.queue.enqueue(item)
 
     def many(self, news: Iterable[NewEntry]) -> float:
         began = time.perf_counter()
@@ -207,10 +219,11 @@ class _Raw(_Contender):
             self._next += 1
             yield _row(self._pattern, self._next, new_id(datetime.now(UTC)), str(uuid.uuid4()))
 
-    def put(self, number: int) -> None:
-        row = next(self.rows(1))
+    prepare = rows
+
+    def put(self, item: Any) -> None:
         self._connection.execute("BEGIN IMMEDIATE")
-        self._connection.execute(self._sql, row)
+        self._connection.execute(self._sql, item)
         self._connection.execute("COMMIT")
 
     def many(self, rows: list[tuple[Any, ...]]) -> float:
@@ -263,12 +276,12 @@ class _PersistQueue(_Contender):
         import persistqueue
 
         self._queue = persistqueue.SQLiteQueue(str(path), auto_commit=True)
-        for connection in {self._queue._putter, self._queue._getter}:  # noqa: SLF001
+        connections: set[Any] = {self._queue._putter, self._queue._getter}  # noqa: SLF001
+        for connection in connections:
             connection.execute("PRAGMA synchronous = FULL")
-        self._news = new_entries(10_000_000)
 
-    def put(self, number: int) -> None:
-        self._queue.put(_as_dict(next(self._news)))
+    def put(self, item: Any) -> None:
+        self._queue.put(_as_dict(item))
 
     def close(self) -> None:
         self._queue.close()
@@ -276,16 +289,13 @@ class _PersistQueue(_Contender):
 
 class _LiteQueue(_Contender):
     def __init__(self, path: Path) -> None:
-        import litequeue
+        import litequeue  # type: ignore[import-untyped]
 
         self._queue = litequeue.LiteQueue(str(path))
         self._queue.conn.execute("PRAGMA synchronous = FULL")
-        self._news = new_entries(10_000_000)
 
-    def put(self, number: int) -> None:
-        import msgspec
-
-        self._queue.put(msgspec.json.encode(_as_dict(next(self._news))).decode())
+    def put(self, item: Any) -> None:
+        self._queue.put(msgspec.json.encode(_as_dict(item)).decode())
 
     def close(self) -> None:
         self._queue.conn.close()

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from bench import outbox
+from bench import outbox, outbox_drain
 from bench.lines import Line, at_least, at_most, line
 from bench.world import World
 
@@ -31,7 +31,25 @@ def lines(world: World) -> list[Line]:
     claims = outbox.claims(folder, large=large)
     row: dict[str, Any] = {"ratio": claims["claim_ratio"], **claims}
     name = f"claim with {large:,} queued ÷ with {claims['small']:,.0f}"
-    return [*drawn, line("outbox", name, row, at_most(1.5))]
+    drawn.append(line("outbox", name, row, at_most(1.5)))
+    world.say("draining")
+    return [*drawn, *_drains(world, folder)]
+
+
+def _drains(world: World, folder: Path) -> list[Line]:
+    part = "outbox, drain on loopback ÷ bare httpx loop"
+    names = {
+        "outbox_drain_lanes": "in lanes",
+        "outbox_drain_lanes_encrypted": "in lanes, encrypted",
+        "outbox_drain_in_order": "strictly in order",
+        "outbox_drain_field_service": "to the field service on SQLite",
+    }
+    found = outbox_drain.drain(folder, rounds=world.rounds)
+    drawn = [line(part, name, found[key], at_least(0.8)) for key, name in names.items()]
+    kept = outbox_drain.memory(folder, entries=min(world.rows, 100_000))
+    row = {"ratio": kept["growth"], **kept}
+    name = f"memory at the end of {kept['entries']:,} entries ÷ at the beginning"
+    return [*drawn, line("outbox", name, row, at_most(1.1))]
 
 
 def claim_us(folder: Path, entries: int) -> float:
