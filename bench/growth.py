@@ -48,8 +48,10 @@ async def postgres(full_url: str, empty_url: str, rows: int) -> dict[str, float]
     try:
         connection = await asyncpg.connect(full_url)
         await fill_postgres(connection, rows)
+        size = await connection.fetchval("SELECT pg_total_relation_size('idempotency_records')")
         await connection.close()
-        return {"rows": rows, **await _compared(full, empty), **await _sweep(full)}
+        about = {"rows": rows, "bytes_per_record": size / rows}
+        return {**about, **await _compared(full, empty), **await _sweep(full)}
     finally:
         await full.close()
         await empty.close()
@@ -71,7 +73,9 @@ async def sqlite(folder: str, rows: int) -> dict[str, float]:
     await empty.open()
     try:
         await asyncio.to_thread(fill_sqlite, f"{folder}/full.db", rows)
-        return {"rows": rows, **await _compared(full, empty), **await _sweep(full)}
+        size = await asyncio.to_thread(_bytes_of, f"{folder}/full.db")
+        about = {"rows": rows, "bytes_per_record": size / rows}
+        return {**about, **await _compared(full, empty), **await _sweep(full)}
     finally:
         await full.close()
         await empty.close()
@@ -98,6 +102,15 @@ def fill_sqlite(path: str, rows: int) -> None:
         db.execute("PRAGMA cache_size=-400000")
         db.execute(_SQLITE_FILL, values)
     db.close()
+
+
+def _bytes_of(path: str) -> int:
+    with sqlite3.connect(path) as db:
+        (pages,), (each,) = (
+            db.execute(f"PRAGMA {what}").fetchone() for what in ("page_count", "page_size")
+        )
+    db.close()
+    return int(pages * each)
 
 
 async def _lookups(store: Store) -> list[float]:
