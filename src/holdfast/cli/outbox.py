@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event as Flag
@@ -15,11 +16,13 @@ from msgspec import UNSET
 
 from holdfast.cli.output import Failure, print_json, print_table, shown
 from holdfast.core.entry import Attempt, Entry, NewEntry, Resolution, Status
+from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.device.conflicts import resolve_by_hand
 from holdfast.device.drain import drain
 from holdfast.device.events import Event, EventKind
 from holdfast.device.queue import OutboxQueue
 from holdfast.device.report import DrainReport, Ended
+from holdfast.device.settings import QueueSettings
 from holdfast.device.transport import HttpTransport
 from holdfast.errors import EntryInvalidError, UsageError
 
@@ -39,6 +42,7 @@ __all__ = [
 ]
 
 _BAD_INPUT: Final = 2
+_DAY_SECONDS: Final = 86_400.0
 _RESOLUTIONS: Final[Mapping[str, Resolution]] = {
     "server_wins": Resolution.THEIRS,
     "theirs": Resolution.THEIRS,
@@ -66,7 +70,9 @@ class Place(msgspec.Struct, frozen=True):
         if must_exist and not self.path.exists():
             raise Failure(f"{self.path} does not exist: the first holdfast outbox … add makes it")
         try:
-            with OutboxQueue.open(self.path, passphrase=self._passphrase()) as queue:
+            with OutboxQueue.open(
+                self.path, passphrase=self._passphrase(), settings=_queue_settings()
+            ) as queue:
                 yield queue
         except EntryInvalidError as error:
             raise Failure(f"{error.message} ({error.rule})", _BAD_INPUT) from error
@@ -197,7 +203,9 @@ def drain_user(
     ):
         if user not in queue.users():
             raise Failure(f"{place.path} knows no user {user}")
-        report = drain(queue, user, transport, token, max_seconds=max_seconds, stop=stop)
+        report = drain(
+            queue, user, transport, token, max_seconds=max_seconds, stop=stop, retry=_retry()
+        )
     if as_json:
         print_json(msgspec.to_builtins(report))
     else:
@@ -303,6 +311,38 @@ def watchdog(place: Place, *, as_json: bool) -> None:
         print_json({"revived": [entry.id for entry in back]})
     else:
         print(f"{_entries(len(back))} brought back")
+
+
+# ------------------------------------------------------------------ what can be set
+
+
+def _queue_settings() -> QueueSettings:
+    lease_seconds = _seconds("HOLDFAST_OUTBOX_LEASE_SECONDS")
+    return QueueSettings() if lease_seconds is None else QueueSettings(lease_seconds=lease_seconds)
+
+
+def _retry() -> RetryPolicy | None:
+    """Return how to retry if that is set: as walk does, from another first wait."""
+    first_seconds = _seconds("HOLDFAST_OUTBOX_RETRY_SECONDS")
+    if first_seconds is None:
+        return None
+    ceiling_seconds = DEVICE.ceiling_seconds / DEVICE.first_seconds * first_seconds
+    return replace(DEVICE, first_seconds=first_seconds, ceiling_seconds=ceiling_seconds)
+
+
+def _seconds(variable: str) -> float | None:
+    given = os.environ.get(variable)
+    if not given:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= _DAY_SECONDS:
+        raise Failure(
+            f"{variable} should be a number of seconds above 0, not {given!r}", _BAD_INPUT
+        )
+    return seconds
 
 
 # ------------------------------------------------------------------ what people see

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from holdfast.services.catalogue import SERVICES
+
 __all__ = ["HOLDFAST", "Child", "ChildrenError", "Nursery"]
 
 HOLDFAST: Final = "holdfast.cli.main:main"
@@ -25,6 +27,13 @@ _PRELOADED: Final = (
     "holdfast.cli.outbox",
     "holdfast.cli.serving",
     "holdfast.services.app",
+    # What a server and a worker import when they start.
+    *(f"{service.package}.api" for service in SERVICES),
+    "holdfast.services.routes.jobs",
+    "holdfast.services.walk.jobs",
+    "holdfast.services.planning.jobs",
+    "holdfast.stores.sqlite",
+    "apsw",
     "uvicorn.protocols.http.auto",
     "uvicorn.loops.auto",
     "uvicorn.lifespan.on",

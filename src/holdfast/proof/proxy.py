@@ -41,14 +41,37 @@ CALM: Final = Weather()
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request as the proxy saw it; ``status`` is None if the server gave no answer."""
+    """One request as the proxy saw it, and the answer if the server gave one."""
 
-    method: str
-    path: str
-    key: str | None
-    status: int | None
-    replayed: bool
+    head: bytes
+    body: bytes
+    answer: bytes
     fate: str
+
+    @property
+    def line(self) -> str:
+        """Method and path."""
+        return self.head.split(b"\r\n", 1)[0].decode("latin-1").rpartition(" ")[0]
+
+    def header(self, name: str) -> str | None:
+        """Return a header of the request, by its name in lower case."""
+        return _header(self.head, name)
+
+    @property
+    def status(self) -> int | None:
+        """The answer's status; None if there was no answer."""
+        return _status_of(self.answer) if self.answer else None
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the server answered from its memory."""
+        head = self.answer.partition(b"\r\n\r\n")[0]
+        return head != b"" and _header(head, "idempotency-replayed") == "true"
+
+    @property
+    def answer_body(self) -> bytes:
+        """What the server said."""
+        return self.answer.partition(b"\r\n\r\n")[2]
 
 
 async def _nobody(_exchange: Exchange) -> None:
@@ -60,20 +83,21 @@ class CuttingProxy:
 
     def __init__(
         self,
-        upstream_port: int,
-        *,
+        *upstream_ports: int,
         weather: Weather = CALM,
         seed: int = 0,
         on_exchange: Callable[[Exchange], Awaitable[None]] = _nobody,
     ) -> None:
-        """Take the server's port; the proxy's own is held, but refuses until it is opened.
+        """Take the ports of the servers; the proxy's own is held, but refuses until it is opened.
+
+        With several servers each connection goes to one of them, by chance.
 
         ``on_exchange`` is awaited when the server has answered (or has not), before the device can
         know: whoever wants to kill the device at the worst moment does it there.
         """
         self.weather = weather
         self.fates: Counter[str] = Counter()
-        self._upstream_port = upstream_port
+        self._upstream_ports = upstream_ports
         self._chance = random.Random(seed)  # noqa: S311 - weather, not a secret
         self._on_exchange = on_exchange
         self._socket = socket.socket()
@@ -107,7 +131,7 @@ class CuttingProxy:
         if task is not None:
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
-        upstream = _Upstream(self._upstream_port)
+        upstream = _Upstream(self._chance.choice(self._upstream_ports))
         # A task that ends cancelled would be logged as an error by the stream's own callback.
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while await self._exchange(reader, writer, upstream):
@@ -131,7 +155,7 @@ class CuttingProxy:
             answer = await upstream.ask(head + body)
             fate = fate if answer else "no_answer"
         self.fates[fate] += 1
-        await self._on_exchange(_seen(head, answer, fate))
+        await self._on_exchange(Exchange(head, body, answer, fate))
         if self.weather.longest_delay_seconds:
             await asyncio.sleep(self._chance.random() * self.weather.longest_delay_seconds)
         if fate == "passed":
@@ -211,16 +235,3 @@ def _length_of(head: bytes) -> int:
 
 def _status_of(head: bytes) -> int:
     return int(head.split(b" ", 2)[1])
-
-
-def _seen(request: bytes, answer: bytes, fate: str) -> Exchange:
-    method, path, _ = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)
-    answer = answer.partition(b"\r\n\r\n")[0]
-    return Exchange(
-        method,
-        path,
-        _header(request, "idempotency-key"),
-        _status_of(answer) if answer else None,
-        answer != b"" and _header(answer, "idempotency-replayed") == "true",
-        fate,
-    )

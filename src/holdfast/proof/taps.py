@@ -10,7 +10,7 @@ alone says how often it happened.
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
-from uuid import uuid4
+from uuid import UUID, uuid5
 
 from holdfast.core.entry import NewEntry
 
@@ -19,6 +19,7 @@ __all__ = ["LONG_DAY", "SHORT_DAY", "WalkAct", "marks_of", "visit", "walk_entry"
 WalkAct = tuple[str, str, int]
 """What the server tells a walker's devices: type, quest or node, and the step (or 0)."""
 
+_IDS: Final = UUID("6d2f1c1e-93a1-4e0f-8f0c-5d6a1f0b7c11")
 _MANY_TRIES: Final = 10_000
 """The faults of a proof are no reason to trouble a person."""
 
@@ -81,7 +82,12 @@ def walk_entry(user: str, act: WalkAct) -> NewEntry:
 
 def visit(user: str, place: str) -> Iterator[NewEntry]:
     """Give the five taps of a visit."""
-    activity, contact = str(uuid4()), str(uuid4())
+
+    def local(what: str) -> str:
+        # From names, so that a device that died over it goes on with the same ids.
+        return str(uuid5(_IDS, f"{user}/{place}/{what}"))
+
+    activity, contact = local("activity"), local("contact")
 
     def tap(
         kind: str, mark: str, operation: str = "create", path: str = "", **fields: Any
@@ -104,7 +110,7 @@ def visit(user: str, place: str) -> Iterator[NewEntry]:
         yield tap(
             "expenses",
             what,
-            local_id=str(uuid4()),
+            local_id=local(what),
             activity_id=activity,
             contact_id=contact,
             amount=amount,
