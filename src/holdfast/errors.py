@@ -300,6 +300,8 @@ class EntryNotFoundError(OutboxError):
 class TransitionError(OutboxError):
     """The entry's status does not allow this; ``core/entry.py`` has the table of what does."""
 
+    rule = "status_transition_must_be_valid"
+
 
 class OutcomeUnknownError(OutboxError):
     """The entry was sent and no answer came: to change it now could make it happen twice."""

@@ -67,7 +67,8 @@ def test_however_often_the_drain_is_killed_everything_happens_once_and_in_order(
             (end,) = nursery.run(order | {"point": point, "nth": nth})
             killed[point] += end == -signal.SIGKILL
             assert end in (0, -signal.SIGKILL)
-        assert nursery.run(order) == [0]
+        # However long it takes: a busy machine is no reason to leave something.
+        assert nursery.run(order | {"max_seconds": 600}) == [0]
     assert all(killed[point] for point in POINTS), killed
     assert killed.total() >= kills * 0.9, killed
     with OutboxQueue.open(path) as queue:

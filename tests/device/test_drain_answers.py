@@ -161,7 +161,7 @@ def test_a_connection_lost_in_the_middle_leaves_the_rest_with_their_keys(
 ) -> None:
     entries = queue.enqueue_many([step(number) for number in range(1, 6)])
     server = Scripted([answer(200, {}), answer(200, {}), SILENCE])
-    report = drain(queue, "ada", server)
+    report = drain(queue, "ada", server, retry=SOON)
     assert (report.ended, report.succeeded, report.unsent) == (Ended.WAITING, 2, 3)
     left = [queue.get(entry.id) for entry in entries[2:]]
     assert [entry.attempt_count for entry in left] == [1, 0, 0]

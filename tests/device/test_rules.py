@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.entry import TRANSITIONS
 from holdfast.device import NewEntry, OutboxQueue, QueueSettings, Reason, Status
-from holdfast.errors import EntryInvalidError, QueueFullError
+from holdfast.errors import EntryInvalidError, QueueFullError, TransitionError
 from tests.device.queue_lab import Lab, local, new, walk
 
 KEY = "1b4e28ba-2fa1-4d2b-883f-0016d3cca427"
@@ -165,6 +166,33 @@ def test_users_are_added_once_and_listed(lab: Lab) -> None:
     lab.queue.add_user("bob")
     lab.queue.add_user("bob")
     assert lab.queue.users() == ["ada", "bob"]
+
+
+def test_status_transition_must_be_valid(lab: Lab) -> None:
+    allowed = {
+        ("pending", "in_flight"),
+        ("in_flight", "succeeded"),
+        ("in_flight", "pending"),
+        ("in_flight", "failed"),
+        ("in_flight", "conflict"),
+        ("in_flight", "expired"),
+        ("conflict", "pending"),
+        ("conflict", "discarded"),
+        ("conflict", "failed"),
+        ("failed", "pending"),
+        ("failed", "discarded"),
+        # Edited where it stands, undone, past the cap, parked with its parent.
+        ("pending", "pending"),
+        ("pending", "discarded"),
+        ("pending", "expired"),
+        ("pending", "failed"),
+    }
+    assert {(a, b) for froms in TRANSITIONS.values() for a, b in froms.items()} == allowed
+    entry = lab.add()
+    with pytest.raises(TransitionError, match="pending cannot retry") as caught:
+        lab.queue.retry(entry.id)
+    assert caught.value.rule == "status_transition_must_be_valid"
+    assert lab.queue.get(entry.id) == entry
 
 
 def test_dependency_ids_must_exist_in_queue(lab: Lab) -> None:

@@ -1,6 +1,17 @@
-"""The device outbox: mutations kept in order, encrypted, until they happened."""
+"""The device outbox: mutations kept in order, encrypted, until they happened.
+
+::
+
+    Outbox        a file, a server, and what sends from the one to the other; AsyncOutbox in asyncio
+    OutboxQueue   the file alone: every operation on it, for apps that send by themselves
+    Drain         sending what one user's queue holds, when the app says so
+    NewEntry      what to queue; Entry, Attempt and Stats are what comes back
+    Event         what happened, for a screen or telemetry; EventStream is an iterator of them
+    HttpTransport how requests get to the server; Transport is what another way has to do
+"""
 
 from holdfast.core.entry import (
+    Action,
     Attempt,
     Claimed,
     ConflictResolution,
@@ -12,28 +23,58 @@ from holdfast.core.entry import (
     Resolution,
     Status,
 )
-from holdfast.device.events import Event, EventKind
+from holdfast.device.conflicts import Merge
+from holdfast.device.database import AppConnection, Driver
+from holdfast.device.dispatch import AtSend
+from holdfast.device.drain import Drain
+from holdfast.device.events import Event, EventKind, Listener
+from holdfast.device.exchange import Answer, NoAnswer, Request, Transport
+from holdfast.device.outbox import AsyncOutbox, EventStream, Outbox
 from holdfast.device.payload_migration import PayloadMigration, Rewrite
 from holdfast.device.queue import OutboxQueue
+from holdfast.device.report import DrainReport, Ended
+from holdfast.device.sending import Token
 from holdfast.device.settings import QueueSettings
+from holdfast.device.transport import HttpTransport
 from holdfast.device.upkeep import Stats
+from holdfast.device.world import DeviceClock, FaultPoints
 
 __all__ = [
+    "Action",
+    "Answer",
+    "AppConnection",
+    "AsyncOutbox",
+    "AtSend",
     "Attempt",
     "Claimed",
     "ConflictResolution",
+    "DeviceClock",
+    "Drain",
+    "DrainReport",
+    "Driver",
+    "Ended",
     "Entry",
     "Event",
     "EventKind",
+    "EventStream",
+    "FaultPoints",
+    "HttpTransport",
+    "Listener",
+    "Merge",
     "NewEntry",
+    "NoAnswer",
     "Operation",
+    "Outbox",
     "OutboxQueue",
     "PayloadMigration",
     "Profile",
     "QueueSettings",
     "Reason",
+    "Request",
     "Resolution",
     "Rewrite",
     "Stats",
     "Status",
+    "Token",
+    "Transport",
 ]
