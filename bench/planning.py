@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 from fastapi import FastAPI, Request, Response
 
-from bench.in_process import call, spread, versus
+from bench.in_process import call, router_of, spread, versus
 from holdfast import write_over
 from holdfast.server.jwt_auth import mint_token
 from holdfast.services.app import create_app
@@ -106,7 +106,7 @@ def _add_bare_patch(app: FastAPI) -> None:
     """The same PATCH in a transaction of its own: no key, no record, no audit event."""
     holdfast = app.state.holdfast
 
-    @app.patch("/bare/missions/{mission_id}")
+    @router_of(app, "/v1/missions/{mission_id}").patch("/bare/{mission_id}")
     async def patch(
         mission_id: str, mission: MissionPatch, caller: SignedIn, request: Request
     ) -> Response:
@@ -138,7 +138,7 @@ async def patches(url: str, rounds: int, seconds: float) -> dict[str, Any]:
             body = {"starts_at": "2026-06-01T07:00:00Z", "ends_at": "2026-06-01T15:00:00Z"}
             return await versus(
                 lambda: office.patch("/v1/missions", versions, body),
-                lambda: office.patch("/bare/missions", versions, body),
+                lambda: office.patch("/v1/bare", versions, body),
                 rounds,
                 seconds,
             )

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Header
 
-from bench.in_process import call, spread, versus
+from bench.in_process import call, router_of, spread, versus
 from holdfast.core.record import RequestMark
 from holdfast.server.call import GuardedCall
 from holdfast.server.execution import Execution, running_as
@@ -87,7 +87,9 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
     intake = StepIntake(holdfast, settings, AppCheck(settings, settings.home, holdfast.clock))
     policy = settings.policies().walk.but(audit=False)
 
-    @app.post("/bare/allocate")
+    router = router_of(app, "/tree/allocate")
+
+    @router.post("/bare/allocate")
     async def allocate(wanted: model.TreeAllocation, caller: SignedIn) -> dict[str, int]:
         unit = await holdfast.store.begin()
         after = await tree.allocate(
@@ -101,7 +103,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
         await unit.commit(None, None)
         return {"pointsBanked": after.points_banked}
 
-    @app.post("/bare/ingest")
+    @router.post("/bare/ingest")
     async def ingest(
         report: StepReport,
         caller: SignedIn,
