@@ -44,10 +44,16 @@ class Besiegers:
         """Go on for so long; when this returns, nobody is stopped and nothing is down."""
         deadline = asyncio.get_running_loop().time() + seconds
         faults = self._faults()
+        # Each of them once before chance decides: a short siege has them all too.
+        first = list(faults)
+        self._chance.shuffle(first)
         while (left := deadline - asyncio.get_running_loop().time()) > 0:
             pause = self._chance.expovariate(1 / _MEAN_SECONDS)
             await asyncio.sleep(min(pause, left))
-            (fault,) = self._chance.choices(list(faults), list(faults.values()))
+            if first:
+                fault = first.pop()
+            else:
+                (fault,) = self._chance.choices(list(faults), list(faults.values()))
             # Faults overlap: a server is killed while the database recovers.
             _start(fault(), self._running)
         await asyncio.gather(*self._running)
