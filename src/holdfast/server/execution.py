@@ -220,11 +220,13 @@ class Execution:
             replay = intake.settle(call, decide(claim.record, call.mark, record.created_at))
             return claim.record, replay or reply
         if isinstance(claim, Held):  # another process runs it now; its answer will count
-            return None, reply
+            raise intake.in_progress(call)
         self._unit = claim.unit
         try:
             await self._commit(record, None)
-        except (SupersededError, CommitUnknownError):
+        except SupersededError:  # another process has answered meanwhile: the same key, one answer
+            return None, await self._give_way()
+        except CommitUnknownError:
             # Nothing but the record was in there: the retry runs again and finds out.
             return None, reply
         return record, reply

@@ -155,7 +155,7 @@ class Intake:
                 deadline = self.deadline(call)
             left = deadline - self.clock.monotonic()
             if left <= 0:
-                raise self._in_progress(call)
+                raise self.in_progress(call)
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 2, _POLL_MOST_SECONDS)
             now = self.clock.now()
@@ -167,7 +167,7 @@ class Intake:
         try:
             return await self.in_flight.wait(record_id, max(0.0, deadline - started))
         except TimeoutError:
-            raise self._in_progress(call) from None
+            raise self.in_progress(call) from None
         finally:
             self.watch.waited(call.endpoint, self.clock.monotonic() - started)
 
@@ -175,7 +175,8 @@ class Intake:
         """Return until when a duplicate of this call may wait."""
         return self.clock.monotonic() + call.policy.wait.total_seconds()
 
-    def _in_progress(self, call: GuardedCall) -> InProgressError:
+    def in_progress(self, call: GuardedCall) -> InProgressError:
+        """Make the error for a call whose key another one is running."""
         self.watch.outcome(call.endpoint, "in_progress")
         return InProgressError(
             "the first request with this key is still running", retry_after_seconds=1
