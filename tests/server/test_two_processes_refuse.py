@@ -1,4 +1,4 @@
-"""Two processes refuse the same key at the same time: whoever is second tells the first's answer."""
+"""Two processes refuse the same key at once: whoever is second tells the first one's answer."""
 
 from pathlib import Path
 
