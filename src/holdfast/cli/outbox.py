@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event as Flag
 from typing import Any, Final
@@ -14,14 +13,22 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from holdfast.cli.output import Failure, print_json, print_table, shown
-from holdfast.core.entry import Attempt, Entry, NewEntry, Resolution, Status
+from holdfast.cli.outbox_shown import (
+    counted,
+    print_entries,
+    print_entry,
+    print_report,
+    print_sides,
+    sending_bar,
+    tell_entry,
+)
+from holdfast.cli.output import Failure, print_json, print_table
+from holdfast.core.entry import NewEntry, Resolution, Status
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.device.conflicts import resolve_by_hand
 from holdfast.device.drain import drain
-from holdfast.device.events import Event, EventKind
 from holdfast.device.queue import OutboxQueue
-from holdfast.device.report import DrainReport, Ended
+from holdfast.device.report import Ended
 from holdfast.device.settings import QueueSettings
 from holdfast.device.transport import HttpTransport
 from holdfast.errors import EntryInvalidError, UsageError
@@ -111,7 +118,7 @@ def add(
     with place.opened(must_exist=False) as queue, queue.transaction():
         queue.add_user(user)
         entry = queue.enqueue(new)
-    _tell(entry, as_json=as_json)
+    tell_entry(entry, as_json=as_json)
 
 
 def list_entries(
@@ -129,26 +136,7 @@ def list_entries(
     wanted = None if status is None else Status(status)
     with place.opened() as queue:
         found = queue.entries(user, status=wanted, entity_type=entity, limit=limit)
-    if as_json:
-        print_json([_facts(entry) for entry in found])
-        return
-    print_table(
-        ("id", "user", "#", "what", "endpoint", "status", "attempts", "next try", "error"),
-        [
-            (
-                entry.id,
-                entry.user_id,
-                str(entry.sequence_number),
-                f"{entry.operation} {entry.entity_type}",
-                entry.endpoint,
-                _status(entry),
-                f"{entry.attempt_count}/{entry.max_attempts}",
-                _instant(entry.next_retry_at),
-                _short(entry.last_error),
-            )
-            for entry in found
-        ],
-    )
+    print_entries(found, as_json=as_json)
 
 
 def show(place: Place, entry_id: str, *, as_json: bool) -> None:
@@ -156,32 +144,8 @@ def show(place: Place, entry_id: str, *, as_json: bool) -> None:
     with place.opened() as queue:
         entry = queue.get(entry_id)
         attempts = queue.attempts(entry_id)
-        dependents = [one.id for one in queue.dependents(entry_id)]
-    facts = _facts(entry) | {"dependents": dependents}
-    if as_json:
-        print_json(facts | {"attempts": [_attempt(attempt) for attempt in attempts]})
-        return
-    width = max(len(name) for name in facts)
-    for name, value in facts.items():
-        print(f"{name:<{width}}  {'-' if value is None else shown(_text(value))}")
-    if attempts:
-        print()
-        print_table(
-            ("send", "began", "ended", "outcome", "status", "code", "request id", "error"),
-            [
-                (
-                    str(one.number),
-                    _instant(one.started_at),
-                    _instant(one.ended_at),
-                    one.outcome.value,
-                    "-" if one.status is None else str(one.status),
-                    one.code or "-",
-                    one.request_id or "-",
-                    _short(one.error),
-                )
-                for one in attempts
-            ],
-        )
+        dependents = queue.dependents(entry_id)
+    print_entry(entry, attempts, dependents, as_json=as_json)
 
 
 def drain_user(
@@ -199,17 +163,15 @@ def drain_user(
         place.opened() as queue,
         HttpTransport(server) as transport,
         _stopping(stop),
-        _progress(queue, user),
+        sending_bar(queue, user),
     ):
         if user not in queue.users():
             raise Failure(f"{place.path} knows no user {user}")
         report = drain(
             queue, user, transport, token, max_seconds=max_seconds, stop=stop, retry=_retry()
         )
-    if as_json:
-        print_json(msgspec.to_builtins(report))
-    else:
-        _tell_report(report)
+        stuck = queue.blocked_by(user)
+    print_report(report, stuck, as_json=as_json)
     if report.ended in _ADVICE:
         raise Failure(f"{report.detail}: {_ADVICE[report.ended]}")
 
@@ -218,7 +180,7 @@ def retry(place: Place, entry_id: str, *, as_json: bool) -> None:
     """Send a failed entry again."""
     with place.opened() as queue:
         entry = queue.retry(entry_id)
-    _tell(entry, as_json=as_json)
+    tell_entry(entry, as_json=as_json)
 
 
 def discard(
@@ -230,7 +192,7 @@ def discard(
             entry = queue.cancel(entry_id, force=force)
         else:
             entry = queue.discard(entry_id, with_dependents=with_dependents)
-    _tell(entry, as_json=as_json)
+    tell_entry(entry, as_json=as_json)
 
 
 def resolve(
@@ -242,11 +204,11 @@ def resolve(
     with place.opened() as queue:
         entry = queue.get(entry_id)
         if strategy is None:
-            _show_sides(entry, as_json=as_json)
+            print_sides(entry, as_json=as_json)
             return
         merged = UNSET if payload is None else msgspec.json.decode(_checked(_raw(payload)))
         entry = resolve_by_hand(queue, entry, _RESOLUTIONS[strategy], payload=merged)
-    _tell(entry, as_json=as_json)
+    tell_entry(entry, as_json=as_json)
 
 
 def edit(
@@ -270,7 +232,7 @@ def edit(
             headers=_headers(headers) if headers else UNSET,
             force=force,
         )
-    _tell(entry, as_json=as_json)
+    tell_entry(entry, as_json=as_json)
 
 
 def stats(place: Place, *, user: str | None, as_json: bool) -> None:
@@ -300,7 +262,7 @@ def prune(place: Place, *, limit: int | None, as_json: bool) -> None:
     if as_json:
         print_json({"removed": removed})
     else:
-        print(f"{_entries(removed)} removed")
+        print(f"{counted(removed)} removed")
 
 
 def watchdog(place: Place, *, as_json: bool) -> None:
@@ -310,7 +272,7 @@ def watchdog(place: Place, *, as_json: bool) -> None:
     if as_json:
         print_json({"revived": [entry.id for entry in back]})
     else:
-        print(f"{_entries(len(back))} brought back")
+        print(f"{counted(len(back))} brought back")
 
 
 # ------------------------------------------------------------------ what can be set
@@ -345,93 +307,6 @@ def _seconds(variable: str) -> float | None:
     return seconds
 
 
-# ------------------------------------------------------------------ what people see
-
-
-def _tell(entry: Entry, *, as_json: bool) -> None:
-    if as_json:
-        print_json(_facts(entry))
-    else:
-        print(f"{entry.id}  {_status(entry)}")
-
-
-def _tell_report(report: DrainReport) -> None:
-    rows = [
-        (name, str(value))
-        for name, value in msgspec.to_builtins(report).items()
-        if isinstance(value, int) and value
-    ]
-    print(f"{report.ended}: {_entries(report.succeeded)} sent and done, {report.unsent} left")
-    if rows:
-        print_table(("what", "count"), rows)
-
-
-def _show_sides(entry: Entry, *, as_json: bool) -> None:
-    """Show mine and theirs beside each other, and what both began from."""
-    base, mine, theirs = (_json(text) for text in (entry.base, entry.payload, entry.theirs))
-    if as_json:
-        print_json(
-            {
-                "id": entry.id,
-                "status": entry.status.value,
-                "base": base,
-                "mine": mine,
-                "theirs": theirs,
-                "theirs_version": entry.theirs_version,
-            }
-        )
-        return
-    if entry.status is not Status.CONFLICT:
-        raise Failure(f"there is no conflict to resolve: the entry is {entry.status}")
-    sides = [side if isinstance(side, dict) else {"": side} for side in (base, mine, theirs)]
-    names = list(dict.fromkeys(name for side in sides for name in side))
-    print_table(
-        ("field", "base", "mine", "theirs"),
-        [(name, *(_text(side[name]) if name in side else "-" for side in sides)) for name in names],
-    )
-    print("resolve it with --strategy client_wins, server_wins, merged --payload …, or give_up")
-
-
-@contextmanager
-def _progress(queue: OutboxQueue, user: str) -> Iterator[None]:
-    """Show a bar on a terminal; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        waiting = queue.stats(user).counts
-        task = bar.add_task("sending", total=waiting[Status.PENDING] + waiting[Status.IN_FLIGHT])
-
-        def listen(event: Event) -> None:
-            if event.kind in _SETTLED:
-                bar.advance(task)
-            elif event.kind is EventKind.RETRYING:
-                bar.update(task, description=f"next try in {event.delay_seconds or 0:.0f} s")
-            elif event.kind is EventKind.CLAIMED:
-                bar.update(task, description="sending")
-
-        unsubscribe = queue.subscribe(listen)
-        try:
-            yield
-        finally:
-            unsubscribe()
-
-
-_SETTLED: Final = frozenset(
-    {
-        EventKind.SUCCEEDED,
-        EventKind.FAILED,
-        EventKind.CONFLICT,
-        EventKind.EXPIRED,
-        EventKind.DISCARDED,
-    }
-)
-
-
 @contextmanager
 def _stopping(stop: Flag) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM end the drain after the entry that is being sent."""
@@ -454,7 +329,10 @@ def _raw(given: str) -> bytes:
     if given == "-":
         return sys.stdin.buffer.read()
     if given.startswith("@"):
-        return Path(given[1:]).read_bytes()
+        try:
+            return Path(given[1:]).read_bytes()
+        except OSError as error:
+            raise Failure(f"{given[1:]} cannot be read: {error.strerror}", _BAD_INPUT) from error
     return given.encode("utf-8", "surrogateescape")
 
 
@@ -474,44 +352,3 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
             raise UsageError("a --header should look like 'If-Match: \"7\"'")
         headers[name.strip()] = value.strip()
     return headers
-
-
-def _facts(entry: Entry) -> dict[str, Any]:
-    facts = dict(msgspec.to_builtins(entry))
-    for name in ("payload", "base", "theirs"):
-        facts[name] = _json(facts[name])
-    return facts | {"method": entry.method}
-
-
-def _attempt(attempt: Attempt) -> dict[str, Any]:
-    facts = dict(msgspec.to_builtins(attempt))
-    del facts["entry_id"]
-    return facts
-
-
-def _json(text: str | None) -> Any:
-    return None if text is None else msgspec.json.decode(text)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def _status(entry: Entry) -> str:
-    return entry.status.value if entry.reason is None else f"{entry.status} ({entry.reason})"
-
-
-def _short(text: str | None) -> str:
-    longest = 60
-    line = " ".join((text or "-").split())
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
-
-
-def _instant(at: datetime | None) -> str:
-    if at is None:
-        return "-"
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _entries(count: int) -> str:
-    return f"{count} entr{'y' if count == 1 else 'ies'}"
