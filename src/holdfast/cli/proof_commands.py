@@ -1,5 +1,6 @@
 """The commands that prove: `torture`, `processes`, `demo`, `conform`, `bench`. Each in a file."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ def add_proof(app: typer.Typer) -> None:
     app.command()(demo)
     app.command()(siege)
     app.command()(torture)
+    app.command()(conform)
     app.command(
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         add_help_option=False,
@@ -110,4 +112,47 @@ def torture(  # noqa: PLR0917 - typer calls by name
         raise typer.Exit(show_seed(seed, as_json=json))
     raise typer.Exit(
         show_torture(seeds=seeds, seconds=seconds, first=first, jobs=jobs, as_json=json)
+    )
+
+
+def conform(  # noqa: PLR0917 - typer turns them into options
+    url: Annotated[str, typer.Argument(help="Where the server is, such as http://127.0.0.1:8000.")],
+    token: Annotated[str | None, typer.Option(help="Sign in with this token.")] = None,
+    other_token: Annotated[
+        str | None, typer.Option(help="A token of another tenant, to see that tenants are apart.")
+    ] = None,
+    secret: Annotated[
+        str | None, typer.Option(help="Make tokens with this HS256 secret, for newcomers.")
+    ] = None,
+    service: Annotated[
+        str | None, typer.Option(help="Only walk, planning, routes or field.", metavar="NAME")
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON that names the guarded operation of a server."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")] = False,
+) -> None:
+    """Check over HTTP whether a server keeps the contract.
+
+    It writes to the server: give it one that is meant for that. A server of this machine needs no
+    token if the command runs in its directory. Ends with exit code 1 if a check fails.
+
+    For example:
+
+        holdfast conform http://127.0.0.1:8000
+
+        holdfast conform https://staging.example --profile orders.json --token "$TOKEN"
+    """
+    from holdfast.cli.conform import run_conform
+    from holdfast.proof.conform import SignIn
+
+    raise typer.Exit(
+        run_conform(
+            url,
+            sign_in=SignIn(token=token, other_token=other_token, secret=secret),
+            service=service,
+            profile_file=profile,
+            as_json=json,
+        )
     )

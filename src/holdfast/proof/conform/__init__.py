@@ -1,0 +1,23 @@
+"""Conformance over HTTP: does a server that claims the contract keep it? Knows nothing of its code.
+
+``profile`` says where a server's guarded operation is, ``kit`` sends requests, the modules of
+checks say what has to come, and ``run`` puts them one after another.
+"""
+
+from holdfast.proof.conform.kit import Result, Verdict
+from holdfast.proof.conform.profile import BUILT_IN, Profile, ProfileError, read_profile
+from holdfast.proof.conform.run import Plan, SignIn, UnreachableError, conform, plan_checks
+
+__all__ = [
+    "BUILT_IN",
+    "Plan",
+    "Profile",
+    "ProfileError",
+    "Result",
+    "SignIn",
+    "UnreachableError",
+    "Verdict",
+    "conform",
+    "plan_checks",
+    "read_profile",
+]
