@@ -57,7 +57,11 @@ def test_however_often_the_drain_is_killed_everything_happens_once_and_in_order(
     titles = [f"visit {number:04}" for number in range(min(2 * kills, 490))]
     with OutboxQueue.open(path) as queue:
         queue.add_user(user)
-        queue.enqueue_many([activity(user, title, lane=lane) for title in titles])
+        # The kills and the lost answers keep step for a while, and then one entry may lose a dozen
+        # answers in a row. That it would be shown to a person then is another test's business.
+        queue.enqueue_many(
+            [activity(user, title, lane=lane, max_attempts=1000) for title in titles]
+        )
     killed: Counter[str] = Counter()
     with CuttingProxy(server.url) as proxy, Nursery() as nursery:
         order = {"path": str(path), "server": proxy.url, "user": user, "token": token_of(user)}
