@@ -62,6 +62,13 @@ class Besiegers:
         """Wait for the drains that were started beside others."""
         await asyncio.gather(*self._beside)
 
+    async def leave(self) -> None:
+        """Stop in the middle, whatever is under way."""
+        tasks = [*self._running, *self._beside]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def _faults(self) -> Mapping[Fault, int]:
         """Return the faults there are, and how often each comes compared with the others."""
         faults: dict[Fault, int] = {

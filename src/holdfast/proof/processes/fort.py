@@ -28,7 +28,7 @@ _ALARMS: Final = ("Traceback (most recent call last)", "this is a bug")
 
 
 class Fort:
-    """Everything on the server's side. An async context manager."""
+    """Everything on the server's side."""
 
     def __init__(
         self, nursery: Nursery, *, kind: DatabaseKind, nats: bool, secret: str, first_port: int
@@ -53,7 +53,6 @@ class Fort:
         self.starts = 0
         self.mishaps: list[str] = []
         self._keepers: list[asyncio.Task[None]] = []
-        self._is_closing = False
 
     async def open(self) -> None:
         """Start everything, and return when all of it is ready."""
@@ -71,12 +70,18 @@ class Fort:
         names = [*self.servers, *self.workers]
         self._keepers = [asyncio.create_task(self._keep(name)) for name in names]
 
-    async def close(self) -> None:
-        """End all processes in order, and note who does not end well."""
-        self._is_closing = True
+    async def leave(self) -> None:
+        """Start nothing again from now on."""
         for keeper in self._keepers:
             keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for ended in await asyncio.gather(*self._keepers, return_exceptions=True):
+            if isinstance(ended, Exception):
+                self.mishaps.append(f"a process was not started again: {ended!r}")
+        self._keepers.clear()
+
+    async def close(self) -> None:
+        """End all processes in order, and note who does not end well."""
+        await self.leave()
         children = [*self.servers.values(), *self.workers.values()]
         codes = await asyncio.gather(*(self._nursery.stop(child) for child in children))
         for child, code in zip(children, codes, strict=True):

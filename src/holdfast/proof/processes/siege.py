@@ -164,6 +164,8 @@ class _Siege:
             )
             return self._report(history, siege_seconds)
         finally:
+            await self._besiegers.leave()
+            await self.fort.leave()
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
