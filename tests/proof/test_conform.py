@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from holdfast.cli.main import _run, tell_errors
 from holdfast.proof.conform import (
     Plan,
+    Profile,
     ProfileError,
     Result,
     SignIn,
@@ -23,6 +25,7 @@ from holdfast.proof.conform import (
     read_profile,
 )
 from tests.cli.conftest import Server, environment
+from tests.docs.pages import ROOT, blocks
 from tests.proof.tiny_server import PROFILE, TinyServer
 
 # One server for all of them, in one worker.
@@ -168,6 +171,15 @@ def test_a_profile_that_cannot_be_used_is_refused_in_one_line(profile: bytes, to
         read_profile(profile)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_page_shows_a_profile_that_can_be_used_and_names_every_field() -> None:
+    page = ROOT / "docs/how-to/conform.md"
+    shown = [block.text for block in blocks(page) if block.language == "json"]
+    assert [read_profile(text.encode()).name for text in shown] == ["orders"]
+    text = page.read_text(encoding="utf-8")
+    for field in msgspec.structs.fields(Profile):
+        assert f"`{field.name}`" in text
 
 
 @dataclass

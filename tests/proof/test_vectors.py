@@ -268,6 +268,8 @@ HOLDS: dict[str, Callable[[dict[str, Any]], None]] = {
 
 def test_every_file_is_either_written_by_hand_or_generated() -> None:
     assert set(FILES) == HAND_WRITTEN | set(GENERATED) == set(HOLDS)
+    readme = (CONFORMANCE / "README.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in readme for name in FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
