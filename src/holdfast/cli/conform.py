@@ -114,7 +114,11 @@ def _sum_up(counts: Counter[Verdict], *, is_table: bool, results: Sequence[Resul
     if is_table:
         _table(results)
     told = ", ".join(f"{counts[verdict]} {name}" for name, verdict in _COUNTED.items())
-    holds = "the contract is kept" if not counts[Verdict.FAIL] else "THE CONTRACT IS NOT KEPT"
+    holds = "the contract is kept"
+    if counts[Verdict.FAIL]:
+        holds = "THE CONTRACT IS NOT KEPT"
+    elif counts[Verdict.SKIP]:
+        holds = "the contract is kept, as far as it was checked"
     print(f"{told}: {holds}")
 
 

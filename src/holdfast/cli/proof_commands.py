@@ -117,12 +117,23 @@ def torture(  # noqa: PLR0917 - typer calls by name
 
 def conform(  # noqa: PLR0917 - typer turns them into options
     url: Annotated[str, typer.Argument(help="Where the server is, such as http://127.0.0.1:8000.")],
-    token: Annotated[str | None, typer.Option(help="Sign in with this token.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="HOLDFAST_CONFORM_TOKEN", help="Sign in with this token."),
+    ] = None,
     other_token: Annotated[
-        str | None, typer.Option(help="A token of another tenant, to see that tenants are apart.")
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_CONFORM_OTHER_TOKEN",
+            help="A token of another tenant, to see that tenants are apart.",
+        ),
     ] = None,
     secret: Annotated[
-        str | None, typer.Option(help="Make tokens with this HS256 secret, for newcomers.")
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_CONFORM_SECRET",
+            help="Make tokens with this HS256 secret, for newcomers.",
+        ),
     ] = None,
     service: Annotated[
         str | None, typer.Option(help="Only walk, planning, routes or field.", metavar="NAME")

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from holdfast.proof.conform.kit import Action, Kit, NotCheckedError, unique
+from holdfast.proof.conform.kit import Action, Kit, NotCheckedError, UnmetError, unique
 from holdfast.proof.conform.profile import RequestTemplate
 
 __all__ = ["TemplateActions", "WalkActions", "instant"]
@@ -37,7 +37,7 @@ class WalkActions:
         """Return the next step the walker can do."""
         answer = await kit.ask("GET", "/quest/available")
         if not answer.is_success:
-            raise NotCheckedError(f"GET /quest/available got {answer.told()}")
+            raise UnmetError(f"GET /quest/available got {answer.told()}")
         quests = answer.document().get("quests", [])
         for quest in sorted(quests, key=lambda quest: quest["status"] != "in_progress"):
             if quest["status"] == "in_progress" and quest["currentStep"] > quest["steps"]:
