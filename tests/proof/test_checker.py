@@ -101,6 +101,10 @@ def test_a_history_that_kept_all_promises_is_acquitted() -> None:
         (Rule.OTHER_PAYLOAD, {"answers": [answer(), answer(asked="b")]}),
         (Rule.OWN_ANSWERS, {"answers": [answer(shows="bob")]}),
         (
+            Rule.OWN_ANSWERS,
+            {"answers": [answer(status=409, code="idempotency.payload_mismatch")]},
+        ),
+        (
             Rule.ORDER,
             {"effects": [but(effect, number=-effect.number) for effect in GOOD.effects]},
         ),

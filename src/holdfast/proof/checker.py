@@ -135,8 +135,11 @@ def _answers(history: History) -> Iterator[Violation]:
         if answer.shows is not None and answer.shows != answer.tenant:
             yield Violation(Rule.OWN_ANSWERS, f"{answer.tenant} was shown data of {answer.shows}")
     final = [answer for answer in history.answers if _is_final(answer)]
-    for (_, key), answers in _grouped(final, lambda a: (a.tenant, a.key)).items():
+    for (tenant, key), answers in _grouped(final, lambda a: (a.tenant, a.key)).items():
         accepted = [answer for answer in answers if answer.code not in _MISMATCH]
+        if not accepted:
+            # Nobody of theirs has used this key for anything: they were told of somebody else's.
+            yield Violation(Rule.OWN_ANSWERS, f"{tenant} was told that {key} is used already")
         asked = sorted({answer.asked for answer in accepted if _binds(answer)})
         if len(asked) > 1:
             yield Violation(Rule.OTHER_PAYLOAD, f"{key} was answered for {' and for '.join(asked)}")

@@ -171,10 +171,13 @@ def register_jobs(holdfast: Holdfast, trouble: Trouble) -> None:
 
     @holdfast.jobs.handler("count")
     async def count(job: JobRun) -> None:
+        # Read, think, write: what is committed in between has to bring a job of its own.
+        rows = await holdfast.store.read(
+            "SELECT count(*) AS seen FROM effects WHERE tenant = :tenant", {"tenant": job.tenant}
+        )
         await trouble.job()
         await job.transaction.execute(
-            "INSERT INTO counts (tenant, seen)"
-            " SELECT :tenant, count(*) FROM effects WHERE tenant = :tenant"
-            " ON CONFLICT (tenant) DO UPDATE SET seen = excluded.seen",
-            {"tenant": job.tenant},
+            "INSERT INTO counts (tenant, seen) VALUES (:tenant, :seen)"
+            " ON CONFLICT (tenant) DO UPDATE SET seen = max(seen, excluded.seen)",
+            {"tenant": job.tenant, "seen": rows[0]["seen"]},
         )

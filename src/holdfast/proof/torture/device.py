@@ -169,9 +169,13 @@ class Life:
             self._world.mishaps.append(
                 f"{key[:8]} was sent {until - loop.time():.0f} s before Retry-After allows it"
             )
-        answer: Answer | NoAnswer = strand.wait(
-            lambda give: self._world.network.send(self._device.name, request, give)
-        )
+        self._device.begin_send(key, self)
+        try:
+            answer: Answer | NoAnswer = strand.wait(
+                lambda give: self._world.network.send(self._device.name, request, give)
+            )
+        finally:
+            self._device.end_send(key, self)
         if isinstance(answer, Answer) and "retry-after" in answer.headers:
             after = float(answer.headers["retry-after"])
             self._not_before[key] = (loop.time() + after, self.process.pauses)
@@ -269,6 +273,7 @@ class Device:
         self._booted_at = 0.0
         self._chance = chance
         self._is_off = False
+        self._sending: dict[str, tuple[Life, int]] = {}
         self._starts = [0] * processes
         self.lives = [Life(self, f"{name}/{number}") for number in range(processes)]
 
@@ -325,6 +330,18 @@ class Device:
         self._is_off = False
         for number in range(len(self.lives)):
             self._start_later(number)
+
+    def begin_send(self, key: str, life: Life) -> None:
+        """Note who sends what: while its lease holds, an entry is sent by one process only."""
+        other, pauses = self._sending.get(key, (life, 0))
+        if other is not life and other.process.alive and other.process.pauses == pauses:
+            self.world.mishaps.append(f"{key[:8]} was sent by two processes at the same time")
+        self._sending[key] = (life, life.process.pauses)
+
+    def end_send(self, key: str, life: Life) -> None:
+        """Note that an answer, or none, has come."""
+        if key in self._sending and self._sending[key][0] is life:
+            del self._sending[key]
 
     def switch_off(self) -> None:
         """End everything on it for good."""

@@ -101,6 +101,14 @@ def _put_some(image: bytearray, change: _Write | _Truncate, chance: Random, shar
     return lost
 
 
+def _full() -> apsw.Error:
+    error: Any = apsw.FullError("the disk is full")
+    # As SQLite's own errors have it; one that is raised in Python has no number.
+    error.result = error.extendedresult = apsw.SQLITE_FULL
+    full: apsw.Error = error
+    return full
+
+
 class DiskDoor(apsw.VFS):
     """One process's way to a disk. Once the process is dead, nothing of it gets through."""
 
@@ -142,7 +150,7 @@ class _File(apsw.VFSFile):
         if door.is_shut:
             raise apsw.IOError("the process is dead")
         if door.disk.is_full:
-            raise apsw.FullError("the disk is full")
+            raise _full()
         door.disk.change(self._name, _Write(offset, bytes(data)))
         super().xWrite(data, offset)
 

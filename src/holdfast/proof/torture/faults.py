@@ -55,6 +55,7 @@ KINDS: Final = (
     "network cut",
     "server error",
     "slow handler",
+    "slow job",
     "slow disk",
     "ring lost",
     "job error",
@@ -69,9 +70,9 @@ KINDS: Final = (
     "message lost",
 )
 
-_MOST_CRASHES: Final = 4
+_MOST_CRASHES: Final = 3
 _MOST_PAUSES: Final = 3
-_FAVOURED_SHARE: Final = 0.3
+_FAVOURED_SHARE: Final = 0.25
 
 
 class Mask:
@@ -106,10 +107,14 @@ class Faults:
             kind: chance.choice((0.0, 0.0, 0.02, 0.06, 0.2)) * (0.5 + chance.random())
             for kind in KINDS
         }
-        self._crash_rate = chance.choice((0.0, 0.005, 0.02))
-        self._favoured = frozenset(chance.sample(POINTS, 3))
+        self._crash_rate = chance.choice((0.0, 0.003, 0.01))
+        self.favoured = frozenset(chance.sample(POINTS, 3))
         self._crashes = _MOST_CRASHES
         self._pauses = _MOST_PAUSES
+
+    def favours(self, *operations: str) -> bool:
+        """Say whether one of these operations of the device is to be struck often."""
+        return any(point.partition(".")[0] in operations for point in self.favoured)
 
     def happens(self, kind: str, rate: float | None = None) -> bool:
         """Throw the dice for one possible fault."""
@@ -124,7 +129,7 @@ class Faults:
         self.reached[point] += 1
         if self.is_calm:
             return None
-        rate = _FAVOURED_SHARE if point in self._favoured else self._crash_rate
+        rate = _FAVOURED_SHARE if point in self.favoured else self._crash_rate
         if self._chance.random() >= rate:
             return None
         dice = self._chance.random()

@@ -1,6 +1,6 @@
 """The people: they tap, look at what failed, change their minds, and set their clocks."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from random import Random
 from typing import Any, Final, Protocol
 
@@ -16,7 +16,7 @@ from holdfast.proof.torture.device import Device, Life
 from holdfast.proof.torture.faults import Faults
 from holdfast.proof.torture.loop import OUTSIDE, Killed, VirtualLoop
 from holdfast.proof.torture.network import Network
-from holdfast.proof.torture.taps import Planned
+from holdfast.proof.torture.taps import Planned, make_key
 
 __all__ = ["People", "PeopleWorld"]
 
@@ -25,7 +25,15 @@ _MOST_TRIES: Final = 4
 _MOST_RETRIES: Final = 2
 _MADE: Final = 201
 _GUEST: Final = "guest"
-_MIND_CHANGES: Final = ("cancel", "edit", "park", "prune", "guest", "map")
+_OPERATIONS: Final = {
+    "cancel": ("cancel",),
+    "edit": ("edit_payload",),
+    "park": ("park", "retry"),
+    "prune": ("prune",),
+    "guest": ("purge_user",),
+    "map": ("map_local_id",),
+}
+_MIND_CHANGES: Final = tuple(_OPERATIONS)
 
 
 class PeopleWorld(Protocol):
@@ -35,6 +43,9 @@ class PeopleWorld(Protocol):
     faults: Faults
     network: Network
     taps: dict[str, Planned]
+
+    def now(self) -> datetime:
+        """Return the true time."""
 
     def note(self, who: str, what: str) -> None:
         """Write a line of the timeline."""
@@ -92,8 +103,9 @@ class People:
             life.ring()
             self._left -= 1
             return
-        # The app did not say that it is kept. With a key of their own they may tap again.
-        if tap.key is not None and tries < _MOST_TRIES:
+        # The app did not say that it is kept. With a key of their own they may tap again; not
+        # where a conflict may have changed the key meanwhile: the queue would take it for new.
+        if tap.key is not None and not tap.rekeyed and tries < _MOST_TRIES:
             self._again(tap, tries + 1)
         else:
             self._left -= 1
@@ -159,13 +171,19 @@ class People:
         life = device.app
         if life is None or life.queue is None:
             return
-        what = self._chance.choice(_MIND_CHANGES)
+        what = self._chance.choice(self._favourites() or _MIND_CHANGES)
         try:
             self._change(what, life, life.queue, device)
         except Killed:
             return
         except HoldfastError as error:
             self._world.note(device.name, f"{what}: {type(error).__name__}")
+
+    def _favourites(self) -> list[str]:
+        if self._chance.random() < 0.3:  # noqa: PLR2004
+            return []
+        favours = self._world.faults.favours
+        return [what for what, operations in _OPERATIONS.items() if favours(*operations)]
 
     def _change(self, what: str, life: Life, queue: OutboxQueue, device: Device) -> None:
         if what == "prune":
@@ -188,8 +206,8 @@ class People:
             return
         entry = self._chance.choice(pending)
         tap = self._world.taps[entry.decoded()["tap"]]
-        if tap.local_id is not None or tap.expect is not Expect.EFFECT:
-            return  # others may depend on it
+        if tap.local_id is not None or tap.expect is not Expect.EFFECT or not tap.acknowledged:
+            return  # others may depend on it, or it may be tapped again
         if what == "cancel":
             tap.expect = Expect.EITHER  # until it is certain
             queue.cancel(entry.id)
@@ -245,6 +263,24 @@ class People:
                 payload=payload,
             )
         self._send(tap, payload, stranger)
+
+    def act_late(self) -> None:
+        """Send an action that is older than any server takes: it must not happen."""
+        at = self._world.now() - timedelta(days=9)
+        name = f"late-{len(self._world.taps)}"
+        payload = {"tap": name, "clientGeneratedAt": at.isoformat()}
+        tap = self._world.taps[name] = Planned(
+            id=name,
+            device="elsewhere",
+            user="late",
+            at=0.0,
+            kind="step",
+            position=0,
+            key=make_key(self._chance),
+            payload=payload,
+            expect=Expect.REFUSAL,
+        )
+        self._send(tap, payload, tap.user)
 
     def _some_tap(self) -> Planned | None:
         # Not before it has happened: whoever comes first has the key.

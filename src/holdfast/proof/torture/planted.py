@@ -4,7 +4,7 @@ They are no part of what is installed. Each is a function in ``tests/planted`` t
 code while its ``with`` block lasts.
 """
 
-import importlib.util
+import importlib
 import multiprocessing
 import os
 import sys
@@ -30,7 +30,7 @@ MOST_SEEDS: Final = 3000
 Bug = Callable[[], AbstractContextManager[None]]
 
 _PLACE: Final = Path("tests") / "planted"
-_MODULE: Final = "holdfast_planted"
+_MODULE: Final = "tests.planted"
 
 
 class Catch(msgspec.Struct):
@@ -43,16 +43,10 @@ class Catch(msgspec.Struct):
 
 def load_bugs() -> Mapping[str, Bug]:
     """Return the planted bugs by name. Raises ``UsageError`` where there is no checkout."""
-    if _MODULE not in sys.modules:
-        place = _find()
-        spec = importlib.util.spec_from_file_location(
-            _MODULE, place / "__init__.py", submodule_search_locations=[str(place)]
-        )
-        assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - it is a file
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[_MODULE] = module
-        spec.loader.exec_module(module)
-    bugs: Mapping[str, Bug] = sys.modules[_MODULE].BUGS
+    checkout = str(_find())
+    if checkout not in sys.path:
+        sys.path.insert(0, checkout)
+    bugs: Mapping[str, Bug] = importlib.import_module(_MODULE).BUGS
     return bugs
 
 
@@ -60,7 +54,7 @@ def _find() -> Path:
     installed = Path(holdfast.__file__).resolve()
     for base in (installed.parents[2], Path.cwd()):
         if (base / _PLACE / "__init__.py").is_file():
-            return base / _PLACE
+            return base
     raise UsageError("the planted bugs are in the source tree only: run this in a checkout")
 
 

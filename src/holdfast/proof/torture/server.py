@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from holdfast.errors import RateLimitedError
+from holdfast.errors import RateLimitedError, ServiceError
 from holdfast.proof.torture.app import guard_service, identify, register_jobs
 from holdfast.proof.torture.broker import SteppedBroker, stepped_jetstream
 from holdfast.proof.torture.faults import Faults
@@ -55,7 +55,7 @@ class _Troubles:
         if struck is None:
             return
         if struck == "pause":
-            seconds = world.faults.between(5.0, 150.0)
+            seconds = world.faults.between(5.0, 100.0)
             world.note(process.name, f"pause at {point} for {seconds:.0f} s")
             process.pause(seconds)
             await asyncio.sleep(0)
@@ -69,8 +69,11 @@ class _Troubles:
         faults = self._world.faults
         if faults.happens("server error", None):
             self._world.note(self._process.name, "handler fails")
-            if faults.between(0, 1) < 0.3:  # noqa: PLR2004
+            dice = faults.between(0, 1)
+            if dice < 0.3:  # noqa: PLR2004
                 raise RateLimitedError("slow down", retry_after_seconds=int(faults.between(1, 90)))
+            if dice < 0.6:  # noqa: PLR2004
+                raise ServiceError(503, "torture.busy", "come again")
             raise RuntimeError("the handler broke")
         if faults.happens("slow handler"):
             await asyncio.sleep(faults.between(1.0, 25.0))
@@ -83,8 +86,8 @@ class _Troubles:
         if faults.happens("job error"):
             self._world.note(self._process.name, "job fails")
             raise RuntimeError("the job broke")
-        if faults.happens("slow handler"):
-            await asyncio.sleep(faults.between(1.0, 25.0))
+        if faults.happens("slow job"):
+            await asyncio.sleep(faults.between(1.0, 70.0))
 
     def number(self) -> int:
         """Return a number that comes once."""

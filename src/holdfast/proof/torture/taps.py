@@ -8,9 +8,9 @@ import msgspec
 from holdfast.core.entry import NewEntry
 from holdfast.proof.history import Expect, Tap
 
-__all__ = ["Planned", "plan_taps"]
+__all__ = ["Leaning", "Planned", "make_key", "plan_taps"]
 
-_SPANS: Final = (20.0, 100.0, 400.0)
+_SPANS: Final = (20.0, 100.0, 300.0)
 _STRATEGIES: Final = ("server_wins", "client_wins", "manual")
 
 
@@ -79,20 +79,30 @@ class Planned(msgspec.Struct, kw_only=True):
         )
 
 
-def plan_taps(chance: Random, devices: dict[str, list[str]]) -> list[Planned]:
+class Leaning(msgspec.Struct, frozen=True):
+    """What there should be more of than usual, so that seldom things are tortured too."""
+
+    refusals: bool = False
+    conflicts: bool = False
+    walks: bool = False
+
+
+def plan_taps(chance: Random, devices: dict[str, list[str]], leaning: Leaning) -> list[Planned]:
     """Make up a few taps for each user of each device."""
     span = chance.choice(_SPANS)
     planned: list[Planned] = []
     for device, users in devices.items():
         for user in users:
-            planned += _taps_of(chance, device, user, span)
+            planned += _taps_of(chance, device, user, span, leaning)
     return planned
 
 
-def _taps_of(chance: Random, device: str, user: str, span: float) -> list[Planned]:
+def _taps_of(
+    chance: Random, device: str, user: str, span: float, leaning: Leaning
+) -> list[Planned]:
     taps: list[Planned] = []
-    times = sorted(span * chance.random() for _ in range(chance.randint(1, 4)))
-    walks = chance.random() < 0.6  # noqa: PLR2004
+    times = sorted(span * chance.random() for _ in range(chance.choice((1, 2, 3, 4))))
+    walks = leaning.walks or (chance.random() < 0.6 and not leaning.conflicts)  # noqa: PLR2004
     line = user if chance.random() < 0.6 else None  # noqa: PLR2004
     notes: list[str] = []
     for position, at in enumerate(times):
@@ -106,32 +116,33 @@ def _taps_of(chance: Random, device: str, user: str, span: float) -> list[Planne
             at=at,
             kind=kind,
             position=position,
-            key=_uuid4(chance) if chance.random() < 0.7 else None,  # noqa: PLR2004
+            key=make_key(chance) if chance.random() < 0.7 else None,  # noqa: PLR2004
             payload={"line": line, "what": {"deep": {"n": chance.randint(0, 99)}}},
         )
         tap.payload["tap"] = tap.id
         if chance.random() < 0.08:  # noqa: PLR2004
             tap.payload["poison"] = True
-        _vary(chance, tap, notes)
+        _vary(chance, tap, notes, leaning)
         taps.append(tap)
     return taps
 
 
-def _vary(chance: Random, tap: Planned, notes: list[str]) -> None:
+def _vary(chance: Random, tap: Planned, notes: list[str], leaning: Leaning) -> None:
     if tap.kind == "change":
         tap.note = chance.choice(notes)
-        if chance.random() < 0.3:  # noqa: PLR2004
+        if chance.random() < (0.9 if leaning.conflicts else 0.3):
             tap.strategy = chance.choice(_STRATEGIES)
             tap.expect, tap.rekeyed = Expect.EITHER, True
-    elif chance.random() < 0.12:  # noqa: PLR2004
+    elif chance.random() < (0.5 if leaning.refusals else 0.12):
         tap.payload["refuse"] = True
         tap.expect = Expect.REFUSAL
     elif tap.kind == "note":
-        tap.local_id = _uuid4(chance)
+        tap.local_id = make_key(chance)
         notes.append(tap.local_id)
 
 
-def _uuid4(chance: Random) -> str:
+def make_key(chance: Random) -> str:
+    """Make a UUID version 4 of the seed's chance."""
     digits = f"{chance.getrandbits(128):032x}"
     variant = "89ab"[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
