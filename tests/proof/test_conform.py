@@ -106,6 +106,33 @@ async def test_a_server_of_somebody_else_passes_by_its_profile() -> None:
     assert len(results) >= 30
 
 
+async def test_a_server_may_be_below_a_path_of_its_address() -> None:
+    tiny = TinyServer(prefix="/shop")
+    results = await checked(
+        "http://tiny/shop",
+        profile=read_profile(json.dumps(PROFILE).encode()),
+        sign_in=SignIn(),
+        only={"GET with a known key", "another tenant's resource", "replay"},
+        transport=httpx.ASGITransport(tiny),
+    )
+    assert failures(results) == {}
+    assert len(results) == 3
+
+
+async def test_a_location_on_another_server_gets_no_token() -> None:
+    tiny = TinyServer(prefix="http://elsewhere")
+    failed = failures(
+        await checked(
+            "http://tiny",
+            profile=read_profile(json.dumps(PROFILE).encode()),
+            sign_in=SignIn(),
+            only={"GET with a known key"},
+            transport=httpx.ASGITransport(tiny),
+        )
+    )
+    assert failed == {"GET with a known key": "the Location leads to another server"}
+
+
 @pytest.mark.parametrize(
     ("broken", "checks"),
     [

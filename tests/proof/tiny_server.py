@@ -51,6 +51,8 @@ class TinyServer:
     """An ASGI app. ``broken`` names the one thing it does wrong."""
 
     broken: str = ""
+    # What stands before the path of an order, in its Location.
+    prefix: str = ""
     records: dict[tuple[str, str], Kept] = field(default_factory=dict)
     orders: dict[str, str] = field(default_factory=dict)
     locks: dict[tuple[str, str], asyncio.Lock] = field(default_factory=dict)
@@ -153,7 +155,7 @@ class TinyServer:
             return self.again(kept, mark, body_hash, request_id)
         await asyncio.sleep(0)  # where a database would be
         order = uuid4().hex
-        path = f"/orders/{order}"
+        path = f"{self.prefix}/orders/{order}"
         self.orders[path] = tenant
         headers = [
             (b"content-type", b"application/json"),

@@ -156,7 +156,7 @@ class Kit:
         return str(uuid4())
 
     def location_of(self, answer: Answer) -> str | None:
-        """Return the path of the Location, or None; raises if it leads to another server."""
+        """Return where the Location leads, or None; raises if it is another server."""
         location = answer.headers.get("location")
         if location is None:
             return None
@@ -165,7 +165,8 @@ class Kit:
         base = self.client.base_url
         if (target.scheme, target.host, target.port) != (base.scheme, base.host, base.port):
             raise UnmetError("the Location leads to another server")
-        return target.raw_path.decode("ascii")
+        # Whole, because a path would be taken for one below the path of the server's address.
+        return str(target)
 
     async def send(
         self,
