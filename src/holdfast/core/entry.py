@@ -264,8 +264,11 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     id: str | None = None
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the queue."""
+class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One row of the queue.
+
+    It holds nothing that could hold it, so the garbage collector need not look at it.
+    """
 
     id: str
     user_id: str

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from datetime import UTC
 from typing import Any, Final
 
+import msgspec
+
 from holdfast.core.canonical import canonical_json
 from holdfast.core.entry import Entry, NewEntry, Operation, Reason, Status
 from holdfast.device.coalescing import merge_target, vanishing
@@ -19,11 +21,11 @@ from holdfast.device.events import Event, EventKind, about
 from holdfast.device.hands import put_aside
 from holdfast.device.rows import instant, json_text
 from holdfast.device.unit import Unit
-from holdfast.device.validation import Draft, check_name, check_new
+from holdfast.device.validation import Draft, check_all, check_name, check_new
 from holdfast.errors import EntryInvalidError, QueueFullError
 from holdfast.system import new_id
 
-__all__ = ["Room", "add", "add_many", "add_user", "announcement", "check"]
+__all__ = ["Room", "add", "add_many", "add_user", "announcement", "check", "check_all"]
 
 _WALK_LANE: Final = "walk"
 _MERGE_WITHIN_MS: Final = 86_400_000
@@ -98,12 +100,14 @@ class Batch:
         """Look over what is to be written; raises if members wait for each other in a circle."""
         self._unit = unit
         self._room = room
-        self.ids = [draft.new.id or new_id(unit.now) for draft in drafts]
+        self.ids = _ids(unit, drafts)
         self._rows: list[tuple[Any, ...]] = []
         self._waits: list[tuple[str, str]] = []
         self._doomed: list[Entry] = []
         self._last: dict[str, int] = {}
+        # Lanes with an entry that is not settled, and those that were asked about.
         self._lanes: set[tuple[str, str]] = set()
+        self._known_lanes: set[tuple[str, str]] = set()
         self._keys: dict[str, Entry] = {}
         self._given_ids: set[str] = set()
         # Ids, and local ids that are made here, each with the id of its entry.
@@ -114,6 +118,7 @@ class Batch:
                 if draft.local_id is not None and draft.operation is Operation.CREATE:
                     self._members[draft.local_id] = entry_id
             self._check_order(drafts)
+            self._look_up_lanes(drafts)
 
     def add(self, draft: Draft, entry_id: str, *, coalesce: bool) -> Entry:
         """Take one more entry, or find what makes it superfluous."""
@@ -167,10 +172,7 @@ class Batch:
                 )
             last, taken = found[0]
         else:
-            taken = lane is not None and (
-                (user_id, lane) in self._lanes
-                or unit.rows("lane_taken", user_id=user_id, lane=lane)[0][0]
-            )
+            taken = lane is not None and self._is_taken(user_id, lane)
         if new.sequence_number is not None and new.sequence_number <= last:
             raise EntryInvalidError(
                 "sequence_number_must_be_monotonic",
@@ -185,6 +187,27 @@ class Batch:
         if lane is not None:
             self._lanes.add((user_id, lane))
         return number, not taken
+
+    def _is_taken(self, user_id: str, lane: str) -> bool:
+        if (user_id, lane) in self._lanes:
+            return True
+        if (user_id, lane) in self._known_lanes:
+            return False
+        return bool(self._unit.rows("lane_taken", user_id=user_id, lane=lane)[0][0])
+
+    def _look_up_lanes(self, drafts: Sequence[Draft]) -> None:
+        """Ask once for all lanes that need no look at the queue to be named."""
+        lanes: dict[str, set[str]] = {}
+        for draft in drafts:
+            lane = _own_lane(draft)
+            if lane is not None:
+                lanes.setdefault(draft.new.user_id, set()).add(lane)
+        for user_id, names in lanes.items():
+            found = self._unit.rows(
+                "lanes_taken", user_id=user_id, lanes=msgspec.json.encode(names).decode()
+            )
+            self._lanes.update((user_id, row[0]) for row in found)
+            self._known_lanes.update((user_id, name) for name in names)
 
     def _waits_of(self, draft: Draft, entry_id: str) -> Waits:
         refers_to = draft.request.refers_to
@@ -219,27 +242,40 @@ class Batch:
             )
 
 
+def _ids(unit: Unit, drafts: Sequence[Draft]) -> list[str]:
+    """Return an id for each, those made here in order: an index grows quickest at its end."""
+    made = iter(sorted(new_id(unit.now) for draft in drafts if draft.new.id is None))
+    return [draft.new.id or next(made) for draft in drafts]
+
+
 def _lane(unit: Unit, draft: Draft) -> str | None:
     """Say which entries this one must stay in order with; None if with none.
 
     Entries about one entity are of one lane, whichever of its ids they use.
     """
-    if not draft.profile.allows_lanes:
-        return _WALK_LANE
+    lane = _own_lane(draft)
+    if lane is not None:
+        return lane
     new = draft.new
-    if new.lane is not None:
-        return new.lane
-    entity: str | int | None = draft.local_id or new.server_id
+    entity: str | int | None = new.server_id
     if entity is None:
         if draft.operation is Operation.CREATE:
             return None
         entity = draft.request.endpoint.partition("?")[0].rpartition("/")[2]
-    if draft.local_id is None:
-        text = str(entity)
-        number = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None  # noqa: PLR2004
-        found = unit.rows("local_of_server_id", user_id=new.user_id, text=text, number=number)
-        entity = found[0][0] if found else entity
+    text = str(entity)
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None  # noqa: PLR2004
+    found = unit.rows("local_of_server_id", user_id=new.user_id, text=text, number=number)
+    entity = found[0][0] if found else entity
     return f"{new.entity_type}/{entity}"
+
+
+def _own_lane(draft: Draft) -> str | None:
+    """Return the lane of an entry if the entry alone says which."""
+    if not draft.profile.allows_lanes:
+        return _WALK_LANE
+    if draft.new.lane is not None:
+        return draft.new.lane
+    return None if draft.local_id is None else f"{draft.new.entity_type}/{draft.local_id}"
 
 
 def _new_entry(unit: Unit, draft: Draft, waits: Waits, **placed: Any) -> Entry:

@@ -15,6 +15,11 @@ SELECT max(sequence_floor, coalesce((
 SELECT EXISTS (SELECT 1 FROM offline_sync_queue
                 WHERE user_id = :user_id AND lane = :lane AND IS_OPEN);
 
+-- name: lanes_taken
+SELECT wanted.value FROM json_each(:lanes) AS wanted
+ WHERE EXISTS (SELECT 1 FROM offline_sync_queue
+                WHERE user_id = :user_id AND lane = wanted.value AND IS_OPEN);
+
 -- name: insert_entry
 -- In the order of adding.py.
 INSERT INTO offline_sync_queue

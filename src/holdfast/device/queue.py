@@ -259,7 +259,7 @@ class OutboxQueue:
         ones; a cycle is refused, and so is a dependency on what can only come later in the same
         lane.
         """
-        drafts = [adding.check(new, self._settings) for new in news]
+        drafts = adding.check_all(news, self._settings)
         with self._write("enqueue_many", connection) as unit:
             return adding.add_many(unit, drafts, self._room, coalesce=coalesce)
 
