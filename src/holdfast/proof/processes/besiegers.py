@@ -13,7 +13,7 @@ from holdfast.proof.processes.phone import Phone
 
 __all__ = ["Besiegers"]
 
-_MEAN_SECONDS: Final = 0.5
+_MEAN_SECONDS: Final = 0.8
 """Between two faults, on average."""
 
 _LONGEST_STOP_SECONDS: Final = {"server": 1.5, "drain": 1.5, "worker": 4.0}
