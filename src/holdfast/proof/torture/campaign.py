@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
@@ -149,7 +150,7 @@ def _send_next(
     line: Connection, seeds: Iterator[int], deadline: float | None, workers: dict[Connection, Any]
 ) -> None:
     is_over = deadline is not None and time.monotonic() >= deadline
-    batch = [] if is_over else [seed for seed, _ in zip(seeds, range(_BATCH), strict=False)]
+    batch = [] if is_over else list(islice(seeds, _BATCH))
     line.send(batch)
     if not batch:
         process = workers.pop(line)

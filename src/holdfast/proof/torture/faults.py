@@ -73,6 +73,26 @@ KINDS: Final = (
 _MOST_CRASHES: Final = 3
 _MOST_PAUSES: Final = 3
 _FAVOURED_SHARE: Final = 0.25
+_SELDOM_SHARE: Final = 0.7
+_SELDOM: Final = frozenset(
+    {
+        "cancel",
+        "conflict",
+        "discard",
+        "edit_payload",
+        "expire",
+        "fail",
+        "map_local_id",
+        "park",
+        "prune",
+        "purge_user",
+        "release",
+        "renew",
+        "resolve",
+        "retry",
+    }
+)
+"""What a device does once in a while: a favourite of these is struck as soon as it is reached."""
 
 
 class Mask:
@@ -129,7 +149,9 @@ class Faults:
         self.reached[point] += 1
         if self.is_calm:
             return None
-        rate = _FAVOURED_SHARE if point in self.favoured else self._crash_rate
+        rate = self._crash_rate
+        if point in self.favoured:
+            rate = _SELDOM_SHARE if point.partition(".")[0] in _SELDOM else _FAVOURED_SHARE
         if self._chance.random() >= rate:
             return None
         dice = self._chance.random()

@@ -16,6 +16,7 @@ from holdfast.proof.torture.server import Server
 __all__ = ["Network", "NetworkWorld"]
 
 _TIME_OUT_SECONDS: Final = 30.0
+_LONG_SECONDS: Final = 130.0
 _ERROR: Final = 400
 
 Hear = Callable[[Answer | NoAnswer], None]
@@ -56,10 +57,12 @@ class Network:
             self._later(0.05, hear, NoAnswer("no network", left=False))
             return
         self.requests += 1
+        # Longer than a third of a lease, where renewals are to be seen.
+        patience = _LONG_SECONDS if faults.favours("renew") else _TIME_OUT_SECONDS
         loop.call_later(
-            _TIME_OUT_SECONDS, hear, NoAnswer("the server took too long"), context=OUTSIDE.copy()
+            patience, hear, NoAnswer("the server took too long"), context=OUTSIDE.copy()
         )
-        if faults.happens("request lost"):
+        if faults.happens("request lost", 0.5 if faults.favours("renew") else None):
             self._world.note(who, f"{what} lost")
             return
         self._world.note(who, what)

@@ -33,7 +33,7 @@ _OPERATIONS: Final = {
     "guest": ("purge_user",),
     "map": ("map_local_id",),
 }
-_MIND_CHANGES: Final = tuple(_OPERATIONS)
+_MIND_CHANGES: Final = ("cancel", "edit", "park", *_OPERATIONS)
 
 
 class PeopleWorld(Protocol):
@@ -206,8 +206,8 @@ class People:
             return
         entry = self._chance.choice(pending)
         tap = self._world.taps[entry.decoded()["tap"]]
-        if tap.local_id is not None or tap.expect is not Expect.EFFECT or not tap.acknowledged:
-            return  # others may depend on it, or it may be tapped again
+        if tap.expect is not Expect.EFFECT or not tap.acknowledged or self._has_children(tap):
+            return
         if what == "cancel":
             tap.expect = Expect.EITHER  # until it is certain
             queue.cancel(entry.id)
@@ -224,6 +224,11 @@ class People:
             queue.park(entry.id, reason=Reason.REBUILD, error="put aside")
         self._world.note(device.name, f"{what} {tap.id}")
         life.ring()
+
+    def _has_children(self, tap: Planned) -> bool:
+        """Say whether another tap changes what this one makes."""
+        taps = self._world.taps.values()
+        return tap.local_id is not None and any(other.note == tap.local_id for other in taps)
 
     def set_clock(self) -> None:
         """Set the clock of a device, by minutes or by weeks."""

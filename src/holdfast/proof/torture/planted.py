@@ -71,11 +71,14 @@ def _hunt_one(name: str) -> Catch:
         return hunt_here(name, templates)
 
 
-def hunt_here(name: str, templates: Templates, *, most_seeds: int = MOST_SEEDS) -> Catch:
-    """Look for one bug in this process."""
+def hunt_here(
+    name: str, templates: Templates, *, most_seeds: int = MOST_SEEDS, shrinks: bool = True
+) -> Catch:
+    """Look for one bug in this process, and for the fewest faults that show it."""
     with load_bugs()[name]():
         for seed in range(most_seeds):
             outcome = run_seed(seed, templates)
             if outcome.violations:
-                return Catch(name, seed + 1, told(shrink(outcome, templates)))
+                shortest = shrink(outcome, templates) if shrinks else outcome
+                return Catch(name, seed + 1, told(shortest))
     return Catch(name, most_seeds)

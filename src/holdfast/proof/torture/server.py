@@ -55,7 +55,8 @@ class _Troubles:
         if struck is None:
             return
         if struck == "pause":
-            seconds = world.faults.between(5.0, 100.0)
+            # Around the length of a lease: that is where it matters.
+            seconds = world.faults.between(5.0, 70.0)
             world.note(process.name, f"pause at {point} for {seconds:.0f} s")
             process.pause(seconds)
             await asyncio.sleep(0)

@@ -11,7 +11,7 @@ __all__ = ["shrink"]
 _MOST_RUNS: Final = 60
 
 
-def shrink(outcome: Outcome, templates: Templates) -> Outcome:
+def shrink(outcome: Outcome, templates: Templates, *, most_runs: int = _MOST_RUNS) -> Outcome:
     """Leave out faults while the same promise stays broken; returns the shortest run found.
 
     Leaving one out changes what comes after it, so this is a search and not a proof: what it
@@ -27,7 +27,7 @@ def shrink(outcome: Outcome, templates: Templates) -> Outcome:
         return found if rules & {violation.rule for violation in found.violations} else None
 
     low, high = 0, outcome.fault_count
-    while low < high and runs < _MOST_RUNS // 3:
+    while low < high and runs < most_runs // 3:
         middle = (low + high) // 2
         found = attempt(Mask(only_first=middle))
         if found is None:
@@ -36,7 +36,7 @@ def shrink(outcome: Outcome, templates: Templates) -> Outcome:
             best, high = found, middle
     without: frozenset[int] = frozenset()
     for number in range(high, 0, -1):
-        if runs >= _MOST_RUNS:
+        if runs >= most_runs:
             break
         found = attempt(Mask(only_first=high, without=without | {number}))
         if found is not None:

@@ -119,7 +119,9 @@ class World:
             case "two":
                 shape = [("server-1", True, True), ("server-2", True, True)]
             case _:
-                shape = [("server", True, False), ("worker", False, True)]
+                shape = [("server", True, False), ("worker-1", False, True)]
+                if plan.random() < 0.5:  # noqa: PLR2004
+                    shape.append(("worker-2", False, True))
         return [Server(self, name, serves=serves, works=works) for name, serves, works in shape]
 
     def _make_devices(
@@ -177,6 +179,10 @@ class World:
     def live(self, seed: int) -> Outcome:
         """Torture, drain, decide."""
         self.people.begin(self._planned)
+        if self.faults.favours("cancel", "edit_payload", "park", "retry"):
+            # What was never sent can be changed: let there be some of that.
+            for device in self.devices:
+                self._cut_off(device, 150.0)
         self._every(5.0, 60.0, self._make_trouble)
         self._every(100.0, 200.0, self.people.tend)
         self.loop.run_until(_MOST_TORTURE_SECONDS, lambda: self.people.have_tapped)
@@ -209,10 +215,7 @@ class World:
         faults = self.faults
         device = self._chance.choice(self.devices)
         if faults.happens("network cut"):
-            seconds = faults.between(5.0, 400.0)
-            self.note(device.name, f"no network for {seconds:.0f} s")
-            self.network.cut_off.add(device.name)
-            self._later(seconds, lambda: self.network.cut_off.discard(device.name))
+            self._cut_off(device, faults.between(5.0, 400.0))
         if faults.happens("disk full"):
             self.note(device.name, "disk full")
             device.disk.is_full = True
@@ -225,6 +228,11 @@ class World:
             process.pause(faults.between(5.0, 150.0))
         if not faults.is_calm:
             self._let_people_act(self._chance.random())
+
+    def _cut_off(self, device: Device, seconds: float) -> None:
+        self.note(device.name, f"no network for {seconds:.0f} s")
+        self.network.cut_off.add(device.name)
+        self._later(seconds, lambda: self.network.cut_off.discard(device.name))
 
     def _let_people_act(self, dice: float) -> None:
         people = self.people
