@@ -1,0 +1,122 @@
+"""The torture: two thousand seeds keep every promise, and each seed is the same every time."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast.device
+from holdfast.proof.torture import planted
+from holdfast.proof.torture.campaign import (
+    ENOUGH_SEEDS,
+    Summary,
+    collecting_seldom,
+    run_here,
+    told,
+)
+from holdfast.proof.torture.faults import DEVICE_POINTS, KINDS, Mask
+from holdfast.proof.torture.shrinking import shrink
+from holdfast.proof.torture.templates import Templates
+from holdfast.proof.torture.world import run_seed
+
+
+@pytest.fixture(scope="module")
+def templates() -> Iterator[Templates]:
+    with collecting_seldom(), Templates() as made:
+        yield made
+
+
+def test_two_thousand_seeds_break_no_promise_and_strike_at_every_fault_point(
+    templates: Templates,
+) -> None:
+    summary = run_here(range(ENOUGH_SEEDS), templates)
+    assert summary.failing == [], _read(summary)
+    assert summary.unvisited == []
+    assert {kind for kind in KINDS if not summary.faults.get(kind)} == set()
+    assert summary.effects > ENOUGH_SEEDS
+    assert summary.is_good
+
+
+def _read(summary: Summary) -> str:
+    return "\n".join(
+        line for failure in summary.failures for line in (*failure.timeline, *failure.violations)
+    )
+
+
+@pytest.mark.parametrize("seed", [3, 11, 17])
+def test_a_seed_is_the_same_every_time(seed: int, templates: Templates) -> None:
+    first, again = run_seed(seed, templates), run_seed(seed, templates)
+    assert first.fingerprint == again.fingerprint
+    assert first.timeline == again.timeline
+
+
+def test_another_seed_is_another_world(templates: Templates) -> None:
+    fingerprints = {run_seed(seed, templates).fingerprint for seed in range(8)}
+    assert len(fingerprints) == 8
+
+
+def test_without_its_faults_a_seed_is_calm(templates: Templates) -> None:
+    outcome = run_seed(5, templates, Mask(only_first=0))
+    assert sum(outcome.faults.values()) == 0
+    assert outcome.violations == []
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "key_regenerated_on_retry",
+        "acknowledged_before_the_disk_has_it",
+        "record_outside_the_transaction",
+        "fingerprint_without_nested_keys",
+        "marker_in_a_transaction_of_its_own",
+        "stale_actions_accepted",
+    ],
+)
+def test_a_planted_bug_is_found(bug: str, templates: Templates) -> None:
+    catch = planted.hunt_here(bug, templates, most_seeds=200, shrinks=False)
+    assert catch.failure is not None
+    assert catch.failure.violations
+
+
+def test_a_failing_seed_is_shrunk_to_the_faults_that_matter(templates: Templates) -> None:
+    with planted.load_bugs()["record_outside_the_transaction"]():
+        outcome = next(
+            found for seed in range(200) if (found := run_seed(seed, templates)).violations
+        )
+        shrunk = shrink(outcome, templates, most_runs=15)
+    assert {v.rule for v in shrunk.violations} & {v.rule for v in outcome.violations}
+    assert 0 < told(shrunk).faults_left <= sum(outcome.faults.values())
+
+
+def test_planted_bugs_leave_no_trace(templates: Templates) -> None:
+    before = run_seed(7, templates).fingerprint
+    for bug in planted.load_bugs().values():
+        with bug():
+            pass
+    assert run_seed(7, templates).fingerprint == before
+
+
+def test_every_operation_of_the_queue_that_commits_is_tortured() -> None:
+    source = Path(holdfast.device.__file__).with_name("queue.py").read_text(encoding="utf-8")
+    written = set(re.findall(r'_write\("(\w+)"', source))
+    tortured = {point.partition(".")[0] for point in DEVICE_POINTS}
+    assert written <= tortured
+
+
+def test_where_there_is_no_checkout_one_line_says_so(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, holdfast\n"
+        f"holdfast.__file__ = {str(tmp_path / 'a' / 'b' / 'c' / 'd.py')!r}\n"
+        "import sys; sys.argv = ['holdfast', 'torture', '--planted']\n"
+        "from holdfast.cli.main import main\n"
+        "main()\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1
+    assert "checkout" in ran.stderr
