@@ -70,10 +70,63 @@ def add_user(unit: Unit, user_id: str) -> None:
 
 def add(unit: Unit, draft: Draft, room: Room, *, coalesce: bool) -> Entry:
     """Write one entry."""
+    if not coalesce and _is_plain(draft):
+        return _add_plain(unit, draft, room)
     batch = Batch(unit, room, (draft,))
     entry = batch.add(draft, batch.ids[0], coalesce=coalesce)
     batch.write()
     return entry
+
+
+def _is_plain(draft: Draft) -> bool:
+    """Say whether nothing in the queue has to be looked at but where it goes."""
+    new, refers_to = draft.new, draft.request.refers_to
+    return (
+        new.key is None
+        and new.id is None
+        and not new.depends_on
+        and not refers_to.placeholders
+        and not refers_to.candidates
+    )
+
+
+def _add_plain(unit: Unit, draft: Draft, room: Room) -> Entry:
+    """Write the kind of entry that most are, without what a batch needs."""
+    new = draft.new
+    lane = _lane(unit, draft)
+    last, taken = _first_place(unit, new.user_id, lane)
+    number = _number_after(last, new)
+    if last >= room.limit(new.user_id):
+        room.counted(new.user_id, last, unit.rows("count_open", user_id=new.user_id)[0][0])
+    entry = _new_entry(
+        unit, draft, _NO_WAITS, id=new_id(unit.now), lane=lane, sequence_number=number
+    )
+    unit.run("insert_entry", _row(unit, entry, turn=not taken))
+    unit.tell(EventKind.ENQUEUED, entry)
+    return entry
+
+
+def _first_place(unit: Unit, user_id: str, lane: str | None) -> tuple[int, bool]:
+    """Return the user's last number, and whether the lane has somebody in it."""
+    found = unit.rows("place", user_id=user_id, lane=lane)
+    if not found:
+        raise EntryInvalidError(
+            "user_id_must_reference_existing_user",
+            f"there is no user {user_id}: add_user first",
+        )
+    last, taken = found[0]
+    return last, bool(taken)
+
+
+def _number_after(last: int, new: NewEntry) -> int:
+    if new.sequence_number is None:
+        return last + 1
+    if new.sequence_number <= last:
+        raise EntryInvalidError(
+            "sequence_number_must_be_monotonic",
+            f"sequence number {new.sequence_number} is not higher than the last one, {last}",
+        )
+    return new.sequence_number
 
 
 def add_many(unit: Unit, drafts: Sequence[Draft], room: Room, *, coalesce: bool) -> list[Entry]:
@@ -164,25 +217,14 @@ class Batch:
         unit, user_id = self._unit, new.user_id
         last = self._last.get(user_id)
         if last is None:
-            found = unit.rows("place", user_id=user_id, lane=lane)
-            if not found:
-                raise EntryInvalidError(
-                    "user_id_must_reference_existing_user",
-                    f"there is no user {user_id}: add_user first",
-                )
-            last, taken = found[0]
+            last, taken = _first_place(unit, user_id, lane)
         else:
             taken = lane is not None and self._is_taken(user_id, lane)
-        if new.sequence_number is not None and new.sequence_number <= last:
-            raise EntryInvalidError(
-                "sequence_number_must_be_monotonic",
-                f"sequence number {new.sequence_number} is not higher than the last one, {last}",
-            )
+        number = _number_after(last, new)
         if last >= self._room.limit(user_id):
             # Those of this batch that are not written yet are not counted, so they are written.
             self.write()
             self._room.counted(user_id, last, unit.rows("count_open", user_id=user_id)[0][0])
-        number = new.sequence_number or last + 1
         self._last[user_id] = number
         if lane is not None:
             self._lanes.add((user_id, lane))
@@ -321,11 +363,12 @@ def _new_entry(unit: Unit, draft: Draft, waits: Waits, **placed: Any) -> Entry:
 
 def _row(unit: Unit, entry: Entry, *, turn: bool) -> tuple[Any, ...]:
     """Return what ``insert_entry`` takes, in its order."""
+    # Enumerations are formatted: that takes a third of the time of their `value`.
     made_at = entry.client_generated_at
     return (
         entry.id,
         entry.user_id,
-        entry.operation.value,
+        f"{entry.operation}",
         entry.entity_type,
         entry.local_id,
         entry.server_id,
@@ -333,7 +376,7 @@ def _row(unit: Unit, entry: Entry, *, turn: bool) -> tuple[Any, ...]:
         entry.payload,
         json_text(entry.headers),
         entry.idempotency_key,
-        entry.status.value,
+        f"{entry.status}",
         entry.max_attempts,
         entry.sequence_number,
         json_text(entry.dependency_ids),
@@ -341,7 +384,7 @@ def _row(unit: Unit, entry: Entry, *, turn: bool) -> tuple[Any, ...]:
         entry.conflict_resolution,
         entry.priority,
         unit.now_text if made_at is entry.created_at else instant(made_at),
-        entry.profile.value,
+        f"{entry.profile}",
         entry.reason,
         json_text(entry.local_refs),
         entry.payload_version,

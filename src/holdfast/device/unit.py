@@ -43,6 +43,10 @@ class Unit:
         """Run a statement that gives nothing once for each row of parameters."""
         self._database.many(statement(name), rows)
 
+    def run(self, name: str, params: tuple[Any, ...]) -> None:
+        """Run a statement that gives nothing."""
+        self._database.rows(statement(name), params)
+
     def one(self, name: str, **params: Any) -> Entry | None:
         """Run a statement that gives at most one entry."""
         found = self._database.rows(statement(name), params)

@@ -7,7 +7,6 @@ entry is written, in the same transaction. Nothing is written unless all of them
 import json
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -195,10 +194,12 @@ def _written(value: Any) -> bytes:
 
     The encoder alone would write dates, sets and NaN in a way of its own choice.
     """
-    with suppress(Exception):  # written once more, slowly, to say what is wrong
+    try:
         raw = _encode(value)
         if _decode(raw) == value and raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
             return raw
+    except Exception:  # noqa: BLE001, S110 - written once more, slowly, to say what is wrong
+        pass
     _check_member_names(value)
     slowly = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _checked(slowly.encode())
@@ -241,10 +242,10 @@ def _checked_key(key: str, profile: Profile) -> str:
 
 def _entity_in_path(operation: Operation, endpoint: str) -> str | None:
     """Return the local id that the path ends in: that is the entity, if it is not a new one."""
+    if operation is Operation.CREATE:
+        return None
     last = endpoint.partition("?")[0].rpartition("/")[2]
-    if operation is not Operation.CREATE and last.startswith("{local:"):
-        return last[len("{local:") : -1]
-    return None
+    return last[len("{local:") : -1] if last.startswith("{local:") else None
 
 
 def _check_numbers(new: NewEntry) -> None:
