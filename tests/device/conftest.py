@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Server
 from tests.device.queue_lab import Lab
+from tests.support.outbox_lab import SECRET
 
 MEMORY = Path("/dev/shm")
 
@@ -23,3 +25,11 @@ def lab(quick_path: Path) -> Iterator[Lab]:
     made = Lab(quick_path / "outbox.db")
     yield made
     made.queue.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One real server for all tests that need one; each has users of its own."""
+    process = Server(tmp_path_factory.mktemp("server"), "--no-jobs", HOLDFAST_JWT_SECRET=SECRET)
+    yield process
+    process.close()

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,18 +11,11 @@ from uuid import uuid4
 import pytest
 
 from tests.cli.conftest import HOLDFAST, Done, Here, Server, environment, here, one_line
-from tests.support.outbox_lab import SECRET, CuttingProxy, reader, titles_of, token_of
+from tests.support.outbox_lab import CuttingProxy, reader, titles_of, token_of
 
 __all__ = ["here"]
 
 DB = ("outbox", "--db", "outbox.db")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    process = Server(tmp_path_factory.mktemp("server"), "--no-jobs", HOLDFAST_JWT_SECRET=SECRET)
-    yield process
-    process.close()
 
 
 @pytest.fixture

@@ -14,14 +14,7 @@ from holdfast.device.drain import drain
 from holdfast.device.report import DrainReport, Ended
 from holdfast.device.transport import HttpTransport, NoAnswer
 from tests.cli.conftest import Server
-from tests.support.outbox_lab import SECRET, SOON, Scripted, answer, reader, token_of
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    process = Server(tmp_path_factory.mktemp("server"), "--no-jobs", HOLDFAST_JWT_SECRET=SECRET)
-    yield process
-    process.close()
+from tests.support.outbox_lab import SOON, Scripted, answer, reader, token_of
 
 
 class Scene:

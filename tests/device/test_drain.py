@@ -17,7 +17,6 @@ from holdfast.device.report import Ended
 from holdfast.device.transport import HttpTransport
 from tests.cli.conftest import Server
 from tests.support.outbox_lab import (
-    SECRET,
     SOON,
     CuttingProxy,
     Nursery,
@@ -27,13 +26,6 @@ from tests.support.outbox_lab import (
     titles_of,
     token_of,
 )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    process = Server(tmp_path_factory.mktemp("server"), "--no-jobs", HOLDFAST_JWT_SECRET=SECRET)
-    yield process
-    process.close()
 
 
 @pytest.fixture

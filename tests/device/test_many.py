@@ -18,7 +18,7 @@ from tests.device.queue_lab import new
 from tests.support.outbox_lab import Scripted, answer
 
 ROUNDS = int(os.environ.get("HOLDFAST_TEST_ROUNDS", "0"))
-ENTRIES = 100_000 if ROUNDS >= 5000 else 3_000
+ENTRIES = 100_000 if ROUNDS >= 5000 else 1_500
 DEEP = 1_000
 
 

@@ -13,7 +13,7 @@ from holdfast.device.drain import drain
 from holdfast.device.report import Ended
 from holdfast.device.transport import Answer, HttpTransport, NoAnswer, Request
 from tests.cli.conftest import Server
-from tests.support.outbox_lab import SECRET, SOON, Scripted, answer, reader, token_of
+from tests.support.outbox_lab import SOON, Scripted, answer, reader, token_of
 
 QUEST = "quest.002"
 
@@ -162,23 +162,19 @@ def test_a_server_that_contradicts_itself_ends_in_front_of_a_person(queue: Outbo
 
 
 def test_two_devices_of_one_walker_finish_a_quest_together_on_a_real_server(
-    queue: OutboxQueue, tmp_path: Path
+    queue: OutboxQueue, tmp_path: Path, server: Server
 ) -> None:
     user = f"walker-{uuid4()}"
-    server = Server(tmp_path, "--no-jobs", HOLDFAST_JWT_SECRET=SECRET)
-    try:
-        with OutboxQueue.open(tmp_path / "tablet.db") as tablet:
-            for device in (queue, tablet):
-                device.add_user(user)
-                device.enqueue(action(user, "/quest/start", questId=QUEST))
-            tablet.enqueue_many([step(user, 1), step(user, 2)])
-            mine = queue.enqueue_many([*(step(user, n) for n in (1, 2, 3)), complete(user)])
-            with HttpTransport(server.url) as transport:
-                assert drain(tablet, user, transport, token_of).ended is Ended.EMPTY
-                assert drain(queue, user, transport, token_of).ended is Ended.EMPTY
-        assert fates(queue, mine) == [DROPPED, DROPPED, SENT, SENT]
-        with reader(server.url, user) as client:
-            quests = client.get("/quest/available").json()["quests"]
-        assert {q["questId"]: q["status"] for q in quests}[QUEST] == "completed"
-    finally:
-        server.close()
+    with OutboxQueue.open(tmp_path / "tablet.db") as tablet:
+        for device in (queue, tablet):
+            device.add_user(user)
+            device.enqueue(action(user, "/quest/start", questId=QUEST))
+        tablet.enqueue_many([step(user, 1), step(user, 2)])
+        mine = queue.enqueue_many([*(step(user, n) for n in (1, 2, 3)), complete(user)])
+        with HttpTransport(server.url) as transport:
+            assert drain(tablet, user, transport, token_of).ended is Ended.EMPTY
+            assert drain(queue, user, transport, token_of).ended is Ended.EMPTY
+    assert fates(queue, mine) == [DROPPED, DROPPED, SENT, SENT]
+    with reader(server.url, user) as client:
+        quests = client.get("/quest/available").json()["quests"]
+    assert {q["questId"]: q["status"] for q in quests}[QUEST] == "completed"
