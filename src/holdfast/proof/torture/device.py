@@ -1,7 +1,6 @@
 """Devices, from tap to power cut: the real queue and the real drain, one or two processes each."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -213,8 +212,8 @@ class Life:
 
     def _close(self) -> None:
         if self.queue is not None:
-            with suppress(HoldfastError):
-                self.queue.close()
+            # The connection alone: a process that was killed does not take leave of its file.
+            self.queue._transactions._database.close()  # noqa: SLF001
         self._door.remove()
         error = self._strand.error
         if error is not None and not isinstance(error, HoldfastError):
@@ -273,7 +272,7 @@ class Device:
         self._booted_at = 0.0
         self._chance = chance
         self._is_off = False
-        self._sending: dict[str, tuple[Life, int]] = {}
+        self._sending: dict[str, Life] = {}
         self._starts = [0] * processes
         self.lives = [Life(self, f"{name}/{number}") for number in range(processes)]
 
@@ -332,15 +331,19 @@ class Device:
             self._start_later(number)
 
     def begin_send(self, key: str, life: Life) -> None:
-        """Note who sends what: while its lease holds, an entry is sent by one process only."""
-        other, pauses = self._sending.get(key, (life, 0))
-        if other is not life and other.process.alive and other.process.pauses == pauses:
+        """Note who sends what: an entry is sent by one process only, as long as its lease holds.
+
+        A process that was paused, or whose renewals found a full disk, may have lost its lease.
+        """
+        other = self._sending.get(key, life)
+        paused = life.process.pauses + other.process.pauses
+        if other is not life and other.process.alive and not paused and not self.disk.was_full:
             self.world.mishaps.append(f"{key[:8]} was sent by two processes at the same time")
-        self._sending[key] = (life, life.process.pauses)
+        self._sending[key] = life
 
     def end_send(self, key: str, life: Life) -> None:
         """Note that an answer, or none, has come."""
-        if key in self._sending and self._sending[key][0] is life:
+        if self._sending.get(key) is life:
             del self._sending[key]
 
     def switch_off(self) -> None:

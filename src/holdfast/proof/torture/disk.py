@@ -35,6 +35,7 @@ class Disk:
         """Put these files on it, synced."""
         self.directory = directory
         self.is_full = False
+        self.was_full = False
         self._synced = {name: bytearray(data) for name, data in files.items()}
         self._unsynced: dict[str, list[_Write | _Truncate]] = {}
         directory.mkdir()
@@ -150,6 +151,7 @@ class _File(apsw.VFSFile):
         if door.is_shut:
             raise apsw.IOError("the process is dead")
         if door.disk.is_full:
+            door.disk.was_full = True
             raise _full()
         door.disk.change(self._name, _Write(offset, bytes(data)))
         super().xWrite(data, offset)

@@ -9,7 +9,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -47,7 +47,7 @@ class Process:
         self.at_death: list[Callable[[], None]] = []
         # What is done once nothing of it is on any stack.
         self.after_death: list[Callable[[], None]] = []
-        self._waiting: deque[asyncio.Handle] = deque()
+        self._waiting: deque[Step] = deque()
 
     def spawn(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
         """Run a coroutine in this process."""
@@ -67,9 +67,9 @@ class Process:
             self.loop.put_back(self._waiting)
             self._waiting = deque()
 
-    def hold_back(self, handle: asyncio.Handle) -> None:
+    def hold_back(self, step: "Step") -> None:
         """Keep a step for when the pause is over."""
-        self._waiting.append(handle)
+        self._waiting.append(step)
 
     def kill(self) -> None:
         """End it here and now."""
@@ -107,6 +107,34 @@ def _close(dead: Any) -> None:
         return
 
 
+class Step:
+    """Something to be run: what asyncio calls a handle, with nothing that is not needed here."""
+
+    __slots__ = ("_at", "args", "callback", "context", "is_cancelled")
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, at: float
+    ) -> None:
+        """Wait to be run."""
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.is_cancelled = False
+        self._at = at
+
+    def cancel(self) -> None:
+        """Do not run it after all."""
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        """Say whether it was cancelled."""
+        return self.is_cancelled
+
+    def when(self) -> float:
+        """Say when it is to be run."""
+        return self._at
+
+
 class VirtualLoop:
     """Runs what is ready; when nothing is, the time of the next timer has come.
 
@@ -117,8 +145,8 @@ class VirtualLoop:
         """Begin at zero."""
         self._as_loop: Any = self
         self._now = 0.0
-        self._ready: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._ready: deque[Step] = deque()
+        self._timers: list[tuple[float, int, Step]] = []
         self._numbers = count()
         self.steps = 0
         # Errors that reached the end of a step of a living process.
@@ -132,9 +160,9 @@ class VirtualLoop:
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:
         """Run a step after those that are ready."""
-        handle = asyncio.Handle(callback, args, self._as_loop, context)
-        self._ready.append(handle)
-        return handle
+        step = Step(callback, args, copy_context() if context is None else context, self._now)
+        self._ready.append(step)
+        return step
 
     call_soon_threadsafe = call_soon
 
@@ -148,9 +176,9 @@ class VirtualLoop:
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
         """Run a step at a virtual time."""
-        handle = asyncio.TimerHandle(when, callback, args, self._as_loop, context)
-        heapq.heappush(self._timers, (when, next(self._numbers), handle))
-        return handle
+        step = Step(callback, args, copy_context() if context is None else context, when)
+        heapq.heappush(self._timers, (when, next(self._numbers), step))
+        return step
 
     def create_future(self) -> asyncio.Future[Any]:
         """Make a future of this loop."""
@@ -186,12 +214,9 @@ class VirtualLoop:
         if process is None or process.alive:
             self.on_error(context)
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Do nothing: it is left out when its time comes."""
-
     # -- running --------------------------------------------------------------------------------
 
-    def put_back(self, handles: deque[asyncio.Handle]) -> None:
+    def put_back(self, handles: deque[Step]) -> None:
         """Run these next, in their order."""
         self._ready.extend(handles)
 
@@ -201,24 +226,32 @@ class VirtualLoop:
         asyncio._set_running_loop(self._as_loop)  # noqa: SLF001
         try:
             while not is_over():
-                handle = self._next(deadline)
-                if handle is None:
+                step = self._next(deadline)
+                if step is None:
                     return
-                if handle.cancelled():
+                if step.is_cancelled:
                     continue
-                process = handle._context.get(PROCESS)  # type: ignore[attr-defined] # noqa: SLF001
+                process = step.context.get(PROCESS)
                 if process is not None:
                     if not process.alive:
                         continue
                     if process.is_paused:
-                        process.hold_back(handle)
+                        process.hold_back(step)
                         continue
                 self.steps += 1
-                handle._run()  # noqa: SLF001 - catches whatever is raised
+                self._take(step)
         finally:
             asyncio._set_running_loop(before)  # noqa: SLF001
 
-    def _next(self, deadline: float) -> asyncio.Handle | None:
+    def _take(self, step: Step) -> None:
+        try:
+            step.context.run(step.callback, *step.args)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a step is nobody's caller
+            step.context.run(self.call_exception_handler, {"exception": error, "step": step})
+
+    def _next(self, deadline: float) -> Step | None:
         if self._ready:
             return self._ready.popleft()
         if not self._timers:

@@ -101,7 +101,7 @@ def _taps_of(
     chance: Random, device: str, user: str, span: float, leaning: Leaning
 ) -> list[Planned]:
     taps: list[Planned] = []
-    times = sorted(span * chance.random() for _ in range(chance.choice((1, 2, 3, 4))))
+    times = sorted(span * chance.random() for _ in range(chance.choice((1, 1, 2, 2, 3, 4))))
     walks = leaning.walks or (chance.random() < 0.6 and not leaning.conflicts)  # noqa: PLR2004
     line = user if chance.random() < 0.6 else None  # noqa: PLR2004
     notes: list[str] = []

@@ -128,8 +128,8 @@ class World:
         self, plan: Random, stream: Callable[[], Random], templates: Templates
     ) -> None:
         self.devices: list[Device] = []
-        # Half of the worlds are small: most bugs need little, and little is quick.
-        sizes = (1,) if plan.random() < 0.5 else (1, 1, 2)  # noqa: PLR2004
+        # Most of the worlds are small: most bugs need little, and little is quick.
+        sizes = (1,) if plan.random() < 0.6 else (1, 1, 2)  # noqa: PLR2004
         count = plan.choice(sizes)
         for number in range(count):
             users = [f"u{number}{letter}" for letter in "ab"[: plan.choice(sizes)]]
@@ -171,7 +171,7 @@ class World:
 
     def _on_error(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if "handle" in context and isinstance(error, Exception):
+        if "step" in context and isinstance(error, Exception):
             self.mishaps.append(f"{type(error).__name__}: {error}")
 
     # -- life -------------------------------------------------------------------------------------
