@@ -201,6 +201,9 @@ class Broker:
             for task in (answers, lost):
                 task.cancel()
             await asyncio.wait({answers, lost})
+            # A gathering that is cancelled ends with an exception, which asyncio wants looked at.
+            if not answers.cancelled():
+                answers.exception()
 
     async def _connect(self) -> Client:
         self._lost.clear()
