@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import msgspec
 
 from holdfast.proof.torture.faults import POINTS
 from holdfast.proof.torture.shrinking import shrink
-from holdfast.proof.torture.templates import Templates
+from holdfast.proof.torture.templates import Templates, place_for_worlds
 from holdfast.proof.torture.world import Outcome, run_seed
 
 __all__ = [
@@ -118,32 +119,37 @@ def torture(
     began = time.monotonic()
     # The order of sets of texts depends on it: with one value a seed is the same in every process.
     os.environ["PYTHONHASHSEED"] = "0"
-    context = multiprocessing.get_context("spawn")
     workers: dict[Connection, Any] = {}
-    for _ in range(jobs):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs,), daemon=True)
-        process.start()
-        theirs.close()
-        workers[ours] = process
-    try:
-        waiting = list(workers)
-        for line in waiting:
-            _send_next(line, seeds, deadline, workers)
-        while workers:
-            ready: Any = wait(list(workers))
-            for line in ready:
-                total.join(msgspec.msgpack.decode(line.recv_bytes(), type=Summary))
-                total.seconds = time.monotonic() - began
-                on_progress(total)
+    with place_for_worlds() as place:
+        try:
+            for _ in range(jobs):
+                line, process = _start(place)
+                workers[line] = process
                 _send_next(line, seeds, deadline, workers)
-    finally:
-        for process in workers.values():
-            process.kill()
+            while workers:
+                ready: Any = wait(list(workers))
+                for line in ready:
+                    total.join(msgspec.msgpack.decode(line.recv_bytes(), type=Summary))
+                    total.seconds = time.monotonic() - began
+                    on_progress(total)
+                    _send_next(line, seeds, deadline, workers)
+        finally:
+            for process in workers.values():
+                process.kill()
+                process.join()
     total.seconds = time.monotonic() - began
     total.failing.sort()
     total.failures.sort(key=lambda failure: failure.seed)
     return total
+
+
+def _start(place: str) -> tuple[Connection, Any]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, place), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
 
 
 def _send_next(
@@ -170,13 +176,14 @@ def _replay(seed: int) -> Failure:
         return told(run_seed(seed, templates))
 
 
-def _work(line: Connection) -> None:
+def _work(line: Connection, place: str) -> None:
     """Serve one process: batches of seeds in, summaries out."""
-    told = 0
-    with collecting_seldom(), Templates() as templates:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
+    shown = 0
+    with collecting_seldom(), Templates(place) as templates:
         while batch := line.recv():
-            summary = run_here(batch, templates, failures=_MOST_FAILURES - told)
-            told += len(summary.failures)
+            summary = run_here(batch, templates, failures=_MOST_FAILURES - shown)
+            shown += len(summary.failures)
             line.send_bytes(msgspec.msgpack.encode(summary))
 
 
@@ -184,7 +191,14 @@ def run_here(seeds: Any, templates: Templates, *, failures: int = _MOST_FAILURES
     """Run seeds in this process."""
     summary = Summary()
     for seed in seeds:
-        outcome = run_seed(seed, templates)
+        try:
+            outcome = run_seed(seed, templates)
+        except Exception as error:  # noqa: BLE001 - a seed that cannot be run is no good seed
+            summary.seeds += 1
+            summary.failing.append(seed)
+            broke = f"the torture itself broke: {type(error).__name__}: {error}"
+            summary.failures.append(Failure(seed, [broke], [], 0))
+            continue
         summary.add(outcome)
         if outcome.violations and len(summary.failures) < failures:
             summary.failures.append(told(shrink(outcome, templates)))

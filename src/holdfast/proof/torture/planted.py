@@ -7,6 +7,7 @@ code while its ``with`` block lasts.
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ import holdfast
 from holdfast.errors import UsageError
 from holdfast.proof.torture.campaign import Failure, collecting_seldom, told
 from holdfast.proof.torture.shrinking import shrink
-from holdfast.proof.torture.templates import Templates
+from holdfast.proof.torture.templates import Templates, place_for_worlds
 from holdfast.proof.torture.world import run_seed
 
 __all__ = ["MOST_SEEDS", "Bug", "Catch", "hunt", "hunt_here", "load_bugs"]
@@ -61,13 +62,20 @@ def _find() -> Path:
 def hunt(names: list[str], *, jobs: int) -> Iterator[Catch]:
     """Look for each bug, several at a time; gives each as soon as it is found or given up."""
     os.environ["PYTHONHASHSEED"] = "0"
+    context = multiprocessing.get_context("spawn")
     # A process for each, so that no bug meets what another has left behind.
-    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(_hunt_one, names, chunksize=1)
+    with place_for_worlds() as place, context.Pool(jobs, _begin, maxtasksperchild=1) as pool:
+        tasks = [(name, place) for name in names]
+        yield from pool.imap_unordered(_hunt_one, tasks, chunksize=1)
 
 
-def _hunt_one(name: str) -> Catch:
-    with collecting_seldom(), Templates() as templates:
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
+
+
+def _hunt_one(task: tuple[str, str]) -> Catch:
+    name, place = task
+    with collecting_seldom(), Templates(place) as templates:
         return hunt_here(name, templates)
 
 

@@ -7,25 +7,34 @@ import tempfile
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from holdfast.device.queue import OutboxQueue
 from holdfast.proof.torture.app import SCHEMA
 from holdfast.stores.migrations import Migration
 from holdfast.stores.sqlite import SqliteStore
 
-__all__ = ["Templates"]
+__all__ = ["Templates", "place_for_worlds"]
 
-_MEMORY = Path("/dev/shm")  # noqa: S108 - a place in memory, if there is one
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a place in memory, if there is one
+_PREFIX: Final = "holdfast-torture-"
+
+
+def place_for_worlds() -> "tempfile.TemporaryDirectory[str]":
+    """Make a directory for the worlds of several processes: it goes, however they end."""
+    return tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_memory(), ignore_cleanup_errors=True)
+
+
+def _memory() -> Path | None:
+    return _MEMORY if os.access(_MEMORY, os.W_OK) else None
 
 
 class Templates:
     """A directory for the worlds of one process, in memory where that is possible."""
 
-    def __init__(self) -> None:
-        """Make the empty databases."""
-        base = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-        self._directory = Path(tempfile.mkdtemp(prefix="holdfast-torture-", dir=base))
+    def __init__(self, base: str | None = None) -> None:
+        """Make the empty databases, in a directory of another's or in one of our own."""
+        self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base or _memory()))
         self._numbers = count()
         self.server = self._directory / "server.db"
         asyncio.run(self._make_server())
