@@ -80,14 +80,13 @@ def add(unit: Unit, draft: Draft, room: Room, *, coalesce: bool) -> Entry:
 
 def _is_plain(draft: Draft) -> bool:
     """Say whether nothing in the queue has to be looked at but where it goes."""
-    new, refers_to = draft.new, draft.request.refers_to
-    return (
-        new.key is None
-        and new.id is None
-        and not new.depends_on
-        and not refers_to.placeholders
-        and not refers_to.candidates
-    )
+    return draft.new.key is None and draft.new.id is None and not _may_wait(draft)
+
+
+def _may_wait(draft: Draft) -> bool:
+    """Say whether an entry names anything that it might have to wait for."""
+    refers_to = draft.request.refers_to
+    return bool(draft.new.depends_on or refers_to.placeholders or refers_to.candidates)
 
 
 def _add_plain(unit: Unit, draft: Draft, room: Room) -> Entry:
@@ -157,6 +156,7 @@ class Batch:
         self._rows: list[tuple[Any, ...]] = []
         self._waits: list[tuple[str, str]] = []
         self._doomed: list[Entry] = []
+        self._doomed_ids: set[str] = set()
         self._last: dict[str, int] = {}
         # Lanes with an entry that is not settled, and those that were asked about.
         self._lanes: set[tuple[str, str]] = set()
@@ -166,11 +166,12 @@ class Batch:
         # Ids, and local ids that are made here, each with the id of its entry.
         self._members: dict[str, str] = {}
         if len(drafts) > 1:
-            for draft, entry_id in zip(drafts, self.ids, strict=True):
-                self._members[entry_id] = entry_id
-                if draft.local_id is not None and draft.operation is Operation.CREATE:
-                    self._members[draft.local_id] = entry_id
-            self._check_order(drafts)
+            if any(_may_wait(draft) for draft in drafts):
+                for draft, entry_id in zip(drafts, self.ids, strict=True):
+                    self._members[entry_id] = entry_id
+                    if draft.local_id is not None and draft.operation is Operation.CREATE:
+                        self._members[draft.local_id] = entry_id
+                self._check_order(drafts)
             self._look_up_lanes(drafts)
 
     def add(self, draft: Draft, entry_id: str, *, coalesce: bool) -> Entry:
@@ -197,6 +198,7 @@ class Batch:
         unit.tell(EventKind.ENQUEUED, entry)
         if waits.doomed:
             self._doomed.append(entry)
+            self._doomed_ids.add(entry.id)
             unit.tell(EventKind.FAILED, entry, detail="what it depends on will not happen")
         return entry
 
@@ -252,13 +254,13 @@ class Batch:
             self._known_lanes.update((user_id, name) for name in names)
 
     def _waits_of(self, draft: Draft, entry_id: str) -> Waits:
-        refers_to = draft.request.refers_to
-        if not draft.new.depends_on and not refers_to.placeholders and not refers_to.candidates:
+        if not _may_wait(draft):
             return _NO_WAITS
+        refers_to = draft.request.refers_to
         subject = Subject(
             entry_id, draft.new.user_id, draft.operation, draft.profile, draft.local_id
         )
-        batch = Members(self._members, {entry.id for entry in self._doomed})
+        batch = Members(self._members, self._doomed_ids)
         return waits_of(self._unit, subject, draft.new.depends_on, refers_to, batch)
 
     def _check_id(self, entry_id: str) -> None:
