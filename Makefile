@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint format bench torture lock clean
+.PHONY: help run demo test lint format bench torture lock clean vectors
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -39,8 +39,16 @@ format: $(STAMP) ## rewrite the code in house format
 bench: $(STAMP) ## speed, as ratios against the bare alternative in the same run
 	$(BIN)/holdfast bench
 
-torture: $(STAMP) ## the races of the tests, ten times as many rounds
+torture: $(STAMP) ## the long proofs: simulation, planted bugs, sieges of an hour, races
+	$(BIN)/holdfast torture --seconds 600
+	$(BIN)/holdfast torture --planted
+	$(BIN)/holdfast siege --seconds 1200
+	$(BIN)/holdfast siege --seconds 1200 --database postgres
+	$(BIN)/holdfast siege --seconds 1200 --database postgres --nats
 	HOLDFAST_TEST_ROUNDS=2000 $(BIN)/python -m pytest tests/acceptance
+
+vectors: $(STAMP) ## write the conformance vectors that follow from the core's tables
+	$(BIN)/python -m holdfast.proof.vectors --write
 
 lock: ## pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable | sort -f > constraints.txt
