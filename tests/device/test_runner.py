@@ -11,11 +11,12 @@ import pytest
 
 from holdfast.core.entry import Status
 from holdfast.core.retry import Jitter, RetryPolicy
-from holdfast.device import EventKind, OutboxQueue, QueueSettings
+from holdfast.device import EventKind, OutboxQueue, PayloadMigration, QueueSettings, Rewrite
 from holdfast.device.outbox import AsyncOutbox, Outbox
 from holdfast.device.report import Ended
 from holdfast.device.transport import Answer, NoAnswer, Request
 from holdfast.errors import UsageError
+from tests.device.queue_lab import KEY
 from tests.support.outbox_lab import SOON, Scripted, activity, answer
 
 NETWORK_DOWN = NoAnswer("could not connect: refused", left=False)
@@ -209,6 +210,21 @@ def test_open_makes_the_users_known_and_an_address_that_is_none_makes_no_file(
     with pytest.raises(UsageError):
         Outbox.open(tmp_path / "no.db", server="nowhere")
     assert not (tmp_path / "no.db").exists()
+
+
+def test_open_passes_on_what_the_queue_takes(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    with Outbox.open(path, server="http://127.0.0.1:9", users=["ada"], passphrase=KEY) as outbox:
+        entry = outbox.enqueue(activity("ada", "old"))
+    with Outbox.open(
+        path,
+        server="http://127.0.0.1:9",
+        passphrase=KEY,
+        settings=QueueSettings(lease_seconds=7, payload_version=1),
+        payloads=PayloadMigration(1, lambda _: Rewrite(payload={"title": "new"})),
+    ) as outbox:
+        assert outbox.queue.settings.lease_seconds == 7
+        assert outbox.queue.get(entry.id).decoded() == {"title": "new"}
 
 
 async def test_in_an_event_loop_it_is_the_same(make: Make) -> None:

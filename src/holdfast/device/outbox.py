@@ -11,6 +11,7 @@
 
 import asyncio
 import os
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -26,10 +27,12 @@ from holdfast.device.conflicts import Merge, resolve_by_hand
 from holdfast.device.dispatch import AtSend
 from holdfast.device.drain import Drain
 from holdfast.device.events import Event, Listener
+from holdfast.device.payload_migration import PayloadMigration
 from holdfast.device.queue import OutboxQueue
 from holdfast.device.report import DrainReport
 from holdfast.device.runner import IDLE_SECONDS, Runner
 from holdfast.device.sending import Token
+from holdfast.device.settings import QueueSettings
 from holdfast.device.transport import HttpTransport, Transport
 from holdfast.errors import UsageError
 
@@ -125,17 +128,27 @@ class Outbox:
         users: Iterable[str] = (),
         passphrase: str | bytes | None = None,
         listeners: Iterable[Listener] = (),
+        settings: QueueSettings | None = None,
+        payloads: PayloadMigration | None = None,
+        tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> Self:
         """Open the file, or make it, for one server.
 
         ``token`` is a text, or a function that is given a user and returns their token of the
-        moment, None if they are not signed in. ``users`` are made known to the queue. ``options``
-        are those of the class itself.
+        moment, None if they are not signed in. ``users`` are made known to the queue.
+        ``passphrase``, ``settings`` and ``payloads`` are those of ``OutboxQueue.open``, ``tls`` that
+        of ``HttpTransport``, ``options`` those of the class itself.
         """
-        transport = HttpTransport(server)
+        transport = HttpTransport(server, tls=tls)
         try:
-            queue = OutboxQueue.open(path, passphrase=passphrase, listeners=listeners)
+            queue = OutboxQueue.open(
+                path,
+                passphrase=passphrase,
+                listeners=listeners,
+                settings=settings,
+                payloads=payloads,
+            )
         except BaseException:
             transport.close()
             raise
