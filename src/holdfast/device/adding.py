@@ -1,7 +1,6 @@
 """Adding to the queue: one entry or many, in the transaction of the caller."""
 
 from collections.abc import Sequence
-from datetime import UTC
 from typing import Any, Final
 
 import msgspec
@@ -19,47 +18,30 @@ from holdfast.device.dependencies import (
 )
 from holdfast.device.events import Event, EventKind, about
 from holdfast.device.hands import put_aside
+from holdfast.device.placing import (
+    Room,
+    first_place,
+    lane_of,
+    new_entry,
+    new_ids,
+    number_after,
+    own_lane,
+    row_of,
+)
 from holdfast.device.rows import instant, json_text
 from holdfast.device.unit import Unit
 from holdfast.device.validation import Draft, check_all, check_name, check_new
-from holdfast.errors import EntryInvalidError, QueueFullError
+from holdfast.errors import EntryInvalidError
 from holdfast.system import new_id
 
 __all__ = ["Room", "add", "add_many", "add_user", "announcement", "check", "check_all"]
 
-_WALK_LANE: Final = "walk"
 _MERGE_WITHIN_MS: Final = 86_400_000
 """Changes are merged into those of the last day only: they would inherit an old one's age."""
 
 _NO_WAITS: Final = Waits((), (), (), doomed=False)
 
 check = check_new
-
-
-class Room:
-    """How many entries a user may still add, without counting them each time.
-
-    Numbers are never used twice, so a user has at most as many entries as numbers were given since
-    the last count. Only when that is too many are they counted again.
-    """
-
-    def __init__(self, max_entries: int) -> None:
-        """Allow this many entries that are not settled, per user."""
-        self._max = max_entries
-        self._limits: dict[str, int] = {}
-
-    def limit(self, user_id: str) -> int:
-        """Return the sequence number up to which there is certainly room."""
-        return self._limits.get(user_id, self._max)
-
-    def counted(self, user_id: str, last: int, entries: int) -> None:
-        """Take a fresh count, made when ``last`` was the last number."""
-        if entries >= self._max:
-            raise QueueFullError(
-                f"the queue of {user_id} has {entries} entries that are not settled, and may not "
-                "have more: send or discard some first"
-            )
-        self._limits[user_id] = last + self._max - entries
 
 
 def add_user(unit: Unit, user_id: str) -> None:
@@ -92,40 +74,17 @@ def _may_wait(draft: Draft) -> bool:
 def _add_plain(unit: Unit, draft: Draft, room: Room) -> Entry:
     """Write the kind of entry that most are, without what a batch needs."""
     new = draft.new
-    lane = _lane(unit, draft)
-    last, taken = _first_place(unit, new.user_id, lane)
-    number = _number_after(last, new)
+    lane = lane_of(unit, draft)
+    last, taken = first_place(unit, new.user_id, lane)
+    number = number_after(last, new)
     if last >= room.limit(new.user_id):
         room.counted(new.user_id, last, unit.rows("count_open", user_id=new.user_id)[0][0])
-    entry = _new_entry(
+    entry = new_entry(
         unit, draft, _NO_WAITS, id=new_id(unit.now), lane=lane, sequence_number=number
     )
-    unit.run("insert_entry", _row(unit, entry, turn=not taken))
+    unit.run("insert_entry", row_of(unit, entry, turn=not taken))
     unit.tell(EventKind.ENQUEUED, entry)
     return entry
-
-
-def _first_place(unit: Unit, user_id: str, lane: str | None) -> tuple[int, bool]:
-    """Return the user's last number, and whether the lane has somebody in it."""
-    found = unit.rows("place", user_id=user_id, lane=lane)
-    if not found:
-        raise EntryInvalidError(
-            "user_id_must_reference_existing_user",
-            f"there is no user {user_id}: add_user first",
-        )
-    last, taken = found[0]
-    return last, bool(taken)
-
-
-def _number_after(last: int, new: NewEntry) -> int:
-    if new.sequence_number is None:
-        return last + 1
-    if new.sequence_number <= last:
-        raise EntryInvalidError(
-            "sequence_number_must_be_monotonic",
-            f"sequence number {new.sequence_number} is not higher than the last one, {last}",
-        )
-    return new.sequence_number
 
 
 def add_many(unit: Unit, drafts: Sequence[Draft], room: Room, *, coalesce: bool) -> list[Entry]:
@@ -152,7 +111,7 @@ class Batch:
         """Look over what is to be written; raises if members wait for each other in a circle."""
         self._unit = unit
         self._room = room
-        self.ids = _ids(unit, drafts)
+        self.ids = new_ids(unit, drafts)
         self._rows: list[tuple[Any, ...]] = []
         self._waits: list[tuple[str, str]] = []
         self._doomed: list[Entry] = []
@@ -181,7 +140,7 @@ class Batch:
             known = self._keys.get(draft.key) or unit.one("by_key", key=draft.key)
             if known is not None:
                 return _same_request(known, draft)
-        lane = _lane(unit, draft)
+        lane = lane_of(unit, draft)
         waits = self._waits_of(draft, entry_id)
         if coalesce and not waits.doomed:
             done = _coalesced(unit, draft, lane, waits)
@@ -190,8 +149,8 @@ class Batch:
         number, turn = self._place(new, lane)
         if new.id is not None:
             self._check_id(new.id)
-        entry = _new_entry(unit, draft, waits, id=entry_id, lane=lane, sequence_number=number)
-        self._rows.append(_row(unit, entry, turn=turn))
+        entry = new_entry(unit, draft, waits, id=entry_id, lane=lane, sequence_number=number)
+        self._rows.append(row_of(unit, entry, turn=turn))
         self._waits += [(awaited, entry_id) for awaited in waits.awaited]
         if new.key is not None:
             self._keys[draft.key] = entry
@@ -219,10 +178,10 @@ class Batch:
         unit, user_id = self._unit, new.user_id
         last = self._last.get(user_id)
         if last is None:
-            last, taken = _first_place(unit, user_id, lane)
+            last, taken = first_place(unit, user_id, lane)
         else:
             taken = lane is not None and self._is_taken(user_id, lane)
-        number = _number_after(last, new)
+        number = number_after(last, new)
         if last >= self._room.limit(user_id):
             # Those of this batch that are not written yet are not counted, so they are written.
             self.write()
@@ -243,7 +202,7 @@ class Batch:
         """Ask once for all lanes that need no look at the queue to be named."""
         lanes: dict[str, set[str]] = {}
         for draft in drafts:
-            lane = _own_lane(draft)
+            lane = own_lane(draft)
             if lane is not None:
                 lanes.setdefault(draft.new.user_id, set()).add(lane)
         for user_id, names in lanes.items():
@@ -281,122 +240,9 @@ class Batch:
             nodes.append((entry_id, draft, parents))
         if forward:
             check_acyclic(
-                (entry_id, (draft.new.user_id, _lane(self._unit, draft)), parents)
+                (entry_id, (draft.new.user_id, lane_of(self._unit, draft)), parents)
                 for entry_id, draft, parents in nodes
             )
-
-
-def _ids(unit: Unit, drafts: Sequence[Draft]) -> list[str]:
-    """Return an id for each, those made here in order: an index grows quickest at its end."""
-    made = iter(sorted(new_id(unit.now) for draft in drafts if draft.new.id is None))
-    return [draft.new.id or next(made) for draft in drafts]
-
-
-def _lane(unit: Unit, draft: Draft) -> str | None:
-    """Say which entries this one must stay in order with; None if with none.
-
-    Entries about one entity are of one lane, whichever of its ids they use.
-    """
-    lane = _own_lane(draft)
-    if lane is not None:
-        return lane
-    new = draft.new
-    entity: str | int | None = new.server_id
-    if entity is None:
-        if draft.operation is Operation.CREATE:
-            return None
-        entity = draft.request.endpoint.partition("?")[0].rpartition("/")[2]
-    text = str(entity)
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None  # noqa: PLR2004
-    found = unit.rows("local_of_server_id", user_id=new.user_id, text=text, number=number)
-    entity = found[0][0] if found else entity
-    return f"{new.entity_type}/{entity}"
-
-
-def _own_lane(draft: Draft) -> str | None:
-    """Return the lane of an entry if the entry alone says which."""
-    if not draft.profile.allows_lanes:
-        return _WALK_LANE
-    if draft.new.lane is not None:
-        return draft.new.lane
-    return None if draft.local_id is None else f"{draft.new.entity_type}/{draft.local_id}"
-
-
-def _new_entry(unit: Unit, draft: Draft, waits: Waits, **placed: Any) -> Entry:
-    new = draft.new
-    made_at = new.client_generated_at
-    return Entry(
-        user_id=new.user_id,
-        operation=draft.operation,
-        entity_type=new.entity_type,
-        local_id=draft.local_id,
-        server_id=new.server_id,
-        endpoint=draft.request.endpoint,
-        payload=draft.request.payload,
-        headers=draft.request.headers,
-        idempotency_key=draft.key,
-        status=Status.FAILED if waits.doomed else Status.PENDING,
-        attempt_count=0,
-        max_attempts=new.max_attempts,
-        next_retry_at=None,
-        last_error=None,
-        last_error_code=None,
-        dependency_ids=waits.dependency_ids,
-        created_at=unit.now,
-        synced_at=None,
-        conflict_resolution=draft.conflict_resolution,
-        priority=draft.priority,
-        client_generated_at=unit.server_now() if made_at is None else made_at.astimezone(UTC),
-        profile=draft.profile,
-        reason=Reason.DEPENDENCY if waits.doomed else None,
-        local_refs=waits.local_refs,
-        payload_version=draft.payload_version,
-        base=draft.base,
-        base_version=new.base_version,
-        theirs=None,
-        theirs_version=None,
-        forced=False,
-        outcome_unknown=False,
-        claim_number=0,
-        waiting_for=len(waits.awaited),
-        **placed,
-    )
-
-
-def _row(unit: Unit, entry: Entry, *, turn: bool) -> tuple[Any, ...]:
-    """Return what ``insert_entry`` takes, in its order."""
-    # Enumerations are formatted: that takes a third of the time of their `value`.
-    made_at = entry.client_generated_at
-    return (
-        entry.id,
-        entry.user_id,
-        f"{entry.operation}",
-        entry.entity_type,
-        entry.local_id,
-        entry.server_id,
-        entry.endpoint,
-        entry.payload,
-        json_text(entry.headers),
-        entry.idempotency_key,
-        f"{entry.status}",
-        entry.max_attempts,
-        entry.sequence_number,
-        json_text(entry.dependency_ids),
-        unit.now_text,
-        entry.conflict_resolution,
-        entry.priority,
-        unit.now_text if made_at is entry.created_at else instant(made_at),
-        f"{entry.profile}",
-        entry.reason,
-        json_text(entry.local_refs),
-        entry.payload_version,
-        entry.base,
-        entry.base_version,
-        entry.lane,
-        turn,
-        entry.waiting_for,
-        unit.ms,
-    )
 
 
 def _same_request(known: Entry, draft: Draft) -> Entry:

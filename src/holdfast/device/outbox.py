@@ -137,8 +137,8 @@ class Outbox:
 
         ``token`` is a text, or a function that is given a user and returns their token of the
         moment, None if they are not signed in. ``users`` are made known to the queue.
-        ``passphrase``, ``settings`` and ``payloads`` are those of ``OutboxQueue.open``, ``tls`` that
-        of ``HttpTransport``, ``options`` those of the class itself.
+        ``passphrase``, ``settings`` and ``payloads`` are those of ``OutboxQueue.open``, ``tls`` is
+        that of ``HttpTransport``, and ``options`` are those of the class itself.
         """
         transport = HttpTransport(server, tls=tls)
         try:
