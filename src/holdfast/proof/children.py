@@ -110,7 +110,8 @@ class Nursery:
             *self._modules,
             stdin=PIPE,
             stdout=PIPE,
-            env=_clean_environment(),
+            # What a killed process leaves in the temporary directory goes with ours.
+            env=_clean_environment() | {"TMPDIR": str(self.directory)},
             # Ctrl-C is for the owner, who ends the children.
             start_new_session=True,
         )
