@@ -26,14 +26,22 @@ def lines(world: World) -> list[Line]:
     ):
         for name, row in found[key].items():
             drawn.append(line(part, name, row, target if name == "Holdfast" else None))
+    drawn.append(_against_peers(found["outbox_enqueue_plain"]))
     world.say("claims beside a million entries")
     large = min(world.rows, 1_000_000)
     claims = outbox.claims(folder, large=large)
-    row: dict[str, Any] = {"ratio": claims["claim_ratio"], **claims}
-    name = f"claim with {large:,} queued ÷ with {claims['small']:,.0f}"
-    drawn.append(line("outbox", name, row, at_most(1.5)))
+    for what in ("next_eligible", "claim"):
+        measured: dict[str, Any] = {"ratio": claims[f"{what}_ratio"], **claims}
+        name = f"{what} with {large:,} queued ÷ with {claims['small']:,.0f}"
+        drawn.append(line("outbox", name, measured, at_most(1.5)))
     world.say("draining")
     return [*drawn, *_drains(world, folder)]
+
+
+def _against_peers(rows: dict[str, Any]) -> Line:
+    peers = [row["per_second"] for name, row in rows.items() if "queue at FULL" in name]
+    row = {"ratio": round(rows["Holdfast"]["per_second"] / max(peers), 3)}
+    return line("outbox", "one enqueue ÷ the better peer at FULL", row, at_least(1.0))
 
 
 def _drains(world: World, folder: Path) -> list[Line]:

@@ -102,7 +102,9 @@ def test_a_walk_entry_that_is_a_month_old_expires(outbox: Outbox, user: str) -> 
 
 def test_a_failed_entry_is_retried_edited_or_discarded(outbox: Outbox, user: str) -> None:
     entries = [outbox.add(f"visit {n}", op="patch", path=f"/{uuid4()}") for n in range(3)]
-    assert outbox.drain()["failed"] == 3
+    report = outbox.drain()
+    assert report["failed"] == 3
+    assert report["stuck"] == [{"id": entry["id"], "status": "failed"} for entry in entries]
     assert [entry["last_error_code"] for entry in outbox("ls", "--status", "failed")] == [404] * 3
     retried, edited, discarded = (entry["id"] for entry in entries)
     assert outbox("retry", retried)["status"] == "pending"
@@ -130,6 +132,9 @@ def test_a_conflict_is_shown_side_by_side_and_resolved(outbox: Outbox, user: str
     assert (sides["mine"], sides["theirs"]["title"]) == ({"title": "Mine"}, "Theirs")
     table = outbox.run("resolve", entry["id"]).stdout.decode().splitlines()
     assert table[0].split("\t") == ["field", "base", "mine", "theirs"]
+    assert all(line.split("\t")[0] for line in table)
+    told = outbox.run("drain", "--user", user, "--server", outbox.server.url).stdout.decode()
+    assert f"{entry['id']} is conflict and waits for you (resolve or discard)" in told
     assert "title\t-\tMine\tTheirs" in table
     assert outbox("resolve", entry["id"], "--strategy", "client_wins")["forced"]
     assert outbox.drain()["succeeded"] == 1
