@@ -65,8 +65,8 @@ async def measure(url: str, rounds: int, seconds: float) -> dict[str, Any]:
             token = app_check()
             found = {}
             for name, guarded, bare, body in (
-                ("tree.allocate", "/tree/allocate", "/bare/allocate", _allocation),
-                ("step.ingest", "/step/ingest", "/bare/ingest", _report),
+                ("tree.allocate", "/tree/allocate", "/tree/bare-allocate", _allocation),
+                ("step.ingest", "/step/ingest", "/tree/bare-ingest", _report),
             ):
 
                 async def send(path: str, body: Any = body) -> None:
@@ -89,7 +89,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
 
     router = router_of(app, "/tree/allocate")
 
-    @router.post("/bare/allocate")
+    @router.post("/bare-allocate")
     async def allocate(wanted: model.TreeAllocation, caller: SignedIn) -> dict[str, int]:
         unit = await holdfast.store.begin()
         after = await tree.allocate(
@@ -103,7 +103,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
         await unit.commit(None, None)
         return {"pointsBanked": after.points_banked}
 
-    @router.post("/bare/ingest")
+    @router.post("/bare-ingest")
     async def ingest(
         report: StepReport,
         caller: SignedIn,
