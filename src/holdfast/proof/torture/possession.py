@@ -8,15 +8,20 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final, Self
 
 from holdfast import system
-from holdfast.device import drain, lease, validation
+from holdfast.device import drain, lease, schema, validation
 from holdfast.jobs.engines import relay
+from holdfast.stores.migrations import load_migrations
+from holdfast.stores.sqlite import store
 
 __all__ = ["SteppedKeeper", "possessed"]
 
 _LOOK_SECONDS: Final = 20.0
+_load_steps: Final = cache(schema.load_steps)
+_load_migrations: Final = cache(load_migrations)
 
 
 @contextmanager
@@ -28,6 +33,9 @@ def possessed(chance: random.Random) -> Iterator[None]:
         (drain, "LeaseKeeper", SteppedKeeper),
         # A virtual hour has many seconds, and at each the relay would look and find nothing.
         (relay, "_LOOK_SECONDS", _LOOK_SECONDS),
+        # Read once: a process that starts again reads the same files.
+        (schema, "load_steps", _load_steps),
+        (store, "load_migrations", _load_migrations),
     )
     before = [getattr(module, name) for module, name, _ in places]
     state = random.getstate()

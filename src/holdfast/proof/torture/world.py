@@ -32,7 +32,7 @@ __all__ = ["Outcome", "run_seed"]
 _BEGINNING: Final = datetime(2030, 1, 1, tzinfo=UTC)
 _MOST_TORTURE_SECONDS: Final = 3600.0
 _DRAIN_SECONDS: Final = 21_600.0
-_LOOK_SECONDS: Final = 8.0
+_LOOK_SECONDS: Final = 15.0
 _SELDOM_SECONDS: Final = 300.0
 
 
@@ -184,7 +184,7 @@ class World:
             for device in self.devices:
                 self._cut_off(device, 150.0)
         self._every(5.0, 60.0, self._make_trouble)
-        self._every(100.0, 200.0, self.people.tend)
+        self._every(100.0, 250.0, self.people.tend)
         self.loop.run_until(_MOST_TORTURE_SECONDS, lambda: self.people.have_tapped)
         self.loop.run_until(self.loop.time() + self.faults.between(1.0, 60.0), _never)
         self._calm_down()
