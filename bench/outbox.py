@@ -25,7 +25,6 @@ PASSPHRASE = b"k" * 32  # a key: nobody wants to measure how long stretching tak
 BULK = 5_000
 # So many commits by turns; a disk does about so many in a second.
 _SLICE = 20
-_WARM_UP = 150
 _USUAL_PER_SECOND = 2_000
 CLAIMS = 400
 
@@ -46,7 +45,12 @@ def new_entries(count: int) -> Iterator[NewEntry]:
 
 
 def enqueue(
-    folder: Path, *, rounds: int, seconds: float, step: Step = lambda: None
+    folder: Path,
+    *,
+    rounds: int,
+    seconds: float,
+    warm_up: int = 150,
+    step: Step = lambda: None,
 ) -> dict[str, Any]:
     """Return single enqueues, one commit each, plain and encrypted, and those of the peers."""
     found = {}
@@ -63,7 +67,7 @@ def enqueue(
             contenders["litequeue at FULL"] = _LiteQueue(folder / "lite.db")
         rates: dict[str, list[float]] = {name: [] for name in contenders}
         for contender in contenders.values():
-            contender.run(_WARM_UP)
+            contender.run(warm_up)
         for _ in range(rounds):
             for name, rate in _by_turns(contenders, seconds).items():
                 rates[name].append(rate)

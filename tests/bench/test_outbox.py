@@ -6,7 +6,7 @@ from bench import outbox, outbox_drain
 
 
 def test_enqueues_race_against_raw_commits_and_peers(tmp_path: Path) -> None:
-    found = outbox.enqueue(tmp_path, rounds=1, seconds=0.05)
+    found = outbox.enqueue(tmp_path, rounds=1, seconds=0.01, warm_up=2)
     assert set(found["outbox_enqueue_plain"]) == {
         "raw commits of the same row",
         "raw commits, a table without indexes",
