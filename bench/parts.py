@@ -133,7 +133,7 @@ def of_walk(world: World) -> list[Line]:
 
 def of_planning(world: World) -> list[Line]:
     part = "planning and field on PostgreSQL"
-    row = uvloop.run(planning.patches(world.database(), world.rounds, world.seconds))
+    row = patches.measure(world.database(), world.rounds, world.seconds)
     lines = [line(part, "versioned PATCH, guarded ÷ bare", row, at_least(0.75))]
     world.say("turning ten thousand pages")
     for name, found in uvloop.run(planning.pages(world.database(), 40)).items():

@@ -1,10 +1,9 @@
-"""Planning and field on PostgreSQL: a versioned PATCH with and without the guard, and far pages."""
+"""Planning and field on PostgreSQL: far pages, and a bare PATCH beside the guarded one."""
 
 import json
 import statistics
 import tempfile
 import time
-import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import asyncpg
 from fastapi import FastAPI, Request, Response
 
-from bench.in_process import call, router_of, spread, versus
+from bench.in_process import call, router_of, spread
 from holdfast import write_over
 from holdfast.server.jwt_auth import mint_token
 from holdfast.services.app import create_app
@@ -23,7 +22,6 @@ from holdfast.services.settings import load_settings
 from holdfast.services.sign_in import SignedIn
 
 SECRET = "a secret for the benchmark, long enough for HS256"
-MISSIONS = 5_000
 PAGES = 10_000
 PER_PAGE = 5
 
@@ -56,6 +54,12 @@ SELECT 'acme', 'activities', {_ID.format(n="n")}, 1, '{{"title": "an activity"}}
 }
 
 
+def token() -> str:
+    """Sign someone of the organization in."""
+    now, lifetime = datetime.now(UTC), timedelta(hours=4)
+    return mint_token(SECRET, sub="acme", org="acme", roles=["admin"], lifetime=lifetime, now=now)
+
+
 class Office:
     """An app with one organization in it, and someone who works there."""
 
@@ -69,27 +73,7 @@ class Office:
         )
         self.app = create_app(settings)
         _add_bare_patch(self.app)
-        now = datetime.now(UTC)
-        lifetime = timedelta(hours=4)
-        token = mint_token(
-            SECRET, sub="acme", org="acme", roles=["admin"], lifetime=lifetime, now=now
-        )
-        self.headers = {"authorization": f"Bearer {token}"}
-        self._turn = 0
-
-    async def patch(self, prefix: str, versions: list[int], body: dict[str, Any]) -> None:
-        """Change the next mission, against the version it has."""
-        number = self._turn % MISSIONS
-        self._turn += 1
-        headers = self.headers | {
-            "if-match": f'"{versions[number]}"',
-            "idempotency-key": str(uuid.uuid4()),
-        }
-        versions[number] += 1
-        path = f"{prefix}/{number + 1:08x}-0000-7000-8000-000000000000"
-        status, answer = await call(self.app, "PATCH", path, json.dumps(body).encode(), headers)
-        if status != 200:
-            raise RuntimeError(f"{path} answered {status}: {answer!r}")
+        self.headers = {"authorization": f"Bearer {token()}"}
 
     async def page(self, path: str) -> tuple[float, str | None]:
         """Read a page; returns the seconds it took and the next one's cursor."""
@@ -126,26 +110,6 @@ def _add_bare_patch(app: FastAPI) -> None:
         return json_answer(shown(row))
 
 
-async def patches(url: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return guarded ÷ bare for a PATCH of a mission's dates."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        office = Office(url, Path(folder))
-        holdfast = office.app.state.holdfast
-        await holdfast.open()
-        try:
-            await _fill(url, {"missions": MISSIONS})
-            versions = [1] * MISSIONS
-            body = {"starts_at": "2026-06-01T07:00:00Z", "ends_at": "2026-06-01T15:00:00Z"}
-            return await versus(
-                lambda: office.patch("/v1/missions", versions, body),
-                lambda: office.patch("/v1/bare", versions, body),
-                rounds,
-                seconds,
-            )
-        finally:
-            await holdfast.close()
-
-
 async def pages(url: str, rounds: int, count: int = PAGES) -> dict[str, Any]:
     """Return how much slower the last of many pages is than the first, list by list."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
@@ -153,7 +117,7 @@ async def pages(url: str, rounds: int, count: int = PAGES) -> dict[str, Any]:
         await office.app.state.holdfast.open()
         try:
             rows = count * PER_PAGE
-            await _fill(url, {"missions": rows, "audit": rows, "activities": rows})
+            await fill(url, {"missions": rows, "audit": rows, "activities": rows})
             project = "00000001-0000-7000-8000-000000000000"
             return {
                 name: await _far_page(office, f"{path}limit={PER_PAGE}", rounds, count)
@@ -190,7 +154,8 @@ async def _far_page(office: Office, path: str, rounds: int, count: int) -> dict[
     }
 
 
-async def _fill(url: str, rows: dict[str, int]) -> None:
+async def fill(url: str, rows: dict[str, int]) -> None:
+    """Fill the tables of one organization."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(_PROJECT)

@@ -1,5 +1,6 @@
 """A short slice of the benchmarks runs with the tests: they must work, not be fast."""
 
+import asyncio
 import json
 import sqlite3
 import subprocess
@@ -12,7 +13,7 @@ from bench.intake import CREATE
 from bench.lines import at_least, at_most, line
 from bench.races import Contender, race, ratio, served
 
-from bench import fingerprint, growth, job_growth, job_wake, jobs, planning, plots, walk
+from bench import fingerprint, growth, job_growth, job_wake, jobs, patches, planning, plots, walk
 from holdfast.testing.servers import RealPostgres
 
 
@@ -96,7 +97,7 @@ async def test_the_services_are_measured_with_and_without_the_guard(
         "step.ingest",
     }
     url = postgres.create_database()
-    assert (await planning.patches(url, 1, 0.1))["ratio"] > 0
+    assert (await asyncio.to_thread(patches.measure, url, 1, 0.1))["ratio"] > 0
     pages = await planning.pages(postgres.create_database(), 1, count=5)
     assert {name: row["pages_turned"] for name, row in pages.items()} == {
         "missions": 5,
