@@ -13,6 +13,7 @@ from bench import (
     job_wake,
     jobs,
     outbox_lines,
+    patches,
     planning,
     walk,
 )
