@@ -77,7 +77,7 @@ class HoldfastJobs:
         from holdfast.jobs.table import JobTable
         from holdfast.stores.opening import open_store
 
-        options = {}
+        options: dict[str, Any] = {}
         if url.startswith("postgresql"):
             options = {"min_connections": CONNECTIONS, "max_connections": CONNECTIONS}
         self.store = open_store(url, **options)
@@ -129,10 +129,12 @@ class HoldfastJobs:
                 if outcome == "done":
                     span.end()
 
-        worker = Worker(self.store, self.registry, concurrency=self._at_once, watcher=Watcher())
-        worker.engine.take = span.starts(worker.engine.take)  # type: ignore[method-assign]
+        worker: Any = Worker(
+            self.store, self.registry, concurrency=self._at_once, watcher=Watcher()
+        )
+        worker.engine.take = span.starts(worker.engine.take)
         if not self._marker:
-            worker.table.complete_alone = self._delete  # type: ignore[method-assign]
+            worker.table.complete_alone = self._delete
         await worker.start()
         await span.over.wait()
         await worker.stop()
@@ -179,7 +181,8 @@ class ProcrastinateJobs:
         @self.app.task(name="order.placed", queue="default")
         async def placed(order: str, item: str, quantity: int) -> None:
             if self._writes:
-                async with self.app.connector.pool.connection() as connection:
+                connector: Any = self.app.connector
+                async with connector.pool.connection() as connection:
                     await connection.execute(
                         "INSERT INTO orders (id, item, quantity) VALUES (%s, %s, %s)",
                         (f"done {order}", item, quantity),
@@ -211,7 +214,7 @@ class ProcrastinateJobs:
 
     async def work(self, jobs: int) -> float:
         span = _Span(jobs)
-        manager = self.app.job_manager
+        manager: Any = self.app.job_manager
         fetch, finish = type(manager).fetch_job, type(manager).finish_job
 
         async def finished(*args: Any, **named: Any) -> None:
@@ -289,14 +292,15 @@ class PgQueuerJobs:
             if self._writes:
                 await self.pool.execute(NUMBERED, f"done {job.id}", ITEM, 3)
 
-        kind = type(self.queries)
+        queries: Any = self.queries
+        kind = type(queries)
 
         async def logged(job_status: list[Any]) -> None:
-            await kind.log_jobs(self.queries, job_status)
+            await kind.log_jobs(queries, job_status)
             span.end(len(job_status))
 
-        self.queries.dequeue = span.starts(kind.dequeue.__get__(self.queries))
-        self.queries.log_jobs = logged
+        queries.dequeue = span.starts(kind.dequeue.__get__(queries))
+        queries.log_jobs = logged
         await manager.run(batch_size=self._at_once, mode=QueueExecutionMode.drain)
         return span.seconds
 

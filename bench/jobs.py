@@ -86,7 +86,7 @@ def postgres(
     with _open(ENQUEUE, database) as queues:
         for connections in (1, 8):
             told = f"enqueue {connections} {seconds}"
-            found[f"jobs_enqueue_{connections}"] = _race(queues, lambda _, o=told: o, rounds, step)
+            found[f"jobs_enqueue_{connections}"] = _race(queues, _always(told), rounds, step)
     with _open(WORK, database) as queues:
         found["jobs_worked"] = _race(queues, _work(jobs), rounds, step)
     with _open(WRITE, database) as queues:
@@ -135,6 +135,10 @@ def _open(
     finally:
         for queue in queues:
             queue.process.communicate()
+
+
+def _always(order: str) -> Order:
+    return lambda _queue: order
 
 
 def _work(jobs: int) -> Order:

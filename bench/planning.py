@@ -142,7 +142,7 @@ async def _far_page(office: Office, path: str, rounds: int, count: int) -> dict[
     far = f"{path}&after={last}"
     ratios, first_ms = [], []
     for _ in range(rounds):
-        ends = {}
+        ends: dict[str, float] = {}
         for name, target in (("first", path), ("far", far), ("far", far), ("first", path)):
             took, _ = await office.page(target)
             ends[name] = min(took, ends.get(name, took))

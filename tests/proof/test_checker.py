@@ -56,7 +56,13 @@ def kept_promises() -> History:
 
 
 def answer(**facts: Any) -> AnswerSeen:
-    known = {"tenant": "ada", "key": "key-1", "status": 201, "body": b"1", "asked": "a"}
+    known: dict[str, Any] = {
+        "tenant": "ada",
+        "key": "key-1",
+        "status": 201,
+        "body": b"1",
+        "asked": "a",
+    }
     return AnswerSeen(**(known | facts))
 
 

@@ -33,7 +33,7 @@ class Wires:
         self._streams = [await asyncio.open_connection("127.0.0.1", p) for p in self._ports]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *_ended: object) -> None:
         for _, writer in self._streams:
             writer.close()
             await writer.wait_closed()
