@@ -84,6 +84,7 @@ class Leaning(msgspec.Struct, frozen=True):
 
     refusals: bool = False
     conflicts: bool = False
+    by_hand: bool = False
     walks: bool = False
 
 
@@ -101,13 +102,14 @@ def _taps_of(
     chance: Random, device: str, user: str, span: float, leaning: Leaning
 ) -> list[Planned]:
     taps: list[Planned] = []
-    times = sorted(span * chance.random() for _ in range(chance.choice((1, 1, 2, 2, 3, 4))))
+    sizes = (3, 4) if leaning.conflicts else (1, 1, 2, 2, 3, 4)
+    times = sorted(span * chance.random() for _ in range(chance.choice(sizes)))
     walks = leaning.walks or (chance.random() < 0.6 and not leaning.conflicts)  # noqa: PLR2004
     line = user if chance.random() < 0.6 else None  # noqa: PLR2004
     notes: list[str] = []
     for position, at in enumerate(times):
         kind = "step" if walks and chance.random() < 0.7 else "note"  # noqa: PLR2004
-        if notes and chance.random() < 0.5:  # noqa: PLR2004
+        if notes and chance.random() < (0.9 if leaning.conflicts else 0.5):
             kind = "change"
         tap = Planned(
             id=f"{device}-{user}-{position}",
@@ -131,7 +133,7 @@ def _vary(chance: Random, tap: Planned, notes: list[str], leaning: Leaning) -> N
     if tap.kind == "change":
         tap.note = chance.choice(notes)
         if chance.random() < (0.9 if leaning.conflicts else 0.3):
-            tap.strategy = chance.choice(_STRATEGIES)
+            tap.strategy = "manual" if leaning.by_hand else chance.choice(_STRATEGIES)
             tap.expect, tap.rekeyed = Expect.EITHER, True
     elif chance.random() < (0.5 if leaning.refusals else 0.12):
         tap.payload["refuse"] = True

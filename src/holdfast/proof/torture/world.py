@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.jobs.engines import relay
 from holdfast.proof.checker import Violation, check
 from holdfast.proof.history import Effect, FollowUp, History, JobEffect, JobSeen
 from holdfast.proof.torture.broker import SteppedBroker
@@ -90,7 +91,7 @@ class World:
         shutil.copyfile(templates.server, self.path)
         self.network = Network(self, stream())
         broker_chance, plan, hands = stream(), stream(), stream()
-        with_broker = plan.random() < 0.25  # noqa: PLR2004
+        with_broker = plan.random() < 0.2 or self.faults.favours(*relay.FAULT_POINTS)  # noqa: PLR2004
         self.broker = SteppedBroker(self.loop, self.faults, broker_chance) if with_broker else None
         self._listener = _Listener(self)
         self.servers = self._make_servers(plan)
@@ -109,6 +110,7 @@ class World:
         return Leaning(
             refusals=favours("fail", "discard"),
             conflicts=favours("conflict", "resolve"),
+            by_hand=favours("resolve"),
             walks=favours("expire"),
         )
 
@@ -129,7 +131,7 @@ class World:
     ) -> None:
         self.devices: list[Device] = []
         # Most of the worlds are small: most bugs need little, and little is quick.
-        sizes = (1,) if plan.random() < 0.6 else (1, 1, 2)  # noqa: PLR2004
+        sizes = (1,) if plan.random() < 0.7 else (1, 1, 2)  # noqa: PLR2004
         count = plan.choice(sizes)
         for number in range(count):
             users = [f"u{number}{letter}" for letter in "ab"[: plan.choice(sizes)]]
