@@ -335,6 +335,8 @@ class Device:
 
         A process that was paused, or whose renewals found a full disk, may have lost its lease.
         """
+        if not key:  # only a look at the server's side
+            return
         other = self._sending.get(key, life)
         paused = life.process.pauses + other.process.pauses
         if other is not life and other.process.alive and not paused and not self.disk.was_full:
