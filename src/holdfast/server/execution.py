@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Execution", "Replay", "current_execution", "running_as", "stale_error"]
 
 _current: ContextVar["Execution"] = ContextVar("holdfast_execution")
+
+# An action counts up to and including its last instant; a record is gone at the instant it expires.
+_A_MOMENT: Final = timedelta(seconds=1)
 
 
 def current_execution() -> "Execution":
@@ -287,13 +290,26 @@ class Execution:
             headers=reply.stored_headers(),
             body=reply.body,
             created_at=created_at,
-            expires_at=created_at + ttl,
+            expires_at=self._expiry(reply, created_at, ttl),
             request_id=call.request_id,
             correlation_id=call.correlation_id,
             audit_id=self._intake.new_id(created_at)
             if call.policy.audit and reply.status < 400  # noqa: PLR2004
             else None,
         )
+
+    def _expiry(self, reply: Reply, created_at: datetime, ttl: timedelta) -> datetime:
+        """Return when the record may go: never while its action could still be taken for a new one.
+
+        An action counts for a cap and a grace from when the device says it was made, which may be
+        longer than the record's time. What happened must not happen again in between.
+        """
+        expires_at = created_at + ttl
+        rule = self.call.policy.staleness
+        if rule is None or reply.status >= 400:  # noqa: PLR2004
+            return expires_at
+        counts_until = _generated_at(_fields(self.call)) + rule.cap + rule.grace
+        return max(expires_at, counts_until + _A_MOMENT)
 
     def _audit_event(self, reply: Reply, record: Record | None) -> AuditEvent | None:
         call = self.call
@@ -322,12 +338,8 @@ def stale_error(call: GuardedCall, now: datetime) -> StaleActionError | None:
     rule = call.policy.staleness
     if rule is None:
         return None
-    try:
-        fields = msgspec.json.decode(call.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BodyInvalidError("the body is not JSON that can be read") from error
-    values = fields if isinstance(fields, dict) else {}
-    generated_at = parse_instant(values.get("clientGeneratedAt"), "clientGeneratedAt")
+    values = _fields(call)
+    generated_at = _generated_at(values)
     if values.get("clientSubmittedAt") is not None:
         submitted_at = parse_instant(values["clientSubmittedAt"], "clientSubmittedAt")
         check_submitted_after_generated(submitted_at, generated_at, grace=rule.grace)
@@ -336,3 +348,15 @@ def stale_error(call: GuardedCall, now: datetime) -> StaleActionError | None:
     except StaleActionError as error:
         return error
     return None
+
+
+def _fields(call: GuardedCall) -> dict[str, Any]:
+    try:
+        fields = msgspec.json.decode(call.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyInvalidError("the body is not JSON that can be read") from error
+    return fields if isinstance(fields, dict) else {}
+
+
+def _generated_at(fields: dict[str, Any]) -> datetime:
+    return parse_instant(fields.get("clientGeneratedAt"), "clientGeneratedAt")

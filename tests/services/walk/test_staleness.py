@@ -190,6 +190,26 @@ async def test_what_was_accepted_is_replayed_when_the_action_has_grown_too_old(
 
 
 @ACTIONS
+@pytest.mark.parametrize("ahead", [timedelta(), GRACE], ids=["on time", "clock ahead"])
+async def test_a_record_outlives_the_time_in_which_its_action_counts(
+    world: World, act: Act, ahead: timedelta
+) -> None:
+    await prepare(world.ada)
+    key, made_at = new_key(), world.clock.at + ahead
+    first = await act(world.ada, key=key, at=made_at)
+    ok(first)
+    world.clock.move(CAP + HOUR)  # past the seven days of a record, and not stale
+    again = await act(world.ada, key=key, at=made_at)
+    assert (again.status_code, again.content) == (200, first.content)
+    world.clock.move(GRACE + ahead - HOUR)  # the last instant at which it counts
+    again = await act(world.ada, key=key, at=made_at)
+    assert (again.status_code, again.content) == (200, first.content)
+    assert again.headers["idempotency-replayed"] == "true"
+    world.clock.move(timedelta(seconds=2))
+    refused(await act(world.ada, key=key, at=made_at), 422, "STALE_ACTION")
+
+
+@ACTIONS
 async def test_once_its_record_has_expired_the_action_is_stale_and_done_once(
     world: World, act: Act
 ) -> None:
