@@ -35,6 +35,24 @@ def test_an_edit_is_a_new_request_with_a_new_key_in_the_same_place(lab: Lab) -> 
     assert "edited" in lab.kinds()
 
 
+def test_the_apps_own_key_stays_known_after_an_edit_and_a_resolved_conflict(lab: Lab) -> None:
+    key = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
+    asked = new(key=key, payload={"a": 1})
+    entry = lab.queue.enqueue(asked)
+    lab.queue.edit_payload(entry.id, {"a": 2})
+    edited = lab.queue.get(entry.id)
+    assert edited.idempotency_key != key
+    # The app crashed after its first enqueue, knows nothing of the edit, and enqueues again.
+    assert lab.queue.enqueue(asked) == edited
+    assert lab.queue.enqueue_many([asked, asked]) == [edited, edited]
+    with pytest.raises(EntryInvalidError, match="another request"):
+        lab.queue.enqueue(new(key=key, payload={"a": 3}))
+    lab.queue.conflict(lab.claim(), http_status=409, theirs={"a": 9}, theirs_version="4")
+    lab.queue.resolve(entry.id, Resolution.MINE)
+    assert lab.queue.enqueue(asked).id == entry.id
+    assert len(lab.queue.entries(user_id="ada")) == 1
+
+
 def test_an_edit_ends_a_wait_for_the_next_try(lab: Lab) -> None:
     entry = lab.add()
     lab.queue.schedule_retry(lab.claim(), http_status=500)

@@ -139,7 +139,10 @@ class Batch:
         if new.key is not None:
             known = self._keys.get(draft.key) or unit.one("by_key", key=draft.key)
             if known is not None:
-                return _same_request(known, draft)
+                asked = (known.user_id, known.operation.value, known.endpoint, known.payload)
+                return _same_request(known, asked, draft)
+            for renamed, *before in unit.rows("former_key", key=draft.key):
+                return _same_request(unit.entry(renamed), tuple(before), draft)
         lane = lane_of(unit, draft)
         waits = self._waits_of(draft, entry_id)
         if coalesce and not waits.doomed:
@@ -245,13 +248,11 @@ class Batch:
             )
 
 
-def _same_request(known: Entry, draft: Draft) -> Entry:
-    """Return the entry that has this key already, if it is the same request."""
-    if (
-        known.user_id != draft.new.user_id
-        or known.operation is not draft.operation
-        or known.endpoint != draft.request.endpoint
-        or _canonical(known.payload) != _canonical(draft.request.payload)
+def _same_request(known: Entry, asked: tuple[Any, ...], draft: Draft) -> Entry:
+    """Return the entry that has or had this key, if the same was asked for under it."""
+    *about, payload = asked
+    if about != [draft.new.user_id, draft.operation.value, draft.request.endpoint] or (
+        _canonical(payload) != _canonical(draft.request.payload)
     ):
         raise EntryInvalidError(
             "idempotency_key_unique_per_mutation",

@@ -6,6 +6,10 @@ SELECT ENTRY FROM offline_sync_queue WHERE id = :id;
 -- name: by_key
 SELECT ENTRY FROM offline_sync_queue WHERE idempotency_key = :key;
 
+-- name: former_key
+SELECT entry_id, user_id, operation, endpoint, payload FROM former_keys
+ WHERE idempotency_key = :key;
+
 -- name: by_local_id
 SELECT ENTRY FROM offline_sync_queue WHERE local_id = :local_id ORDER BY sequence_number;
 
