@@ -168,7 +168,9 @@ async def test_a_worker_stopped_for_longer_than_its_lease_cannot_commit_when_it_
     assert await asyncio.to_thread(sleeper.wait_for, "ended") == "ended lease_lost"
     gate.set()
     detail = await lab.until(job_id, "done")
-    assert (detail.result, detail.view.attempts) == ({"by": "rescuer"}, 2)
+    # The rescuer itself may lose a lease on a busy machine, and come again.
+    assert detail.result == {"by": "rescuer"}
+    assert detail.view.attempts >= 2
     assert await effects_of(lab) == ["rescuer"]
 
 

@@ -15,7 +15,7 @@ import pytest
 from holdfast import open_store
 from holdfast.server.jwt_auth import mint_token
 from holdfast.services.app import create_app
-from holdfast.services.catalogue import rooms
+from holdfast.services.catalogue import SERVICES, rooms
 from holdfast.services.settings import load_settings
 from holdfast.testing.servers import RealPostgres
 
@@ -81,15 +81,23 @@ def sqlite_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def serve(_no_settings_from_outside: None) -> Serve:
-    """Give a function that runs the app: ``async with serve(database_url) as client``."""
+def serve(_no_settings_from_outside: None, request: pytest.FixtureRequest) -> Serve:
+    """Give a function that runs the app: ``async with serve(database_url) as client``.
+
+    The tests of one service get that one and the smallest, as somebody else's: to build them all
+    takes most of such a test.
+    """
+    folder = request.path.parent.name
+    only = [folder, "routes"] if folder in {service.name for service in SERVICES} else []
 
     @asynccontextmanager
     async def run(
         database_url: str, *, clock: Any = None, prepare: Any = None, **settings: Any
     ) -> AsyncIterator[httpx.AsyncClient]:
         app = create_app(
-            load_settings(database_url=database_url, jwt_secret=SECRET, **settings), clock=clock
+            load_settings(database_url=database_url, jwt_secret=SECRET, **settings),
+            clock=clock,
+            only=only,
         )
         if prepare is not None:
             prepare(app)
