@@ -33,8 +33,9 @@ def test_a_race_between_bare_and_guarded_yields_a_ratio(tmp_path: Path) -> None:
 
 
 async def test_look_up_and_sweep_are_measured_on_both_databases(
-    tmp_path: Path, postgres: RealPostgres
+    tmp_path: Path, postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(growth, "ROUNDS", 1)
     urls = postgres.create_database(), postgres.create_database()
     for found in (
         await growth.sqlite(str(tmp_path), 2000),
