@@ -24,7 +24,7 @@ demo: $(STAMP) ## see it work: no network, lost answers, kill -9, and the verdic
 
 test: $(STAMP) ## set up, then lint and run every test (real PostgreSQL, Redis, kill -9)
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
 lint: $(STAMP) ## format check, lint, types, layers
 	$(BIN)/ruff format --check .

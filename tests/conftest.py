@@ -1,10 +1,18 @@
 """Real servers for every test that asks for one. Each test process has its own."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 
 from holdfast.testing.servers import RealNats, RealPostgres, RealRedis
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector what stays: thousands of tests and modules, looked at again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture(scope="session")

@@ -230,6 +230,12 @@ def test_the_handlers_of_others_stay(stderr):
 
 
 def test_uvicorn_speaks_through_the_same_lines(stderr):
+    # Another test of this process may have let uvicorn set its loggers up.
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+        logger.propagate, logger.disabled = True, False
     noisy = logging.getLogger("uvicorn")
     noisy.addHandler(logging.StreamHandler())
     noisy.propagate = False
