@@ -79,7 +79,11 @@ def of_jobs(world: World) -> list[Line]:
     }
     lines = []
     for key, (part, target) in parts.items():
-        ours = {name: row["ratio"] for name, row in found[key].items() if "Holdfast" in name}
+        ours = {
+            name: row["ratio"]
+            for name, row in found[key].items()
+            if "Holdfast" in name and "without" not in name
+        }
         best = max(ours, key=lambda name: ours[name])
         for name, row in found[key].items():
             lines.append(line(part, name, row, target if name == best else None))
