@@ -1,6 +1,7 @@
 """Entries of one lane are claimed ahead of their turn, and sent as if they were not."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -10,9 +11,11 @@ import pytest
 
 from holdfast.core.entry import NewEntry, Status
 from holdfast.device import EventKind, OutboxQueue
+from holdfast.device.dispatch import Dispatcher
 from holdfast.device.drain import Drain, drain
 from holdfast.device.report import Ended
 from holdfast.device.transport import Answer, NoAnswer, Request
+from holdfast.system import SystemClock
 from tests.device.queue_lab import Lab, local, new, walk
 from tests.support.outbox_lab import SOON, Scripted, activity, answer
 
@@ -161,6 +164,54 @@ def test_the_lane_goes_on_in_order_after_a_retry(queue: OutboxQueue) -> None:
         *range(20, 41),
     ]
     assert (report.succeeded, report.ended) == (40, Ended.EMPTY)
+
+
+@pytest.mark.parametrize("lanes", [(None,), ("a", "b", "c")])
+def test_a_network_that_loses_every_third_answer_does_not_find_the_same_entry_each_time(
+    queue: OutboxQueue, lanes: tuple[str | None, ...]
+) -> None:
+    entries = [activity("ada", f"{n}", lane=lanes[n % len(lanes)]) for n in range(30)]
+    queue.enqueue_many(entries)
+    sent: list[str] = []
+
+    def reply(request: Request) -> Answer | NoAnswer:
+        sent.append(title_of(request))
+        # Three of these are what the drain does between two commits.
+        time.sleep(0.017)
+        if len(sent) % 3 == 0:
+            return NoAnswer("no answer: the connection was closed")
+        return answer(201, {"id": title_of(request)})
+
+    report = drain(queue, "ada", Scripted(reply), max_seconds=60, retry=SOON)
+    assert (report.succeeded, report.failed) == (30, 0)
+    for lane in lanes:
+        order = [title for title in dict.fromkeys(sent) if entries[int(title)].lane == lane]
+        if lane is not None:
+            assert order == sorted(order, key=int)
+
+
+def test_an_entry_tried_before_goes_anywhere_but_out_of_its_lane(queue: OutboxQueue) -> None:
+    queue.enqueue_many([activity("ada", f"{n}", lane=lane) for n, lane in enumerate("ABABAB")])
+    claims = queue.claim_some("ada", 6)
+    tried, others = claims[2], [*claims[:2], *claims[3:]]
+    assert (tried.entry.lane, [one.entry.lane for one in others]) == ("A", [*"ABBAB"])
+    places = set()
+    for chance in (0.0, 0.3, 0.6, 0.999):
+        dispatcher = Dispatcher(
+            queue,
+            Scripted([]),
+            None,
+            merge=None,
+            at_send=None,
+            retry=None,
+            clock=SystemClock(),
+            fault_points=None,
+            chance=lambda chance=chance: chance,  # type: ignore[misc]
+        )
+        places.add(dispatcher.place_for(tried, others))
+        assert dispatcher.place_for(tried, []) == 0
+    # Behind the first A, before the last.
+    assert places == {1, 2, 3}
 
 
 def test_what_is_too_old_for_the_server_lets_the_rest_of_its_lane_go(queue: OutboxQueue) -> None:

@@ -6,7 +6,7 @@ conflict for example, has happened by then.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from random import random
@@ -129,6 +129,22 @@ class Dispatcher:
         """Say whether an entry has had all its tries of this wake-up."""
         attempts = self._policy(entry).attempts
         return attempts is not None and self._tries[entry.id] >= attempts
+
+    def place_for(self, claimed: Claimed, others: Iterable[Claimed]) -> int:
+        """Say where among others to send an entry that was tried before; a lane keeps its order.
+
+        Anywhere: were its place always the same, a network that loses every n-th answer could lose
+        this one each time, until the entry has no attempts left.
+        """
+        entry = claimed.entry
+        first = last = 0
+        for place, other in enumerate(others):
+            if entry.lane is not None and other.entry.lane == entry.lane:
+                if other.entry.sequence_number > entry.sequence_number:
+                    break
+                first = place + 1
+            last = place + 1
+        return first + int(self._chance() * (last - first + 1))
 
     def reach(self, point: str) -> None:
         """Pass a fault point."""

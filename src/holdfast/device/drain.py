@@ -201,12 +201,17 @@ class _Run:
         if progress.ended is not None:
             return
         wanted = self._size - len(self._claims)
+        again: list[Claimed] = []
         for claimed in self._queue.claim_some(progress.report.user_id, wanted):
             if self._dispatcher.is_tired(claimed.entry):
                 self._queue.release(claimed)
                 progress.end(Ended.WAITING, "an entry was tried as often as one wake-up allows")
+            elif claimed.entry.attempt_count > 1:
+                again.append(claimed)
             else:
                 self._claims.append(claimed)
+        for claimed in again:
+            self._claims.insert(self._dispatcher.place_for(claimed, self._claims), claimed)
 
     def _hold_back(self, lane: str | None) -> None:
         """Send nothing more of a lane whose head has not happened."""
