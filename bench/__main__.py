@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bench.curves import CURVES
+from bench.curves import Curve
+from bench.lines import Line
 from bench.parts import PARTS
 from bench.plots import draw
 from bench.world import World, a_world
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     results.mkdir(parents=True, exist_ok=True)
     logging.disable(logging.INFO)
     found = _earlier(results / FILE)
-    chosen = _chosen(options.only)
+    chosen = [name for name in PARTS if not options.only or name in options.only]
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
     ) as progress:
@@ -43,10 +43,10 @@ def main(arguments: list[str] | None = None) -> None:
             progress.update(task, description=f"{name}: {what}")
 
         with a_world(options.rounds, options.seconds, options.rows, say) as world:
-            for name, run in chosen.items():
+            for name in chosen:
                 say("running")
                 started = time.perf_counter()
-                for kind, rows in run(world).items():
+                for kind, rows in _run(name, world).items():
                     kept = [row for row in found.get(kind, []) if row["of"] != name]
                     found[kind] = kept + [{"of": name, **row} for row in rows]
                 found["made"][name] = _stamp(options, time.perf_counter() - started)
@@ -62,26 +62,22 @@ def main(arguments: list[str] | None = None) -> None:
         console.print(f"written: {path}")
 
 
-def _chosen(names: list[str]) -> dict[str, Callable[[World], dict[str, list[dict[str, Any]]]]]:
-    runs: dict[str, Any] = {}
-    for name, part in PARTS.items():
-        runs[name] = lambda world, part=part: {"lines": [x.as_json() for x in part(world)]}
-    for name, curve in CURVES.items():
-        runs[f"curve-{name}"] = lambda world, curve=curve: {
-            "curves": [x.as_json() for x in curve(world)]
-        }
-    return {name: run for name, run in runs.items() if not names or name in names}
+def _run(name: str, world: World) -> dict[str, list[dict[str, Any]]]:
+    found = PARTS[name](world)
+    return {
+        "lines": [one.as_json() for one in found if isinstance(one, Line)],
+        "curves": [one.as_json() for one in found if isinstance(one, Curve)],
+    }
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="holdfast bench", description=__doc__)
-    parts = [*PARTS, *(f"curve-{name}" for name in CURVES)]
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (default 7)")
     parser.add_argument("--seconds", type=float, default=0.6, help="seconds of each (default 0.6)")
     parser.add_argument(
         "--rows", type=int, default=10_000_000, help="where growth ends (default 10,000,000)"
     )
-    parser.add_argument("--only", nargs="+", choices=parts, default=[], help="parts to run")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], help="parts to run")
     parser.add_argument("--results", default=str(RESULTS), help="folder for JSON and plots")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     return parser.parse_args(arguments)

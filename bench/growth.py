@@ -1,15 +1,21 @@
-"""Look-up and sweep with millions of records in the table, on both databases."""
+"""Look-up and sweep with millions of records in the table, on both databases.
+
+The table grows in steps, with look-ups at each: that is the curve. At half of the last step the
+full table is compared with an empty one by turns, and at the end the sweep is measured.
+"""
 
 import asyncio
 import sqlite3
 import statistics
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 
+from bench.curves import Points, sizes
 from holdfast.core.record import RecordId
 from holdfast.ports import Store
 from holdfast.stores.postgres import PostgresStore
@@ -20,6 +26,10 @@ ENDPOINT = "POST /orders"
 EXPIRED_SHARE = 10
 LOOKUPS = 300
 ROUNDS = 15
+
+Say = Callable[[str], None]
+Grown = tuple[dict[str, float], Points]
+"""Figures beside half of the records and of the sweep, and the look-ups at every step."""
 
 _POSTGRES_FILL = """
 INSERT INTO idempotency_records
@@ -39,25 +49,32 @@ SELECT 'tenant-' || (n % 1000), :endpoint, lower(hex(randomblob(16))),
 """
 
 
-async def postgres(full_url: str, empty_url: str, rows: int) -> dict[str, float]:
-    """Measure on PostgreSQL: a filled database beside an empty one."""
+def _quiet(_what: str) -> None:
+    """Tell nobody how far it is."""
+
+
+async def postgres(full_url: str, empty_url: str, rows: int, say: Say = _quiet) -> Grown:
+    """Measure on PostgreSQL: a database that is filled beside an empty one."""
     full = PostgresStore(full_url, min_connections=2)
     empty = PostgresStore(empty_url, min_connections=2)
     await full.open()
     await empty.open()
+    connection = await asyncpg.connect(full_url)
+
+    async def fill(more: int) -> None:
+        await _fill_postgres(connection, more)
+
     try:
-        connection = await asyncpg.connect(full_url)
-        await fill_postgres(connection, rows)
+        found, points = await _grown(full, empty, rows, fill, lambda to: say(f"PostgreSQL: {to}"))
         size = await connection.fetchval("SELECT pg_total_relation_size('idempotency_records')")
-        await connection.close()
-        about = {"rows": rows, "bytes_per_record": size / rows}
-        return {**about, **await _compared(full, empty), **await _sweep(full)}
+        return found | {"bytes_per_record": size / rows} | await _sweep(full), points
     finally:
+        await connection.close()
         await full.close()
         await empty.close()
 
 
-async def fill_postgres(connection: Any, rows: int) -> None:
+async def _fill_postgres(connection: Any, rows: int) -> None:
     """Add this many records."""
     for done in range(0, rows, 500_000):
         await connection.execute(
@@ -66,22 +83,42 @@ async def fill_postgres(connection: Any, rows: int) -> None:
     await connection.execute("VACUUM ANALYZE idempotency_records", timeout=900)
 
 
-async def sqlite(folder: str, rows: int) -> dict[str, float]:
-    """Measure on SQLite: a filled file beside an empty one."""
-    full, empty = SqliteStore(f"{folder}/full.db"), SqliteStore(f"{folder}/empty.db")
+async def sqlite(folder: str, rows: int, say: Say = _quiet) -> Grown:
+    """Measure on SQLite: a file that is filled beside an empty one."""
+    path = f"{folder}/full.db"
+    full, empty = SqliteStore(path), SqliteStore(f"{folder}/empty.db")
     await full.open()
     await empty.open()
+
+    async def fill(more: int) -> None:
+        await asyncio.to_thread(_fill_sqlite, path, more)
+
     try:
-        await asyncio.to_thread(fill_sqlite, f"{folder}/full.db", rows)
-        size = await asyncio.to_thread(_bytes_of, f"{folder}/full.db")
-        about = {"rows": rows, "bytes_per_record": size / rows}
-        return {**about, **await _compared(full, empty), **await _sweep(full)}
+        found, points = await _grown(full, empty, rows, fill, lambda to: say(f"SQLite: {to}"))
+        size = await asyncio.to_thread(_bytes_of, path)
+        return found | {"bytes_per_record": size / rows} | await _sweep(full), points
     finally:
         await full.close()
         await empty.close()
 
 
-def fill_sqlite(path: str, rows: int) -> None:
+async def _grown(
+    full: Store, empty: Store, rows: int, fill: Callable[[int], Awaitable[None]], say: Say
+) -> Grown:
+    half, there = rows // 2, 0
+    found: dict[str, float] = {"rows": half}
+    points: Points = []
+    for step in sorted({*sizes(min(10_000, rows), rows), half}):
+        say(f"{step:,} records")
+        await fill(step - there)
+        there = step
+        points.append((step, await _lookup_seconds(full) * 1e6))
+        if step == half:
+            found |= await _compared(full, empty)
+    return found, points
+
+
+def _fill_sqlite(path: str, rows: int) -> None:
     """Add this many records."""
     now = datetime.now(UTC)
 
@@ -125,7 +162,7 @@ async def _lookups(store: Store) -> list[float]:
     return times[50:]
 
 
-async def lookup_seconds(store: Store) -> float:
+async def _lookup_seconds(store: Store) -> float:
     """Return what one look-up takes: the median of several rounds' medians."""
     return statistics.median([statistics.median(await _lookups(store)) for _ in range(ROUNDS)])
 

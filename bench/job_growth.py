@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 
+from bench.curves import Points, sizes
 from holdfast.jobs.enqueue import Cause, new_job
 from holdfast.jobs.table import JobTable
 from holdfast.ports import Store
@@ -55,28 +56,38 @@ _SQLITE = {
 }
 
 
-async def postgres(urls: Sequence[str], rows: int = ROWS, rounds: int = ROUNDS) -> dict[str, float]:
-    """Measure on three databases: one as it is, one with finished jobs, one with later ones."""
+async def postgres(
+    urls: Sequence[str], rows: int = ROWS, rounds: int = ROUNDS
+) -> tuple[dict[str, float], Points]:
+    """Measure on three databases: one as it is, one with finished jobs, one with later ones.
+
+    Returns the comparison, and the claims beside ever more finished jobs.
+    """
     stores = [PostgresStore(url, min_connections=1) for url in urls]
     for store in stores:
         await store.open()
+    finished, later = [await asyncpg.connect(url) for url in urls[1:]]
+    points: Points = []
     try:
-        for url, what in zip(urls[1:], ("finished", "later"), strict=True):
-            connection = await asyncpg.connect(url)
-            await connection.execute(_POSTGRES[what], rows, timeout=900)
-            for table in ("jobs", "job_completions"):
-                await connection.execute(f"VACUUM ANALYZE {table}", timeout=900)
-            await connection.close()
-        return {"rows": rows, **await _compared(stores, rounds)}
+        there = 0
+        for step in sizes(min(1_000, rows), rows):
+            await _fill_postgres(finished, "finished", step - there)
+            there = step
+            took = [await claim_seconds(JobTable(stores[1])) for _ in range(min(7, rounds))]
+            points.append((step, statistics.median(took) * 1e6))
+        await _fill_postgres(later, "later", rows)
+        return {"rows": rows, **await _compared(stores, rounds)}, points
     finally:
+        for connection in (finished, later):
+            await connection.close()
         for store in stores:
             await store.close()
 
 
-async def fill_finished(connection: Any, rows: int) -> None:
-    """Add this many finished jobs."""
-    await connection.execute(_POSTGRES["finished"], rows, timeout=900)
-    await connection.execute("VACUUM ANALYZE job_completions", timeout=900)
+async def _fill_postgres(connection: Any, what: str, rows: int) -> None:
+    await connection.execute(_POSTGRES[what], rows, timeout=900)
+    for table in ("jobs", "job_completions"):
+        await connection.execute(f"VACUUM ANALYZE {table}", timeout=900)
 
 
 async def sqlite(folder: Path, rows: int = ROWS, rounds: int = ROUNDS) -> dict[str, float]:

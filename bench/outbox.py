@@ -7,6 +7,7 @@ into a file of the same kind, and knows nothing else: no validation, no order, n
 import statistics
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from bench.curves import Points, sizes
 from holdfast.core.entry import Entry
 from holdfast.device import NewEntry, OutboxQueue
 from holdfast.device.rows import instant, json_text
@@ -120,16 +122,28 @@ def claims(
     large: int = 1_000_000,
     rounds: int = 5,
     count: int = CLAIMS,
-) -> dict[str, float]:
-    """Return how long it takes to look for the next entry and to claim it, few and many queued."""
-    queues = {size: _filled(folder / f"claims-{size}.db", size) for size in (small, large)}
+) -> tuple[dict[str, float], Points]:
+    """Return how long it takes to look for the next entry and to claim it, few and many queued.
+
+    Few and many by turns; and the claims in the large queue while it grew.
+    """
+    queues = {size: _opened(folder / f"claims-{size}.db") for size in (small, large)}
+    _fill(queues[small], small)
+    points: Points = []
+    there = 0
+    for size in sizes(small, large):
+        _fill(queues[large], size - there)
+        there = size
+        tried = min(200, size // 2)
+        _claims(queues[large], tried // 4)  # pages and plans warm up
+        points.append((size, _claims(queues[large], tried)[1] * 1e6))
     looks: dict[int, list[float]] = {size: [] for size in queues}
     takes: dict[int, list[float]] = {size: [] for size in queues}
     for queue in queues.values():
-        _claims(queue, count // rounds)  # pages and plans warm up
+        _claims(queue, count // rounds)
     for number in range(rounds):
-        sizes = (small, large) if number % 2 == 0 else (large, small)
-        for size in sizes:
+        sizes_by_turns = (small, large) if number % 2 == 0 else (large, small)
+        for size in sizes_by_turns:
             looked, took = _claims(queues[size], count // rounds)
             looks[size].append(looked)
             takes[size].append(took)
@@ -141,7 +155,7 @@ def claims(
         found[f"{name}_small_us"] = round(few * 1e6, 1)
         found[f"{name}_large_us"] = round(many * 1e6, 1)
         found[f"{name}_ratio"] = round(many / few, 3)
-    return found
+    return found, points
 
 
 def _claims(queue: OutboxQueue, count: int) -> tuple[float, float]:
@@ -163,27 +177,32 @@ def _claims(queue: OutboxQueue, count: int) -> tuple[float, float]:
     return statistics.median(looks), statistics.median(takes)
 
 
-def _filled(path: Path, size: int) -> OutboxQueue:
+def _opened(path: Path) -> OutboxQueue:
     queue = OutboxQueue.open(path)
     queue.add_user(USER)
-    page = 20_000
-    for start in range(0, size, page):
-        queue.enqueue_many(new_entries(min(page, size - start)))
     return queue
 
 
-class _Contender:
+def _fill(queue: OutboxQueue, more: int) -> None:
+    page = 20_000
+    for start in range(0, more, page):
+        queue.enqueue_many(new_entries(min(page, more - start)))
+
+
+class _Contender(ABC):
     """Something that makes one durable row at a time, of what was prepared before."""
 
     def prepare(self, count: int) -> Iterator[Any]:
         """Return what to put: made outside the time that is taken."""
         return new_entries(count)
 
+    @abstractmethod
     def put(self, item: Any) -> None:
-        raise NotImplementedError
+        """Keep one."""
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Let go of the file."""
 
     def run(self, count: int) -> float:
         """Return how many seconds so many take."""

@@ -4,20 +4,21 @@ from pathlib import Path
 from typing import Any
 
 from bench import outbox, outbox_drain
+from bench.curves import Curve
 from bench.lines import Line, at_least, at_most, line
 from bench.world import World
 
-__all__ = ["claim_us", "lines"]
+__all__ = ["lines"]
 
 
-def lines(world: World) -> list[Line]:
+def lines(world: World) -> list[Line | Curve]:
     """Single and many enqueues, and claims beside a million entries."""
     folder = world.new_folder("outbox")
     world.say("one enqueue at a time")
     found = outbox.enqueue(folder, rounds=world.rounds, seconds=world.seconds)
     world.say("many at once")
     found |= outbox.bulk(folder, rounds=world.rounds)
-    drawn = []
+    drawn: list[Line | Curve] = []
     for key, part, target in (
         ("outbox_enqueue_plain", "outbox, one enqueue ÷ raw commit", at_least(0.8)),
         ("outbox_enqueue_encrypted", "outbox, encrypted enqueue ÷ raw commit", at_least(0.8)),
@@ -29,11 +30,12 @@ def lines(world: World) -> list[Line]:
     drawn.append(_against_peers(found["outbox_enqueue_plain"]))
     world.say("claims beside a million entries")
     large = min(world.rows, 1_000_000)
-    claims = outbox.claims(folder, large=large)
+    claims, points = outbox.claims(folder, small=min(1_000, large), large=large)
     for what in ("next_eligible", "claim"):
         measured: dict[str, Any] = {"ratio": claims[f"{what}_ratio"], **claims}
         name = f"{what} with {large:,} queued ÷ with {claims['small']:,.0f}"
         drawn.append(line("outbox", name, measured, at_most(1.5)))
+    drawn.append(Curve("claim of the next entry, outbox", "queued entries", points))
     world.say("draining")
     return [*drawn, *_drains(world, folder)]
 
@@ -58,12 +60,3 @@ def _drains(world: World, folder: Path) -> list[Line]:
     row = {"ratio": kept["growth"], **kept}
     name = f"memory at the end of {kept['entries']:,} entries ÷ at the beginning"
     return [*drawn, line("outbox", name, row, at_most(1.1))]
-
-
-def claim_us(folder: Path, entries: int) -> float:
-    """Return the microseconds one claim takes beside this many entries."""
-    queue = outbox._filled(folder / f"curve-{entries}.db", entries)  # noqa: SLF001 - our own
-    outbox._claims(queue, 50)  # noqa: SLF001
-    _, took = outbox._claims(queue, 200)  # noqa: SLF001
-    queue.close()
-    return took * 1e6

@@ -1,7 +1,7 @@
-"""Every part of the benchmark, and the lines it draws. One function each."""
+"""Every part of the benchmark, and the lines and curves it draws. One function each."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import uvloop
 
@@ -17,6 +17,7 @@ from bench import (
     planning,
     walk,
 )
+from bench.curves import Curve
 from bench.lines import Line, at_least, at_most, line
 from bench.world import World
 
@@ -51,20 +52,22 @@ def of_a_fingerprint(_world: World) -> list[Line]:
     return [line("fingerprint", "2 KB body ÷ parsing and hashing it", row, at_most(3.0))]
 
 
-def of_records(world: World) -> list[Line]:
-    """Look-up and sweep beside half as many records as the growth curves go to."""
-    rows = world.rows // 2
-    world.say(f"filling PostgreSQL with {rows:,} records")
-    full, empty = world.database(), world.database()
-    by_postgres = asyncio.run(growth.postgres(full, empty, rows))
-    world.say(f"filling SQLite with {rows:,} records")
-    by_sqlite = asyncio.run(growth.sqlite(str(world.new_folder("records")), rows))
-    lines = []
-    for name, found in (("PostgreSQL", by_postgres), ("SQLite", by_sqlite)):
-        row = {"ratio": found["lookup_ratio"], **found}
-        told = f"{name}: look-up with {rows:,} records ÷ with none"
-        lines.append(line("records", told, row, at_most(1.3)))
-    return lines
+def of_records(world: World) -> list[Line | Curve]:
+    """Look-up beside half of the records, and beside ever more of them."""
+    urls = world.database(), world.database()
+    folder = str(world.new_folder("records"))
+    found: list[Line | Curve] = []
+    for name, measured in (
+        ("PostgreSQL", growth.postgres(*urls, world.rows, world.say)),
+        ("SQLite", growth.sqlite(folder, world.rows, world.say)),
+    ):
+        figures, points = asyncio.run(measured)
+        row = {"ratio": figures["lookup_ratio"], **figures}
+        told = f"{name}: look-up with {figures['rows']:,} records ÷ with none"
+        found.append(line("records", told, row, at_most(1.3)))
+        # What every fresh request pays: a look for a key that is not there.
+        found.append(Curve(f"look-up of a key, {name}", "records", points))
+    return found
 
 
 def of_jobs(world: World) -> list[Line]:
@@ -103,17 +106,15 @@ def of_idle_workers(world: World) -> list[Line]:
     return lines
 
 
-def of_many_jobs(world: World) -> list[Line]:
+def of_many_jobs(world: World) -> list[Line | Curve]:
     rows = min(world.rows, job_growth.ROWS)
     world.say(f"claiming beside {rows:,} other jobs")
-    lines = []
-    for name, found in (
-        (
-            "PostgreSQL",
-            asyncio.run(job_growth.postgres([world.database() for _ in range(3)], rows)),
-        ),
-        ("SQLite", asyncio.run(job_growth.sqlite(world.new_folder("claims"), rows))),
-    ):
+    on_postgres, points = asyncio.run(
+        job_growth.postgres([world.database() for _ in range(3)], rows)
+    )
+    on_sqlite = asyncio.run(job_growth.sqlite(world.new_folder("claims"), rows))
+    lines: list[Line | Curve] = []
+    for name, found in (("PostgreSQL", on_postgres), ("SQLite", on_sqlite)):
         for what in ("finished", "later"):
             row = {
                 "ratio": found[f"claim_{what}_ratio"],
@@ -123,7 +124,7 @@ def of_many_jobs(world: World) -> list[Line]:
             }
             told = f"{name}: claim beside {rows:,} {what} jobs ÷ beside none"
             lines.append(line("jobs, many", told, row, at_most(1.3)))
-    return lines
+    return [*lines, Curve("claim of 16 jobs, PostgreSQL", "finished jobs", points)]
 
 
 def of_walk(world: World) -> list[Line]:
@@ -147,11 +148,11 @@ def of_planning(world: World) -> list[Line]:
     return lines
 
 
-def of_the_outbox(world: World) -> list[Line]:
+def of_the_outbox(world: World) -> list[Line | Curve]:
     return outbox_lines.lines(world)
 
 
-PARTS: dict[str, Callable[[World], list[Line]]] = {
+PARTS: dict[str, Callable[[World], Sequence[Line | Curve]]] = {
     "postgres": on_postgres,
     "sqlite": on_sqlite,
     "fingerprint": of_a_fingerprint,

@@ -20,9 +20,10 @@ def test_enqueues_race_against_raw_commits_and_peers(tmp_path: Path) -> None:
 
 
 def test_claims_are_measured_beside_few_and_many(tmp_path: Path) -> None:
-    found = outbox.claims(tmp_path, small=50, large=90, rounds=1, count=20)
+    found, points = outbox.claims(tmp_path, small=50, large=500, rounds=1, count=20)
     assert found["claim_ratio"] > 0
     assert found["next_eligible_ratio"] > 0
+    assert [size for size, us in points if us > 0] == [50, 500]
 
 
 def test_drains_race_against_a_bare_loop(tmp_path: Path) -> None:

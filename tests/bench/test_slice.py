@@ -37,10 +37,12 @@ async def test_look_up_and_sweep_are_measured_on_both_databases(
 ) -> None:
     monkeypatch.setattr(growth, "ROUNDS", 1)
     urls = postgres.create_database(), postgres.create_database()
-    for found in (
+    for found, points in (
         await growth.sqlite(str(tmp_path), 2000),
         await growth.postgres(*urls, 2000),
     ):
+        assert [rows for rows, us in points if us > 0] == [1000, 2000]
+        assert found["rows"] == 1000
         assert found["swept_rows"] == 200
         assert found["lookup_ratio"] > 0
 
@@ -74,10 +76,9 @@ async def test_the_claim_is_measured_beside_finished_and_later_jobs(
     tmp_path: Path, postgres: RealPostgres
 ) -> None:
     urls = [postgres.create_database() for _ in range(3)]
-    for found in (
-        await job_growth.postgres(urls, rows=500, rounds=1),
-        await job_growth.sqlite(tmp_path, rows=500, rounds=1),
-    ):
+    on_postgres, points = await job_growth.postgres(urls, rows=500, rounds=1)
+    assert [rows for rows, us in points if us > 0] == [500]
+    for found in (on_postgres, await job_growth.sqlite(tmp_path, rows=500, rounds=1)):
         assert found["claim_finished_ratio"] > 0
         assert found["claim_later_ratio"] > 0
 
