@@ -1,0 +1,76 @@
+"""Keeping the queue in order: lost claims, age, time, and what may go."""
+
+from datetime import datetime
+
+from holdfast.core.entry import Entry
+from holdfast.device import claiming, upkeep
+from holdfast.device.operations import Operations
+
+__all__ = ["Housekeeping"]
+
+
+class Housekeeping(Operations):
+    """What has to be done now and then, by the drain or by the app."""
+
+    def watchdog(self) -> list[Entry]:
+        """Bring back what was claimed and whose lease is over, because its process died.
+
+        The entries are ``pending`` again, with the same key, their outcome unknown and no attempt
+        counted: that a process died is not the entry's fault. A claim that is renewed is left
+        alone.
+        """
+        with self._write("watchdog") as unit:
+            return claiming.watchdog(unit)
+
+    def expire_stale(self, user_id: str) -> list[Entry]:
+        """Expire what has been pending for longer than the cap (7 days), and park its dependents.
+
+        Age is time that has certainly passed: measured by a clock that cannot be set while the
+        device is on, and by the server's ``Date`` (``learn_server_time``) across the times when it
+        was off. The device's wall clock has no say. Entries whose outcome is unknown are left: only
+        the server can tell what became of them.
+        """
+        with self._write("expire_stale") as unit:
+            return upkeep.expire_stale(unit, user_id, self._settings.stale_after)
+
+    def learn_server_time(self, server_now: datetime) -> None:
+        """Take the ``Date`` of a response from the configured server, just received.
+
+        Cheap to call with every answer: it is written only when it says something new.
+        """
+        with self._read() as unit:
+            news = upkeep.is_news(unit, server_now)
+        if news:
+            with self._write("learn_server_time") as unit:
+                upkeep.learn_server_time(unit, server_now)
+
+    def server_now(self) -> datetime:
+        """Return the server's time as far as it is known, otherwise the device's."""
+        with self._read() as unit:
+            return unit.server_now()
+
+    def prune(self, *, limit: int | None = None) -> int:
+        """Remove what succeeded 7 days ago and what was otherwise settled 30 days ago.
+
+        Mappings stay. Works in small transactions; ``limit`` bounds how many entries go in all.
+        Returns how many went.
+        """
+        removed = 0
+        batch = upkeep.PRUNE_BATCH
+        place = upkeep.Place()
+        while not place.done and (limit is None or removed < limit):
+            size = batch if limit is None else min(batch, limit - removed)
+            with self._write("prune") as unit:
+                removed += upkeep.prune(unit, self._settings, place, size)
+        return removed
+
+    def purge_user(self, user_id: str, *, force: bool = False) -> int:
+        """Remove a user with all entries, attempts and mappings, as at logout.
+
+        Raises ``UnsentEntriesError`` while anything is not settled, unless ``force``. The pages
+        are overwritten. Returns how many entries went.
+        """
+        with self._write("purge_user") as unit:
+            removed = upkeep.purge_user(unit, user_id, force=force)
+        self._transactions.checkpoint()
+        return removed
