@@ -23,8 +23,8 @@ from holdfast.services.catalogue import SERVICES, rooms, service_at
 from holdfast.services.dev_secrets import development_secret
 from holdfast.services.jobs import make_worker, register_jobs
 from holdfast.services.refusals import Edge, tell_errors_in_dialect
+from holdfast.services.routers import put_together
 from holdfast.services.settings import Settings
-from holdfast.services.sign_in import REQUIRED
 from holdfast.system import SystemClock
 
 __all__ = ["create_app", "create_holdfast", "store_of"]
@@ -102,8 +102,8 @@ def create_app(
     for service in SERVICES:
         if only and service.name not in only:
             continue
-        app.include_router(_router(service.package, holdfast, settings), dependencies=[REQUIRED])
-    app.include_router(ops.router(holdfast, watcher))
+        put_together(app.router, _router(service.package, holdfast, settings))
+    put_together(app.router, ops.router(holdfast, watcher))
     holdfast.install(app)
     app.add_middleware(Edge)
     return app

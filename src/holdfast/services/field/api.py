@@ -23,6 +23,7 @@ from holdfast.services.field.repository import (
     next_change,
     remove,
 )
+from holdfast.services.routers import service_router
 from holdfast.services.settings import Settings
 from holdfast.services.sign_in import SignedIn
 
@@ -48,7 +49,7 @@ IfMatch = Annotated[
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the field service."""
-    api = APIRouter(tags=["field"])
+    api = service_router("field")
     for kind in KINDS:
         _add_routes(api, holdfast, settings, kind)
     return api

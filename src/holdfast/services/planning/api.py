@@ -6,6 +6,7 @@ from holdfast import Holdfast
 from holdfast.services.planning import assignments, audit, missions, projects
 from holdfast.services.planning.desk import Desk
 from holdfast.services.planning.read_cache import ReadCache
+from holdfast.services.routers import service_router
 from holdfast.services.settings import Settings
 
 __all__ = ["router"]
@@ -14,7 +15,7 @@ __all__ = ["router"]
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the planning service."""
     desk = Desk(holdfast, settings.policies().planning, ReadCache(settings.planning_cache_bytes))
-    api = APIRouter(prefix="/v1", tags=["planning"])
+    api = service_router("planning", prefix="/v1")
     for part in (projects, missions, assignments, audit):
         part.add_routes(api, desk)
     return api

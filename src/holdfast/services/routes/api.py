@@ -11,6 +11,7 @@ from holdfast.errors import NotFoundError
 from holdfast.jobs.desk import JobDesk
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast.services.documentation import errors
+from holdfast.services.routers import service_router
 from holdfast.services.routes.jobs import GENERATE, QUEUE, generation_job_id
 from holdfast.services.routes.model import RouteAccepted, RouteSubmission, RouteView, Status
 from holdfast.services.routes.repository import add_request, find_request
@@ -26,7 +27,7 @@ _STATUS_OF: Final[dict[JobState | None, Status]] = {"running": "running", "dead"
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the routes service."""
     desk = JobDesk(holdfast.store)
-    api = APIRouter(prefix="/api/v1/routes", tags=["routes"])
+    api = service_router("routes", prefix="/api/v1/routes")
 
     @api.post(
         "",

@@ -11,6 +11,7 @@ from holdfast import Dialect, Holdfast, Principal
 from holdfast.errors import BodyInvalidError
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast.services.documentation import errors
+from holdfast.services.routers import put_together, service_router
 from holdfast.services.settings import Settings
 from holdfast.services.sign_in import SignedIn
 from holdfast.services.walk import model, quests, steps_api, tree
@@ -33,19 +34,20 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the walk service. A catalogue that does not hold together is told here."""
     catalogue = bundled_catalogue()
     bells = Bells()
-    api = APIRouter()
-    api.include_router(_tree(holdfast, settings, catalogue, bells))
-    api.include_router(_quests(holdfast, settings, catalogue, bells))
-    api.include_router(_walker(holdfast, settings, bells))
-    api.include_router(steps_api.router(holdfast, settings))
-    return api
+    return put_together(
+        APIRouter(),
+        _tree(holdfast, settings, catalogue, bells),
+        _quests(holdfast, settings, catalogue, bells),
+        _walker(holdfast, settings, bells),
+        steps_api.router(holdfast, settings),
+    )
 
 
 # -- the tree -------------------------------------------------------------------------------------
 
 
 def _tree(holdfast: Holdfast, settings: Settings, catalogue: Catalogue, bells: Bells) -> APIRouter:
-    api = APIRouter(prefix="/tree", tags=["walk"])
+    api = service_router("walk", prefix="/tree")
     energy_required = settings.walk_energy_required
     nodes = [
         model.NodeView(
@@ -127,7 +129,7 @@ def _allocations(allocations: Sequence[tree.Allocation]) -> list[model.Allocatio
 def _quests(
     holdfast: Holdfast, settings: Settings, catalogue: Catalogue, bells: Bells
 ) -> APIRouter:
-    api = APIRouter(prefix="/quest", tags=["walk"])
+    api = service_router("walk", prefix="/quest")
     policy = settings.policies().walk
 
     @api.get("/available", summary="See the quests", responses=_errors(401, 503))
@@ -230,7 +232,7 @@ def _note(run: Run, bells: Bells, standing: quests.Standing) -> None:
 
 
 def _walker(holdfast: Holdfast, settings: Settings, bells: Bells) -> APIRouter:
-    api = APIRouter(prefix="/walker", tags=["walk"])
+    api = service_router("walk", prefix="/walker")
 
     @api.get("/me", summary="See who is signed in", responses=_errors(401, 503))
     async def me(caller: SignedIn) -> model.WalkerView:

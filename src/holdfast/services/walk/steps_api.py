@@ -11,6 +11,7 @@ from holdfast.errors import BodyInvalidError, FieldNotAllowedError, ForbiddenErr
 from holdfast.ports import Row
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast.services.documentation import errors
+from holdfast.services.routers import put_together, service_router
 from holdfast.services.settings import Settings
 from holdfast.services.sign_in import SignedIn
 from holdfast.services.walk import reviews
@@ -52,14 +53,11 @@ Refused with `ATTESTATION_INVALID` (401), `SOURCE_NOT_ALLOWED` (403), `STEP_COUN
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the part of the walk service that is about steps."""
-    api = APIRouter(tags=["walk"])
-    api.include_router(_steps(holdfast, settings))
-    api.include_router(_reviews(holdfast, settings))
-    return api
+    return put_together(APIRouter(), _steps(holdfast, settings), _reviews(holdfast, settings))
 
 
 def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
-    api = APIRouter(prefix="/step")
+    api = service_router("walk", prefix="/step")
     app_check = AppCheck(settings, settings.home, holdfast.clock)
     intake = StepIntake(holdfast, settings, app_check)
 
@@ -90,7 +88,7 @@ def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
 
 
 def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
-    api = APIRouter(prefix="/admin/review-queue")
+    api = service_router("walk", prefix="/admin/review-queue")
 
     @api.get("", summary="See what to review", responses=_errors(400, 401, 403, 422, 503))
     async def queue(
