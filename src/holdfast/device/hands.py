@@ -17,8 +17,9 @@ from holdfast.device.events import EventKind
 from holdfast.device.rows import created_by, json_text
 from holdfast.device.settings import QueueSettings
 from holdfast.device.unit import Unit
-from holdfast.device.validation import check_request, new_key
+from holdfast.device.validation import check_request
 from holdfast.errors import OutcomeUnknownError, TransitionError, UsageError
+from holdfast.system import new_uuid4
 
 __all__ = ["Changes", "cancel", "discard", "edit", "park", "put_aside", "resolve", "retry"]
 
@@ -173,7 +174,7 @@ def _rewrite(
         payload=request.payload,
         headers=json_text(request.headers),
         endpoint=request.endpoint,
-        key=new_key(),
+        key=new_uuid4(),
         dependency_ids=json_text(waits.dependency_ids),
         local_refs=json_text(waits.local_refs),
         waiting_for=len(waits.awaited),

@@ -18,8 +18,9 @@ from holdfast.device.dependencies import park_dependents
 from holdfast.device.events import EventKind
 from holdfast.device.rows import json_text
 from holdfast.device.unit import Unit
-from holdfast.device.validation import Request, check_request, new_key
+from holdfast.device.validation import Request, check_request
 from holdfast.errors import EntryInvalidError
+from holdfast.system import new_uuid4
 
 __all__ = ["PayloadMigration", "Rewrite", "migrate_payloads"]
 
@@ -92,7 +93,7 @@ def _migrate(unit: Unit, entry: Entry, migration: PayloadMigration) -> None:
         payload=request.payload,
         headers=json_text(request.headers),
         endpoint=request.endpoint,
-        key=entry.idempotency_key if entry.claim_number == 0 else new_key(),
+        key=entry.idempotency_key if entry.claim_number == 0 else new_uuid4(),
         local_refs=json_text(entry.local_refs),
         version=migration.version,
     )

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
-from os import urandom
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +27,7 @@ from holdfast.core.keys import KeyFormat, check_key
 from holdfast.core.local_ids import References, is_local_id, references
 from holdfast.device.settings import QueueSettings
 from holdfast.errors import BodyInvalidError, EntryInvalidError, KeyInvalidError
+from holdfast.system import new_uuid4
 
 __all__ = [
     "Draft",
@@ -37,7 +37,6 @@ __all__ = [
     "check_new",
     "check_request",
     "json_of",
-    "new_key",
 ]
 
 _NAME: Final = re.compile(r"[\x20-\x7e\u00a0-\ud7ff\ue000-\U0010ffff]{1,200}")
@@ -64,7 +63,6 @@ _NOT_OURS: Final = frozenset(
     }
 )
 _MAX_INT: Final = 2**63 - 1
-_KEY_BYTES: Final = 16
 
 _OPERATIONS: Final = {member.value: member for member in Operation}
 _PROFILES: Final = {member.value: member for member in Profile}
@@ -101,14 +99,10 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def check_all(news: Iterable[NewEntry], settings: QueueSettings) -> list[Draft]:
     """Return entries as they will be stored, or raise ``EntryInvalidError``."""
-    given = list(news)
-    # Asked of the system once for all keys: it takes longer to ask than to answer.
-    chance = urandom(_KEY_BYTES * len(given))
-    pieces = (chance[at : at + _KEY_BYTES] for at in range(0, len(chance), _KEY_BYTES))
-    return [check_new(new, settings, piece) for new, piece in zip(given, pieces, strict=True)]
+    return [check_new(new, settings) for new in news]
 
 
-def check_new(new: NewEntry, settings: QueueSettings, chance: bytes | None = None) -> Draft:
+def check_new(new: NewEntry, settings: QueueSettings) -> Draft:
     """Return the entry as it will be stored, or raise ``EntryInvalidError``."""
     operation = _OPERATIONS.get(new.operation)
     if operation is None:
@@ -136,7 +130,7 @@ def check_new(new: NewEntry, settings: QueueSettings, chance: bytes | None = Non
         operation=operation,
         profile=profile,
         conflict_resolution=strategy,
-        key=new_key(chance) if new.key is None else _checked_key(new.key, profile),
+        key=new_uuid4() if new.key is None else _checked_key(new.key, profile),
         priority=priority_of(new.entity_type) if new.priority is None else new.priority,
         local_id=new.local_id or _entity_in_path(operation, new.endpoint),
         base=None if new.base is None else json_of(new.base, settings.max_payload_bytes),
@@ -223,13 +217,6 @@ def _check_member_names(value: Any) -> None:
             waiting.extend(current.values())
         elif isinstance(current, list | tuple):
             waiting.extend(current)
-
-
-def new_key(chance: bytes | None = None) -> str:
-    """Make an idempotency key: a UUID version 4."""
-    digits = (chance or urandom(_KEY_BYTES)).hex()
-    variant = "89ab"[int(digits[16], 16) & 3]
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
 def _checked_key(key: str, profile: Profile) -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Final, Self
 
 from holdfast import system
-from holdfast.device import drain, lease, schema, validation
+from holdfast.device import drain, lease, schema
 from holdfast.jobs.engines import relay
 from holdfast.stores.migrations import load_migrations
 from holdfast.stores.sqlite import store
@@ -29,7 +29,6 @@ def possessed(chance: random.Random) -> Iterator[None]:
     """Let the seed decide what chance decides, and leases be kept by the loop."""
     places: tuple[tuple[Any, str, Any], ...] = (
         (os, "urandom", chance.randbytes),
-        (validation, "urandom", chance.randbytes),
         (drain, "LeaseKeeper", SteppedKeeper),
         # A virtual hour has many seconds, and at each the relay would look and find nothing.
         (relay, "_LOOK_SECONDS", _LOOK_SECONDS),
