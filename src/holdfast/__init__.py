@@ -17,24 +17,14 @@ The public names. Where everything lives:
     proof     simulation, sieges, conformance: evidence, not product
     cli       for people
     testing   real servers and fault points, for your tests too
+
+A name's room is opened when the name is first asked for: whoever needs the rules alone, or reads
+``holdfast --help``, does not wait for stores, workers and the event loop.
 """
 
-from holdfast.core.canonical import canonical_json
-from holdfast.core.fingerprint import body_hash
-from holdfast.core.job import AlreadyDone, Enqueued, Merged
-from holdfast.core.keys import KeyFormat
-from holdfast.core.policy import (
-    FIELD,
-    PLANNING,
-    ROUTES,
-    WALK,
-    Dialect,
-    ErrorsStored,
-    Policy,
-    Staleness,
-)
-from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
-from holdfast.core.versions import check_version, etag, expected_version
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from holdfast.errors import (
     HoldfastError,
     NonRetryableError,
@@ -42,15 +32,37 @@ from holdfast.errors import (
     RetryLaterError,
     ServiceError,
 )
-from holdfast.jobs.registry import JobRegistry
-from holdfast.jobs.run import JobRun
-from holdfast.jobs.worker import Worker
-from holdfast.ports import Transaction
-from holdfast.server.call import Principal
-from holdfast.server.execution import Execution
-from holdfast.server.facade import Holdfast
-from holdfast.server.versions import write_over
-from holdfast.stores.opening import open_store
+
+_AT_ONCE: Final = False
+
+# Not a bare TYPE_CHECKING: the linter of layers leaves such imports out, and a lower room could
+# reach a higher one by way of this file unseen.
+if TYPE_CHECKING or _AT_ONCE:
+    from holdfast.core.canonical import canonical_json
+    from holdfast.core.fingerprint import body_hash
+    from holdfast.core.job import AlreadyDone, Enqueued, Merged
+    from holdfast.core.keys import KeyFormat
+    from holdfast.core.policy import (
+        FIELD,
+        PLANNING,
+        ROUTES,
+        WALK,
+        Dialect,
+        ErrorsStored,
+        Policy,
+        Staleness,
+    )
+    from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
+    from holdfast.core.versions import check_version, etag, expected_version
+    from holdfast.jobs.registry import JobRegistry
+    from holdfast.jobs.run import JobRun
+    from holdfast.jobs.worker import Worker
+    from holdfast.ports import Transaction
+    from holdfast.server.call import Principal
+    from holdfast.server.execution import Execution
+    from holdfast.server.facade import Holdfast
+    from holdfast.server.versions import write_over
+    from holdfast.stores.opening import open_store
 
 __all__ = [
     "CLIENT",
@@ -90,3 +102,60 @@ __all__ = [
     "open_store",
     "write_over",
 ]
+
+_NAMES_OF_ROOM: Final = {
+    "core.canonical": ("canonical_json",),
+    "core.fingerprint": ("body_hash",),
+    "core.job": (
+        "AlreadyDone",
+        "Enqueued",
+        "Merged",
+    ),
+    "core.keys": ("KeyFormat",),
+    "core.policy": (
+        "FIELD",
+        "PLANNING",
+        "ROUTES",
+        "WALK",
+        "Dialect",
+        "ErrorsStored",
+        "Policy",
+        "Staleness",
+    ),
+    "core.retry": (
+        "CLIENT",
+        "DEVICE",
+        "QUEUE",
+        "WORKER",
+        "RetryPolicy",
+    ),
+    "core.versions": (
+        "check_version",
+        "etag",
+        "expected_version",
+    ),
+    "jobs.registry": ("JobRegistry",),
+    "jobs.run": ("JobRun",),
+    "jobs.worker": ("Worker",),
+    "ports": ("Transaction",),
+    "server.call": ("Principal",),
+    "server.execution": ("Execution",),
+    "server.facade": ("Holdfast",),
+    "server.versions": ("write_over",),
+    "stores.opening": ("open_store",),
+}
+_ROOM_OF_NAME: Final = {name: room for room, names in _NAMES_OF_ROOM.items() for name in names}
+
+
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these
+
+    def __getattr__(name: str) -> Any:
+        room = _ROOM_OF_NAME.get(name)
+        if room is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{room}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
