@@ -75,6 +75,87 @@ def test_the_light_commands_need_no_web_framework() -> None:
     assert done.stdout.startswith(b"44136fa355b3678a"), done.stderr
 
 
+def test_a_worker_needs_no_web_framework(cli: Cli) -> None:
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['fastapi', 'starlette', 'uvicorn']))\n"
+        "sys.argv = ['holdfast', 'worker', '--queue', 'nowhere']\n"
+        "from holdfast.cli.main import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=cli.directory,
+        capture_output=True,
+        env=environment(),
+        check=False,
+    )
+    # By then it has put everything together, and read the jobs of all services.
+    assert "no service has jobs in queue nowhere" in one_line(done.stderr)
+    assert done.returncode == 2
+
+
+def test_the_collector_looks_again_once_a_command_does_its_work() -> None:
+    script = (
+        "import gc, sys\n"
+        "from holdfast.cli import canonical, main\n"
+        "seen = []\n"
+        "canonical.canonical_of = lambda *_: seen.append(gc.isenabled()) or b'{}'\n"
+        "sys.argv = ['holdfast', 'hash']\n"
+        "held = []\n"
+        "run, main._run = main._run, lambda: held.append(gc.isenabled()) or run()\n"
+        "try:\n"
+        "    main.main()\n"
+        "except SystemExit:\n"
+        "    print(held, seen, gc.isenabled())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, env=environment(), check=False
+    )
+    assert done.stdout.splitlines()[-1] == b"[False] [True] True", done.stderr
+
+
+def test_the_collector_looks_again_once_a_server_is_ready(cli: Cli) -> None:
+    script = (
+        "import gc, sys\n"
+        "from holdfast.cli import main, serving\n"
+        "def serve_here(app, settings, listener, ready):\n"
+        "    before = gc.isenabled()\n"
+        "    ready()\n"
+        "    print(before, gc.isenabled())\n"
+        "serving.serve_here = serve_here\n"
+        "sys.argv = ['holdfast', 'serve', '--port', '0']\n"
+        "main.main()\n"
+    )
+    assert _last_line(script, cli) == b"False True"
+
+
+def test_the_collector_looks_again_once_a_worker_works(cli: Cli) -> None:
+    script = (
+        "import gc, os, signal, sys\n"
+        "from holdfast.cli import main, working\n"
+        "async def count(holdfast, watcher):\n"
+        "    print(gc.isenabled())\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "working._count = count\n"
+        "sys.argv = ['holdfast', 'worker']\n"
+        "main.main()\n"
+    )
+    assert _last_line(script, cli) == b"True"
+
+
+def _last_line(script: str, cli: Cli) -> bytes:
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=cli.directory,
+        capture_output=True,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
 def test_a_missing_package_is_told_with_the_remedy(cli: Cli) -> None:
     script = (
         "import sys\n"

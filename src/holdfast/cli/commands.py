@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.collector import release_collector
 from holdfast.cli.outbox_commands import outbox_app
 from holdfast.cli.output import Failure
 from holdfast.cli.proof_commands import add_proof
@@ -34,6 +35,8 @@ app.add_typer(outbox_app, name="outbox")
 add_proof(app)
 
 _DATABASE = "sqlite:///holdfast.db"
+# These have most of their starting still before them.
+_RELEASE_WHEN_READY = frozenset({"serve", "worker"})
 
 Database = Annotated[
     str,
@@ -60,6 +63,8 @@ def start(
     version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
 ) -> None:
     """Exactly-once effects for apps that work offline."""
+    if context.invoked_subcommand not in _RELEASE_WHEN_READY:
+        release_collector()
     if version:
         from importlib.metadata import version as version_of
 

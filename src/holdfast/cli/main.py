@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.cli.collector import hold_collector, release_collector
 from holdfast.cli.output import Failure, complain
 from holdfast.errors import HoldfastError, UsageError
 
@@ -17,7 +18,11 @@ _INTERRUPTED: Final = 130
 
 def main() -> None:
     """Run the command line."""
-    sys.exit(tell_errors(_run))
+    hold_collector()
+    try:
+        sys.exit(tell_errors(_run))
+    finally:
+        release_collector()
 
 
 def tell_errors(work: Callable[[], int]) -> int:

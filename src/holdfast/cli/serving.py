@@ -2,23 +2,23 @@
 
 import asyncio
 import ipaddress
-import logging
 import math
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 
+from holdfast.cli.collector import release_collector
+from holdfast.cli.logs import log_as_set
 from holdfast.cli.output import Failure, warn, without_password
 from holdfast.errors import HoldfastError
-from holdfast.observe.logs import configure_logging
-from holdfast.services.app import create_app, store_of
+from holdfast.services.app import create_app
 from holdfast.services.dev_secrets import development_secret
 from holdfast.services.settings import Settings, load_settings, strange_variables
+from holdfast.services.without_http import store_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -64,6 +64,7 @@ def run_server(
         )
 
         def say_ready() -> None:
+            release_collector()
             print(line, flush=True)
 
         log_as_set(settings)
@@ -100,16 +101,6 @@ def serve_here(
         server.run(sockets=[listener])
     except SystemExit:
         raise Failure("the server could not start; the log says why") from None
-
-
-def log_as_set(settings: Settings) -> None:
-    """Send logs where the settings want them: JSON unless a person is watching."""
-    as_json = settings.log_json
-    configure_logging(
-        level=settings.log_level, json=not sys.stderr.isatty() if as_json is None else as_json
-    )
-    # Its DEBUG is about every connection of the loop and helps nobody here.
-    logging.getLogger("asyncio").setLevel(logging.INFO)
 
 
 class _Server(uvicorn.Server):

@@ -5,27 +5,33 @@ import signal
 import socket
 import sys
 from threading import Thread
+from typing import TYPE_CHECKING
 
-import uvicorn
-
+from holdfast.cli.collector import hold_collector, release_collector
 from holdfast.cli.main import tell_errors
-from holdfast.cli.serving import log_as_set, serve_here
-from holdfast.services.app import create_app
-from holdfast.services.settings import load_settings
+
+if TYPE_CHECKING:
+    import uvicorn
 
 __all__: list[str] = []
 
 
 def _run() -> int:
+    from holdfast.cli.logs import log_as_set
+    from holdfast.cli.serving import serve_here
+    from holdfast.services.app import create_app
+    from holdfast.services.settings import load_settings
+
     listener, ready = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     settings = load_settings()
     log_as_set(settings)
 
     def say_ready() -> None:
+        release_collector()
         os.write(ready, b".")
         os.close(ready)
 
-    def end_with_parent(server: uvicorn.Server) -> None:
+    def end_with_parent(server: "uvicorn.Server") -> None:
         """Stop when the supervisor is gone, however it went: its end of our input is closed."""
 
         def watch() -> None:
@@ -41,4 +47,5 @@ def _run() -> int:
 
 
 if __name__ == "__main__":
+    hold_collector()
     sys.exit(tell_errors(_run))

@@ -8,13 +8,14 @@ from typing import Final
 from prometheus_client import start_http_server
 
 from holdfast import Holdfast
+from holdfast.cli.collector import release_collector
+from holdfast.cli.logs import log_as_set
 from holdfast.cli.output import Failure, warn, without_password
-from holdfast.cli.serving import log_as_set
 from holdfast.errors import HoldfastError
 from holdfast.observe.metrics import PrometheusWatcher
-from holdfast.services.app import create_holdfast
 from holdfast.services.jobs import look_at_jobs, make_worker
 from holdfast.services.settings import Settings, load_settings, strange_variables
+from holdfast.services.without_http import create_holdfast
 
 __all__ = ["run_worker"]
 
@@ -67,6 +68,7 @@ async def _work(settings: Settings, watcher: PrometheusWatcher, queues: list[str
     except HoldfastError as error:
         await holdfast.close()
         raise Failure(f"{without_password(settings.database_url)}: {error}") from error
+    release_collector()
     print(
         f"Holdfast works {', '.join(worker.queues)} of {without_password(settings.database_url)} "
         f"(pid {os.getpid()}, {worker.engine.name})",

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
 
-from holdfast import Holdfast, open_store
+from holdfast import Holdfast
 from holdfast.core.breaker import Breaker
 from holdfast.errors import ConfigurationError
 from holdfast.jobs.unwatched import UnwatchedJobs
@@ -19,12 +19,13 @@ from holdfast.server.head import Identify, RequestHead
 from holdfast.server.jwt_auth import JwtIdentify
 from holdfast.server.rate_limits import LimitsRateLimiter
 from holdfast.services import ops
-from holdfast.services.catalogue import SERVICES, rooms, service_at
+from holdfast.services.catalogue import SERVICES, service_at
 from holdfast.services.dev_secrets import development_secret
 from holdfast.services.jobs import make_worker, register_jobs
 from holdfast.services.refusals import Edge, tell_errors_in_dialect
 from holdfast.services.routers import put_together
 from holdfast.services.settings import Settings
+from holdfast.services.without_http import create_holdfast, store_of
 from holdfast.system import SystemClock
 
 __all__ = ["create_app", "create_holdfast", "store_of"]
@@ -109,36 +110,8 @@ def create_app(
     return app
 
 
-def create_holdfast(settings: Settings, *, watcher: Watcher | None = None) -> Holdfast:
-    """Put together what a worker needs: the store and everyone's jobs, no HTTP."""
-    holdfast = Holdfast(
-        store_of(settings.model_copy(update={"run_jobs": True})),
-        sweep_every_seconds=None,
-        watcher=watcher,
-        max_payload_bytes=settings.jobs_payload_bytes,
-    )
-    register_jobs(holdfast, settings)
-    return holdfast
-
-
 def _job_watcher(watcher: Watcher) -> JobWatcher:
     return watcher if isinstance(watcher, PrometheusWatcher) else UnwatchedJobs()
-
-
-def store_of(settings: Settings) -> Store:
-    """Make the store of all services; it is not opened yet."""
-    is_sqlite = settings.database_url.startswith("sqlite:")
-    options = {} if is_sqlite else {"max_connections": _connections(settings)}
-    return open_store(settings.database_url, rooms=rooms(), **options)
-
-
-def _connections(settings: Settings) -> int:
-    """Return how many a process may have: as many as it needs, and one for each job at a time.
-
-    A job that writes holds a connection until it commits. Were they taken from the requests'
-    share, a burst of slow jobs would be answered with 503.
-    """
-    return settings.pool_size + (settings.jobs_concurrency if settings.run_jobs else 0)
 
 
 def _router(package: str, holdfast: Holdfast, settings: Settings) -> APIRouter:
