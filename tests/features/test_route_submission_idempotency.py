@@ -18,6 +18,8 @@ from holdfast.services.app import create_app
 from holdfast.services.settings import load_settings
 from holdfast.testing.servers import RealPostgres
 from tests.support.lab import HeldClock
+from tests.support.services_database import empty, migrate
+from tests.support.shared_validators import shared_validators
 
 scenarios("route_submission_idempotency.feature")
 
@@ -51,7 +53,7 @@ class World:
             routes_success_ttl_hours=24.0,
             breaker_open_seconds=0.1,
         )
-        self._app = create_app(settings, clock=self.clock)
+        self._app = create_app(settings, clock=self.clock, only=["routes", "walk"])
         self._runner.run(self._app.state.holdfast.open())
 
     def _stop(self) -> None:
@@ -114,12 +116,27 @@ class World:
         return int(rows[0]["n"])
 
 
+@pytest.fixture(scope="module")
+def routes_database(postgres: RealPostgres) -> Iterator[str]:
+    postgres.start()
+    url = postgres.create_database("features")
+    asyncio.run(migrate(url))
+    with shared_validators():
+        yield url
+    postgres.start()
+    postgres.drop_database(url)
+
+
 @pytest.fixture
-def world(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(
+    postgres: RealPostgres, routes_database: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
+    postgres.start()  # a scenario before this one may have stopped it
+    asyncio.run(empty(routes_database))
     for name in list(os.environ):
         if name.startswith("HOLDFAST_") or name == "ROUTES_IDEMPOTENCY_TTL_HOURS":
             monkeypatch.delenv(name)
-    world = World(postgres_url)
+    world = World(routes_database)
     yield world
     world.close()
 

@@ -8,16 +8,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 
-from holdfast import open_store
 from holdfast.server.jwt_auth import mint_token
 from holdfast.services.app import create_app
-from holdfast.services.catalogue import SERVICES, rooms
+from holdfast.services.catalogue import SERVICES
 from holdfast.services.settings import load_settings
 from holdfast.testing.servers import RealPostgres
+from tests.support.services_database import empty, migrate
+from tests.support.shared_validators import shared_validators
 
 SECRET = "a secret for tests, long enough for HS256"
 
@@ -31,40 +31,27 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _validators_made_once() -> Iterator[None]:
+    with shared_validators():
+        yield
+
+
 @pytest.fixture(scope="session")
 def services_database(postgres: RealPostgres) -> Iterator[str]:
     """One database with everyone's tables: to make one for each test takes most of a second."""
     postgres.start()
     url = postgres.create_database("services")
-    asyncio.run(_migrate(url))
+    asyncio.run(migrate(url))
     yield url
     postgres.start()
     postgres.drop_database(url)
 
 
-async def _migrate(url: str) -> None:
-    store = open_store(url, rooms=rooms())
-    await store.open()
-    await store.close()
-
-
 @pytest.fixture
 async def postgres_url(postgres: RealPostgres, services_database: str) -> str:
-    """Empty every table, whatever the test before has left behind."""
     postgres.start()  # a test before this one may have stopped it
-    connection = await asyncpg.connect(services_database)
-    try:
-        await connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        tables = await connection.fetch(
-            "SELECT quote_ident(tablename) AS name FROM pg_tables WHERE schemaname = 'public'"
-            " AND tablename NOT IN ('holdfast_migrations', 'holdfast_secret')"
-        )
-        await connection.execute(";".join(f"DELETE FROM {table['name']}" for table in tables))
-    finally:
-        await connection.close()
+    await empty(services_database)
     return services_database
 
 
@@ -84,11 +71,10 @@ def sqlite_url(tmp_path: Path) -> str:
 def serve(_no_settings_from_outside: None, request: pytest.FixtureRequest) -> Serve:
     """Give a function that runs the app: ``async with serve(database_url) as client``.
 
-    The tests of one service get that one and the smallest, as somebody else's: to build them all
-    takes most of such a test.
+    The tests of one service get that one and another, as somebody else's: to build them all takes
+    most of such a test.
     """
-    folder = request.path.parent.name
-    only = [folder, "routes"] if folder in {service.name for service in SERVICES} else []
+    only = _services_of(request.path)
 
     @asynccontextmanager
     async def run(
@@ -111,6 +97,15 @@ def serve(_no_settings_from_outside: None, request: pytest.FixtureRequest) -> Se
             await app.state.holdfast.close()
 
     return run
+
+
+def _services_of(tests: Path) -> list[str]:
+    """Return which services to build for a file of tests; none means all of them."""
+    names = {service.name for service in SERVICES}
+    for name in (tests.parent.name, *tests.stem.split("_")[1:2]):
+        if name in names:
+            return [name, "walk" if name == "routes" else "routes"]
+    return []
 
 
 def signed_in(sub: str) -> dict[str, str]:

@@ -146,6 +146,7 @@ class Stepping:
         holdfast = self.world.holdfast
         worker = holdfast.worker(queues=["walk"], faults=faults, lease_seconds=lease_seconds)
         await worker.start()
+        pause_seconds = 0.01
         try:
             async with asyncio.timeout(seconds):
                 while not (
@@ -153,7 +154,9 @@ class Stepping:
                     and worker.running == 0
                     and (until is None or await until())
                 ):
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(pause_seconds)
+                    # A lease that has to run out takes a second: no need to ask a hundred times.
+                    pause_seconds = min(pause_seconds * 1.5, 0.1)
         finally:
             await worker.stop()
 
