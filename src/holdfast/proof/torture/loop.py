@@ -6,10 +6,10 @@ to know. Nothing in here knows Holdfast.
 """
 
 import asyncio
-import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final, TypeVar
 
@@ -67,9 +67,12 @@ class Process:
             self.loop.put_back(self._waiting)
             self._waiting = deque()
 
-    def hold_back(self, step: "Step") -> None:
-        """Keep a step for when the pause is over."""
-        self._waiting.append(step)
+    def lets(self, step: "Step") -> bool:
+        """Say whether a step may run now; one of a paused process is kept for later."""
+        if self.is_paused and self.alive:
+            self._waiting.append(step)
+            return False
+        return self.alive
 
     def kill(self) -> None:
         """End it here and now."""
@@ -148,7 +151,6 @@ class VirtualLoop:
         self._ready: deque[Step] = deque()
         self._timers: list[tuple[float, int, Step]] = []
         self._numbers = count()
-        self.steps = 0
         # Errors that reached the end of a step of a living process.
         self.on_error: Callable[[dict[str, Any]], None] = lambda _: None
 
@@ -170,14 +172,17 @@ class VirtualLoop:
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
         """Run a step after so many virtual seconds."""
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        when = self._now + delay
+        step = Step(callback, args, copy_context() if context is None else context, when)
+        heappush(self._timers, (when, next(self._numbers), step))
+        return step
 
     def call_at(
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> Any:
         """Run a step at a virtual time."""
         step = Step(callback, args, copy_context() if context is None else context, when)
-        heapq.heappush(self._timers, (when, next(self._numbers), step))
+        heappush(self._timers, (when, next(self._numbers), step))
         return step
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -224,44 +229,34 @@ class VirtualLoop:
         """Run steps until it is over, the virtual deadline has come, or nothing is left to do."""
         before = asyncio._get_running_loop()  # noqa: SLF001
         asyncio._set_running_loop(self._as_loop)  # noqa: SLF001
+        ready = self._ready
         try:
             while not is_over():
-                step = self._next(deadline)
+                step = ready.popleft() if ready else self._come_due(deadline)
                 if step is None:
                     return
                 if step.is_cancelled:
                     continue
-                process = step.context.get(PROCESS)
-                if process is not None:
-                    if not process.alive:
-                        continue
-                    if process.is_paused:
-                        process.hold_back(step)
-                        continue
-                self.steps += 1
-                self._take(step)
+                context = step.context
+                process = context.get(PROCESS)
+                if process is not None and not process.lets(step):
+                    continue
+                try:
+                    context.run(step.callback, *step.args)
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - a step is nobody's caller
+                    context.run(self.call_exception_handler, {"exception": error, "step": step})
         finally:
             asyncio._set_running_loop(before)  # noqa: SLF001
 
-    def _take(self, step: Step) -> None:
-        try:
-            step.context.run(step.callback, *step.args)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - a step is nobody's caller
-            step.context.run(self.call_exception_handler, {"exception": error, "step": step})
-
-    def _next(self, deadline: float) -> Step | None:
-        if self._ready:
-            return self._ready.popleft()
+    def _come_due(self, deadline: float) -> Step | None:
+        """Let time pass until the next timer; None if that is after the deadline."""
         if not self._timers:
             return None
         when = self._timers[0][0]
-        if when > deadline:
-            self._now = max(self._now, deadline)
-            return None
-        self._now = max(self._now, when)
-        return heapq.heappop(self._timers)[2]
+        self._now = max(self._now, min(when, deadline))
+        return None if when > deadline else heappop(self._timers)[2]
 
     def abandon(self) -> None:
         """Forget everything that was still to come."""

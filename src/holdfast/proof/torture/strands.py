@@ -5,7 +5,7 @@ bring no chance of their own; they only keep a stack each.
 """
 
 from collections.abc import Callable
-from threading import Semaphore, Thread
+from threading import Lock, Thread
 from typing import Any, Final
 
 from holdfast.proof.torture.loop import Killed, Process
@@ -20,7 +20,10 @@ class _Place:
     """A thread that runs one strand after the other."""
 
     def __init__(self) -> None:
-        self.go, self.back = Semaphore(0), Semaphore(0)
+        # Bare locks, taken by whoever waits and released by the other: a turn is all they pass.
+        self.go, self.back = Lock(), Lock()
+        self.go.acquire()
+        self.back.acquire()
         self.work: Callable[[], None] = _nothing
         Thread(target=self._serve, name="torture-strand", daemon=True).start()
 
