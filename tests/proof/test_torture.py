@@ -5,10 +5,13 @@
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +20,8 @@ from holdfast.proof.torture import planted
 from holdfast.proof.torture.campaign import (
     Summary,
     collecting_seldom,
-    run_here,
     told,
+    torture,
 )
 from holdfast.proof.torture.faults import DEVICE_POINTS, KINDS, POINTS, Mask
 from holdfast.proof.torture.shrinking import shrink
@@ -34,8 +37,12 @@ def templates() -> Iterator[Templates]:
         yield made
 
 
-def test_many_seeds_break_no_promise_and_come_by_every_fault_point(templates: Templates) -> None:
-    summary = run_here(range(SEEDS), templates)
+def test_many_seeds_break_no_promise_and_come_by_every_fault_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")  # the campaign sets it for good
+    summary = torture(iter(range(SEEDS)), jobs=os.cpu_count() or 1)
+    assert summary.seeds == SEEDS
     assert summary.failing == [], _read(summary)
     assert [point for point in POINTS if not summary.points.get(point)] == []
     assert summary.unvisited == []
@@ -55,6 +62,56 @@ def test_a_seed_is_the_same_every_time(seed: int, templates: Templates) -> None:
     first, again = run_seed(seed, templates), run_seed(seed, templates)
     assert first.fingerprint == again.fingerprint
     assert first.timeline == again.timeline
+
+
+def test_a_seed_does_not_know_what_ran_before_it(templates: Templates) -> None:
+    seeds = [3, 11, 17, 28]
+    forth = {seed: run_seed(seed, templates) for seed in seeds}
+    with Templates() as others:
+        back = {seed: run_seed(seed, others) for seed in reversed(seeds)}
+    assert forth == back
+
+
+def test_a_server_database_that_a_world_left_is_as_it_was(templates: Templates) -> None:
+    def content() -> list[str]:
+        database.begin_world(lambda: 0.0)
+        return list(database.rows.iterdump())
+
+    database = templates.server
+    before = content()
+    run_seed(3, templates)
+    assert database.rows.execute("SELECT count(*) FROM effects").fetchone()[0] > 0
+    assert content() == before
+
+
+def test_what_a_killed_process_had_open_is_undone() -> None:
+    with Templates() as templates:
+        database = templates.server
+        database.begin_world(lambda: 0.0)
+        killed = database.take(partial(sqlite3.connect, database.path, isolation_level=None))
+        killed.execute("BEGIN IMMEDIATE")
+        killed.execute("INSERT INTO effects (tenant, tap) VALUES ('t', 'a')")
+        database.give_back(killed)
+        assert database.rows.execute("SELECT count(*) FROM effects").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("is_garbage", [True, False])
+def test_a_snapshot_of_one_world_is_never_seen_in_the_next(is_garbage: bool) -> None:
+    with Templates() as templates:
+        database = templates.server
+        database.begin_world(lambda: 0.0)
+        killed = database.take(partial(sqlite3.connect, database.path, isolation_level=None))
+        unread: list[Any] = [killed.execute("SELECT name FROM sqlite_schema")]
+        unread[0].fetchone()
+        unread.append(unread)
+        database.give_back(killed)
+        if is_garbage:
+            del unread, killed
+            database.begin_world(lambda: 0.0)
+            return
+        with pytest.raises(RuntimeError, match="still reads"):
+            database.begin_world(lambda: 0.0)
+        unread.clear()
 
 
 def test_another_seed_is_another_world(templates: Templates) -> None:

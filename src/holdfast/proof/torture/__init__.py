@@ -6,6 +6,7 @@
 ``possession``   chance, and what else the product takes from the machine without asking
 ``disk``         the device's file system: fills up, and forgets what was not synced
 ``store``        the real SQLite store, its threads run as steps of the loop
+``database``     the file behind it: one for all worlds of a process, emptied between two
 ``app``          the service under torture, and its jobs
 ``broker``       a broker that loses, repeats and forgets, behind the real engine and relay
 ``network``      requests and answers that get lost, doubled, late and out of order

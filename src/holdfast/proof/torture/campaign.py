@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.proof.torture.disk import do_without_locks
 from holdfast.proof.torture.faults import POINTS
 from holdfast.proof.torture.shrinking import shrink
 from holdfast.proof.torture.templates import Templates, place_for_worlds
@@ -172,6 +173,7 @@ def replay(seed: int) -> Failure:
 
 
 def _replay(seed: int) -> Failure:
+    do_without_locks()
     with Templates() as templates:
         return told(run_seed(seed, templates))
 
@@ -179,6 +181,7 @@ def _replay(seed: int) -> Failure:
 def _work(line: Connection, place: str) -> None:
     """Serve one process: batches of seeds in, summaries out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
+    do_without_locks()
     shown = 0
     with collecting_seldom(), Templates(place) as templates:
         while batch := line.recv():

@@ -1,10 +1,13 @@
 """Devices, from tap to power cut: the real queue and the real drain, one or two processes each."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any, Final, Protocol
+
+import apsw
 
 from holdfast.core.entry import Status
 from holdfast.device.drain import Drain
@@ -21,6 +24,10 @@ from holdfast.proof.torture.strands import Strand
 __all__ = ["Device", "DeviceWorld", "Life"]
 
 _FILE: Final = "outbox.db"
+_UNSETTLED: Final = (
+    "SELECT count(*) FROM offline_sync_queue WHERE user_id = ? AND status IN (?, ?, ?, ?)"
+)
+_OPEN: Final = (Status.PENDING, Status.IN_FLIGHT, Status.FAILED, Status.CONFLICT)
 _IDLE_SECONDS: Final = 600.0
 _PATIENT_SHARE: Final = 0.05
 _EARLY_SECONDS: Final = 0.5
@@ -116,6 +123,9 @@ class Life:
                 vfs=self._door.name,
             )
             queue.process = self.process
+            # Else SQLite prepares what has a LIMIT anew each time that it is run.
+            connection: Any = queue._transactions._database.connection  # noqa: SLF001
+            connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
             self.queue = queue
         for user in device.users:
             queue.add_user(user)
@@ -213,7 +223,10 @@ class Life:
     def _close(self) -> None:
         if self.queue is not None:
             # The connection alone: a process that was killed does not take leave of its file.
-            self.queue._transactions._database.close()  # noqa: SLF001
+            database: Any = self.queue._transactions._database  # noqa: SLF001
+            with suppress(apsw.ConnectionClosedError):
+                database.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            database.close()
         self._door.remove()
         error = self._strand.error
         if error is not None and not isinstance(error, HoldfastError):
@@ -361,7 +374,9 @@ class Device:
         life = self.app
         if life is None or life.queue is None:
             return 1
-        return sum(life.queue.stats(user).unsent for user in self.users)
+        # Past the queue's own count, which counts much else besides.
+        rows = life.queue._transactions._database.rows  # noqa: SLF001
+        return sum(rows(_UNSETTLED, (user, *_OPEN))[0][0] for user in self.users)
 
     def fates(self) -> list[Fate]:
         """Return what the file says of every tap."""

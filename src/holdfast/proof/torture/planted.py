@@ -19,6 +19,7 @@ import msgspec
 import holdfast
 from holdfast.errors import UsageError
 from holdfast.proof.torture.campaign import Failure, collecting_seldom, told
+from holdfast.proof.torture.disk import do_without_locks
 from holdfast.proof.torture.shrinking import shrink
 from holdfast.proof.torture.templates import Templates, place_for_worlds
 from holdfast.proof.torture.world import run_seed
@@ -75,6 +76,7 @@ def _begin() -> None:
 
 def _hunt_one(task: tuple[str, str]) -> Catch:
     name, place = task
+    do_without_locks()
     with collecting_seldom(), Templates(place) as templates:
         return hunt_here(name, templates)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast.errors import RateLimitedError, ServiceError
@@ -29,7 +28,6 @@ class ServerWorld(StoreWorld, Protocol):
 
     loop: VirtualLoop
     faults: Faults
-    path: Path
     broker: SteppedBroker | None
     # How often a handler has answered.
     answers: int
@@ -132,7 +130,7 @@ class Server:
         world, process = self._world, self.process
         troubles = _Troubles(world, process)
         holdfast = Holdfast(
-            SteppedStore(world.path, world, process),
+            SteppedStore(world, process),
             identify=identify,
             clock=_ServerClock(world),
             sweep_every_seconds=_SWEEP_SECONDS if self.serves else None,

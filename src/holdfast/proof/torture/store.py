@@ -1,18 +1,18 @@
-"""The real SQLite store with its threads run as steps of the loop, and the database's clock bent.
+"""The real SQLite store with its threads run as steps of the loop.
 
 The file's own durability is not tortured here: a kill takes a process, not the machine, so what
-SQLite has committed is there, and ``synchronous=OFF`` changes nothing that is seen. The device's
-file is the one that loses unsynced writes; see ``disk``.
+SQLite has committed is there; see ``database``. The device's file is the one that loses unsynced
+writes; see ``disk``.
 """
 
 import asyncio
 import sqlite3
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from holdfast.errors import StoreUnavailableError
+from holdfast.proof.torture.database import ServerDatabase
 from holdfast.proof.torture.loop import Process
 from holdfast.stores.bell import LocalBell
 from holdfast.stores.sqlite import SqliteStore
@@ -23,18 +23,14 @@ __all__ = ["SteppedStore", "StoreWorld"]
 _LOOK_AGAIN_SECONDS: Final = 0.002
 _PATIENT_SECONDS: Final = 1.0
 _BUSY_SECONDS: Final = 60.0
-_UNIX_EPOCH_JULIAN: Final = 2440587.5
-_DAY_SECONDS: Final = 86_400.0
 
 
 class StoreWorld(Protocol):
     """What a store needs to know of the world it is in."""
 
+    database: ServerDatabase
     writers: list["SteppedConnection"]
     bells: list["SteppedBell"]
-
-    def unix_time(self) -> float:
-        """Return the server's clock."""
 
     def disk_seconds(self) -> float:
         """Say how long this piece of work on the database takes."""
@@ -100,7 +96,8 @@ class SteppedConnection:
         if self in self._world.writers:
             self._world.writers.remove(self)
         if self._connection is not None:
-            self._connection.close()
+            self._world.database.give_back(self._connection)
+            self._connection = None
 
     def _next(self) -> None:
         self._process.loop.call_later(
@@ -180,12 +177,12 @@ class SteppedBell(LocalBell):
 class SteppedStore(SqliteStore):
     """The store of one process."""
 
-    def __init__(self, path: Path, world: StoreWorld, process: Process) -> None:
-        """Take the file, which is migrated already."""
+    def __init__(self, world: StoreWorld, process: Process) -> None:
+        """Take the world's file, which is migrated already."""
         self._world = world
         self._process = process
         # Not one second of real waiting: whoever has to wait for a lock does so in virtual time.
-        super().__init__(path, busy_seconds=0.0)
+        super().__init__(world.database.path, busy_seconds=0.0)
 
     def bell(self) -> Any:
         """Return a bell that rings in virtual time."""
@@ -202,16 +199,9 @@ class SteppedStore(SqliteStore):
 
     def _cut_lookup(self) -> None:
         if self._lookup is not None:
-            self._lookup.close()
+            self._world.database.give_back(self._lookup)
+            self._lookup = None
 
     def _connect(self, busy_seconds: float | None = None) -> sqlite3.Connection:
-        db = super()._connect(busy_seconds)
-        db.execute("PRAGMA synchronous=OFF")
-        db.create_function("julianday", 1, self._julian_day)
-        return db
-
-    def _julian_day(self, what: str) -> float:
-        """Stand in for SQLite's own clock, which decides about jobs."""
-        if what != "now":
-            raise ValueError(what)
-        return self._world.unix_time() / _DAY_SECONDS + _UNIX_EPOCH_JULIAN
+        connect = super()._connect
+        return self._world.database.take(lambda: connect(busy_seconds))

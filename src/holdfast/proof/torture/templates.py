@@ -1,4 +1,4 @@
-"""Empty databases, made once and copied for every seed: to migrate each time would take longer."""
+"""Empty databases, made once: to migrate them for every seed would take longer than to run it."""
 
 import asyncio
 import os
@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from holdfast.device.queue import OutboxQueue
 from holdfast.proof.torture.app import SCHEMA
+from holdfast.proof.torture.database import ServerDatabase
 from holdfast.stores.migrations import Migration
 from holdfast.stores.sqlite import SqliteStore
 
@@ -36,16 +37,12 @@ class Templates:
         """Make the empty databases, in a directory of another's or in one of our own."""
         self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base or _memory()))
         self._numbers = count()
-        self.server = self._directory / "server.db"
-        asyncio.run(self._make_server())
+        server = self._directory / "server.db"
+        asyncio.run(_migrate(server))
+        self.server = ServerDatabase(server)
         outbox = self._directory / "outbox.db"
         OutboxQueue.open(outbox, driver="apsw").close()
         self.device = outbox.read_bytes()
-
-    async def _make_server(self) -> None:
-        store = SqliteStore(self.server, migrations=[Migration("torture", 1, "torture", SCHEMA)])
-        await store.open()
-        await store.close()
 
     def new_directory(self) -> Path:
         """Make a directory for one world."""
@@ -64,4 +61,11 @@ class Templates:
         traceback: TracebackType | None,
     ) -> None:
         """Remove them."""
+        self.server.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+async def _migrate(path: Path) -> None:
+    store = SqliteStore(path, migrations=[Migration("torture", 1, "torture", SCHEMA)])
+    await store.open()
+    await store.close()

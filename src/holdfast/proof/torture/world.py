@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -78,6 +77,7 @@ class World:
 
         self.loop = VirtualLoop()
         self.loop.on_error = self._on_error
+        self._now_at, self._now = 0.0, _BEGINNING
         self.faults = Faults(stream(), mask)
         self._disk_chance = stream()
         self._chance = stream()
@@ -87,8 +87,9 @@ class World:
         self.answers = 0
         self.timeline: list[tuple[float, str, str]] = []
         self._directory = templates.new_directory()
-        self.path = self._directory / "server.db"
-        shutil.copyfile(templates.server, self.path)
+        self.database = templates.server
+        self.database.begin_world(self.unix_time)
+        self._rows = self.database.rows
         self.network = Network(self, stream())
         broker_chance, plan, hands = stream(), stream(), stream()
         with_broker = plan.random() < 0.2 or self.faults.favours(*relay.FAULT_POINTS)  # noqa: PLR2004
@@ -151,7 +152,10 @@ class World:
 
     def now(self) -> datetime:
         """Return the true time, which is the server's."""
-        return _BEGINNING + timedelta(seconds=self.loop.time())
+        at = self.loop.time()
+        if at != self._now_at:  # asked many times within one instant
+            self._now_at, self._now = at, _BEGINNING + timedelta(seconds=at)
+        return self._now
 
     def unix_time(self) -> float:
         """Return the same in seconds."""
@@ -262,7 +266,6 @@ class World:
         for device in self.devices:
             for life in device.lives:
                 life.process.resume()
-        self._rows = sqlite3.connect(self.path)
 
     def _is_settled(self) -> bool:
         waits = self._rows.execute("SELECT 1 FROM jobs LIMIT 1").fetchone()
@@ -364,8 +367,6 @@ class World:
         self.loop.run_until(self.loop.time(), _never)
         self.loop.abandon()
         self._listener.remove()
-        if hasattr(self, "_rows"):
-            self._rows.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
