@@ -100,7 +100,8 @@ def test_another_body_under_the_same_key_is_a_conflict(app: httpx.Client) -> Non
 @pytest.mark.parametrize("do", ["raise", "fail"])
 def test_a_failure_undoes_everything_and_frees_the_key(app: httpx.Client, do: str) -> None:
     before, again = counted(app), key(do)
-    failed = app.post("/orders", json={"item": "f"}, headers=again)
+    # Some servers close the connection behind an exception, a moment after their answer.
+    failed = app.post("/orders", json={"item": "f"}, headers=again | {"Connection": "close"})
     assert failed.status_code == 500
     assert counted(app) == before
     retried = app.post("/orders", json={"item": "f"}, headers=again | {"X-Do": ""})
