@@ -5,7 +5,7 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,16 +17,33 @@ ROUNDS = int(os.environ.get("HOLDFAST_TEST_ROUNDS", "200"))
 AT_ONCE = 50
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def shops(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[ShopProcess]]:
-    """Start one process on SQLite and two on one PostgreSQL."""
+DATABASES = [
+    pytest.param(name, marks=pytest.mark.xdist_group(f"races-{name}"))
+    for name in ("sqlite", "postgresql")
+]
+
+
+@pytest.fixture(scope="module", params=DATABASES)
+def shops(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[ShopProcess]]:
+    """Start one process on SQLite and two on one PostgreSQL; each test has its own items."""
     if request.param == "sqlite":
-        with ShopProcess(f"sqlite:///{tmp_path}/shop.db") as shop:
+        with ShopProcess(f"sqlite:///{tmp_path_factory.mktemp('races')}/shop.db") as shop:
             yield [shop]
-    else:
-        url = request.getfixturevalue("postgres_url")
-        with ShopProcess(url) as first, ShopProcess(url) as second:
-            yield [first, second]
+        return
+    postgres: Any = request.getfixturevalue("postgres")
+    postgres.start()  # a test before this one may have stopped it
+    url = postgres.create_database("races")
+    with ShopProcess(url) as first, ShopProcess(url) as second:
+        yield [first, second]
+    postgres.drop_database(url)
+
+
+async def ordered(client: httpx.AsyncClient, what: str) -> Counter[str]:
+    """Count the orders of each item whose name begins with this."""
+    orders = (await client.get("/orders")).json()
+    return Counter(order["item"] for order in orders if order["item"].startswith(what))
 
 
 @pytest.fixture
@@ -48,13 +65,12 @@ async def test_fifty_identical_requests_have_one_effect_and_fifty_equal_answers(
     clients: list[httpx.AsyncClient], wires: Wires
 ) -> None:
     for number in range(ROUNDS):
-        bodies = [{"item": f"round {number}"}] * AT_ONCE
+        bodies = [{"item": f"same {number}"}] * AT_ONCE
         answers = await wires.post("/orders", bodies, str(uuid.uuid4()))
         assert {a.status_code for a in answers} == {201}
         assert len({a.content for a in answers}) == 1
         assert sum(not a.is_replayed for a in answers) == 1
-    orders = (await clients[0].get("/orders")).json()
-    assert Counter(o["item"] for o in orders) == {f"round {n}": 1 for n in range(ROUNDS)}
+    assert await ordered(clients[0], "same ") == {f"same {n}": 1 for n in range(ROUNDS)}
 
 
 async def test_one_key_with_two_bodies_lets_one_body_win_and_tells_the_others(
@@ -63,7 +79,7 @@ async def test_one_key_with_two_bodies_lets_one_body_win_and_tells_the_others(
     rounds = max(1, ROUNDS // 5)
     for number in range(rounds):
         # By twos: each of two servers gets both bodies.
-        bodies = [{"item": f"round {number}", "note": "ab"[i // 2 % 2]} for i in range(AT_ONCE)]
+        bodies = [{"item": f"either {number}", "note": "ab"[i // 2 % 2]} for i in range(AT_ONCE)]
         answers = await wires.post("/orders", bodies, str(uuid.uuid4()))
         by_note = {
             note: [a for a, b in zip(answers, bodies, strict=True) if b["note"] == note]
@@ -78,8 +94,7 @@ async def test_one_key_with_two_bodies_lets_one_body_win_and_tells_the_others(
             problem = answer.json()
             assert problem["code"] == "idempotency.payload_mismatch"
             assert problem["details"]["expectedHash"] != problem["details"]["receivedHash"]
-    orders = (await clients[0].get("/orders")).json()
-    assert Counter(o["item"] for o in orders) == {f"round {n}": 1 for n in range(rounds)}
+    assert await ordered(clients[0], "either ") == {f"either {n}": 1 for n in range(rounds)}
 
 
 async def test_a_flood_of_retries_of_a_slow_request_does_not_hold_up_other_keys(
@@ -116,8 +131,8 @@ async def test_a_handler_that_is_slow_after_its_write_delays_the_rest_without_er
 ) -> None:
     slow = clients[0].post(
         "/orders",
-        json={"item": "slow", "linger_seconds": 2.0},
-        headers={"Idempotency-Key": "slow"},
+        json={"item": "rest, but slow", "linger_seconds": 2.0},
+        headers={"Idempotency-Key": "rest-slow"},
     )
     rest = [
         clients[i % len(clients)].post(
@@ -127,4 +142,4 @@ async def test_a_handler_that_is_slow_after_its_write_delays_the_rest_without_er
     ]
     answers = await asyncio.gather(slow, *rest)
     assert {a.status_code for a in answers} == {201}
-    assert len((await clients[0].get("/orders")).json()) == 31
+    assert (await ordered(clients[0], "rest")).total() == 31

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import httpx
 import pytest
 
 from holdfast.cli.main import main
+from holdfast.server.jwt_auth import mint_token
+from holdfast.services.dev_secrets import development_secret
 
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 _PATIENCE_SECONDS = 60
@@ -159,6 +162,12 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     yield start
     for server in servers:
         server.close()
+
+
+def token(cli: Cli) -> str:
+    """Sign in as the command does: with the secret that the server keeps, without a process."""
+    secret = development_secret(cli.directory / ".holdfast")
+    return mint_token(secret, sub="ada", lifetime=timedelta(hours=1), now=datetime.now(UTC))
 
 
 def one_line(error: bytes) -> str:

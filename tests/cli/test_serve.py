@@ -17,14 +17,10 @@ from holdfast.cli.output import Failure
 from holdfast.cli.serving import _bind
 from holdfast.services.settings import load_settings
 
-from .conftest import ROUTES, WALK, Cli, Here, Server, one_line
+from .conftest import ROUTES, WALK, Cli, Here, Server, one_line, token
 
 KEY = {"Idempotency-Key": "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"}
 Serve = Callable[..., Server]
-
-
-def token(cli: Cli) -> str:
-    return cli("token", "--sub", "ada").stdout.decode().strip()
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -39,7 +35,7 @@ def test_a_record_survives_a_restart_and_a_kill(cli: Cli, serve: Serve) -> None:
     assert first.line == f"Holdfast is ready on {first.url} (sqlite:///holdfast.db)"
     assert "no HOLDFAST_JWT_SECRET is set" in first.stderr()
     assert (cli.directory / ".holdfast" / "jwt-secret").stat().st_mode & 0o777 == 0o600
-    signature = token(cli)
+    signature = cli("token", "--sub", "ada").stdout.decode().strip()
     with first.client(signature) as client:
         accepted = client.post(ROUTES, json=WALK, headers=KEY)
         assert accepted.status_code == 202

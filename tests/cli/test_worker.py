@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import HOLDFAST, ROUTES, WALK, Cli, Here, Server, environment, one_line
+from .conftest import HOLDFAST, ROUTES, WALK, Cli, Here, Server, environment, one_line, token
 
 KEY = {"Idempotency-Key": "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"}
 Serve = Callable[..., Server]
@@ -54,10 +54,6 @@ def work(tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
     yield start
     for worker in workers:
         worker.close()
-
-
-def token(cli: Cli) -> str:
-    return cli("token", "--sub", "ada").stdout.decode().strip()
 
 
 def finished(client: httpx.Client, location: str) -> dict[str, Any]:
