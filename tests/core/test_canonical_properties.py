@@ -73,7 +73,7 @@ def spell_number(draw, number):
 
 
 def spell_string(draw, text):
-    out = []
+    out: list[str] = []
     chosen = draw(st.integers(0, 2 ** len(text) - 1)) if text else 0
     for at, character in enumerate(text):
         if chosen >> at & 1:
