@@ -243,7 +243,7 @@ class _Run:
         if due == 0:
             return True
         pause = due if held is None else held
-        if pause is None and self._queue.stats(user_id).counts[Status.IN_FLIGHT]:
+        if pause is None and self._queue.in_flight(user_id):
             # Another process is sending. What it leaves, or leaves behind, is ours.
             pause = min(_POLL_SECONDS, self._queue.settings.lease_seconds / 2)
         left = max_seconds - (self._clock.monotonic() - self._began)
@@ -268,10 +268,9 @@ class _Run:
 
     def _finish(self, progress: Progress) -> None:
         report = progress.report
-        stats = self._queue.stats(report.user_id)
-        report.unsent = stats.unsent
+        report.unsent = self._queue.unsent(report.user_id)
         report.next_due_seconds = self._queue.next_due_seconds(report.user_id)
-        if stats.counts[Status.IN_FLIGHT]:
+        if self._queue.in_flight(report.user_id):
             # Claimed by another process. If that one is dead, the claim ends with its lease, and
             # nobody but the next drain will notice.
             lease, due = self._queue.settings.lease_seconds, report.next_due_seconds

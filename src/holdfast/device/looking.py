@@ -85,6 +85,16 @@ class Looking(Operations):
         with self._read() as unit:
             return claiming.mappings(unit, user_id, local_ids)
 
+    def unsent(self, user_id: str) -> int:
+        """Count a user's entries that are not settled."""
+        with self._read() as unit:
+            return int(unit.rows("count_unsent", user_id=user_id)[0][0])
+
+    def in_flight(self, user_id: str) -> int:
+        """Count a user's entries that are claimed, by whomever."""
+        with self._read() as unit:
+            return int(unit.rows("count_in_flight", user_id=user_id)[0][0])
+
     def stats(self, user_id: str | None = None) -> Stats:
         """Count what is there, for one user or for all."""
         with self._read() as unit:

@@ -55,7 +55,12 @@ DELETE FROM entry_waits WHERE awaited = :id;
 DELETE FROM offline_sync_queue WHERE id = :id;
 
 -- name: count_unsent
-SELECT count(*) FROM offline_sync_queue WHERE user_id = :user_id AND IS_OPEN;
+-- Not as IS_OPEN: these are looked up in the index by status, and what is settled is not read.
+SELECT count(*) FROM offline_sync_queue
+ WHERE user_id = :user_id AND status IN ('pending', 'in_flight', 'failed', 'conflict');
+
+-- name: count_in_flight
+SELECT count(*) FROM offline_sync_queue WHERE user_id = :user_id AND status = 'in_flight';
 
 -- name: purge_waits
 DELETE FROM entry_waits

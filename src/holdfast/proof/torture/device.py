@@ -123,9 +123,6 @@ class Life:
                 vfs=self._door.name,
             )
             queue.process = self.process
-            # Else SQLite prepares what has a LIMIT anew each time that it is run.
-            connection: Any = queue._transactions._database.connection  # noqa: SLF001
-            connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
             self.queue = queue
         for user in device.users:
             queue.add_user(user)
