@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 from fastapi import FastAPI, Request, Response
 
-from bench.in_process import call, router_of, spread
+from bench.in_process import beside, call, spread
 from holdfast import write_over
 from holdfast.server.jwt_auth import mint_token
 from holdfast.services.app import create_app
@@ -90,24 +90,26 @@ def _add_bare_patch(app: FastAPI) -> None:
     """The same PATCH in a transaction of its own: no key, no record, no audit event."""
     holdfast = app.state.holdfast
 
-    @router_of(app, "/v1/missions/{mission_id}").patch("/bare/{mission_id}")
-    async def patch(
-        mission_id: str, mission: MissionPatch, caller: SignedIn, request: Request
-    ) -> Response:
-        fields = mission.model_dump(exclude={"version"}, exclude_unset=True)
-        unit = await holdfast.store.begin()
-        tx, tenant = unit.statements, caller.tenant
-        row = await write_over(
-            if_match=request.headers.getlist("if-match"),
-            in_body=mission.version,
-            current=lambda: find(tx, "mission", tenant, mission_id),
-            write=lambda version: change_mission(
-                tx, tenant, mission_id, fields, version=version, now=holdfast.clock.now()
-            ),
-        )
-        check_period(row)
-        await unit.commit(None, None)
-        return json_answer(shown(row))
+    with beside(app, "/v1/missions/{mission_id}") as router:
+
+        @router.patch("/v1/bare/{mission_id}")
+        async def patch(
+            mission_id: str, mission: MissionPatch, caller: SignedIn, request: Request
+        ) -> Response:
+            fields = mission.model_dump(exclude={"version"}, exclude_unset=True)
+            unit = await holdfast.store.begin()
+            tx, tenant = unit.statements, caller.tenant
+            row = await write_over(
+                if_match=request.headers.getlist("if-match"),
+                in_body=mission.version,
+                current=lambda: find(tx, "mission", tenant, mission_id),
+                write=lambda version: change_mission(
+                    tx, tenant, mission_id, fields, version=version, now=holdfast.clock.now()
+                ),
+            )
+            check_period(row)
+            await unit.commit(None, None)
+            return json_answer(shown(row))
 
 
 async def pages(url: str, rounds: int, count: int = PAGES) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Header
 
-from bench.in_process import call, router_of, spread, versus
+from bench.in_process import beside, call, spread, versus
 from holdfast.core.record import RequestMark
 from holdfast.server.call import GuardedCall
 from holdfast.server.execution import Execution, running_as
@@ -39,8 +39,11 @@ SELECT 'w-' || n, 100, 0, 0, 0, 0, now(), now() FROM generate_series(1, $1::bigi
 """
 
 
-async def measure(url: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Return guarded ÷ bare for allocate and ingest, medians of interleaved rounds."""
+async def measure(url: str, rounds: int, seconds: float, *, count: int = 200_000) -> dict[str, Any]:
+    """Return guarded ÷ bare for allocate and ingest, medians of interleaved rounds.
+
+    Every request is that of another walker, of so many.
+    """
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         settings = load_settings(
             database_url=url,
@@ -58,9 +61,9 @@ async def measure(url: str, rounds: int, seconds: float) -> dict[str, Any]:
             import asyncpg
 
             connection = await asyncpg.connect(url)
-            await connection.execute(_WALKERS, 200_000)
+            await connection.execute(_WALKERS, count)
             await connection.close()
-            walkers = iter(range(1, 200_000))
+            walkers = iter(range(1, count))
             app_check = _app_check_token(settings)
             token = app_check()
             found = {}
@@ -87,44 +90,44 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
     intake = StepIntake(holdfast, settings, AppCheck(settings, settings.home, holdfast.clock))
     policy = settings.policies().walk.but(audit=False)
 
-    router = router_of(app, "/tree/allocate")
+    with beside(app, "/tree/allocate") as router:
 
-    @router.post("/bare-allocate")
-    async def allocate(wanted: model.TreeAllocation, caller: SignedIn) -> dict[str, int]:
-        unit = await holdfast.store.begin()
-        after = await tree.allocate(
-            unit.statements,
-            caller.tenant,
-            [choice.node_id for choice in wanted.allocations],
-            now=holdfast.clock.now(),
-            catalogue=catalogue,
-            energy_required=False,
-        )
-        await unit.commit(None, None)
-        return {"pointsBanked": after.points_banked}
+        @router.post("/tree/bare-allocate")
+        async def allocate(wanted: model.TreeAllocation, caller: SignedIn) -> dict[str, int]:
+            unit = await holdfast.store.begin()
+            after = await tree.allocate(
+                unit.statements,
+                caller.tenant,
+                [choice.node_id for choice in wanted.allocations],
+                now=holdfast.clock.now(),
+                catalogue=catalogue,
+                energy_required=False,
+            )
+            await unit.commit(None, None)
+            return {"pointsBanked": after.points_banked}
 
-    @router.post("/bare-ingest")
-    async def ingest(
-        report: StepReport,
-        caller: SignedIn,
-        tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
-    ) -> Any:
-        unit = await holdfast.store.begin()
-        call = GuardedCall(
-            endpoint="bare",
-            policy=policy,
-            principal=caller,
-            record_id=None,
-            mark=RequestMark("0" * 64, "0" * 64),
-            body=b"",
-            request_id="r",
-            correlation_id="c",
-        )
-        run = Execution(holdfast.intake, call, unit)
-        running_as(run)
-        answer = await intake.take(unit.statements, run, report, tokens or [])
-        await unit.commit(None, None)
-        return answer
+        @router.post("/tree/bare-ingest")
+        async def ingest(
+            report: StepReport,
+            caller: SignedIn,
+            tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
+        ) -> Any:
+            unit = await holdfast.store.begin()
+            call = GuardedCall(
+                endpoint="bare",
+                policy=policy,
+                principal=caller,
+                record_id=None,
+                mark=RequestMark("0" * 64, "0" * 64),
+                body=b"",
+                request_id="r",
+                correlation_id="c",
+            )
+            run = Execution(holdfast.intake, call, unit)
+            running_as(run)
+            answer = await intake.take(unit.statements, run, report, tokens or [])
+            await unit.commit(None, None)
+            return answer
 
 
 def _allocation(_key: str) -> dict[str, Any]:

@@ -93,7 +93,7 @@ async def test_the_services_are_measured_with_and_without_the_guard(
     postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
-    walked = await walk.measure(postgres.create_database(), 1, 0.1)
+    walked = await walk.measure(postgres.create_database(), 1, 0.1, count=5_000)
     assert {name for name, row in walked.items() if row["ratio"] > 0} == {
         "tree.allocate",
         "step.ingest",

@@ -28,7 +28,7 @@ from holdfast.proof.torture.shrinking import shrink
 from holdfast.proof.torture.templates import Templates
 from holdfast.proof.torture.world import run_seed
 
-SEEDS = int(os.environ.get("HOLDFAST_TORTURE_SEEDS", "1000"))
+SEEDS = int(os.environ.get("HOLDFAST_TORTURE_SEEDS", "2000"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The commands that prove: `torture`, `processes`, `demo`, `conform`, `bench`. Each in a file."""
+"""The commands that prove: `torture`, `siege`, `demo`, `conform`, `bench`. Each in a file."""
 
 from pathlib import Path
 from typing import Annotated
