@@ -304,7 +304,7 @@ class TransitionError(OutboxError):
 
 
 class OutcomeUnknownError(OutboxError):
-    """The entry was sent and no answer came: to change it now could make it happen twice."""
+    """The entry was sent and no answer settled it: to change it now could make it happen twice."""
 
 
 class ClaimLostError(OutboxError):

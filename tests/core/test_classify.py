@@ -102,8 +102,8 @@ def entry(
         (401, "ATTESTATION_INVALID", SignInNeeded()),
         (None, None, UNKNOWN),
         (408, None, UNKNOWN),
-        (425, None, LATER),
-        (429, None, LATER),
+        (425, None, UNKNOWN),
+        (429, None, UNKNOWN),
         (500, None, UNKNOWN),
         (502, None, UNKNOWN),
         (503, "STORE_UNAVAILABLE", UNKNOWN),
@@ -146,10 +146,6 @@ def test_a_failure_that_passed_does_not_count_as_the_first_unknown_422() -> None
 
 def test_an_entry_that_was_edited_has_its_second_try_again() -> None:
     assert classify(422, "NEW", entry(attempt=1, last=422)) == LATER
-
-
-def test_being_turned_away_does_not_make_an_unknown_outcome_known() -> None:
-    assert classify(429, None, entry(outcome_unknown=True)) == UNKNOWN
 
 
 def test_the_table_has_exactly_the_codes_that_are_agreed_on() -> None:

@@ -209,7 +209,7 @@ def outbox_discard(
         bool, typer.Option("--with-dependents", help="And all that were parked because of it.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Even if it was sent and no answer came.")
+        bool, typer.Option("--force", help="Even if it was sent and may have happened.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -250,7 +250,7 @@ def outbox_edit(  # noqa: PLR0917 - typer turns them into options
     endpoint: Annotated[str | None, typer.Option(help="Another path on the server.")] = None,
     header: Header = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Even if it was sent and no answer came.")
+        bool, typer.Option("--force", help="Even if it was sent and may have happened.")
     ] = False,
     json: Json = False,
 ) -> None:

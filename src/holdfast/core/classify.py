@@ -104,8 +104,6 @@ BY_CODE: Final[Mapping[str, Verdict]] = MappingProxyType(
 """409 and 422, by the server's code."""
 
 _GONE: Final = frozenset({404, 410})
-# Turned away before anything ran. Of the other passing failures nobody can say that.
-_TURNED_AWAY: Final = frozenset({425, 429})
 
 
 def classify(  # noqa: PLR0911 - the table
@@ -119,8 +117,10 @@ def classify(  # noqa: PLR0911 - the table
     if status is None:
         return TryLater(outcome_unknown=True)
     if is_transient(status):
-        # What an earlier send did stays as unknown as it was.
-        return TryLater(outcome_unknown=status not in _TURNED_AWAY or entry.outcome_unknown)
+        # Also 425 and 429, which turn a request away before anything runs: this copy of it. They
+        # are not recorded under the key, so if a proxy on the way has sent another copy, that one
+        # may still happen.
+        return TryLater(outcome_unknown=True)
     match status:
         case _ if 200 <= status < 300:  # noqa: PLR2004
             return Done()

@@ -218,6 +218,6 @@ def _check_conflict(entry: Entry, action: Action) -> None:
 def _check_outcome(entry: Entry, what: str, *, force: bool) -> None:
     if entry.outcome_unknown and not force:
         raise OutcomeUnknownError(
-            f"{entry.id} was sent and no answer came, so it may have happened: it can only be sent "
-            f"again as it is, or be {what} by force"
+            f"{entry.id} was sent and no answer settled it, so it may have happened: it can only "
+            f"be sent again as it is, or be {what} by force"
         )

@@ -116,8 +116,8 @@ class Holding(Operations):
         ``max_attempts`` becomes ``failed`` instead (reason ``attempts``), and its dependents are
         parked: look at the status of what is returned.
 
-        ``outcome_unknown``: no answer came, so it may have happened. Such an entry is not edited,
-        cancelled or expired until an answer is known; it is sent again with the same key and body.
+        ``outcome_unknown``: no answer settled it, so it may have happened. Such an entry is not
+        edited, cancelled or expired until one does; it is sent again with the same key and body.
         Raises ``ClaimLostError``.
         """
         with self._write("schedule_retry") as unit:

@@ -66,17 +66,20 @@ class Network:
             self._world.note(who, f"{what} lost")
             return
         self._world.note(who, what)
-        self._later(self._delay("request late"), self._arrive, who, request, hear)
-        if faults.happens("request doubled"):
+        delay = self._delay("request late")
+        doubled = faults.happens("request doubled")
+        self._later(delay, self._arrive, who, request, hear, doubled)
+        if doubled:
             self._world.note(who, f"{what} doubled")
             # A proxy that tries again gives the device whichever answer comes first.
             again = self._chance.choice((0.0, 0.01, 1.0, 40.0))
-            self._later(again, self._arrive, who, request, hear)
+            self._later(again, self._arrive, who, request, hear, doubled)
 
-    def _arrive(self, who: str, request: Request, hear: Hear) -> None:
+    def _arrive(self, who: str, request: Request, hear: Hear, doubled: bool) -> None:
         server = self._chance.choice(self._world.serving)
         if server.app is None:
-            self._later(0.01, hear, NoAnswer("could not connect", left=False))
+            # What a proxy has taken has left the device.
+            self._later(0.01, hear, NoAnswer("could not connect", left=doubled))
             return
         process = server.process
         process.at_death.append(
