@@ -15,7 +15,7 @@ from bench.in_process import beside, call, spread
 from holdfast import write_over
 from holdfast.server.jwt_auth import mint_token
 from holdfast.services.app import create_app
-from holdfast.services.planning.desk import json_answer
+from holdfast.services.planning.desk import IfMatch, json_answer
 from holdfast.services.planning.model import MissionPatch, check_period, shown
 from holdfast.services.planning.repository import change_mission, find
 from holdfast.services.settings import load_settings
@@ -94,7 +94,11 @@ def _add_bare_patch(app: FastAPI) -> None:
 
         @router.patch("/v1/bare/{mission_id}")
         async def patch(
-            mission_id: str, mission: MissionPatch, caller: SignedIn, request: Request
+            mission_id: str,
+            mission: MissionPatch,
+            caller: SignedIn,
+            request: Request,
+            _tag: IfMatch = None,
         ) -> Response:
             fields = mission.model_dump(exclude={"version"}, exclude_unset=True)
             unit = await holdfast.store.begin()

@@ -26,6 +26,7 @@ from holdfast.services.dev_secrets import development_app_check_key
 from holdfast.services.settings import load_settings
 from holdfast.services.sign_in import SignedIn
 from holdfast.services.walk import model, tree
+from holdfast.services.walk.api import allocation_views, node_views
 from holdfast.services.walk.attestation import AppCheck
 from holdfast.services.walk.catalogue import bundled_catalogue
 from holdfast.services.walk.steps_intake import StepIntake
@@ -87,13 +88,14 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
     """The same logic in a transaction of its own: no key, no look-up, no record, no audit event."""
     holdfast = app.state.holdfast
     catalogue = bundled_catalogue()
+    nodes = node_views(catalogue, energy_required=False)
     intake = StepIntake(holdfast, settings, AppCheck(settings, settings.home, holdfast.clock))
     policy = settings.policies().walk.but(audit=False)
 
     with beside(app, "/tree/allocate") as router:
 
         @router.post("/tree/bare-allocate")
-        async def allocate(wanted: model.TreeAllocation, caller: SignedIn) -> dict[str, int]:
+        async def allocate(wanted: model.TreeAllocation, caller: SignedIn) -> model.TreeAllocated:
             unit = await holdfast.store.begin()
             after = await tree.allocate(
                 unit.statements,
@@ -104,7 +106,13 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
                 energy_required=False,
             )
             await unit.commit(None, None)
-            return {"pointsBanked": after.points_banked}
+            return model.TreeAllocated(
+                walker_id=caller.tenant,
+                points_banked=after.points_banked,
+                energy_balance=after.energy_balance,
+                allocations=allocation_views(after.allocations),
+                nodes=nodes,
+            )
 
         @router.post("/tree/bare-ingest")
         async def ingest(

@@ -22,7 +22,7 @@ from holdfast.services.walk.refusals import STATUSES
 from holdfast.services.walk.steps_model import StreakView
 from holdfast.services.walk.stream import Bells, server_is_stopping, stream_events
 
-__all__ = ["router"]
+__all__ = ["allocation_views", "node_views", "router"]
 
 # The largest number a database gives an event, and how many digits it has.
 _MOST_SEQ: Final = 2**63 - 1
@@ -49,18 +49,7 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
 def _tree(holdfast: Holdfast, settings: Settings, catalogue: Catalogue, bells: Bells) -> APIRouter:
     api = service_router("walk", prefix="/tree")
     energy_required = settings.walk_energy_required
-    nodes = [
-        model.NodeView(
-            node_id=node.id,
-            kind=node.kind,
-            title=node.title,
-            points_cost=node.points,
-            energy_cost=node.energy if energy_required else 0,
-            prerequisites=list(node.requires),
-            reveals_quest=node.reveals is not None,
-        )
-        for node in catalogue.nodes.values()
-    ]
+    nodes = node_views(catalogue, energy_required=energy_required)
 
     @api.get("/state", summary="See the tree", responses=_errors(401, 503))
     async def state(caller: SignedIn) -> model.TreeState:
@@ -68,7 +57,7 @@ def _tree(holdfast: Holdfast, settings: Settings, catalogue: Catalogue, bells: B
         return model.TreeState(
             walker_id=caller.tenant,
             points_banked=found.points_banked,
-            allocations=_allocations(found.allocations),
+            allocations=allocation_views(found.allocations),
             nodes=nodes,
         )
 
@@ -104,14 +93,31 @@ def _tree(holdfast: Holdfast, settings: Settings, catalogue: Catalogue, bells: B
             walker_id=caller.tenant,
             points_banked=after.points_banked,
             energy_balance=after.energy_balance,
-            allocations=_allocations(after.allocations),
+            allocations=allocation_views(after.allocations),
             nodes=nodes,
         )
 
     return api
 
 
-def _allocations(allocations: Sequence[tree.Allocation]) -> list[model.AllocationView]:
+def node_views(catalogue: Catalogue, *, energy_required: bool) -> list[model.NodeView]:
+    """Show all nodes, taken or not."""
+    return [
+        model.NodeView(
+            node_id=node.id,
+            kind=node.kind,
+            title=node.title,
+            points_cost=node.points,
+            energy_cost=node.energy if energy_required else 0,
+            prerequisites=list(node.requires),
+            reveals_quest=node.reveals is not None,
+        )
+        for node in catalogue.nodes.values()
+    ]
+
+
+def allocation_views(allocations: Sequence[tree.Allocation]) -> list[model.AllocationView]:
+    """Show what a walker has taken."""
     return [
         model.AllocationView.model_construct(
             node_id=allocation.node_id,
