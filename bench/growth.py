@@ -9,7 +9,8 @@ import sqlite3
 import statistics
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,6 +27,7 @@ ENDPOINT = "POST /orders"
 EXPIRED_SHARE = 10
 LOOKUPS = 300
 ROUNDS = 15
+_LONGEST_SWEEP_SECONDS = 8
 
 Say = Callable[[str], None]
 Grown = tuple[dict[str, float], Points]
@@ -56,67 +58,85 @@ def _quiet(_what: str) -> None:
     """Tell nobody how far it is."""
 
 
-async def postgres(full_url: str, empty_url: str, rows: int, say: Say = _quiet) -> Grown:
-    """Measure on PostgreSQL: a database that is filled beside an empty one."""
-    full = PostgresStore(full_url, min_connections=2)
-    empty = PostgresStore(empty_url, min_connections=2)
-    await full.open()
-    await empty.open()
+@dataclass
+class _Place:
+    """A database that is filled, beside one that stays empty."""
+
+    full: Store
+    empty: Store
+    fill: Callable[[int], Awaitable[None]]
+    size: Callable[[], Awaitable[int]]
+    found: dict[str, float] = field(default_factory=dict)
+    points: Points = field(default_factory=list)
+
+
+async def measure(
+    full_url: str, empty_url: str, folder: str, rows: int, say: Say = _quiet
+) -> dict[str, Grown]:
+    """Measure on PostgreSQL and on SQLite; they are filled at the same time, to save some."""
     connection = await asyncpg.connect(full_url)
-
-    async def fill(more: int) -> None:
-        await _fill_postgres(connection, more)
-
+    places = {
+        "PostgreSQL": _on_postgres(full_url, empty_url, connection),
+        "SQLite": _on_sqlite(folder),
+    }
+    stores = [store for place in places.values() for store in (place.full, place.empty)]
+    for store in stores:
+        await store.open()
     try:
-        found, points = await _grown(full, empty, rows, fill, lambda to: say(f"PostgreSQL: {to}"))
-        size = await connection.fetchval("SELECT pg_total_relation_size('idempotency_records')")
-        return found | {"bytes_per_record": size / rows} | await _sweep(full), points
+        await _grow(places.values(), rows, say)
+        for name, place in places.items():
+            say(f"{name}: sweep")
+            place.found["bytes_per_record"] = await place.size() / rows
+            place.found |= await _sweep(place.full)
+        return {name: (place.found, place.points) for name, place in places.items()}
     finally:
         await connection.close()
-        await full.close()
-        await empty.close()
+        for store in stores:
+            await store.close()
 
 
-async def _fill_postgres(connection: Any, rows: int) -> None:
-    """Add this many records."""
-    await connection.execute("SET work_mem = '256MB'")
-    await connection.execute(_POSTGRES_FILL, rows, ENDPOINT, EXPIRED_SHARE, timeout=900)
-    await connection.execute("VACUUM ANALYZE idempotency_records", timeout=900)
+async def _grow(places: Collection[_Place], rows: int, say: Say) -> None:
+    half, there = rows // 2, 0
+    for step in sorted({*sizes(min(10_000, rows), rows), half}):
+        say(f"{step:,} records")
+        await asyncio.gather(*(place.fill(step - there) for place in places))
+        there = step
+        for place in places:
+            place.points.append((step, await _lookup_seconds(place.full) * 1e6))
+            if step == half:
+                place.found |= {"rows": half, **await _compared(place.full, place.empty)}
 
 
-async def sqlite(folder: str, rows: int, say: Say = _quiet) -> Grown:
-    """Measure on SQLite: a file that is filled beside an empty one."""
+def _on_postgres(full_url: str, empty_url: str, connection: Any) -> _Place:
+    async def fill(more: int) -> None:
+        await connection.execute("SET work_mem = '256MB'")
+        await connection.execute(_POSTGRES_FILL, more, ENDPOINT, EXPIRED_SHARE, timeout=900)
+        await connection.execute("VACUUM ANALYZE idempotency_records", timeout=900)
+        # What is left to write would be written while look-ups are measured.
+        await connection.execute("CHECKPOINT", timeout=900)
+
+    async def size() -> int:
+        about = "SELECT pg_total_relation_size('idempotency_records')"
+        return int(await connection.fetchval(about))
+
+    return _Place(
+        PostgresStore(full_url, min_connections=2),
+        PostgresStore(empty_url, min_connections=2),
+        fill,
+        size,
+    )
+
+
+def _on_sqlite(folder: str) -> _Place:
     path = f"{folder}/full.db"
-    full, empty = SqliteStore(path), SqliteStore(f"{folder}/empty.db")
-    await full.open()
-    await empty.open()
 
     async def fill(more: int) -> None:
         await asyncio.to_thread(_fill_sqlite, path, more)
 
-    try:
-        found, points = await _grown(full, empty, rows, fill, lambda to: say(f"SQLite: {to}"))
-        size = await asyncio.to_thread(_bytes_of, path)
-        return found | {"bytes_per_record": size / rows} | await _sweep(full), points
-    finally:
-        await full.close()
-        await empty.close()
+    async def size() -> int:
+        return await asyncio.to_thread(_bytes_of, path)
 
-
-async def _grown(
-    full: Store, empty: Store, rows: int, fill: Callable[[int], Awaitable[None]], say: Say
-) -> Grown:
-    half, there = rows // 2, 0
-    found: dict[str, float] = {"rows": half}
-    points: Points = []
-    for step in sorted({*sizes(min(10_000, rows), rows), half}):
-        say(f"{step:,} records")
-        await fill(step - there)
-        there = step
-        points.append((step, await _lookup_seconds(full) * 1e6))
-        if step == half:
-            found |= await _compared(full, empty)
-    return found, points
+    return _Place(SqliteStore(path), SqliteStore(f"{folder}/empty.db"), fill, size)
 
 
 def _fill_sqlite(path: str, rows: int) -> None:
@@ -195,7 +215,7 @@ async def _sweep(store: Store) -> dict[str, float]:
     while True:
         batch = await store.sweep(datetime.now(UTC), 500)
         gone += batch
-        if batch == 0 or time.perf_counter() - started > 20:
+        if batch == 0 or time.perf_counter() - started > _LONGEST_SWEEP_SECONDS:
             break
     seconds = time.perf_counter() - started
     await watcher

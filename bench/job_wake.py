@@ -17,7 +17,7 @@ from holdfast.jobs.worker import Worker
 from holdfast.stores.opening import open_store
 
 WAKES = 30
-IDLE_SECONDS = 10.0
+IDLE_SECONDS = 5.0
 
 
 async def work(url: str) -> None:

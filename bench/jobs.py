@@ -16,7 +16,7 @@ import asyncpg
 from bench.job_apps import CREATE
 from holdfast.testing.servers import RealPostgres
 
-JOBS = 4000
+JOBS = 3000
 # Which contenders the others are measured by: the quickest of them.
 PEERS = ("procrastinate", "pgqueuer", "bare")
 # Who works one job at a time gets an eighth of the jobs, or most of the run would wait for it.

@@ -54,14 +54,10 @@ def of_a_fingerprint(_world: World) -> list[Line]:
 
 def of_records(world: World) -> list[Line | Curve]:
     """Look-up beside half of the records, and beside ever more of them."""
-    urls = world.database(), world.database()
-    folder = str(world.new_folder("records"))
+    urls, folder = (world.database(), world.database()), str(world.new_folder("records"))
     found: list[Line | Curve] = []
-    for name, measured in (
-        ("PostgreSQL", growth.postgres(*urls, world.rows, world.say)),
-        ("SQLite", growth.sqlite(folder, world.rows, world.say)),
-    ):
-        figures, points = asyncio.run(measured)
+    measured = asyncio.run(growth.measure(*urls, folder, world.rows, world.say))
+    for name, (figures, points) in measured.items():
         row = {"ratio": figures["lookup_ratio"], **figures}
         told = f"{name}: look-up with {figures['rows']:,} records ÷ with none"
         found.append(line("records", told, row, at_most(1.3)))

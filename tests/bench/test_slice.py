@@ -37,10 +37,9 @@ async def test_look_up_and_sweep_are_measured_on_both_databases(
 ) -> None:
     monkeypatch.setattr(growth, "ROUNDS", 1)
     urls = postgres.create_database(), postgres.create_database()
-    for found, points in (
-        await growth.sqlite(str(tmp_path), 2000),
-        await growth.postgres(*urls, 2000),
-    ):
+    measured = await growth.measure(*urls, str(tmp_path), 2000)
+    assert set(measured) == {"PostgreSQL", "SQLite"}
+    for found, points in measured.values():
         assert [rows for rows, us in points if us > 0] == [1000, 2000]
         assert found["rows"] == 1000
         assert found["swept_rows"] == 200
