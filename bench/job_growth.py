@@ -18,7 +18,7 @@ from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 
 ROWS = 1_000_000
-ROUNDS = 15
+ROUNDS = 9
 CLAIMS = 20
 AT_ONCE = 16
 
