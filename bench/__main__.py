@@ -72,7 +72,7 @@ def _run(name: str, world: World) -> dict[str, list[dict[str, Any]]]:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="holdfast bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument("--rounds", type=int, default=4, help="interleaved rounds (default 4)")
     parser.add_argument("--seconds", type=float, default=0.6, help="seconds of each (default 0.6)")
     parser.add_argument(
         "--rows", type=int, default=10_000_000, help="where growth ends (default 10,000,000)"
