@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -65,13 +66,7 @@ def test_the_light_commands_need_no_web_framework() -> None:
         "from holdfast.cli.main import main\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        input=b"{}",
-        capture_output=True,
-        env=environment(),
-        check=False,
-    )
+    done = _run(script, input=b"{}")
     assert done.stdout.startswith(b"44136fa355b3678a"), done.stderr
 
 
@@ -83,13 +78,7 @@ def test_a_worker_needs_no_web_framework(cli: Cli) -> None:
         "from holdfast.cli.main import main\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=cli.directory,
-        capture_output=True,
-        env=environment(),
-        check=False,
-    )
+    done = _run(script, cwd=cli.directory)
     # By then it has put everything together, and read the jobs of all services.
     assert "no service has jobs in queue nowhere" in one_line(done.stderr)
     assert done.returncode == 2
@@ -109,9 +98,7 @@ def test_the_collector_looks_again_once_a_command_does_its_work() -> None:
         "except SystemExit:\n"
         "    print(held, seen, gc.isenabled())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, env=environment(), check=False
-    )
+    done = _run(script)
     assert done.stdout.splitlines()[-1] == b"[False] [True] True", done.stderr
 
 
@@ -144,14 +131,19 @@ def test_the_collector_looks_again_once_a_worker_works(cli: Cli) -> None:
     assert _last_line(script, cli) == b"True"
 
 
-def _last_line(script: str, cli: Cli) -> bytes:
-    done = subprocess.run(
+def _run(script: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+    """Run a command line of our own making, in a process that has imported nothing yet."""
+    return subprocess.run(
         [sys.executable, "-c", script],
-        cwd=cli.directory,
         capture_output=True,
         env=environment(),
         check=False,
+        **options,
     )
+
+
+def _last_line(script: str, cli: Cli) -> bytes:
+    done = _run(script, cwd=cli.directory)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -164,13 +156,7 @@ def test_a_missing_package_is_told_with_the_remedy(cli: Cli) -> None:
         "from holdfast.cli.main import main\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=cli.directory,
-        capture_output=True,
-        env=environment(),
-        check=False,
-    )
+    done = _run(script, cwd=cli.directory)
     assert done.returncode == 1
     assert 'pip install "holdfast[all]"' in one_line(done.stderr)
 

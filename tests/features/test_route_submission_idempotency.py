@@ -17,8 +17,9 @@ from holdfast.server.jwt_auth import mint_token
 from holdfast.services.app import create_app
 from holdfast.services.settings import load_settings
 from holdfast.testing.servers import RealPostgres
+from tests.support.emptying import empty_postgres
 from tests.support.lab import HeldClock
-from tests.support.services_database import empty, migrate
+from tests.support.services_database import migrate
 from tests.support.shared_validators import shared_validators
 
 scenarios("route_submission_idempotency.feature")
@@ -132,7 +133,7 @@ def world(
     postgres: RealPostgres, routes_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     postgres.start()  # a scenario before this one may have stopped it
-    asyncio.run(empty(routes_database))
+    asyncio.run(empty_postgres(routes_database))
     for name in list(os.environ):
         if name.startswith("HOLDFAST_") or name == "ROUTES_IDEMPOTENCY_TTL_HOURS":
             monkeypatch.delenv(name)

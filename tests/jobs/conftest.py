@@ -8,7 +8,8 @@ import pytest
 from holdfast import open_store
 from holdfast.ports import Store
 from holdfast.testing.servers import RealPostgres
-from tests.support.jobs_lab import JobsLab, empty_postgres, make_effects
+from tests.support.emptying import empty_postgres
+from tests.support.jobs_lab import JobsLab, make_effects
 
 OpenStore = Callable[[], Awaitable[Store]]
 

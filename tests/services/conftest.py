@@ -16,7 +16,8 @@ from holdfast.services.app import create_app
 from holdfast.services.catalogue import SERVICES
 from holdfast.services.settings import load_settings
 from holdfast.testing.servers import RealPostgres
-from tests.support.services_database import empty, migrate
+from tests.support.emptying import empty_postgres
+from tests.support.services_database import migrate
 from tests.support.shared_validators import shared_validators
 
 SECRET = "a secret for tests, long enough for HS256"
@@ -51,7 +52,7 @@ def services_database(postgres: RealPostgres) -> Iterator[str]:
 @pytest.fixture
 async def postgres_url(postgres: RealPostgres, services_database: str) -> str:
     postgres.start()  # a test before this one may have stopped it
-    await empty(services_database)
+    await empty_postgres(services_database)
     return services_database
 
 

@@ -229,26 +229,6 @@ async def make_effects(store: Store) -> None:
     await unit.commit(None, None)
 
 
-async def empty_postgres(url: str) -> None:
-    """Throw everyone out and delete every row; the schema stays, as to make one is slow."""
-    import asyncpg  # the program below need not wait for it on SQLite
-
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        tables = await connection.fetch(
-            "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
-            " AND tablename NOT IN ('holdfast_migrations', 'holdfast_secret')"
-        )
-        for table in tables:
-            await connection.execute(f'DELETE FROM "{table["tablename"]}"')
-    finally:
-        await connection.close()
-
-
 async def write_effect(job: JobRun, name: str | None = None, worker: str = "") -> None:
     """Write what a handler would write."""
     await job.transaction.execute(

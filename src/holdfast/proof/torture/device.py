@@ -24,10 +24,6 @@ from holdfast.proof.torture.strands import Strand
 __all__ = ["Device", "DeviceWorld", "Life"]
 
 _FILE: Final = "outbox.db"
-_UNSETTLED: Final = (
-    "SELECT count(*) FROM offline_sync_queue WHERE user_id = ? AND status IN (?, ?, ?, ?)"
-)
-_OPEN: Final = (Status.PENDING, Status.IN_FLIGHT, Status.FAILED, Status.CONFLICT)
 _IDLE_SECONDS: Final = 600.0
 _PATIENT_SHARE: Final = 0.05
 _EARLY_SECONDS: Final = 0.5
@@ -371,9 +367,8 @@ class Device:
         life = self.app
         if life is None or life.queue is None:
             return 1
-        # Past the queue's own count, which counts much else besides.
-        rows = life.queue._transactions._database.rows  # noqa: SLF001
-        return sum(rows(_UNSETTLED, (user, *_OPEN))[0][0] for user in self.users)
+        queue = life.queue
+        return sum(queue.unsent(user) for user in self.users)
 
     def fates(self) -> list[Fate]:
         """Return what the file says of every tap."""
