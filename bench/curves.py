@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["Curve", "sizes"]
+__all__ = ["Curve", "Point", "sizes"]
 
-Points = list[tuple[int, float]]
-"""How many there were, and the microseconds of one look beside them."""
+
+class Point(NamedTuple):
+    """One look beside so many: its microseconds, and by turns with a look beside few or none."""
+
+    rows: int
+    us: float
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -16,18 +21,14 @@ class Curve:
 
     name: str
     unit: str
-    points: Sequence[tuple[int, float]]
+    points: Sequence[Point]
 
     def as_json(self) -> dict[str, Any]:
-        first = self.points[0][1]
-        return {
-            "name": self.name,
-            "unit": self.unit,
-            "points": [
-                {"rows": rows, "us": round(us, 2), "ratio": round(us / first, 3)}
-                for rows, us in self.points
-            ],
-        }
+        points = [
+            {"rows": point.rows, "us": round(point.us, 2), "ratio": round(point.ratio, 3)}
+            for point in self.points
+        ]
+        return {"name": self.name, "unit": self.unit, "points": points}
 
 
 def sizes(least: int, most: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 
-from bench.curves import Points, sizes
+from bench.curves import Point, sizes
 from holdfast.jobs.enqueue import Cause, new_job
 from holdfast.jobs.table import JobTable
 from holdfast.ports import Store
@@ -58,7 +58,7 @@ _SQLITE = {
 
 async def postgres(
     urls: Sequence[str], rows: int = ROWS, rounds: int = ROUNDS
-) -> tuple[dict[str, float], Points]:
+) -> tuple[dict[str, float], list[Point]]:
     """Measure on three databases: one as it is, one with finished jobs, one with later ones.
 
     Returns the comparison, and the claims beside ever more finished jobs.
@@ -67,14 +67,13 @@ async def postgres(
     for store in stores:
         await store.open()
     finished, later = [await asyncpg.connect(url) for url in urls[1:]]
-    points: Points = []
+    points: list[Point] = []
     try:
         there = 0
         for step in sizes(min(1_000, rows), rows):
             await _fill_postgres(finished, "finished", step - there)
             there = step
-            took = [await claim_seconds(JobTable(stores[1])) for _ in range(min(7, rounds))]
-            points.append((step, statistics.median(took) * 1e6))
+            points.append(await _point(step, stores[0], stores[1], min(7, rounds)))
         await _fill_postgres(later, "later", rows)
         return {"rows": rows, **await _compared(stores, rounds)}, points
     finally:
@@ -126,6 +125,19 @@ async def _compared(stores: Sequence[Store], rounds: int) -> dict[str, float]:
         found[f"claim_{what}_ratio_least"] = ratios[0]
         found[f"claim_{what}_ratio_most"] = ratios[-1]
     return found
+
+
+async def _point(rows: int, empty: Store, full: Store, rounds: int) -> Point:
+    """Claim in both by turns."""
+    times = [
+        (await claim_seconds(JobTable(empty)), await claim_seconds(JobTable(full)))
+        for _ in range(rounds)
+    ]
+    return Point(
+        rows,
+        statistics.median(mine for _, mine in times) * 1e6,
+        statistics.median(mine / other for other, mine in times),
+    )
 
 
 async def claim_seconds(table: JobTable) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from bench.curves import Points, sizes
+from bench.curves import Point, sizes
 from holdfast.core.entry import Entry
 from holdfast.device import NewEntry, OutboxQueue
 from holdfast.device.rows import instant, json_text
@@ -122,21 +122,19 @@ def claims(
     large: int = 1_000_000,
     rounds: int = 5,
     count: int = CLAIMS,
-) -> tuple[dict[str, float], Points]:
+) -> tuple[dict[str, float], list[Point]]:
     """Return how long it takes to look for the next entry and to claim it, few and many queued.
 
-    Few and many by turns; and the claims in the large queue while it grew.
+    Few and many by turns, when all are there and while the large queue grows.
     """
     queues = {size: _opened(folder / f"claims-{size}.db") for size in (small, large)}
     _fill(queues[small], small)
-    points: Points = []
+    points: list[Point] = []
     there = 0
     for size in sizes(small, large):
         _fill(queues[large], size - there)
         there = size
-        tried = min(200, size // 2)
-        _claims(queues[large], tried // 4)  # pages and plans warm up
-        points.append((size, _claims(queues[large], tried)[1] * 1e6))
+        points.append(_point(size, queues[small], queues[large], min(200, small // 2)))
     looks: dict[int, list[float]] = {size: [] for size in queues}
     takes: dict[int, list[float]] = {size: [] for size in queues}
     for queue in queues.values():
@@ -156,6 +154,18 @@ def claims(
         found[f"{name}_large_us"] = round(many * 1e6, 1)
         found[f"{name}_ratio"] = round(many / few, 3)
     return found, points
+
+
+def _point(size: int, few: OutboxQueue, many: OutboxQueue, count: int) -> Point:
+    """Claim in both by turns."""
+    each = max(1, count // 4)
+    _claims(many, each)  # pages and plans warm up
+    times = [(_claims(few, each)[1], _claims(many, each)[1]) for _ in range(4)]
+    return Point(
+        size,
+        statistics.median(mine for _, mine in times) * 1e6,
+        statistics.median(mine / other for other, mine in times),
+    )
 
 
 def _claims(queue: OutboxQueue, count: int) -> tuple[float, float]:
@@ -186,14 +196,39 @@ def _opened(path: Path) -> OutboxQueue:
 def _fill(queue: OutboxQueue, more: int) -> None:
     """Add so many entries: one as an app does, and the rest as rows like it, which is quicker."""
     first = queue.enqueue(next(new_entries(1)))
-    page = 50_000
-    for start in range(1, more, page):
-        rows = (
-            _row(first, first.sequence_number + n, new_id(datetime.now(UTC)), str(uuid.uuid4()))
-            for n in range(start, min(start + page, more))
-        )
-        with queue.transaction() as connection:
-            connection.executemany(statement("insert_entry"), rows)
+    if more == 1:
+        return
+    columns = statement("insert_entry").partition("(")[2].partition(")")[0]
+    more_rows = _MORE.format(columns=columns, values=_in_turn(columns))
+    with queue.transaction() as connection:
+        (usual,) = connection.execute("PRAGMA cache_size").fetchone()
+        connection.execute("PRAGMA cache_size=-400000")
+        connection.execute(more_rows, (more - 1, first.id))
+    with queue.transaction() as connection:
+        connection.execute(f"PRAGMA cache_size={usual}")
+
+
+_MORE = """
+WITH RECURSIVE count(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < ?1)
+INSERT INTO offline_sync_queue ({columns})
+SELECT {values} FROM count, (SELECT * FROM offline_sync_queue WHERE id = ?2)
+"""
+# Ids that grow, as a UUID of version 7 does, and others that are random.
+_GROWING = "printf('%s%08x', substr(id, 1, 28), n)"
+_RANDOM = "lower(hex(randomblob(16)))"
+_OTHERWISE = {
+    "id": _GROWING,
+    "local_id": _RANDOM,
+    "idempotency_key": _RANDOM,
+    "lane": f"entity_type || '/' || {_RANDOM}",
+    "sequence_number": "sequence_number + n",
+    "enqueued_ms": "enqueued_ms + n",
+}
+
+
+def _in_turn(columns: str) -> str:
+    """Return what stands in each column: as in the first entry, or otherwise."""
+    return ", ".join(_OTHERWISE.get(name.strip(), name) for name in columns.split(","))
 
 
 class _Contender(ABC):

@@ -83,7 +83,7 @@ def _curves(curves: Sequence[dict[str, Any]], path: Path) -> Path:
         value_formatter=lambda value: f"{value:.2f} times",
         range=(0, max(2.0, *(p["ratio"] for c in curves for p in c["points"]))),
     )
-    chart.title = "One look as the tables grow: its time ÷ its time beside the fewest"
+    chart.title = "One look as the tables grow: its time ÷ that of a look beside few or none"
     every = sorted({point["rows"] for curve in curves for point in curve["points"]})
     chart.x_labels = [f"{rows:,}" for rows in every]
     for curve in curves:

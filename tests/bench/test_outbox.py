@@ -23,7 +23,7 @@ def test_claims_are_measured_beside_few_and_many(tmp_path: Path) -> None:
     found, points = outbox.claims(tmp_path, small=50, large=500, rounds=1, count=20)
     assert found["claim_ratio"] > 0
     assert found["next_eligible_ratio"] > 0
-    assert [size for size, us in points if us > 0] == [50, 500]
+    assert [point.rows for point in points if point.us > 0] == [50, 500]
 
 
 def test_drains_race_against_a_bare_loop(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ async def test_look_up_and_sweep_are_measured_on_both_databases(
     measured = await growth.measure(*urls, str(tmp_path), 2000)
     assert set(measured) == {"PostgreSQL", "SQLite"}
     for found, points in measured.values():
-        assert [rows for rows, us in points if us > 0] == [1000, 2000]
+        assert [point.rows for point in points if point.us > 0] == [1000, 2000]
         assert found["rows"] == 1000
         assert found["swept_rows"] == 200
         assert found["lookup_ratio"] > 0
@@ -76,7 +76,7 @@ async def test_the_claim_is_measured_beside_finished_and_later_jobs(
 ) -> None:
     urls = [postgres.create_database() for _ in range(3)]
     on_postgres, points = await job_growth.postgres(urls, rows=500, rounds=1)
-    assert [rows for rows, us in points if us > 0] == [500]
+    assert [point.rows for point in points if point.us > 0] == [500]
     for found in (on_postgres, await job_growth.sqlite(tmp_path, rows=500, rounds=1)):
         assert found["claim_finished_ratio"] > 0
         assert found["claim_later_ratio"] > 0
