@@ -1,4 +1,7 @@
-"""The load: a fixed number of connections, each sending one request after another."""
+"""The load: a fixed number of connections, each sending one request after another.
+
+It runs in a process of its own, and does as it is told, line by line: ``8000 0.15 unique``.
+"""
 
 import asyncio
 import json
@@ -6,48 +9,67 @@ import sys
 import time
 import uuid
 
-BODY = {"item": "a pair of walking boots, size 42, brown", "quantity": 3}
+BODY = json.dumps({"item": "a pair of walking boots, size 42, brown", "quantity": 3}).encode()
+CONNECTIONS = 16
+# A replaying client sends its own few keys over and over.
+KEYS = 8
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def _client(port: int, until: float, keys: list[str] | None) -> int:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps(BODY).encode()
+async def _client(stream: Stream, until: float, keys: list[str] | None) -> int:
+    reader, writer = stream
     done = 0
-    try:
-        while time.perf_counter() < until:
-            key = keys[done % len(keys)] if keys else str(uuid.uuid4())
-            writer.write(
-                b"POST /orders HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-                b"idempotency-key: %s\r\ncontent-length: %d\r\n\r\n%s"
-                % (key.encode(), len(body), body)
-            )
-            head = (await reader.readuntil(b"\r\n\r\n")).lower()
-            if not head.startswith(b"http/1.1 201"):
-                raise RuntimeError(head.decode())
-            if b"transfer-encoding: chunked" in head:
-                await reader.readuntil(b"0\r\n\r\n")
-            else:
-                at = head.index(b"content-length: ") + 16
-                await reader.readexactly(int(head[at : head.index(b"\r", at)]))
-            done += 1
-    finally:
-        writer.close()
+    while time.perf_counter() < until:
+        key = keys[done % len(keys)] if keys else str(uuid.uuid4())
+        writer.write(
+            b"POST /orders HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+            b"idempotency-key: %s\r\ncontent-length: %d\r\n\r\n%s" % (key.encode(), len(BODY), BODY)
+        )
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if not head.startswith(b"http/1.1 201"):
+            raise RuntimeError(head.decode())
+        if b"transfer-encoding: chunked" in head:
+            await reader.readuntil(b"0\r\n\r\n")
+        else:
+            at = head.index(b"content-length: ") + 16
+            await reader.readexactly(int(head[at : head.index(b"\r", at)]))
+        done += 1
     return done
 
 
-async def run(port: int, seconds: float, connections: int, replay: bool) -> float:
-    """Return requests per second. A replaying client sends its own few keys over and over."""
-    keys = [[str(uuid.uuid4()) for _ in range(8)] if replay else None for _ in range(connections)]
-    if replay:
-        await asyncio.gather(*(_client(port, time.perf_counter() + 0.5, k) for k in keys))
+async def run(port: int, seconds: float, keys: list[list[str]] | None) -> tuple[int, float]:
+    """Return how many requests in how many seconds, from the time when all are connected."""
+    streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS)]
     started = time.perf_counter()
-    counts = await asyncio.gather(*(_client(port, started + seconds, k) for k in keys))
-    return sum(counts) / (time.perf_counter() - started)
+    counts = await asyncio.gather(
+        *(
+            _client(stream, started + seconds, keys[number] if keys else None)
+            for number, stream in enumerate(streams)
+        )
+    )
+    took = time.perf_counter() - started
+    for _, writer in streams:
+        writer.close()
+    return sum(counts), took
+
+
+async def main() -> None:
+    """Take orders until there are no more. The keys of a port's replays stay the same."""
+    keys_of: dict[str, list[list[str]]] = {}
+    for order in sys.stdin:
+        port, seconds, kind = order.split()
+        keys = None
+        if kind == "replay":
+            if port not in keys_of:
+                keys_of[port] = [
+                    [str(uuid.uuid4()) for _ in range(KEYS)] for _ in range(CONNECTIONS)
+                ]
+            keys = keys_of[port]
+        print(*await run(int(port), float(seconds), keys), flush=True)
 
 
 if __name__ == "__main__":
     import uvloop
 
-    port, seconds, connections, replay = sys.argv[1:5]
-    rate = uvloop.run(run(int(port), float(seconds), int(connections), replay == "replay"))
-    print(rate)
+    uvloop.run(main())

@@ -24,8 +24,9 @@ from bench.world import World
 __all__ = ["PARTS"]
 
 
+# The intake is what all else stands on, and over HTTP it swings most: twice the rounds for it.
 def on_postgres(world: World) -> list[Line]:
-    found = intake.postgres(world.database(), world.rounds, world.seconds, lambda: None)
+    found = intake.postgres(world.database(), 2 * world.rounds, world.seconds, lambda: None)
     part = "intake on PostgreSQL ÷ bare insert"
     targets = {
         "guarded": at_least(0.75),
@@ -37,7 +38,7 @@ def on_postgres(world: World) -> list[Line]:
 
 def on_sqlite(world: World) -> list[Line]:
     folder = world.new_folder("intake")
-    found = intake.sqlite(folder, world.rounds, world.seconds, lambda: None)
+    found = intake.sqlite(folder, 2 * world.rounds, world.seconds, lambda: None)
     part = "intake on SQLite ÷ bare insert"
     targets = {
         "guarded": at_least(0.80),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-CONNECTIONS = 16
+SLICES = 4
 
 
 @dataclass
@@ -53,14 +53,23 @@ def served(contenders: list[Contender]) -> Iterator[None]:
 def race(
     contenders: list[Contender], rounds: int, seconds: float, step: Callable[[], None]
 ) -> None:
-    """Load each contender in turn, round after round, in a process of its own."""
-    for contender in contenders:
-        _load(contender, 0.7)  # connections, caches and prepared statements warm up
-    for number in range(rounds):
-        # Every other round backwards: whoever runs first after a checkpoint is not always the same.
-        for contender in contenders if number % 2 == 0 else reversed(contenders):
-            contender.rates.append(_load(contender, seconds))
-            step()
+    """Load each contender by turns.
+
+    A round is short slices by turns: what else the machine does in that second hits them all.
+    """
+    with _the_load() as load:
+        for contender in contenders:
+            load(contender, 0.7)  # connections, caches and prepared statements warm up
+        for _ in range(rounds):
+            done = [(0, 0.0) for _ in contenders]
+            for number in range(SLICES):
+                turns = list(enumerate(contenders))
+                for at, contender in turns if number % 2 == 0 else reversed(turns):
+                    count, took = load(contender, seconds / SLICES)
+                    done[at] = done[at][0] + count, done[at][1] + took
+            for contender, (count, took) in zip(contenders, done, strict=True):
+                contender.rates.append(count / took)
+                step()
 
 
 def ratio(one: Contender, other: Contender) -> tuple[float, float, float]:
@@ -69,10 +78,28 @@ def ratio(one: Contender, other: Contender) -> tuple[float, float, float]:
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
-def _load(contender: Contender, seconds: float) -> float:
-    command = [sys.executable, "-m", "bench.load", str(contender.port), str(seconds)]
-    command += [str(CONNECTIONS), "replay" if contender.replay else "unique"]
-    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+@contextmanager
+def _the_load() -> Iterator[Callable[[Contender, float], tuple[int, float]]]:
+    """Start the process that loads: it takes nothing from the server's, and starts only once."""
+    command = [sys.executable, "-m", "bench.load"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    told, answers = process.stdin, process.stdout
+    assert told is not None
+    assert answers is not None
+
+    def load(contender: Contender, seconds: float) -> tuple[int, float]:
+        kind = "replay" if contender.replay else "unique"
+        told.write(f"{contender.port} {seconds} {kind}\n")
+        told.flush()
+        answer = answers.readline().split()
+        if not answer:
+            raise RuntimeError(f"the load of {contender.name} ended")
+        return int(answer[0]), float(answer[1])
+
+    try:
+        yield load
+    finally:
+        process.communicate()
 
 
 def free_port() -> int:
