@@ -19,8 +19,8 @@ from holdfast.errors import (
 )
 from holdfast.ports import Claimed, Found
 from holdfast.stores.postgres import PostgresStore
+from holdfast.testing.samples import NOW, a_record, an_audit_event, claimed, commit
 from holdfast.testing.servers import RealPostgres
-from holdfast.testing.store_contract import NOW, a_record, an_audit_event, claimed, commit
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from holdfast.stores.postgres.literals import (
     text_literal,
 )
 from holdfast.stores.postgres.params import positional
-from holdfast.testing.store_contract import AWKWARD_NAMES
+from holdfast.testing.samples import AWKWARD_NAMES
 
 
 def test_names_become_numbers_in_the_order_they_come():

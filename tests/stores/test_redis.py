@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from holdfast.core.record import RecordId
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.stores.redis import RedisRecords
+from holdfast.testing.samples import AWKWARD_NAMES, BODIES, NOW, a_record
 from holdfast.testing.servers import RealRedis
-from holdfast.testing.store_contract import AWKWARD_NAMES, BODIES, NOW, a_record
 
 SECRET = b"s" * 32
 

@@ -31,8 +31,8 @@ from holdfast.errors import (
 from holdfast.ports import Found, Store
 from holdfast.server.starlette import the_transaction
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from holdfast.testing.samples import NOW, a_record, claimed, commit
 from holdfast.testing.servers import RealPostgres
-from holdfast.testing.store_contract import NOW, a_record, claimed, commit
 
 Session = Annotated[AsyncSession, Depends(the_transaction)]
 

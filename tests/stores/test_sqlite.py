@@ -19,7 +19,7 @@ from holdfast.errors import (
 )
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.unit import SqliteUnit
-from holdfast.testing.store_contract import NOW, a_record, an_audit_event, claimed, commit
+from holdfast.testing.samples import NOW, a_record, an_audit_event, claimed, commit
 
 
 @pytest.fixture

@@ -13,146 +13,40 @@ the same, new database, as another process would have. Adapters whose transactio
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import ClassVar, Final
 
 import pytest
-import pytest_asyncio
 from msgspec.structs import replace
 
 from holdfast.core.decision import Held
-from holdfast.core.record import AuditEvent, Record, RecordId, RequestMark
-from holdfast.errors import (
-    ConfigurationError,
-    HoldfastError,
-    NoTransactionError,
-    StoreUnavailableError,
-    SupersededError,
+from holdfast.core.record import Record, RecordId
+from holdfast.errors import SupersededError
+from holdfast.ports import Claimed, Found, RecordQuery, Store
+from holdfast.testing.opening_contract import OpeningContract
+from holdfast.testing.samples import (
+    AWKWARD_NAMES,
+    BODIES,
+    NOW,
+    a_record,
+    an_audit_event,
+    claimed,
+    commit,
 )
-from holdfast.ports import Claimed, Found, RecordQuery, Store, UnitOfWork
 
-__all__ = ["NOW", "StoreContract", "a_record", "an_audit_event"]
+__all__ = ["StoreContract"]
 
-NOW: Final = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 _DAY: Final = timedelta(days=1)
 _RACERS: Final = 30
 
-AWKWARD_NAMES: Final = (
-    "o'; DROP TABLE idempotency_records; --",
-    "\\",
-    "\\x27",
-    '"quoted"',
-    "$$tag$$ $1 :name ? %s {brace}",
-    "🐚 Müller 株式会社",
-    " spaces and\ttabs\nand lines ",
-    "a:b",
-    "e\u0301",  # not the same name as "é"
-    "x" * 500,
-)
 
-BODIES: Final = (
-    b"",
-    b"\x00",
-    b"\xff\xfe\x00\x80 not text",
-    b"'; DROP TABLE idempotency_records; --\\",
-    bytes(range(256)) * 3600,  # 900 KB: more than one page, and above every inline limit
-)
-
-
-def a_record(
-    key: str = "key-1",
-    *,
-    tenant: str = "tenant-1",
-    endpoint: str = "orders.create",
-    created_at: datetime = NOW,
-    life: timedelta = _DAY,
-    body: bytes = b'{"id":"1"}',
-    audit_id: str | None = None,
-) -> Record:
-    """Make a record that is live at ``NOW``."""
-    return Record(
-        id=RecordId(tenant, endpoint, key),
-        mark=RequestMark("ab" * 32, "cd" * 32),
-        status=201,
-        headers={"content-type": "application/json", "etag": '"1"', "location": "/orders/ü"},
-        body=body,
-        created_at=created_at,
-        expires_at=created_at + life,
-        request_id="request-1",
-        correlation_id="correlation-1",
-        audit_id=audit_id,
-    )
-
-
-def an_audit_event(record: Record) -> AuditEvent:
-    """Make the audit event that belongs to a record."""
-    return AuditEvent(
-        id=record.audit_id or "audit-1",
-        tenant=record.id.tenant,
-        actor="actor-1",
-        endpoint=record.id.endpoint,
-        payload_hash=record.mark.body_hash,
-        status=record.status,
-        request_id=record.request_id,
-        correlation_id=record.correlation_id,
-        created_at=record.created_at,
-        resource="order/1",
-        version=7,
-    )
-
-
-class StoreContract:
+class StoreContract(OpeningContract):
     """Tests that an adapter of ``ports.Store`` inherits."""
-
-    pytestmark = pytest.mark.asyncio
 
     rounds: ClassVar[int] = 50
     """How often the races are run; fewer where every statement is slow."""
-
-    # -- what an adapter's own test class provides -----------------------------------------
-
-    @pytest.fixture
-    def new_store(self) -> Callable[[], Store]:
-        """Return a function that makes unopened stores on one new database."""
-        raise NotImplementedError("override new_store in your test class")
-
-    @pytest_asyncio.fixture
-    async def store(self, new_store: Callable[[], Store]) -> AsyncIterator[Store]:
-        """Open a store with an empty business table in it."""
-        store = new_store()
-        await store.open()
-        try:
-            unit = await store.begin()
-            await self.execute(unit, "CREATE TABLE contract_rows (value TEXT NOT NULL)")
-            await unit.commit(None, None)
-            yield store
-        finally:
-            await store.close()
-
-    async def execute(
-        self, unit: UnitOfWork, sql: str, params: Mapping[str, str] | None = None
-    ) -> None:
-        """Run a statement in the unit's transaction."""
-        await unit.transaction.execute(sql, params)
-
-    async def write_business_row(self, unit: UnitOfWork, value: str) -> None:
-        """Write what a handler would write."""
-        await self.execute(
-            unit, "INSERT INTO contract_rows (value) VALUES (:value)", {"value": value}
-        )
-
-    async def count_business_rows(self, store: Store, value: str) -> int:
-        """Count what was committed."""
-        rows = await store.read(
-            "SELECT count(*) AS n FROM contract_rows WHERE value = :value", {"value": value}
-        )
-        return int(rows[0]["n"])
-
-    async def count_audit_events(self, store: Store) -> int:
-        """Count the audit events that were committed."""
-        return int((await store.read("SELECT count(*) AS n FROM audit_events"))[0]["n"])
 
     # -- looking up and claiming -----------------------------------------------------------
 
@@ -449,114 +343,6 @@ class StoreContract:
         assert [record.id.key for record in by_key] == ["key-3"]
         assert await store.records(RecordQuery(endpoint="other")) == []
 
-    # -- opening and closing ---------------------------------------------------------------
-
-    async def test_a_store_says_what_it_is(self, store: Store) -> None:
-        """For logs and metrics; and a ping goes through."""
-        assert store.name in ("sqlite", "postgresql")
-        await store.ping()
-
-    async def test_the_secret_belongs_to_the_database(
-        self, store: Store, new_store: Callable[[], Store]
-    ) -> None:
-        """Every store on it knows the same one."""
-        other = new_store()
-        await other.open()
-        try:
-            secret = await store.secret()
-            assert len(secret) >= 32  # noqa: PLR2004 - bytes
-            assert await other.secret() == secret
-        finally:
-            await other.close()
-
-    async def test_closing_twice_is_closing_once(self, store: Store) -> None:
-        """And opening twice is opening once."""
-        await store.open()
-        await store.close()
-        await store.close()
-
-    async def test_a_closed_store_can_be_opened_again(self, store: Store) -> None:
-        """An app may start and stop more than once in a process."""
-        record = a_record()
-        await commit(store, record)
-        await store.close()
-        await store.open()
-        assert await store.find(record.id, NOW) == record
-        await commit(store, a_record("another"))
-
-    async def test_closing_waits_for_what_is_running(self, store: Store) -> None:
-        """Or cuts it off; either way soon, and never half of it."""
-        record = a_record()
-        unit = await claimed(store, record.id)
-        await self.write_business_row(unit, "row")
-        closing = asyncio.ensure_future(store.close())
-        await asyncio.sleep(0.05)
-        with suppress(HoldfastError):
-            await asyncio.wait_for(unit.commit(record, None), 5)
-        await unit.rollback()
-        await asyncio.wait_for(closing, 5)
-        await store.open()
-        kept = await store.find(record.id, NOW)
-        assert await self.count_business_rows(store, "row") == (0 if kept is None else 1)
-
-    async def test_a_closed_store_says_so_at_once(
-        self, new_store: Callable[[], Store], store: Store
-    ) -> None:
-        """Before open and after close: unavailable, never a hang."""
-        await store.close()
-        for closed in (store, new_store()):
-            with pytest.raises(StoreUnavailableError):
-                await asyncio.wait_for(closed.find(a_record().id, NOW), 5)
-            with pytest.raises(StoreUnavailableError):
-                await asyncio.wait_for(closed.claim(a_record().id, NOW), 5)
-            with pytest.raises(StoreUnavailableError):
-                await asyncio.wait_for(closed.begin(), 5)
-            with pytest.raises(StoreUnavailableError):
-                await asyncio.wait_for(closed.sweep(NOW, 1), 5)
-            with pytest.raises(StoreUnavailableError):
-                await asyncio.wait_for(closed.ping(), 5)
-
-    async def test_a_unit_that_ended_takes_nothing_more(self, store: Store) -> None:
-        """A handler that goes on after its answer writes nothing."""
-        record = a_record()
-        unit = await claimed(store, record.id)
-        await unit.commit(record, None)
-        with pytest.raises(NoTransactionError):
-            await asyncio.wait_for(unit.commit(a_record("other"), None), 5)
-        assert await store.find(a_record("other").id, NOW) is None
-
-    async def test_four_stores_may_open_a_new_database_at_once(
-        self, new_store: Callable[[], Store]
-    ) -> None:
-        """Migrations are applied once, whoever starts first; and later starts find them done."""
-        stores = [new_store() for _ in range(4)]
-        try:
-            await asyncio.gather(*(store.open() for store in stores))
-            rows = await stores[0].read("SELECT room, number FROM holdfast_migrations")
-            steps = [(row["room"], row["number"]) for row in rows]
-            assert ("core", 1) in steps
-            assert len(steps) == len(set(steps))
-            assert len({await store.secret() for store in stores}) == 1
-        finally:
-            for store in stores:
-                await store.close()
-
-    async def test_a_database_of_a_newer_version_is_refused(
-        self, store: Store, new_store: Callable[[], Store]
-    ) -> None:
-        """We would not understand it."""
-        unit = await store.begin()
-        await self.execute(
-            unit,
-            "INSERT INTO holdfast_migrations (room, number, name, applied_at)"
-            " VALUES ('core', 9999, 'from_the_future', '2999-01-01T00:00:00.000000Z')",
-        )
-        await unit.commit(None, None)
-        late = new_store()
-        with pytest.raises(ConfigurationError, match="core 9999"):
-            await late.open()
-        await late.close()
-
     # -- racing ----------------------------------------------------------------------------
 
     async def test_of_many_racers_exactly_one_commits(
@@ -633,16 +419,3 @@ class StoreContract:
         count = 60
         await asyncio.gather(*(one(number) for number in range(count)))
         assert await self.count_business_rows(store, "row") == count
-
-
-async def claimed(store: Store, record_id: RecordId, now: datetime = NOW) -> UnitOfWork:
-    """Claim a key that must be free."""
-    claim = await store.claim(record_id, now)
-    assert isinstance(claim, Claimed), claim
-    return claim.unit
-
-
-async def commit(store: Store, record: Record, *, now: datetime = NOW, audit: bool = False) -> None:
-    """Claim and commit, with nothing in between."""
-    unit = await claimed(store, record.id, now)
-    await unit.commit(record, an_audit_event(record) if audit else None)

@@ -1,0 +1,172 @@
+"""What every store must do when it is opened and closed. Part of ``StoreContract``."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+
+import pytest
+import pytest_asyncio
+
+from holdfast.errors import (
+    ConfigurationError,
+    HoldfastError,
+    NoTransactionError,
+    StoreUnavailableError,
+)
+from holdfast.ports import Store, UnitOfWork
+from holdfast.testing.samples import NOW, a_record, claimed, commit
+
+__all__ = ["OpeningContract"]
+
+
+class OpeningContract:
+    """What an adapter's test class provides, and the tests of opening and closing."""
+
+    pytestmark = pytest.mark.asyncio
+
+    @pytest.fixture
+    def new_store(self) -> Callable[[], Store]:
+        """Return a function that makes unopened stores on one new database."""
+        raise NotImplementedError("override new_store in your test class")
+
+    @pytest_asyncio.fixture
+    async def store(self, new_store: Callable[[], Store]) -> AsyncIterator[Store]:
+        """Open a store with an empty business table in it."""
+        store = new_store()
+        await store.open()
+        try:
+            unit = await store.begin()
+            await self.execute(unit, "CREATE TABLE contract_rows (value TEXT NOT NULL)")
+            await unit.commit(None, None)
+            yield store
+        finally:
+            await store.close()
+
+    async def execute(
+        self, unit: UnitOfWork, sql: str, params: Mapping[str, str] | None = None
+    ) -> None:
+        """Run a statement in the unit's transaction."""
+        await unit.transaction.execute(sql, params)
+
+    async def write_business_row(self, unit: UnitOfWork, value: str) -> None:
+        """Write what a handler would write."""
+        await self.execute(
+            unit, "INSERT INTO contract_rows (value) VALUES (:value)", {"value": value}
+        )
+
+    async def count_business_rows(self, store: Store, value: str) -> int:
+        """Count what was committed."""
+        rows = await store.read(
+            "SELECT count(*) AS n FROM contract_rows WHERE value = :value", {"value": value}
+        )
+        return int(rows[0]["n"])
+
+    async def count_audit_events(self, store: Store) -> int:
+        """Count the audit events that were committed."""
+        return int((await store.read("SELECT count(*) AS n FROM audit_events"))[0]["n"])
+
+    async def test_a_store_says_what_it_is(self, store: Store) -> None:
+        """For logs and metrics; and a ping goes through."""
+        assert store.name in ("sqlite", "postgresql")
+        await store.ping()
+
+    async def test_the_secret_belongs_to_the_database(
+        self, store: Store, new_store: Callable[[], Store]
+    ) -> None:
+        """Every store on it knows the same one."""
+        other = new_store()
+        await other.open()
+        try:
+            secret = await store.secret()
+            assert len(secret) >= 32  # noqa: PLR2004 - bytes
+            assert await other.secret() == secret
+        finally:
+            await other.close()
+
+    async def test_closing_twice_is_closing_once(self, store: Store) -> None:
+        """And opening twice is opening once."""
+        await store.open()
+        await store.close()
+        await store.close()
+
+    async def test_a_closed_store_can_be_opened_again(self, store: Store) -> None:
+        """An app may start and stop more than once in a process."""
+        record = a_record()
+        await commit(store, record)
+        await store.close()
+        await store.open()
+        assert await store.find(record.id, NOW) == record
+        await commit(store, a_record("another"))
+
+    async def test_closing_waits_for_what_is_running(self, store: Store) -> None:
+        """Or cuts it off; either way soon, and never half of it."""
+        record = a_record()
+        unit = await claimed(store, record.id)
+        await self.write_business_row(unit, "row")
+        closing = asyncio.ensure_future(store.close())
+        await asyncio.sleep(0.05)
+        with suppress(HoldfastError):
+            await asyncio.wait_for(unit.commit(record, None), 5)
+        await unit.rollback()
+        await asyncio.wait_for(closing, 5)
+        await store.open()
+        kept = await store.find(record.id, NOW)
+        assert await self.count_business_rows(store, "row") == (0 if kept is None else 1)
+
+    async def test_a_closed_store_says_so_at_once(
+        self, new_store: Callable[[], Store], store: Store
+    ) -> None:
+        """Before open and after close: unavailable, never a hang."""
+        await store.close()
+        for closed in (store, new_store()):
+            with pytest.raises(StoreUnavailableError):
+                await asyncio.wait_for(closed.find(a_record().id, NOW), 5)
+            with pytest.raises(StoreUnavailableError):
+                await asyncio.wait_for(closed.claim(a_record().id, NOW), 5)
+            with pytest.raises(StoreUnavailableError):
+                await asyncio.wait_for(closed.begin(), 5)
+            with pytest.raises(StoreUnavailableError):
+                await asyncio.wait_for(closed.sweep(NOW, 1), 5)
+            with pytest.raises(StoreUnavailableError):
+                await asyncio.wait_for(closed.ping(), 5)
+
+    async def test_a_unit_that_ended_takes_nothing_more(self, store: Store) -> None:
+        """A handler that goes on after its answer writes nothing."""
+        record = a_record()
+        unit = await claimed(store, record.id)
+        await unit.commit(record, None)
+        with pytest.raises(NoTransactionError):
+            await asyncio.wait_for(unit.commit(a_record("other"), None), 5)
+        assert await store.find(a_record("other").id, NOW) is None
+
+    async def test_four_stores_may_open_a_new_database_at_once(
+        self, new_store: Callable[[], Store]
+    ) -> None:
+        """Migrations are applied once, whoever starts first; and later starts find them done."""
+        stores = [new_store() for _ in range(4)]
+        try:
+            await asyncio.gather(*(store.open() for store in stores))
+            rows = await stores[0].read("SELECT room, number FROM holdfast_migrations")
+            steps = [(row["room"], row["number"]) for row in rows]
+            assert ("core", 1) in steps
+            assert len(steps) == len(set(steps))
+            assert len({await store.secret() for store in stores}) == 1
+        finally:
+            for store in stores:
+                await store.close()
+
+    async def test_a_database_of_a_newer_version_is_refused(
+        self, store: Store, new_store: Callable[[], Store]
+    ) -> None:
+        """We would not understand it."""
+        unit = await store.begin()
+        await self.execute(
+            unit,
+            "INSERT INTO holdfast_migrations (room, number, name, applied_at)"
+            " VALUES ('core', 9999, 'from_the_future', '2999-01-01T00:00:00.000000Z')",
+        )
+        await unit.commit(None, None)
+        late = new_store()
+        with pytest.raises(ConfigurationError, match="core 9999"):
+            await late.open()
+        await late.close()
