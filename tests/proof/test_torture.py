@@ -143,7 +143,7 @@ def test_a_planted_bug_is_found(bug: str, templates: Templates) -> None:
 
 
 def test_a_failing_seed_is_shrunk_to_the_faults_that_matter(templates: Templates) -> None:
-    with planted.load_bugs()["record_outside_the_transaction"]():
+    with planted.load_bugs()["lease_not_fenced"]():
         outcome = next(
             found for seed in range(200) if (found := run_seed(seed, templates)).violations
         )
