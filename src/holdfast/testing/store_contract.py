@@ -36,7 +36,7 @@ from holdfast.testing.samples import (
     commit,
 )
 
-__all__ = ["StoreContract"]
+__all__ = ["NOW", "StoreContract", "a_record", "an_audit_event"]
 
 _DAY: Final = timedelta(days=1)
 _RACERS: Final = 30
