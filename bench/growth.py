@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 Grown = tuple[dict[str, float], list[Point]]
 """Figures beside half of the records and of the sweep, and the look-ups at every step."""
 
-# Without indexes, which are made anew at each step: to keep them up takes three times as long.
+# Without indexes, which are made anew at each step: to keep them up takes about twice as long.
 # A hash of the number is as random as a UUID, and ten times as cheap to make.
 _POSTGRES_FILL = """
 ALTER TABLE idempotency_records DROP CONSTRAINT idempotency_records_pkey;
