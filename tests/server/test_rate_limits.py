@@ -146,7 +146,7 @@ async def test_two_processes_share_a_limit_in_redis(redis_url, prefix):
 
 
 async def test_a_flood_passes_exactly_the_limit_in_redis(redis_url, monkeypatch):
-    # Sixty connections at once on a busy machine: what is late passes uncounted, which is not asked.
+    # On a busy machine sixty connections take a while; what is late would pass uncounted.
     monkeypatch.setattr(rate_limits, "_TIMEOUT_SECONDS", 60)
     limiter = LimitsRateLimiter(redis_url)
     try:
