@@ -5,7 +5,9 @@ import resource
 import shutil
 import signal
 import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -93,6 +95,39 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(
         with pytest.raises(WrongPassphraseError):
             OutboxQueue.open(path, passphrase=passphrase)
     assert snapshot(quick_path) == {"q.db": junk}
+
+
+def test_a_new_file_that_another_writes_to_is_waited_for(quick_path: Path) -> None:
+    # An app that makes a table of its own in the file, or another process that opens the outbox:
+    # SQLite by itself refuses to switch to WAL at once, whatever the busy time-out.
+    path = quick_path / "q.db"
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(FileBusyError):
+            OutboxQueue.open(path, settings=QueueSettings(busy_seconds=0.05))
+        done = threading.Timer(0.2, other.execute, ("COMMIT",))
+        done.start()
+        with OutboxQueue.open(path) as queue:
+            assert queue.users() == []
+        done.join()
+
+
+@pytest.mark.parametrize("passphrase", [None, KEY])
+def test_a_new_file_may_be_opened_by_several_at_once(
+    quick_path: Path, passphrase: bytes | None
+) -> None:
+    openers = 6
+
+    def open_at_once(path: Path, start: threading.Barrier) -> None:
+        start.wait()
+        OutboxQueue.open(path, passphrase=passphrase).close()
+
+    with ThreadPoolExecutor(openers) as pool:
+        for turn in range(30):
+            start = threading.Barrier(openers)
+            path = quick_path / f"{turn}.db"
+            for opened in [pool.submit(open_at_once, path, start) for _ in range(openers)]:
+                opened.result()
 
 
 @pytest.mark.parametrize("passphrase", [None, KEY])

@@ -5,8 +5,11 @@ import gc
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,9 @@ from holdfast.errors import (
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.unit import SqliteUnit
 from holdfast.testing.samples import NOW, a_record, an_audit_event, claimed, commit
+
+OPENERS = 6
+TURNS_OF_OPENING = 60
 
 
 @pytest.fixture
@@ -48,6 +54,36 @@ async def test_commits_survive_a_power_cut(store):
     assert await unit.transaction.fetch_one("PRAGMA journal_mode") == {"journal_mode": "wal"}
     assert await unit.transaction.fetch_one("PRAGMA foreign_keys") == {"foreign_keys": 1}
     await unit.rollback()
+
+
+def test_a_new_file_may_be_opened_by_several_at_once(tmp_path):
+    # SQLite itself refuses one in a hundred: switching to WAL does not heed the busy time-out.
+    def open_at_once(path: Path, start: threading.Barrier) -> None:
+        async def opened_and_closed() -> None:
+            store = SqliteStore(path)
+            start.wait()
+            await store.open()
+            await store.close()
+
+        asyncio.run(opened_and_closed())
+
+    with ThreadPoolExecutor(OPENERS) as pool:
+        for turn in range(TURNS_OF_OPENING):
+            start = threading.Barrier(OPENERS)
+            path = tmp_path / f"{turn}.db"
+            for opened in [pool.submit(open_at_once, path, start) for _ in range(OPENERS)]:
+                opened.result()
+
+
+async def test_a_new_file_that_stays_locked_is_said_to_be_locked(path):
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        store = SqliteStore(path, busy_seconds=0.1)
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            await store.open()
+        other.execute("ROLLBACK")
+        await store.open()
+        await store.close()
 
 
 async def test_savepoints_write_no_temporary_files(store):

@@ -23,6 +23,7 @@ from holdfast.errors import (
     UsageError,
     WrongPassphraseError,
 )
+from holdfast.waiting import until_free
 
 __all__ = [
     "AppConnection",
@@ -130,6 +131,15 @@ class Database:
         """Set what the outbox relies on. Writes nothing."""
         for pragma in _PRAGMAS:
             self.rows(pragma)
+
+    def switch_to_wal(self, busy_seconds: float) -> bool:
+        """Keep the log beside the file, waiting for others who are at it; False if it cannot be."""
+        mode: list[Any] = until_free(
+            lambda: self.rows("PRAGMA journal_mode = WAL"),
+            is_busy=lambda error: isinstance(error, FileBusyError),
+            seconds=busy_seconds,
+        )
+        return bool(mode[0][0] == "wal")
 
     def guest(self, connection: AppConnection) -> "Database":
         """Return the app's own connection as a database of the same kind.

@@ -105,7 +105,7 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
                 busy_seconds=chosen.busy_seconds,
             )
             try:
-                prepare_schema(database)
+                prepare_schema(database, busy_seconds=chosen.busy_seconds)
             except BaseException:
                 database.close()
                 raise

@@ -9,11 +9,14 @@ it is complete and on the disk.
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from holdfast.device.database import Database, connect, give_key, key_text
 from holdfast.errors import FileBusyError, OutboxFileError, UsageError
 
 __all__ = ["rekey"]
+
+_BUSY_SECONDS: Final = 10.0
 
 
 def rekey(database: Database, old: str | bytes | None, new: str | bytes) -> None:
@@ -45,11 +48,11 @@ def rekey(database: Database, old: str | bytes | None, new: str | bytes) -> None
         with suppress(OutboxFileError):
             _let_others_in(database)
         raise
-    fresh = connect(path, "apsw", None, 10.0)
+    fresh = connect(path, "apsw", None, _BUSY_SECONDS)
     give_key(fresh, new_key)
     database.take_over(fresh)
     database.configure()
-    database.rows("PRAGMA journal_mode = WAL")
+    database.switch_to_wal(_BUSY_SECONDS)
 
 
 def _lock_out_others(database: Database) -> None:
@@ -70,7 +73,7 @@ def _lock_out_others(database: Database) -> None:
 def _let_others_in(database: Database) -> None:
     database.rows("PRAGMA locking_mode = NORMAL")
     database.rows("SELECT count(*) FROM sqlite_schema")
-    database.rows("PRAGMA journal_mode = WAL")
+    database.switch_to_wal(_BUSY_SECONDS)
 
 
 def _remove(copy: Path) -> None:

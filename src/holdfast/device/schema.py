@@ -21,7 +21,7 @@ def load_steps() -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def prepare_schema(database: Database) -> None:
+def prepare_schema(database: Database, *, busy_seconds: float) -> None:
     """Bring the file up to date, whoever comes first; refuse one that is newer or not ours."""
     database.configure()
     steps = load_steps()
@@ -34,7 +34,7 @@ def prepare_schema(database: Database) -> None:
         )
     if database.rows("PRAGMA query_only")[0][0]:
         raise FileReadOnlyError(f"{database.path} cannot be written")
-    if database.rows("PRAGMA journal_mode = WAL")[0][0] != "wal":
+    if not database.switch_to_wal(busy_seconds):
         raise FileReadOnlyError(
             f"{database.path} cannot be written beside: the outbox keeps a log next to its file"
         )

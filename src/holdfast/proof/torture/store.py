@@ -202,6 +202,5 @@ class SteppedStore(SqliteStore):
             self._world.database.give_back(self._lookup)
             self._lookup = None
 
-    def _connect(self, busy_seconds: float | None = None) -> sqlite3.Connection:
-        connect = super()._connect
-        return self._world.database.take(lambda: connect(busy_seconds))
+    def _connect(self) -> sqlite3.Connection:
+        return self._world.database.take(super()._connect)

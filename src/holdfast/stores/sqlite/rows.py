@@ -16,6 +16,7 @@ __all__ = [
     "audit_values",
     "exists",
     "find_any",
+    "is_busy",
     "is_outage",
     "record_of",
     "record_values",
@@ -51,6 +52,11 @@ def to_values(params: Params) -> dict[str, Any]:
         name: to_text(value) if isinstance(value, datetime) else value
         for name, value in params.items()
     }
+
+
+def is_busy(error: Exception) -> bool:
+    """Tell whether somebody else holds the lock."""
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_BUSY
 
 
 def is_outage(error: sqlite3.OperationalError) -> bool:

@@ -13,10 +13,19 @@ from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import Migration, check_known, load_migrations, statements_of
 from holdfast.stores.queries import load_queries
 from holdfast.stores.sqlite.bell import SocketBell
-from holdfast.stores.sqlite.rows import find_any, is_outage, record_of, rows_of, to_text, to_values
+from holdfast.stores.sqlite.rows import (
+    find_any,
+    is_busy,
+    is_outage,
+    record_of,
+    rows_of,
+    to_text,
+    to_values,
+)
 from holdfast.stores.sqlite.thread import ConnectionThread
 from holdfast.stores.sqlite.unit import SqliteUnit
 from holdfast.stores.sqlite.writer import Writer
+from holdfast.waiting import until_free
 
 __all__ = ["SqliteStore"]
 
@@ -63,7 +72,7 @@ class SqliteStore:
             await self._writing.start()
             await self._writing.run(self._migrate)
             await self._reader.start()
-            self._lookup = self._connect(busy_seconds=0)
+            await self._reader.run(self._connect_lookup)
         except sqlite3.Error as error:
             await self.close()
             raise StoreUnavailableError(f"cannot open {self._path}: {error}") from error
@@ -73,12 +82,12 @@ class SqliteStore:
         self._is_open = True
 
     async def close(self) -> None:
-        """Finish what is running and close both connections."""
+        """Finish what is running and close all connections."""
+        await self._reader.stop()
+        await self._writing.stop()
         if self._lookup is not None:
             self._lookup.close()
             self._lookup = None
-        await self._reader.stop()
-        await self._writing.stop()
         self._is_open = False
 
     async def ping(self) -> None:
@@ -192,6 +201,12 @@ class SqliteStore:
                 raise StoreUnavailableError(f"SQLite: {error}") from error
             raise
 
+    def _connect_lookup(self, _reader: sqlite3.Connection) -> None:
+        # Opened on a thread, where it may wait; asked on the event loop, which waits for nobody.
+        db = self._connect()
+        db.execute("PRAGMA busy_timeout=0")
+        self._lookup = db
+
     def _connect_writer(self) -> sqlite3.Connection:
         # It waits for other processes only where it says so: see ``writer``.
         db = self._connect()
@@ -201,13 +216,16 @@ class SqliteStore:
         db.execute("PRAGMA temp_store=MEMORY")
         return db
 
-    def _connect(self, busy_seconds: float | None = None) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         # isolation_level=None: BEGIN and COMMIT are ours alone.
-        wait = self._busy_seconds if busy_seconds is None else busy_seconds
         db = sqlite3.connect(
-            self._path, timeout=wait, isolation_level=None, check_same_thread=False
+            self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
         )
-        db.execute("PRAGMA journal_mode=WAL")
+        until_free(
+            lambda: db.execute("PRAGMA journal_mode=WAL"),
+            is_busy=is_busy,
+            seconds=self._busy_seconds,
+        )
         # NORMAL would lose acknowledged commits at a power cut.
         db.execute("PRAGMA synchronous=FULL")
         db.execute("PRAGMA foreign_keys=ON")

@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from holdfast.errors import StoreUnavailableError
+from holdfast.stores.sqlite.rows import is_busy
 from holdfast.stores.sqlite.thread import ConnectionThread
 
 __all__ = ["Writer"]
@@ -250,7 +251,7 @@ def _open(db: sqlite3.Connection, mark: str | None) -> None:
     try:
         db.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
-        if (error.sqlite_errorcode & 0xFF) == sqlite3.SQLITE_BUSY:
+        if is_busy(error):
             raise _BusyError from error
         raise
 
