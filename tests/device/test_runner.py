@@ -23,7 +23,7 @@ NETWORK_DOWN = NoAnswer("could not connect: refused", left=False)
 LONG = RetryPolicy(first_seconds=60, ceiling_seconds=60, jitter=Jitter.UP_TO)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from holdfast import open_store
+from holdfast.jobs.run import JobRun
 from holdfast.ports import Store
-from holdfast.testing.servers import RealPostgres
+from holdfast.testing.servers import RealNats, RealPostgres
 from tests.support.emptying import empty_postgres
-from tests.support.jobs_lab import JobsLab, make_effects
+from tests.support.jobs_lab import JobsLab, make_effects, write_effect
+from tests.support.nats_lab import NatsLab
 
 OpenStore = Callable[[], Awaitable[Store]]
 
@@ -63,3 +65,27 @@ async def another_store(lab: JobsLab, database: str) -> AsyncIterator[OpenStore]
     await lab.stop_workers()  # before the stores they work on
     for store in opened:
         await store.close()
+
+
+@pytest.fixture
+def nats(nats_server: RealNats) -> NatsLab:
+    nats_server.start()
+    return NatsLab(nats_server.url())
+
+
+@pytest.fixture
+async def own_nats() -> AsyncIterator[RealNats]:
+    """Return a server that a test may stop and rob."""
+    with RealNats() as server:
+        yield server
+
+
+@pytest.fixture
+def effect_lab(lab: JobsLab) -> JobsLab:
+    """Return a lab whose one handler writes an effect."""
+
+    @lab.jobs.handler("effect")
+    async def effect(job: JobRun) -> None:
+        await write_effect(job)
+
+    return lab

@@ -119,14 +119,12 @@ async def test_the_end_of_one_in_line_wakes_the_worker_that_takes_the_next(
     await lab.start_worker(queues=["one"], poll_seconds=30)
     await lab.start_worker(await another_store(), queues=["other"], poll_seconds=30)
     await asyncio.sleep(0.1)
-    started = time.monotonic()
     await lab.enqueue("first")
 
     async def both_done() -> bool:
         return await lab.count("job_completions") == 2
 
-    await eventually(both_done, seconds=10)
-    assert time.monotonic() - started < 5
+    await eventually(both_done, seconds=20)  # to look by itself would be after 30
 
 
 async def test_a_retry_is_taken_when_it_is_due_and_not_at_the_next_look(lab: JobsLab) -> None:
@@ -139,9 +137,9 @@ async def test_a_retry_is_taken_when_it_is_due_and_not_at_the_next_look(lab: Job
     await lab.start_worker(poll_seconds=30)
     started = time.monotonic()
     await lab.enqueue("later", delay_seconds=0.3)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):  # the next look is after 30
         await done.wait()
-    assert 0.29 < time.monotonic() - started < 3
+    assert time.monotonic() - started > 0.29
 
 
 # -- what every bell does -----------------------------------------------------------------------
@@ -240,7 +238,7 @@ async def test_a_listener_that_does_not_read_holds_up_nobody(tmp_path: Path) -> 
         started = time.monotonic()
         for _ in range(5000):  # the loop does not run meanwhile: nobody reads
             ringing.ring()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
         assert await bell.wait(5)
     finally:
         await bell.close()

@@ -169,7 +169,7 @@ async def test_while_redis_is_away_requests_pass_and_soon_it_counts_again(
         started = time.monotonic()
         for _ in range(20):
             assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert "requests pass uncounted" in caplog.text
         redis_server.start()
@@ -182,7 +182,7 @@ async def test_while_redis_is_away_requests_pass_and_soon_it_counts_again(
 
 
 async def test_a_redis_that_does_not_answer_costs_one_short_wait(monkeypatch):
-    monkeypatch.setattr(rate_limits, "_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(rate_limits, "_TIMEOUT_SECONDS", 0.5)
     silent = socket.create_server(("127.0.0.1", 0))  # takes connections and never reads them
     port = silent.getsockname()[1]
     limiter = LimitsRateLimiter(f"async+redis://127.0.0.1:{port}")
@@ -190,7 +190,7 @@ async def test_a_redis_that_does_not_answer_costs_one_short_wait(monkeypatch):
         started = time.monotonic()
         for _ in range(20):
             assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 5  # twenty such waits take 10
     finally:
         await limiter.close()
         silent.close()

@@ -33,6 +33,9 @@ ROOT = Path(__file__).parents[2]
 TENANT = "ada"
 T = TypeVar("T")
 
+# What is waited for shows in milliseconds; the rest is for machines that are busy.
+PATIENCE_SECONDS = 60.0
+
 _SERIAL = {
     "sqlite": "INTEGER PRIMARY KEY AUTOINCREMENT",
     "postgresql": "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
@@ -164,7 +167,9 @@ class JobsLab:
     async def state(self, job_id: str) -> str | None:
         return await self.desk.state(job_id, tenant=TENANT)
 
-    async def until(self, job_id: str, state: str, *, seconds: float = 15) -> JobDetail:
+    async def until(
+        self, job_id: str, state: str, *, seconds: float = PATIENCE_SECONDS
+    ) -> JobDetail:
         """Wait until a job has come so far."""
 
         async def check() -> bool:
@@ -183,7 +188,7 @@ class JobsLab:
         await eventually(check)
         return await self.job(job_id)
 
-    async def until_idle(self, *, hurry: bool = False, seconds: float = 20) -> None:
+    async def until_idle(self, *, hurry: bool = False, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until the table of jobs is empty."""
 
         async def check() -> bool:
@@ -204,7 +209,7 @@ class JobsLab:
 
 
 async def eventually(
-    check: Callable[[], Awaitable[T]], *, seconds: float = 15, pause: float = 0.01
+    check: Callable[[], Awaitable[T]], *, seconds: float = PATIENCE_SECONDS, pause: float = 0.01
 ) -> T:
     """Poll until it holds; returns what it gave. Fails after the deadline with the last value."""
     deadline = time.monotonic() + seconds
@@ -262,7 +267,7 @@ class WorkerProcess:
         for line in self._process.stdout:
             self._lines.put(line.strip())
 
-    def wait_for(self, line: str, *, seconds: float = 30) -> str:
+    def wait_for(self, line: str, *, seconds: float = PATIENCE_SECONDS) -> str:
         """Wait until it says something that begins so, and return all of it."""
         deadline = time.monotonic() + seconds
         while True:

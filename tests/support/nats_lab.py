@@ -14,8 +14,8 @@ from holdfast.jobs.engines.jetstream import JetStreamEngine, jetstream
 from holdfast.jobs.engines.stream import Names
 from holdfast.jobs.table import JobTable
 from holdfast.jobs.worker import EngineMaker
-from holdfast.ports import Store
-from tests.support.jobs_lab import TENANT, eventually
+from holdfast.ports import Delivery, Store
+from tests.support.jobs_lab import PATIENCE_SECONDS, TENANT, eventually
 
 
 class NatsLab:
@@ -65,6 +65,18 @@ class NatsLab:
             info: ConsumerInfo = await broker.consumer_info(self.stream, name)
             return info
 
+    async def until_consumer(self, store: Store) -> None:
+        """Wait until an engine has made its consumer."""
+
+        async def is_there() -> bool:
+            try:
+                await self.consumer_info(store)
+            except Exception:  # noqa: BLE001 - not there yet
+                return False
+            return True
+
+        await eventually(is_there)
+
     async def send(
         self, store: Store, data: bytes, *, queue: str = "default", times: int = 1
     ) -> None:
@@ -79,10 +91,20 @@ class NatsLab:
         data = msgspec.json.encode({"tenant": TENANT, "job_id": job_id})
         await self.send(store, data, times=times)
 
-    async def until_empty(self, *, seconds: float = 15) -> None:
+    async def until_empty(self, *, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until every message has been acknowledged."""
 
         async def check() -> bool:
             return await self.messages() == 0
 
         await eventually(check, seconds=seconds)
+
+
+async def taken(engine: JetStreamEngine, *, seconds: float = PATIENCE_SECONDS) -> Delivery:
+    """Take exactly one job, however long that takes."""
+
+    async def take() -> list[Delivery]:
+        return list(await engine.take(10, 0.2))
+
+    (delivery,) = await eventually(take, seconds=seconds, pause=0)
+    return delivery

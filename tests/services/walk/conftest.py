@@ -6,6 +6,7 @@ import pytest
 
 from tests.services.conftest import Serve
 
+from .stepping import Stepping, stepping
 from .walking import OpenWorld, World, opener
 
 
@@ -25,4 +26,10 @@ async def world(open_world: OpenWorld) -> AsyncIterator[World]:
 async def sqlite_world(serve: Serve, sqlite_url: str) -> AsyncIterator[World]:
     """For what no database has a say in."""
     async with opener(serve, sqlite_url)() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def steps(open_world: OpenWorld) -> AsyncIterator[Stepping]:
+    async with stepping(open_world) as opened:
         yield opened

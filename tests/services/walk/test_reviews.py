@@ -1,7 +1,6 @@
 """Reviews: opened once, seen and decided by admins only, and with consequences."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -9,12 +8,6 @@ import pytest
 
 from .stepping import PHONE, TODAY, WATCH, Stepping, days_ago, stepping
 from .walking import OpenWorld, new_key, ok, refused
-
-
-@pytest.fixture
-async def steps(open_world: OpenWorld) -> AsyncIterator[Stepping]:
-    async with stepping(open_world) as opened:
-        yield opened
 
 
 async def cheat(steps: Stepping, times: int = 1, **fields: Any) -> None:

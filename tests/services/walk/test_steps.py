@@ -18,12 +18,6 @@ from .walking import HeldClock, OpenWorld, new_key, ok, opener, refused, text
 
 
 @pytest.fixture
-async def steps(open_world: OpenWorld) -> AsyncIterator[Stepping]:
-    async with stepping(open_world) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def sqlite_steps(serve: Serve, sqlite_url: str) -> AsyncIterator[Stepping]:
     async with stepping(opener(serve, sqlite_url)) as opened:
         yield opened
