@@ -59,7 +59,9 @@ class Policy:
     wait: timedelta = timedelta(seconds=10)
     max_body_bytes: int = 1024 * 1024
     # A stored answer is read back into memory on every replay; larger ones belong behind a link.
-    max_response_bytes: int = 1024 * 1024
+    # Twice the body: many answers are what was sent with an id and times added, and a limit that
+    # is not above the body's would turn the largest valid request into a 500.
+    max_response_bytes: int = 2 * 1024 * 1024
     # Requests per period and tenant, e.g. "50/minute"; None is off.
     rate_limit: str | None = None
     # Statuses of the IETF draft (422 for a mismatch) in place of the contract's.

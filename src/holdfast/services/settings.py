@@ -122,7 +122,8 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     # How requests are treated.
     wait_seconds: Seconds = Field(10.0, description=_SECONDS)
     max_body_bytes: Bytes = Field(1024 * 1024, description=_BYTES)
-    max_response_bytes: Bytes = Field(1024 * 1024, description=_BYTES)
+    # Room over the body's limit: answers repeat what was sent, and add to it.
+    max_response_bytes: Bytes = Field(2 * 1024 * 1024, description=_BYTES)
     ietf_statuses: bool = Field(default=False, description="true or false")
     shutdown_seconds: Seconds = Field(30.0, description=_SECONDS)
 

@@ -12,7 +12,16 @@ from holdfast.errors import BodyInvalidError, NotFoundError
 from holdfast.ports import Transaction
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast.services.documentation import errors
-from holdfast.services.field.model import KINDS, Kind, merged, own_fields, references
+from holdfast.services.field.model import (
+    KINDS,
+    OURS_BYTES,
+    Kind,
+    check_size,
+    merged,
+    own_fields,
+    references,
+    written,
+)
 from holdfast.services.field.repository import (
     Item,
     add,
@@ -31,6 +40,7 @@ __all__ = ["router"]
 
 _PREFIX: Final = "/api/v1"
 _MOST: Final = 500
+_CREATED: Final = 201
 _DOCUMENT: Final = {"content": {"application/json": {"schema": {"type": "object"}}}}
 _WITH_TAG: Final = {
     "ETag": {"description": "The version, for If-Match.", "schema": {"type": "string"}}
@@ -51,16 +61,18 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the field service."""
     api = service_router("field")
     for kind in KINDS:
-        _add_routes(api, holdfast, settings, kind)
+        _add_writes(api, holdfast, settings, kind)
+        _add_reads(api, holdfast, kind)
     return api
 
 
-def _add_routes(  # noqa: C901 - six operations of one kind belong together
+def _add_writes(  # noqa: C901 - four operations of one kind belong together
     api: APIRouter, holdfast: Holdfast, settings: Settings, kind: Kind
 ) -> None:
     policy = settings.policies().field
-    path, one = f"{_PREFIX}/{kind}", f"{_PREFIX}/{kind}/{{item_id}}"
-    what = {"activities": "activity", "contacts": "contact", "expenses": "expense"}[kind]
+    # No larger than a body, so that what was read can be sent back; and it must fit an answer.
+    most_bytes = min(policy.max_body_bytes, policy.max_response_bytes - OURS_BYTES)
+    path, one, what = _names(kind)
 
     async def current(tx: Transaction, tenant: str, item_id: str) -> Item:
         found = await find(tx, tenant, kind, item_id)
@@ -73,10 +85,10 @@ def _add_routes(  # noqa: C901 - six operations of one kind belong together
             if await find(tx, tenant, of_kind, item_id) is None:
                 raise NotFoundError(f"{field} names nothing of yours")
 
-    def answered(item: Item, response: Response, run: Any) -> dict[str, Any]:
+    def kept(item: Item, run: Any, status: int = 200) -> Response:
         run.describe(resource=f"{what}:{item.id}", version=item.version)
-        response.headers["etag"] = etag(item.version)
-        return item.shown()
+        place = {"location": f"{path}/{item.id}"} if status == _CREATED else {}
+        return _shown(item, status, place)
 
     @api.post(
         path,
@@ -86,15 +98,13 @@ def _add_routes(  # noqa: C901 - six operations of one kind belong together
         responses={201: {"headers": _WITH_TAG, **_DOCUMENT}, **errors()},
     )
     @holdfast.guard(f"POST {path}", policy=policy)
-    async def create(
-        document: Document, tx: Tx, caller: Caller, run: Run, response: Response
-    ) -> dict[str, Any]:
+    async def create(document: Document, tx: Tx, caller: Caller, run: Run) -> Response:
         fields = own_fields(document)
+        check_size(fields, most_bytes)
         at = await next_change(tx, caller.tenant, holdfast.clock.now())
         await check_references(tx, caller.tenant, fields)
         item = await add(tx, caller.tenant, kind, item_id=str(uuid4()), fields=fields, at=at)
-        response.headers["location"] = f"{path}/{item.id}"
-        return answered(item, response, run)
+        return kept(item, run, _CREATED)
 
     @api.put(
         one,
@@ -110,16 +120,16 @@ def _add_routes(  # noqa: C901 - six operations of one kind belong together
         caller: Caller,
         run: Run,
         request: Request,
-        response: Response,
         _if_match: IfMatch = None,
-    ) -> dict[str, Any]:
+    ) -> Response:
         fields = own_fields(document)
+        check_size(fields, most_bytes)
         at = await next_change(tx, caller.tenant, holdfast.clock.now())
         item = await current(tx, caller.tenant, item_id)
         _check(request, document, item)
         await check_references(tx, caller.tenant, fields)
         changed = await change(tx, caller.tenant, kind, item=item, fields=fields, at=at)
-        return answered(changed, response, run)
+        return kept(changed, run)
 
     @api.patch(
         one,
@@ -136,18 +146,17 @@ def _add_routes(  # noqa: C901 - six operations of one kind belong together
         caller: Caller,
         run: Run,
         request: Request,
-        response: Response,
         _if_match: IfMatch = None,
-    ) -> dict[str, Any]:
-        fields = own_fields(document)
+    ) -> Response:
+        patched = own_fields(document)
         at = await next_change(tx, caller.tenant, holdfast.clock.now())
         item = await current(tx, caller.tenant, item_id)
         _check(request, document, item)
-        await check_references(tx, caller.tenant, fields)
-        changed = await change(
-            tx, caller.tenant, kind, item=item, fields=merged(item.fields, fields), at=at
-        )
-        return answered(changed, response, run)
+        await check_references(tx, caller.tenant, patched)
+        fields = merged(item.fields, patched)
+        check_size(fields, most_bytes)
+        changed = await change(tx, caller.tenant, kind, item=item, fields=fields, at=at)
+        return kept(changed, run)
 
     @api.delete(
         one,
@@ -173,18 +182,21 @@ def _add_routes(  # noqa: C901 - six operations of one kind belong together
         run.describe(resource=f"{what}:{item.id}", version=item.version + 1)
         return Response(status_code=204)
 
+
+def _add_reads(api: APIRouter, holdfast: Holdfast, kind: Kind) -> None:
+    path, one, what = _names(kind)
+
     @api.get(
         one,
         summary=f"Read: {what}",
         operation_id=f"read_{what}",
         responses={200: {"headers": _WITH_TAG, **_DOCUMENT}, **errors(401, 404, 503)},
     )
-    async def read(item_id: str, caller: SignedIn, response: Response) -> dict[str, Any]:
+    async def read(item_id: str, caller: SignedIn) -> Response:
         item = await find_in(holdfast.store, caller.tenant, kind, item_id)
         if item is None:
             raise NotFoundError(f"there is no such {what}")
-        response.headers["etag"] = etag(item.version)
-        return item.shown()
+        return _shown(item)
 
     @api.get(
         path,
@@ -217,6 +229,18 @@ def _add_routes(  # noqa: C901 - six operations of one kind belong together
             "items": [item.shown() for item in page],
             "next": str(page[-1].seq) if more else None,
         }
+
+
+def _names(kind: Kind) -> tuple[str, str, str]:
+    """Return the path of all, the path of one, and what one is called."""
+    path = f"{_PREFIX}/{kind}"
+    what = {"activities": "activity", "contacts": "contact", "expenses": "expense"}[kind]
+    return path, f"{path}/{{item_id}}", what
+
+
+def _shown(item: Item, status: int = 200, place: dict[str, str] | None = None) -> Response:
+    headers = {"etag": etag(item.version), **(place or {})}
+    return Response(written(item.shown()), status, headers, "application/json")
 
 
 def _check(request: Request, document: Any, item: Item) -> None:

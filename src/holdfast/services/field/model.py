@@ -1,18 +1,33 @@
 """What field documents look like on the wire. The app's own fields are its own business."""
 
+import json
 from datetime import datetime
 from typing import Any, Final, Literal
 
 from holdfast.core.canonical import MAX_DEPTH
-from holdfast.errors import BodyInvalidError, FieldNotAllowedError
+from holdfast.errors import BodyInvalidError, BodyTooLargeError, FieldNotAllowedError
 
-__all__ = ["KINDS", "REFERENCES", "Kind", "merged", "own_fields", "references", "shown"]
+__all__ = [
+    "KINDS",
+    "OURS_BYTES",
+    "REFERENCES",
+    "Kind",
+    "check_size",
+    "merged",
+    "own_fields",
+    "references",
+    "shown",
+    "written",
+]
 
 Kind = Literal["activities", "contacts", "expenses"]
 KINDS: Final[tuple[Kind, ...]] = ("activities", "contacts", "expenses")
 
 # Ours to give. A device that sends back what it once read may repeat them; they change nothing.
 _GIVEN: Final = frozenset({"id", "version", "created_at", "updated_at", "deleted"})
+
+# What they add to an answer, with the largest version there can be: 180 bytes, and some to spare.
+OURS_BYTES: Final = 256
 
 # Which fields name another document of the same user, and of which kind.
 REFERENCES: Final[dict[Kind, dict[str, Kind]]] = {
@@ -27,6 +42,24 @@ def own_fields(body: Any) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BodyInvalidError("the body should be a JSON object")
     return {name: value for name, value in body.items() if name not in _GIVEN}
+
+
+def written(document: dict[str, Any]) -> str:
+    """Return a document as it is kept and as it is answered: so its size is the same in both."""
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+
+
+def check_size(fields: dict[str, Any], most_bytes: int) -> None:
+    """Refuse a document that could not be answered with, before it is kept.
+
+    It may outgrow the body it came in: by a merge, or as ``1e9`` is written ``1000000000.0``.
+    """
+    size = len(written(fields).encode())
+    if size > most_bytes:
+        raise BodyTooLargeError(
+            f"the document would have {size} bytes; it may have at most {most_bytes}",
+            details={"documentBytes": size, "mostBytes": most_bytes},
+        )
 
 
 def merged(old: dict[str, Any], patch: dict[str, Any], depth: int = 0) -> dict[str, Any]:

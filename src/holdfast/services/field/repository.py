@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from holdfast import Transaction
 from holdfast.ports import Row, Store
-from holdfast.services.field.model import Kind, shown
+from holdfast.services.field.model import Kind, shown, written
 from holdfast.stores.queries import Queries, load_queries
 
 __all__ = [
@@ -94,7 +94,7 @@ async def add(
             "tenant": tenant,
             "kind": kind,
             "id": item_id,
-            "document": _text(fields),
+            "document": written(fields),
             "seq": at.seq,
             "now": at.at,
         },
@@ -112,7 +112,7 @@ async def change(
             "tenant": tenant,
             "kind": kind,
             "id": item.id,
-            "document": _text(fields),
+            "document": written(fields),
             "version": item.version + 1,
             "seq": at.seq,
             "now": at.at,
@@ -166,7 +166,3 @@ def _item(row: Row) -> Item:
 
 def _instant(value: Any) -> datetime:
     return value if isinstance(value, datetime) else datetime.fromisoformat(value).astimezone(UTC)
-
-
-def _text(fields: dict[str, Any]) -> str:
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
