@@ -4,6 +4,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import pytest
 from holdfast.core.entry import Status
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.device import EventKind, OutboxQueue, PayloadMigration, QueueSettings, Rewrite
+from holdfast.device.drain import Drain
 from holdfast.device.outbox import AsyncOutbox, Outbox
-from holdfast.device.report import Ended
+from holdfast.device.report import DrainReport, Ended
 from holdfast.device.transport import Answer, NoAnswer, Request
-from holdfast.errors import UsageError
+from holdfast.errors import FileBusyError, UsageError
 from tests.device.queue_lab import KEY
 from tests.support.outbox_lab import SOON, Scripted, activity, answer
 
@@ -96,6 +99,128 @@ def test_without_a_network_it_backs_off_until_it_hears_that_it_is_back(make: Mak
     is_up.set()
     outbox.online()
     eventually(done(outbox, 1))
+
+
+def raising(user: str) -> str:
+    if user == "ada":
+        raise RuntimeError("the key store is locked")
+    return user
+
+
+@pytest.mark.parametrize("token", [lambda user: user, raising], ids=["no way", "no token"])
+def test_what_is_wrong_with_one_user_delays_nobody_else(
+    make: Make, token: Callable[[str], str]
+) -> None:
+    asked: list[str] = []
+
+    def counted(user: str) -> str:
+        asked.append(user)
+        return token(user)
+
+    def reply(request: Request) -> Answer | NoAnswer:
+        is_ada = request.headers["Authorization"] == "Bearer ada"
+        return NETWORK_DOWN if is_ada else answer(201, {"id": 1})
+
+    outbox = make(reply, counted, back_off=LONG)
+    outbox.enqueue(activity("ada", "one"))
+    outbox.start()
+    eventually(lambda: "ada" in asked)
+    time.sleep(0.1)
+    outbox.enqueue(activity("bo", "two"))
+    eventually(done(outbox, 1), LONG.first_seconds / 3)
+    assert asked.count("ada") == 1, "it does not wait"
+
+
+def test_without_a_network_nobody_is_tried_for_what_they_queue_until_their_wait_is_over(
+    make: Make,
+) -> None:
+    is_up = threading.Event()
+    server = Scripted(lambda _: answer(201, {"id": 1}) if is_up.is_set() else NETWORK_DOWN)
+    outbox = make(server, back_off=LONG)
+    outbox.start()
+    outbox.enqueue(activity("ada", "one"))
+    eventually(lambda: len(server.requests) == 1)
+    outbox.enqueue(activity("bo", "two"))
+    eventually(lambda: len(server.requests) == 2)
+    time.sleep(0.1)
+    for user in ("ada", "bo", "ada"):
+        outbox.enqueue(activity(user, "more"))
+        time.sleep(0.05)
+    assert len(server.requests) == 2, "it does not wait"
+    is_up.set()
+    outbox.wake()
+    eventually(done(outbox, 5))
+
+
+def test_tries_of_one_wake_up_are_counted_anew_while_another_user_backs_off(make: Make) -> None:
+    policy = replace(SOON, attempts=3)
+
+    def reply(request: Request) -> Answer | NoAnswer:
+        return answer(503) if request.headers["Authorization"] == "Bearer ada" else NETWORK_DOWN
+
+    server = Scripted(reply)
+    outbox = make(server, lambda user: user, back_off=LONG, retry=policy)
+    stuck = outbox.enqueue(activity("ada", "one"))
+    outbox.enqueue(activity("bo", "two"))
+    outbox.start()
+    eventually(lambda: server.keys.count(stuck.idempotency_key) == 3)
+    time.sleep(0.1)
+    assert server.keys.count(stuck.idempotency_key) == 3
+    outbox.enqueue(activity("ada", "three"))
+    eventually(lambda: server.keys.count(stuck.idempotency_key) == 6, LONG.first_seconds / 3)
+
+
+def test_each_user_waits_longer_each_time(make: Make) -> None:
+    policy = RetryPolicy(first_seconds=0.1, ceiling_seconds=60, jitter=Jitter.UP_TO)
+    times: list[float] = []
+
+    def reply(_: Request) -> NoAnswer:
+        times.append(time.monotonic())
+        return NETWORK_DOWN
+
+    outbox = make(reply, back_off=policy)
+    outbox.start()
+    outbox.enqueue(activity("ada", "one"))
+    eventually(lambda: len(times) == 4)
+    waits = [later - earlier for earlier, later in pairwise(times)]
+    assert all(wait >= least for wait, least in zip(waits, (0.1, 0.2, 0.4), strict=True))
+
+
+def test_a_hint_that_comes_during_a_try_is_not_lost(make: Make) -> None:
+    sending, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Request) -> Answer | NoAnswer:
+        if sending.is_set():
+            return answer(201, {"id": 1})
+        sending.set()
+        go_on.wait(5)
+        return NETWORK_DOWN
+
+    outbox = make(slow, back_off=LONG)
+    outbox.start()
+    outbox.enqueue(activity("ada", "one"))
+    assert sending.wait(5)
+    outbox.online()
+    go_on.set()
+    eventually(done(outbox, 1), LONG.first_seconds / 3)
+
+
+def test_a_file_that_is_busy_is_tried_again_soon(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Drain.run
+    busy = iter([True])
+
+    def once_busy(*arguments: Any, **options: Any) -> DrainReport:
+        if next(busy, False):
+            raise FileBusyError("busy")
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(Drain, "run", once_busy)
+    outbox = make(lambda _: answer(201, {"id": 1}), back_off=SOON)
+    outbox.enqueue(activity("ada", "one"))
+    outbox.start()
+    eventually(done(outbox, 1), 20)
 
 
 def test_while_the_app_says_offline_nothing_is_tried(make: Make) -> None:

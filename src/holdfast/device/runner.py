@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 from random import random
 from threading import Event as Flag
-from threading import Lock
-from typing import Final
+from time import monotonic
+from typing import Final, NamedTuple
 
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.device.drain import Drain
@@ -38,8 +38,19 @@ _NEWS: Final = frozenset(
 _log = logging.getLogger(__name__)
 
 
+class _Away(NamedTuple):
+    """A user for whom nothing gets through: how often that was so, and when to try again."""
+
+    failures: int
+    until: float
+
+
 class Runner:
-    """Drains all users of a queue, again and again, on the thread that calls ``run``."""
+    """Drains all users of a queue, again and again, on the thread that calls ``run``.
+
+    Each user backs off alone. What is wrong with one, such as a token that cannot be had, says
+    nothing about the others; and if it is the network, each of them finds that out once.
+    """
 
     def __init__(
         self,
@@ -58,21 +69,19 @@ class Runner:
         self._idle_seconds = idle_seconds
         self._back_off = back_off
         self._chance = chance
-        self._lock = Lock()
         self._stop = Flag()
-        # Something may be there to send; and somebody wants to have it tried now.
+        # Something may be there to send; and somebody wants everybody to be tried now.
         self._news = Flag()
         self._hint = Flag()
         self._is_online = True
-        self._failures = 0
+        # By user, and touched by the thread that runs only.
+        self._away: dict[str, _Away] = {}
         self._refused: dict[str, str | None] = {}
 
     # ------------------------------------------------------------------ hints, from any thread
 
     def wake(self) -> None:
-        """Look at once."""
-        with self._lock:
-            self._failures = 0
+        """Look at once, also for those who back off."""
         self._hint.set()
         self._news.set()
 
@@ -89,7 +98,6 @@ class Runner:
     def stop(self) -> None:
         """End after the entry that is being sent."""
         self._stop.set()
-        self._hint.set()
         self._news.set()
 
     @property
@@ -105,14 +113,14 @@ class Runner:
         try:
             while not self._stop.is_set():
                 self._news.clear()
-                self._hint.clear()
                 if self._stop.is_set():
                     break
-                reports = self._round() if self._is_online else []
-                # What came meanwhile has set the flag, and the wait is over at once. Without a
-                # network what is queued has to wait with the rest: only a hint ends that.
-                is_away = any(report.ended is Ended.OFFLINE for report in reports)
-                (self._hint if is_away else self._news).wait(self._pause(reports))
+                if self._hint.is_set():
+                    self._hint.clear()
+                    self._away.clear()
+                pause = self._round() if self._is_online else self._idle_seconds
+                # What came meanwhile has set the flag, and the wait is over at once.
+                self._news.wait(pause)
         finally:
             unsubscribe()
 
@@ -120,27 +128,56 @@ class Runner:
         if event.kind in _NEWS:
             self._news.set()
 
-    def _round(self) -> list[DrainReport]:
-        reports = []
+    def _round(self) -> float:
+        """Let everybody send who may; returns how long to wait if nothing happens."""
+        pause, is_idle = self._idle_seconds, True
         for user_id in self._queue.users():
             if self._stop.is_set():
                 break
-            if not self._may_send(user_id):
-                continue
-            try:
-                report = self._drain.run(
-                    user_id, max_seconds=SLICE_SECONDS, wait=False, stop=self._stop
-                )
-            except FileBusyError:
-                _log.warning("the outbox is busy; trying again soon")
-                continue
-            except Exception:  # noqa: BLE001 - the app's token function may raise anything
-                _log.exception("a drain failed; trying again later")
-                report = DrainReport(user_id=user_id, ended=Ended.OFFLINE)
-            if report.ended is Ended.SIGNED_OUT:
-                self._refused[user_id] = self._current(user_id)
-            reports.append(report)
-        return reports
+            seconds = self._turn(user_id)
+            pause = min(pause, seconds)
+            # Those who back off may do so for days: the tries of the others are counted anew.
+            is_idle &= seconds >= self._idle_seconds or user_id in self._away
+        if is_idle:
+            self._drain.wake_up()
+        return pause
+
+    def _turn(self, user_id: str) -> float:
+        """Let one user send; returns after how long they want another turn."""
+        away = self._away.get(user_id)
+        if away is not None and (left := away.until - monotonic()) > 0:
+            # What they queue meanwhile has to wait with the rest.
+            return left
+        if not self._may_send(user_id):
+            return self._idle_seconds
+        report = self._send(user_id)
+        if report is None or report.ended is Ended.OFFLINE:
+            return self._back_off_from(user_id)
+        self._away.pop(user_id, None)
+        if report.ended is Ended.SIGNED_OUT:
+            self._refused[user_id] = self._current(user_id)
+        if report.ended is Ended.TIME_UP:
+            return 0.0
+        due = report.next_due_seconds
+        return self._idle_seconds if due is None else due
+
+    def _send(self, user_id: str) -> DrainReport | None:
+        """Send what there is for one user; None if that could not even be tried."""
+        try:
+            return self._drain.run(user_id, max_seconds=SLICE_SECONDS, wait=False, stop=self._stop)
+        except FileBusyError:
+            _log.warning("the outbox is busy; trying again soon")
+        except Exception:  # noqa: BLE001 - the app's token function may raise anything
+            _log.exception("a drain failed; trying again later")
+        return None
+
+    def _back_off_from(self, user_id: str) -> float:
+        """Leave a user alone, each time for longer; returns for how long."""
+        before = self._away.get(user_id)
+        failures = 1 if before is None else before.failures + 1
+        seconds = self._back_off.delay_seconds(failures, random=self._chance())
+        self._away[user_id] = _Away(failures, monotonic() + seconds)
+        return seconds
 
     def _may_send(self, user_id: str) -> bool:
         """Leave a user alone whose token was refused, until there is another."""
@@ -158,19 +195,3 @@ class Runner:
         except Exception:  # noqa: BLE001 - the app's own function
             _log.exception("the token function failed")
             return None
-
-    def _pause(self, reports: list[DrainReport]) -> float:
-        """Say how long to wait if nothing happens."""
-        if any(report.ended is Ended.OFFLINE for report in reports):
-            with self._lock:
-                self._failures += 1
-                failures = self._failures
-            return self._back_off.delay_seconds(failures, random=self._chance())
-        if any(report.ended is Ended.TIME_UP for report in reports):
-            return 0.0
-        self._failures = 0
-        due = [report.next_due_seconds for report in reports]
-        pause = min([self._idle_seconds, *(seconds for seconds in due if seconds is not None)])
-        if pause >= self._idle_seconds:
-            self._drain.wake_up()
-        return pause
