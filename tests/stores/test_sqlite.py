@@ -177,6 +177,78 @@ async def test_another_process_that_never_ends_is_an_outage(path):
         await store.close()
 
 
+async def test_one_wait_in_vain_is_enough_for_all_who_queue(path):
+    """Each in turn would wait for the same stuck process: the last of eight for eight waits."""
+    wait, many = 0.6, 8
+    store = SqliteStore(path, busy_seconds=wait)
+    await store.open()
+    loop = asyncio.get_running_loop()
+
+    async def refused_after(name: str) -> float:
+        record = a_record(name)
+        started = loop.time()
+        unit = await claimed(store, record.id)
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            await unit.commit(record, None)
+        return loop.time() - started
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        waits = await asyncio.gather(*(refused_after(f"early-{n}") for n in range(many)))
+        assert wait * 0.9 <= min(waits)
+        assert max(waits) < 2 * wait
+        late = await asyncio.gather(*(refused_after(f"late-{n}") for n in range(many)))
+        assert max(late) < wait * 0.9
+        other.execute("ROLLBACK")
+        started = loop.time()
+        await asyncio.gather(
+            *(
+                commit(store, a_record(f"{when}-{n}"))
+                for n in range(many)
+                for when in ("early", "late")
+            )
+        )
+        assert loop.time() - started < wait
+        # And from here on there is patience again.
+        other.execute("BEGIN IMMEDIATE")
+        assert await refused_after("another") >= wait * 0.9
+        other.execute("ROLLBACK")
+    await store.close()
+
+
+async def test_who_leaves_the_queue_as_it_is_refused_gives_no_turn_away(path, monkeypatch):
+    store = SqliteStore(path, busy_seconds=0.1)
+    await store.open()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        async def one(name: str) -> None:
+            unit = await claimed(store, a_record(name).id)
+            await unit.commit(a_record(name), None)
+
+        first = asyncio.create_task(one("first"))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(one("second"))
+        while not store._writer._waiting:
+            await asyncio.sleep(0)
+        refuse, give = store._writer._refuse_waiting, store._writer._give_turn
+        given: list[None] = []
+
+        def refuse_and_cancel() -> None:
+            refuse()
+            second.cancel()  # told already, and not awake yet
+
+        monkeypatch.setattr(store._writer, "_refuse_waiting", refuse_and_cancel)
+        monkeypatch.setattr(store._writer, "_give_turn", lambda: given.append(give()))
+        for task, error in ((first, StoreUnavailableError), (second, asyncio.CancelledError)):
+            with pytest.raises(error):
+                await task
+        assert len(given) == 1  # by the first: the second never had it
+        other.execute("ROLLBACK")
+    await asyncio.wait_for(commit(store, a_record("third")), 5)
+    await store.close()
+
+
 async def fill_up(store: SqliteStore, unit, spare_pages: int) -> None:
     """Leave room for a few pages only, as on a disk that is nearly full."""
     row = await unit.transaction.fetch_one("PRAGMA page_count")

@@ -47,7 +47,7 @@ class SqliteStore:
         path: str | Path,
         *,
         migrations: Sequence[Migration] = (),
-        busy_seconds: float = 60.0,
+        busy_seconds: float = 20.0,
     ) -> None:
         """Take the file; ``:memory:`` is refused, since two connections share it."""
         if not str(path) or ":memory:" in str(path):

@@ -37,6 +37,9 @@ _GROUP_SECONDS: Final = 0.005
 _ALONE_SECONDS: Final = 1.0
 # So many quick statements run without letting the event loop do anything else.
 _IN_A_ROW: Final = 8
+# Once a whole wait for another process was in vain, nobody waits longer than this until a BEGIN
+# succeeds: those who come while a process is stuck hear of it soon, and not one after the other.
+_IMPATIENT_SECONDS: Final = 0.1
 # Not a name that a handler would give a savepoint of its own.
 _MARK: Final = "holdfast_unit"
 
@@ -50,6 +53,7 @@ class Writer:
         """Write through a connection and its thread."""
         self._thread = thread
         self._busy_seconds = busy_seconds
+        self._waits_in_vain = False
         self._taken = False
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._group: list[asyncio.Future[None]] = []
@@ -59,7 +63,7 @@ class Writer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def take_turn(self) -> None:
-        """Wait for the turn, first come, first served."""
+        """Wait for the turn, first come, first served. Raises if nobody can have it."""
         if not self._taken:
             self._taken = True
             return
@@ -68,8 +72,8 @@ class Writer:
         try:
             await ticket
         except asyncio.CancelledError:
-            if ticket.done() and not ticket.cancelled():  # given just as we left
-                self._give_turn()
+            if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
+                self._give_turn()  # it was ours just as we left
             raise
 
     async def begin(self, work: Work, *, is_quick: bool) -> Any:
@@ -78,10 +82,21 @@ class Writer:
 
         def begin_here(db: sqlite3.Connection) -> Any:
             _open(db, mark)
+            self._waits_in_vain = False
             return work(db)
 
+        seconds = self._busy_seconds
+        if self._waits_in_vain:
+            seconds = min(seconds, _IMPATIENT_SECONDS)
+
         def begin_patiently(db: sqlite3.Connection) -> Any:
-            _wait_and_open(db, mark, self._busy_seconds)
+            # Noted here and not on the loop, where a caller that was cancelled hears of neither.
+            try:
+                _wait_and_open(db, mark, seconds)
+            except _BusyError:
+                self._waits_in_vain = True
+                raise
+            self._waits_in_vain = False
             return work(db)
 
         if is_quick and not self._thread.pending:
@@ -89,7 +104,11 @@ class Writer:
                 return self._run_here(begin_here)
             except _BusyError:  # another process writes: wait for it, but not here
                 pass
-        return await self._run(begin_patiently)
+        try:
+            return await self._run(begin_patiently)
+        except _BusyError:
+            self._refuse_waiting()
+            raise _locked() from None
 
     async def run(self, work: Work, *, is_quick: bool) -> Any:
         """Run a further piece of work of the one whose turn it is."""
@@ -173,6 +192,14 @@ class Writer:
             self._finish_whatever_happens(self._close_group())
         else:
             self._taken = False
+
+    def _refuse_waiting(self) -> None:
+        """Tell everyone in the queue that the lock cannot be had.
+
+        They would wait for the same process, each as long again: the last of n for n times that.
+        """
+        while self._has_waiting():
+            self._waiting.popleft().set_exception(_locked())
 
     # -- groups -----------------------------------------------------------------------------
 
@@ -261,12 +288,14 @@ def _wait_and_open(db: sqlite3.Connection, mark: str | None, busy_seconds: float
     db.execute(f"PRAGMA busy_timeout={int(busy_seconds * 1000)}")
     try:
         _open(db, mark)
-    except _BusyError:
-        raise StoreUnavailableError(
-            "SQLite: database is locked, another process does not stop writing"
-        ) from None
     finally:
         db.execute("PRAGMA busy_timeout=0")
+
+
+def _locked() -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "SQLite: database is locked, another process does not stop writing"
+    )
 
 
 def _require_transaction(db: sqlite3.Connection) -> None:
