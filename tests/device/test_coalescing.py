@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.device import Entry, Reason, Status
+from holdfast.errors import EntryInvalidError
 from tests.device.queue_lab import Lab, local, new
 
 REF = "0b9f8c1e-4d5a-4b7c-8d9e-0f1a2b3c4d5e"
@@ -232,3 +233,19 @@ def test_members_of_a_batch_are_coalesced_with_each_other(lab: Lab) -> None:
     assert len({entry.id for entry in entries}) == 1
     (left,) = lab.queue.entries()
     assert left.decoded() == {"n": 4}
+
+
+def test_a_key_of_the_apps_own_is_known_by_what_it_was_given_for(lab: Lab) -> None:
+    key = local()
+    first = patch(lab, {"a": 1}, key=key)
+    assert patch(lab, {"b": 2}).id == first.id
+    again = patch(lab, {"a": 1}, key=key)  # as after a crash
+    assert (again.id, again.decoded()) == (first.id, {"a": 1, "b": 2})
+    with pytest.raises(EntryInvalidError, match="another request"):
+        patch(lab, {"a": 1, "b": 2}, key=key)
+
+
+def test_changes_with_another_strategy_stay_two(lab: Lab) -> None:
+    put(lab, conflict_resolution="server_wins")
+    put(lab, conflict_resolution="client_wins")
+    assert lab.queue.stats().unsent == 2

@@ -12,7 +12,7 @@ from holdfast.device import EventKind, OutboxQueue
 from holdfast.device.conflicts import resolve_by_hand
 from holdfast.device.drain import drain
 from holdfast.device.report import DrainReport, Ended
-from holdfast.device.transport import HttpTransport, NoAnswer
+from holdfast.device.transport import HttpTransport, NoAnswer, Request
 from tests.cli.conftest import Server
 from tests.support.outbox_lab import SOON, Scripted, answer, reader, token_of
 
@@ -205,3 +205,54 @@ def test_a_conflict_whose_other_side_cannot_be_read_is_looked_at_again(tmp_path:
     assert (report.ended, report.resolved) == (Ended.EMPTY, 1)
     assert [request.method for request in server.requests] == ["PUT", "GET", "PUT", "GET", "PUT"]
     assert server.requests[-1].headers["If-Match"] == "*"
+
+
+def unreadable(tmp_path: Path, strategy: str | None, read: Any, **more: Any) -> tuple[Entry, int]:
+    """Meet a conflict on the server whose side is answered with ``read``."""
+    with OutboxQueue.open(tmp_path / "outbox.db") as queue:
+        queue.add_user("ada")
+        entry = queue.enqueue(
+            NewEntry(
+                user_id="ada",
+                operation="update",
+                entity_type="contact",
+                endpoint="/api/v1/contacts/1",
+                payload={"title": "Bo"},
+                conflict_resolution=strategy,
+                max_attempts=3,
+                **more,
+            )
+        )
+
+        def reply(request: Request) -> Any:
+            if request.method == "GET":
+                return read
+            forced = request.headers.get("If-Match") == "*"
+            return answer(200, {}) if forced else answer(409, code="concurrency.version_mismatch")
+
+        server = Scripted(reply)
+        drain(queue, "ada", server, max_seconds=20, retry=SOON)
+        return queue.get(entry.id), len(server.requests)
+
+
+@pytest.mark.parametrize("status", [302, 403, 405])
+def test_a_conflict_whose_other_side_is_not_to_be_had_is_a_persons_at_once(
+    tmp_path: Path, status: int
+) -> None:
+    entry, sends = unreadable(tmp_path, "manual", answer(status))
+    assert (entry.status, entry.last_error_code, sends) == (Status.CONFLICT, 409, 2)
+
+
+def test_the_client_wins_without_the_other_side_where_no_version_is_needed(tmp_path: Path) -> None:
+    entry, sends = unreadable(tmp_path, "client_wins", answer(405))
+    assert (entry.status, sends) == (Status.SUCCEEDED, 3)
+
+
+def test_the_client_cannot_win_without_a_version_where_one_is_needed(tmp_path: Path) -> None:
+    entry, _ = unreadable(tmp_path, "client_wins", answer(405), profile="planning")
+    assert entry.status is Status.CONFLICT
+
+
+def test_a_conflict_that_cannot_be_read_often_enough_is_a_persons(tmp_path: Path) -> None:
+    entry, sends = unreadable(tmp_path, "client_wins", NoAnswer("no answer"))
+    assert (entry.status, sends) == (Status.CONFLICT, 6)

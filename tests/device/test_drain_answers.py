@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.entry import Entry, NewEntry, Reason, Status
+from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.device import EventKind, OutboxQueue, QueueSettings
 from holdfast.device.drain import Drain, drain
 from holdfast.device.events import Event
@@ -16,6 +17,7 @@ from holdfast.device.report import Ended
 from holdfast.device.transport import Answer, NoAnswer, Request
 from tests.support.outbox_lab import SOON, Scripted, activity, answer
 
+IN_A_SECOND = RetryPolicy(first_seconds=1, ceiling_seconds=1, jitter=Jitter.PLUS_MINUS)
 NETWORK_DOWN = NoAnswer("could not connect: refused", left=False)
 SILENCE = NoAnswer("no answer: the connection broke")
 
@@ -161,7 +163,7 @@ def test_a_connection_lost_in_the_middle_leaves_the_rest_with_their_keys(
 ) -> None:
     entries = queue.enqueue_many([step(number) for number in range(1, 6)])
     server = Scripted([answer(200, {}), answer(200, {}), SILENCE])
-    report = drain(queue, "ada", server, retry=SOON)
+    report = drain(queue, "ada", server, retry=IN_A_SECOND)
     assert (report.ended, report.succeeded, report.unsent) == (Ended.WAITING, 2, 3)
     left = [queue.get(entry.id) for entry in entries[2:]]
     assert [entry.attempt_count for entry in left] == [1, 0, 0]
@@ -280,12 +282,48 @@ def test_retry_after_is_a_floor(queue: OutboxQueue, events: list[Event]) -> None
 
 
 def test_a_redirect_is_not_followed_and_fails_no_entry(queue: OutboxQueue) -> None:
-    entry = queue.enqueue(activity("ada", "visit"))
-    server = Scripted([answer(302, headers={"location": "https://evil.example/"})])
+    entries = queue.enqueue_many([activity("ada", str(number)) for number in range(5)])
+    server = Scripted(lambda _: answer(302, headers={"location": "https://evil.example/"}))
     report = drain(queue, "ada", server)
-    assert (report.ended, len(server.requests)) == (Ended.OFFLINE, 1)
+    # Three in a row are a hotel's sign-in page, and the rest is not tried.
+    assert (report.ended, len(server.requests)) == (Ended.OFFLINE, 3)
     assert "redirect" in (report.detail or "")
-    assert queue.get(entry.id).status is Status.PENDING
+    assert {queue.get(entry.id).status for entry in entries} == {Status.PENDING}
+    (attempt,) = queue.attempts(entries[0].id)
+    assert (attempt.status, attempt.code) == (302, "unreachable")
+
+
+def test_one_endpoint_that_points_elsewhere_holds_up_nobody(queue: OutboxQueue) -> None:
+    moved = queue.enqueue(activity("ada", "moved"))
+    queue.enqueue(activity("ada", "here"))
+
+    def reply(request: Request) -> Answer:
+        if b"moved" in (request.body or b""):
+            return answer(307, headers={"location": "https://elsewhere.example/"})
+        return created(request)
+
+    report = drain(queue, "ada", Scripted(reply))
+    assert (report.ended, report.succeeded) == (Ended.WAITING, 1)
+    assert queue.get(moved.id).status is Status.PENDING
+
+
+@pytest.mark.parametrize("location", ["/api/v1/activities/", "http://HERE:8000/api/v1/activities/"])
+def test_a_path_that_has_moved_on_the_server_is_the_entrys_fault(
+    queue: OutboxQueue, location: str
+) -> None:
+    entry = queue.enqueue(activity("ada", "visit"))
+    server = Scripted([answer(307, headers={"location": location})])
+    server.authority = "here:8000"  # type: ignore[attr-defined]
+    assert drain(queue, "ada", server).failed == 1
+    assert location in (queue.get(entry.id).last_error or "")
+
+
+def test_an_unknown_422_has_one_second_chance_whatever_comes_between(queue: OutboxQueue) -> None:
+    entry = queue.enqueue(activity("ada", "visit"))
+    odd, busy = answer(422, code="surprise"), answer(503)
+    server = Scripted([odd, busy, odd])
+    drain(queue, "ada", server, max_seconds=20, retry=SOON)
+    assert (len(server.requests), queue.get(entry.id).status) == (3, Status.FAILED)
 
 
 def test_an_unknown_422_is_sent_once_more_and_then_fails(queue: OutboxQueue) -> None:
@@ -335,6 +373,27 @@ def test_a_token_that_was_renewed_meanwhile_is_taken_at_once(queue: OutboxQueue)
     report = drain(queue, "ada", server, lambda _: next(tokens))
     assert (report.ended, len(server.requests)) == (Ended.EMPTY, 2)
     assert len(set(server.keys)) == 1
+
+
+def test_a_server_that_takes_no_token_is_not_asked_for_ever(queue: OutboxQueue) -> None:
+    entry = queue.enqueue(activity("ada", "visit"))
+    minted = iter(range(1000))
+    server = Scripted(lambda _: answer(401, headers={"x-request-id": "r"}, code="auth.required"))
+    report = drain(queue, "ada", server, lambda _: f"token-{next(minted)}", max_seconds=20)
+    assert (report.ended, len(server.requests)) == (Ended.SIGNED_OUT, 2)
+    assert queue.get(entry.id).attempt_count == 0
+    told = [(one.status, one.code, one.request_id) for one in queue.attempts(entry.id)]
+    assert told == [(401, "auth.required", "r")] * 2
+
+
+def test_a_token_function_that_fails_after_an_answer_gives_the_entry_back(
+    queue: OutboxQueue,
+) -> None:
+    entry = queue.enqueue(activity("ada", "visit"))
+    tokens = iter(["old"])
+    with pytest.raises(StopIteration):
+        drain(queue, "ada", Scripted([answer(401)]), lambda _: next(tokens))
+    assert (queue.get(entry.id).status, queue.get(entry.id).attempt_count) == (Status.PENDING, 0)
 
 
 def test_a_user_without_a_token_sends_nothing(queue: OutboxQueue) -> None:

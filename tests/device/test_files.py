@@ -268,10 +268,7 @@ def test_an_app_with_a_table_of_the_same_name_is_told(quick_path: Path) -> None:
     before = snapshot(quick_path)
     with pytest.raises(OutboxFileError, match="'users' of its own"):
         OutboxQueue.open(path)
-    with closing(sqlite3.connect(path)) as connection:
-        tables = connection.execute("SELECT name FROM sqlite_schema").fetchall()
-    assert tables == [("users",)]
-    assert set(before) <= set(snapshot(quick_path))
+    assert snapshot(quick_path) == before
 
 
 @contextmanager
@@ -402,3 +399,19 @@ def test_without_the_extra_an_encrypted_queue_says_what_to_install(
         OutboxQueue.open(quick_path / "q.db", passphrase=KEY)
     with OutboxQueue.open(quick_path / "plain.db") as queue:
         assert queue.users() == []
+
+
+@pytest.mark.parametrize("content", [None, b"", "a database"])
+def test_a_file_without_an_outbox_gets_none_unless_asked_for(
+    quick_path: Path, content: bytes | str | None
+) -> None:
+    path = quick_path / "q.db"
+    if isinstance(content, str):
+        with closing(sqlite3.connect(path)) as app:
+            app.execute("CREATE TABLE orders (id)")
+    elif content is not None:
+        path.write_bytes(content)
+    before = snapshot(quick_path)
+    with pytest.raises(OutboxFileError, match="outbox"):
+        OutboxQueue.open(path, create=False)
+    assert snapshot(quick_path) == before

@@ -226,3 +226,10 @@ def test_a_batch_of_several_users_and_lanes_gives_each_its_turn(lab: Lab) -> Non
 def test_an_empty_batch_is_no_batch(lab: Lab) -> None:
     assert lab.queue.enqueue_many([]) == []
     assert lab.events == []
+
+
+def test_what_is_done_to_a_part_of_an_entity_stays_behind_what_is_done_to_it(lab: Lab) -> None:
+    first = lab.add(operation="patch", endpoint="/api/v1/activities/5")
+    lab.add(operation="update", endpoint="/api/v1/activities/5/notes")
+    other = lab.add(operation="update", endpoint="/api/v1/activities/6/notes")
+    assert lab.claimable() == [first.id, other.id]

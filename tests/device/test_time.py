@@ -154,12 +154,23 @@ def test_after_a_restart_what_is_due_by_the_clock_need_not_wait(lab: Lab) -> Non
     assert lab.claimable() == [late.id]
 
 
-def test_what_may_have_happened_is_not_expired_here(lab: Lab) -> None:
-    lab.add()
+def test_what_may_have_happened_is_not_expired_while_the_server_can_tell(lab: Lab) -> None:
+    entry = lab.add()
+    lab.clock.pass_by(days=5)
     lab.queue.schedule_retry(lab.claim(), outcome_unknown=True)
-    lab.clock.pass_by(days=30)
+    lab.clock.pass_by(days=4)
     assert lab.queue.expire_stale("ada") == []
     assert lab.claim().entry.outcome_unknown
+    assert lab.queue.get(entry.id).status is Status.IN_FLIGHT
+
+
+def test_what_may_have_happened_expires_as_such_when_nobody_can_tell(lab: Lab) -> None:
+    lab.add()
+    lab.queue.schedule_retry(lab.claim(), outcome_unknown=True)
+    lab.clock.pass_by(days=8)
+    (expired,) = lab.queue.expire_stale("ada")
+    assert (expired.status, expired.outcome_unknown) == (Status.EXPIRED, True)
+    assert "look whether it happened" in (expired.last_error or "")
 
 
 def test_the_time_of_an_action_is_told_by_the_servers_clock_once_it_is_known(lab: Lab) -> None:

@@ -92,6 +92,7 @@ BY_CODE: Final[Mapping[str, Verdict]] = MappingProxyType(
         "concurrency.version_mismatch": Conflicting(),
         # Too late.
         "STALE_ACTION": TooOld(),
+        "action.stale": TooOld(),
         # No longer possible.
         "PREREQUISITES_NOT_MET": Refused(),
         "INSUFFICIENT_POINTS": Refused(),

@@ -18,7 +18,7 @@
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -101,6 +101,11 @@ class Profile(StrEnum):
     ROUTES = "routes"
 
     @property
+    def key_lifetime(self) -> timedelta:
+        """How long a service of this kind remembers the key of what it has done, at least."""
+        return timedelta(days=7 if self in (Profile.WALK, Profile.FIELD) else 1)
+
+    @property
     def allows_lanes(self) -> bool:
         """Whether entries that do not depend on each other may overtake each other.
 
@@ -153,6 +158,8 @@ class Reason(StrEnum):
     """A later entry made it superfluous before it was ever sent."""
     PERSON = "person"
     """Somebody said so."""
+    UNKNOWN = "unknown"
+    """It may have happened, and nobody can ask the server any more."""
     STALE = "stale"
     """It is older than the cap."""
 

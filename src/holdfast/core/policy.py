@@ -53,6 +53,8 @@ class Policy:
     error_ttl: timedelta = timedelta(hours=4)
     errors_stored: ErrorsStored = ErrorsStored.HANDLER_4XX
     staleness: Staleness | None = None
+    # Keep a success until its action is too old to be taken for a new one, whatever its TTL says.
+    outlive_staleness: bool = True
     dialect: Dialect = Dialect.PROBLEM
     volatile_fields: frozenset[str] = VOLATILE_FIELDS
     # How long a duplicate waits for the first one before it is told "in progress".

@@ -137,12 +137,13 @@ class Batch:
         """Take one more entry, or find what makes it superfluous."""
         unit, new = self._unit, draft.new
         if new.key is not None:
+            # First what the key was given for, if the entry has changed or has another key since.
+            for changed, *before in unit.rows("former_key", key=draft.key):
+                return _same_request(unit.entry(changed), tuple(before), draft)
             known = self._keys.get(draft.key) or unit.one("by_key", key=draft.key)
             if known is not None:
                 asked = (known.user_id, known.operation.value, known.endpoint, known.payload)
                 return _same_request(known, asked, draft)
-            for renamed, *before in unit.rows("former_key", key=draft.key):
-                return _same_request(unit.entry(renamed), tuple(before), draft)
         lane = lane_of(unit, draft)
         waits = self._waits_of(draft, entry_id)
         if coalesce and not waits.doomed:
@@ -276,6 +277,7 @@ def _coalesced(unit: Unit, draft: Draft, lane: str | None, waits: Waits) -> Entr
     if merge is None or not set(waits.local_refs) <= set(merge.into.local_refs):
         return None
     made_at = draft.new.client_generated_at
+    unit.rows("keep_first_request", id=merge.into.id)
     found = unit.one(
         "merge_into",
         id=merge.into.id,

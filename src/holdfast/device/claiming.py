@@ -81,6 +81,7 @@ def claim(unit: Unit, user_id: str, *, lease_seconds: float, worker: str) -> Cla
         user_id=user_id,
         claimed_by=worker,
         now=unit.now_text,
+        ms=unit.ms,
         lease_ms=unit.ms + int(lease_seconds * 1000),
     )
     if entry is None:
@@ -101,6 +102,7 @@ def claim_some(
     how = {
         "claimed_by": worker,
         "now": unit.now_text,
+        "ms": unit.ms,
         "lease_ms": unit.ms + int(lease_seconds * 1000),
     }
     heads = unit.entries("claim_some", user_id=user_id, limit=limit, **how)

@@ -38,6 +38,7 @@ def merge_target(unit: Unit, draft: Draft, lane: str | None) -> Merge | None:
         tail.endpoint != draft.request.endpoint
         or tail.headers != draft.request.headers
         or tail.profile is not draft.profile
+        or tail.conflict_resolution is not draft.conflict_resolution
         or tail.entity_type != draft.new.entity_type
         or draft.new.depends_on
         or _is_awaited(unit, tail)

@@ -19,6 +19,7 @@ from holdfast.core.entry import (
     Profile,
     Resolution,
 )
+from holdfast.core.retry import is_transient
 from holdfast.device.exchange import Answer, NoAnswer
 from holdfast.device.queue import OutboxQueue
 from holdfast.errors import UsageError
@@ -37,6 +38,7 @@ Merge = Callable[[Any, Any, Any], Any]
 Read = Callable[[], Answer | NoAnswer]
 
 _OK: Final = 200
+_SIGN_IN: Final = 401
 _GONE: Final = frozenset({404, 410})
 
 
@@ -59,7 +61,12 @@ def plan_for(entry: Entry, read: Read, merge: Merge | None) -> Plan | NoAnswer |
     if isinstance(answer, NoAnswer) or answer.status not in {_OK, *_GONE}:
         if strategy is ConflictResolution.SERVER_WINS:
             return Plan(how=Resolution.THEIRS)
-        return answer
+        if isinstance(answer, NoAnswer) or answer.status == _SIGN_IN or is_transient(answer.status):
+            return answer
+        # It cannot be read at all: a person decides without it, or a strategy that needs no more.
+        if strategy is ConflictResolution.CLIENT_WINS and entry.profile is Profile.PLANNING:
+            return Plan()
+        return _decided(entry, strategy, Plan(), None)
     theirs = answer.json() if answer.status == _OK else None
     return _decided(entry, strategy, Plan(theirs=theirs, version=_version(answer)), merge)
 

@@ -13,6 +13,7 @@ from random import random
 from typing import Any, Final, assert_never
 
 from holdfast.core.classify import (
+    BY_CODE,
     Conflicting,
     Done,
     Misdirected,
@@ -21,18 +22,27 @@ from holdfast.core.classify import (
     SignInNeeded,
     TooOld,
     TryLater,
+    Verdict,
     classify,
 )
-from holdfast.core.entry import Claimed, Entry, Operation, Profile, Reason, Status
+from holdfast.core.entry import Claimed, Entry, Profile, Reason, Status
 from holdfast.core.retry import DEVICE, QUEUE, RetryPolicy, parse_retry_after
 from holdfast.device import conflicts
-from holdfast.device.conflicts import Merge, said
+from holdfast.device.answers import (
+    facts,
+    is_within,
+    server_id_in,
+    settles,
+    speaks_for_the_service,
+)
+from holdfast.device.conflicts import Merge, Plan, said
 from holdfast.device.events import Event, EventKind, about
 from holdfast.device.exchange import Answer, NoAnswer, Transport
 from holdfast.device.queue import OutboxQueue
 from holdfast.device.rebuild import BOARD, chain_of, fates, rebuild, standing_in
 from holdfast.device.report import DrainReport, Ended
 from holdfast.device.sending import Token, bearer, reading, request_for, target_of
+from holdfast.device.upkeep import MAYBE
 from holdfast.device.world import FaultPoints
 from holdfast.errors import EntryInvalidError
 from holdfast.ports import Clock
@@ -51,6 +61,7 @@ _MERGES: Final = 5
 
 _OK: Final = 200
 _SIGN_IN: Final = 401
+_UNCLEAR: Final = 422
 _REFUSED_TOKEN: Final = "the server does not take the token: sign in"  # noqa: S105 - for a person
 
 AtSend = Callable[[Entry], Mapping[str, str]]
@@ -77,7 +88,18 @@ class Progress:
         # The network is away: nothing is tried for so long. None if it is there.
         self.held_seconds: float | None = None
         self.silences = 0
+        # The device was off for longer than was known: what is queued may be too old.
+        self.has_aged = False
         self.refused_tokens: set[str | None] = set()
+        # How many sends in a row were answered with 401.
+        self.refusals = 0
+
+    def heard(self, verdict: Verdict) -> None:
+        """Take note that somebody has answered."""
+        if not isinstance(verdict, Misdirected):
+            self.silences = 0
+        if not isinstance(verdict, SignInNeeded):
+            self.refusals = 0
 
     def end(self, why: Ended, detail: str | None = None) -> None:
         """Let the drain end after this entry."""
@@ -168,6 +190,8 @@ class Dispatcher:
             # The app's own functions may raise anything. Nothing was sent.
             queue.release(claimed)
             raise
+        if entry.outcome_unknown and self._is_forgotten(entry, token):
+            return lambda: _too_late(queue, claimed)
         self.reach("drain.before_send")
         try:
             answer = self._transport.send(request)
@@ -181,32 +205,46 @@ class Dispatcher:
             queue.emit(_sent(entry, answer, self._clock.now()))
         if isinstance(answer, NoAnswer):
             return self._unanswered(claimed, progress, answer)
-        progress.silences = 0
-        self._learn(answer)
-        return self._answered(claimed, progress, answer, token)
+        progress.has_aged |= self._learn(answer)
+        try:
+            return self._answered(claimed, progress, answer, token)
+        except BaseException:
+            # The app's own functions again. Sent once more, the server says once more what it said.
+            if answer.status == _SIGN_IN:
+                queue.release(claimed, sent=True, **facts(answer))
+            else:
+                unknown = entry.outcome_unknown
+                queue.schedule_retry(
+                    claimed, give_up=False, outcome_unknown=unknown, **facts(answer)
+                )
+            raise
 
     def _answered(  # noqa: PLR0911 - one for each verdict
         self, claimed: Claimed, progress: Progress, answer: Answer, token: str | None
     ) -> Settle:
         queue, entry = self._queue, claimed.entry
         verdict = classify(answer.status, answer.code, entry)
+        progress.heard(verdict)
         match verdict:
             case Done():
                 progress.is_done = True
-                server_id = _server_id(entry, answer)
-                return lambda: queue.succeed(claimed, server_id=server_id, **_facts(answer))
-            case TryLater():
+                server_id = server_id_in(entry, answer)
+                return lambda: queue.succeed(claimed, server_id=server_id, **facts(answer))
+            case TryLater() if verdict.outcome_unknown or not self._was_unclear(entry):
                 return self._later(claimed, progress, answer, verdict.outcome_unknown)
-            case Refused():
-                return lambda: queue.fail(claimed, error=said(answer), **_facts(answer))
+            case TryLater() | Refused():
+                unknown = entry.outcome_unknown and not settles(answer)
+                return lambda: queue.fail(
+                    claimed, outcome_unknown=unknown, error=said(answer), **facts(answer)
+                )
             case TooOld():
-                return lambda: queue.expire(claimed, error=said(answer), **_facts(answer))
+                return lambda: queue.expire(claimed, error=said(answer), **facts(answer))
             case Conflicting():
                 return self._conflict(claimed, progress, answer, token)
             case OutOfOrder():
                 return self._out_of_order(claimed, progress, answer, token)
             case SignInNeeded():
-                return self._sign_in(claimed, progress, token, _REFUSED_TOKEN)
+                return self._sign_in(claimed, progress, token, _REFUSED_TOKEN, answer)
             case Misdirected():
                 return self._misdirected(claimed, progress, answer)
             case _:
@@ -223,8 +261,18 @@ class Dispatcher:
         return self._retry(claimed, progress, outcome_unknown=True, error=silence.why)
 
     def _misdirected(self, claimed: Claimed, progress: Progress, answer: Answer) -> Settle:
+        """Tell a path that has moved from a hotel's sign-in page. Neither is followed."""
+        where = answer.headers.get("location", "")
+        if is_within(where, getattr(self._transport, "authority", None)):
+            why = f"the server has this under another path ({answer.status}): {where}"
+            return lambda: self._queue.fail(claimed, error=why, **facts(answer))
         why = f"the answer was a redirect ({answer.status}), which is not followed"
-        return self._unreached(claimed, progress, why)
+        progress.silences += 1
+        if progress.silences >= _SILENCES:
+            progress.hold(self._delay(claimed.entry), why)
+        told = facts(answer) | {"code": UNREACHABLE}
+        unknown = claimed.entry.outcome_unknown
+        return self._retry(claimed, progress, unknown, error=why, **told)
 
     def _unreached(self, claimed: Claimed, progress: Progress, why: str) -> Settle:
         """Wait for the network. It is the drain that waits: the entry can go once it is back."""
@@ -247,7 +295,7 @@ class Dispatcher:
             outcome_unknown,
             retry_after_seconds=self._floor(answer),
             error=said(answer),
-            **_facts(answer),
+            **facts(answer),
         )
 
     def _retry(
@@ -288,14 +336,26 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ ask first
 
-    def _sign_in(self, claimed: Claimed, progress: Progress, token: str | None, why: str) -> Settle:
-        """Give the entry back, and ask for another token; go on only if there is one."""
+    def _sign_in(
+        self,
+        claimed: Claimed,
+        progress: Progress,
+        token: str | None,
+        why: str,
+        answer: Answer | None = None,
+    ) -> Settle:
+        """Give the entry back, and ask for another token; go on only if there is one.
+
+        Once: a server that does not take a fresh one either takes none, however many are made.
+        """
         progress.refused_tokens.add(token)
+        progress.refusals += 1
         again = bearer(self._token, claimed.entry.user_id)
-        if again is None or again in progress.refused_tokens:
+        if again is None or again in progress.refused_tokens or progress.refusals > 1:
             progress.end(Ended.SIGNED_OUT, why)
             self._tell(EventKind.PAUSED, claimed.entry, why)
-        return lambda: self._queue.release(claimed, sent=token is not None, error=why)
+        told = {} if answer is None else facts(answer)
+        return lambda: self._queue.release(claimed, sent=answer is not None, error=why, **told)
 
     def _conflict(
         self, claimed: Claimed, progress: Progress, answer: Answer, token: str | None
@@ -306,9 +366,11 @@ class Dispatcher:
         plan = conflicts.plan_for(
             entry, lambda: self._read(target_of(entry, queue.mappings), entry, token), merge
         )
+        if isinstance(plan, Answer | NoAnswer) and self._gives_up(entry, self._policy(entry)):
+            plan = Plan()  # it was tried often enough: a person decides without the server's side
         if isinstance(plan, Answer | NoAnswer):
             why = "there is a conflict, and the server's side could not be read"
-            return self._unread(claimed, progress, plan, token, why)
+            return self._unread(claimed, progress, (answer, plan), token, why)
         settled = plan
 
         def settle() -> Entry:
@@ -327,12 +389,12 @@ class Dispatcher:
         self._rounds[entry.id] += 1
         if self._rounds[entry.id] > _REBUILDS:
             return lambda: queue.fail(
-                claimed, reason=Reason.REBUILD, error=said(answer), **_facts(answer)
+                claimed, reason=Reason.REBUILD, error=said(answer), **facts(answer)
             )
         board = self._read(BOARD, entry, token)
         if isinstance(board, NoAnswer) or board.status != _OK:
             why = "a step is out of order, and the quests could not be read"
-            return self._unread(claimed, progress, board, token, why)
+            return self._unread(claimed, progress, (answer, board), token, why)
 
         def settle() -> Entry:
             with queue.transaction():
@@ -347,18 +409,19 @@ class Dispatcher:
         self,
         claimed: Claimed,
         progress: Progress,
-        heard: Answer | NoAnswer,
+        answers: tuple[Answer, Answer | NoAnswer],
         token: str | None,
         why: str,
     ) -> Settle:
         """Try the entry again later: its answer is known, but not what follows from it."""
-        if isinstance(heard, NoAnswer):
-            return self._retry(claimed, progress, outcome_unknown=False, error=why)
-        if heard.status == _SIGN_IN:
-            return self._sign_in(claimed, progress, token, _REFUSED_TOKEN)
-        floor = self._floor(heard)
+        answer, heard = answers
+        floor = None
+        if isinstance(heard, Answer):
+            if heard.status == _SIGN_IN:
+                return self._sign_in(claimed, progress, token, _REFUSED_TOKEN, heard)
+            floor = self._floor(heard)
         return self._retry(
-            claimed, progress, outcome_unknown=False, error=why, retry_after_seconds=floor
+            claimed, progress, False, error=why, retry_after_seconds=floor, **facts(answer)
         )
 
     def _read(self, target: str, entry: Entry, token: str | None) -> Answer | NoAnswer:
@@ -372,18 +435,36 @@ class Dispatcher:
             headers["Authorization"] = f"Bearer {token}"
         return headers
 
-    def _learn(self, answer: Answer) -> None:
-        """Take the server's time, when it has moved on by a second."""
+    def _is_forgotten(self, entry: Entry, token: str | None) -> bool:
+        """Say whether it is too late to ask what became of an entry by sending it again."""
+        if self._queue.has_gap():
+            # Nobody knows how long the device was off. Whatever the server says tells the time.
+            heard = self._read(target_of(entry, self._queue.mappings), entry, token)
+            if isinstance(heard, Answer):
+                self._learn(heard)
+        return self._queue.is_forgotten(entry)
+
+    def _was_unclear(self, entry: Entry) -> bool:
+        """Say whether an entry has had its second chance after a 422 that nobody understands."""
+        history = self._queue.attempts(entry.id)[1 - entry.attempt_count :]
+        return entry.attempt_count > 1 and any(
+            one.status == _UNCLEAR and one.code not in BY_CODE for one in history
+        )
+
+    def _learn(self, answer: Answer) -> bool:
+        """Take the server's time, when it has moved on by a second.
+
+        Returns whether time had passed unseen: entries may be older than they seemed.
+        """
         date = answer.headers.get("date")
-        if date is None or date == self._date:
-            return
+        if date is None or date == self._date or not speaks_for_the_service(answer):
+            return False
         self._date = date
         try:
             now = parsedate_to_datetime(date)
-        except ValueError:
-            return
-        if now.tzinfo is not None:
-            self._queue.learn_server_time(now)
+        except (ValueError, OverflowError):
+            return False
+        return now.tzinfo is not None and self._queue.learn_server_time(now)
 
     def _tell(self, kind: EventKind, entry: Entry, detail: str) -> None:
         self._queue.emit(about(kind, entry, self._clock.now(), detail=detail))
@@ -394,14 +475,13 @@ def _sent(entry: Entry, answer: Answer | NoAnswer, at: datetime) -> Event:
     return about(EventKind.SENT, entry, at, detail=told)
 
 
-def _facts(answer: Answer) -> dict[str, Any]:
-    return {"http_status": answer.status, "code": answer.code, "request_id": answer.request_id}
-
-
-def _server_id(entry: Entry, answer: Answer) -> str | int | None:
-    """Return the server's id of what was created; None for everything else."""
-    if entry.operation is not Operation.CREATE:
-        return None
-    body = answer.json()
-    found = body.get("id") if isinstance(body, dict) else None
-    return found if isinstance(found, str | int) and not isinstance(found, bool) else None
+def _too_late(queue: OutboxQueue, claimed: Claimed) -> Entry:
+    """Leave an entry that may have happened, and that nobody can ask for any more, to a person."""
+    entry_id = claimed.entry.id
+    with queue.transaction():
+        queue.release(claimed)
+        queue.expire_stale(claimed.entry.user_id)
+        entry = queue.get(entry_id)
+        if entry.status is Status.PENDING:
+            entry = queue.park(entry_id, reason=Reason.UNKNOWN, error=MAYBE)
+    return entry

@@ -169,7 +169,7 @@ class _Run:
             self._outcomes.append(self._dispatcher.dispatch(claimed, progress))
             if not progress.is_done:
                 self._hold_back(claimed.entry.lane)
-            if progress.held_seconds is not None:
+            if progress.held_seconds is not None or progress.has_aged:
                 return
             if self._clock.monotonic() - began >= _COMMIT_SECONDS:
                 self._size = max(1, len(self._outcomes))
@@ -185,12 +185,20 @@ class _Run:
             for settle in self._outcomes:
                 _record(settle, progress.report)
             self._outcomes.clear()
-            if progress.held_seconds is not None or self._is_over(progress, max_seconds):
+            if (
+                progress.held_seconds is not None
+                or progress.has_aged
+                or self._is_over(progress, max_seconds)
+            ):
                 self._hold_back_from(0)
             else:
                 # The network has become slower: what has to wait can be undone meanwhile.
                 self._hold_back_from(self._size)
             self._let_go()
+            if progress.has_aged:
+                progress.has_aged = False
+                report = progress.report
+                report.expired += len(self._queue.expire_stale(report.user_id))
             if len(self._claims) < self._size and progress.held_seconds is None:
                 self._claim(progress)
         keeper.hold(tuple(self._claims))

@@ -10,7 +10,8 @@ UPDATE offline_sync_queue SET due_ms = NULL
 -- name: claim
 UPDATE offline_sync_queue
    SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
-       claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL
+       claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL,
+       maybe_since_ms = coalesce(maybe_since_ms, :ms)
  WHERE rowid = (SELECT rowid FROM offline_sync_queue
                  WHERE user_id = :user_id
                    AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
@@ -21,7 +22,8 @@ RETURNING ENTRY;
 -- The same for several at once. They come back in no particular order.
 UPDATE offline_sync_queue
    SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
-       claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL
+       claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL,
+       maybe_since_ms = coalesce(maybe_since_ms, :ms)
  WHERE rowid IN (SELECT rowid FROM offline_sync_queue
                   WHERE user_id = :user_id
                     AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
@@ -37,7 +39,8 @@ SELECT id, status = 'pending' AND waiting_for = 0 AND due_ms IS NULL FROM offlin
 -- name: claim_behind
 UPDATE offline_sync_queue
    SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
-       claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL
+       claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL,
+       maybe_since_ms = coalesce(maybe_since_ms, :ms)
  WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'pending'
 RETURNING ENTRY;
 
@@ -88,8 +91,8 @@ UPDATE offline_sync_queue
    SET status = :status, attempt_count = attempt_count - :uncount, due_ms = :due_ms,
        next_retry_at = :next_retry_at, last_error = coalesce(:error, last_error),
        last_error_code = coalesce(:error_code, last_error_code), reason = :reason,
-       outcome_unknown = CASE WHEN :outcome_unknown IS NULL THEN outcome_unknown
-                              ELSE :outcome_unknown END,
+       outcome_unknown = coalesce(:outcome_unknown, outcome_unknown),
+       maybe_since_ms = CASE WHEN coalesce(:outcome_unknown, outcome_unknown) THEN maybe_since_ms END,
        theirs = coalesce(:theirs, theirs), theirs_version = coalesce(:theirs_version, theirs_version),
        lease_ms = NULL
  WHERE id = :id AND status = 'in_flight' AND claim_number = :number

@@ -77,6 +77,12 @@ SELECT 1 FROM entry_waits AS wait JOIN offline_sync_queue AS waiting ON waiting.
    AND waiting.status IN ('pending', 'in_flight', 'failed', 'conflict')
  LIMIT 1;
 
+-- name: keep_first_request
+-- What the entry's key was given for: an app that enqueues it once more finds its entry.
+INSERT OR IGNORE INTO former_keys
+SELECT idempotency_key, id, user_id, operation, endpoint, payload
+  FROM offline_sync_queue WHERE id = :id;
+
 -- name: merge_into
 -- Not into one that is about to be too old to be sent: the new change is not.
 UPDATE offline_sync_queue

@@ -131,7 +131,16 @@ class Holding(Operations):
                 outcome_unknown=outcome_unknown,
             )
 
-    def release(self, claimed: Claimed, *, sent: bool = False, error: str | None = None) -> Entry:
+    def release(
+        self,
+        claimed: Claimed,
+        *,
+        sent: bool = False,
+        error: str | None = None,
+        http_status: int | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+    ) -> Entry:
         """Give a claim back as if it had not been taken: no attempt is counted, no wait is set.
 
         For a stop between claim and send, for a token that is not accepted (401), for local ids
@@ -140,7 +149,7 @@ class Holding(Operations):
         """
         with self._write("release") as unit:
             return claiming.release(
-                unit, claimed, claiming.Answer(None, None, None, error), sent=sent
+                unit, claimed, claiming.Answer(http_status, code, request_id, error), sent=sent
             )
 
     def fail(

@@ -27,22 +27,24 @@ class Housekeeping(Operations):
 
         Age is time that has certainly passed: measured by a clock that cannot be set while the
         device is on, and by the server's ``Date`` (``learn_server_time``) across the times when it
-        was off. The device's wall clock has no say. Entries whose outcome is unknown are left: only
-        the server can tell what became of them.
+        was off. The device's wall clock has no say. Entries whose outcome is unknown are left as
+        long as the server is certain to remember their keys, and can tell what became of them.
         """
         with self._write("expire_stale") as unit:
             return upkeep.expire_stale(unit, user_id, self._settings.stale_after)
 
-    def learn_server_time(self, server_now: datetime) -> None:
+    def learn_server_time(self, server_now: datetime) -> bool:
         """Take the ``Date`` of a response from the configured server, just received.
 
-        Cheap to call with every answer: it is written only when it says something new.
+        Cheap to call with every answer: it is written only when it says something new. Returns
+        whether time had passed unseen, so that entries are older than they seemed.
         """
         with self._read() as unit:
             news = upkeep.is_news(unit, server_now)
-        if news:
-            with self._write("learn_server_time") as unit:
-                upkeep.learn_server_time(unit, server_now)
+        if not news:
+            return False
+        with self._write("learn_server_time") as unit:
+            return upkeep.learn_server_time(unit, server_now)
 
     def server_now(self) -> datetime:
         """Return the server's time as far as it is known, otherwise the device's."""

@@ -33,7 +33,9 @@ class HttpxTransport:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """Take what ``HttpTransport`` takes; ``transport`` is one of httpx's own."""
-        self._prefix = ServerAddress.parse(server).text
+        address = ServerAddress.parse(server)
+        self.authority = address.authority
+        self._prefix = address.text
         self._timeout_seconds = timeout_seconds
         self._max_answer_bytes = max_answer_bytes
         self._http = httpx.Client(

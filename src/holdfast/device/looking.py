@@ -75,6 +75,20 @@ class Looking(Operations):
         with self._read() as unit:
             return reading.dependents(unit, entry_id, transitive=transitive)
 
+    def is_forgotten(self, entry: Entry) -> bool:
+        """Say whether an entry may have happened, and its key no longer protects it.
+
+        So much time has certainly passed since it was first sent that a service of its profile may
+        have forgotten the key: sent again, it might happen a second time.
+        """
+        with self._read() as unit:
+            return upkeep.is_forgotten(unit, entry)
+
+    def has_gap(self) -> bool:
+        """Say whether the device was off for a time that nobody knows yet."""
+        with self._read() as unit:
+            return unit.moment.row.gap_ms is not None
+
     def attempts(self, entry_id: str) -> list[Attempt]:
         """Return the history of an entry's sends, oldest first."""
         with self._read() as unit:

@@ -95,12 +95,19 @@ def lane_of(unit: Unit, draft: Draft) -> str | None:
     if entity is None:
         if draft.operation is Operation.CREATE:
             return None
-        entity = draft.request.endpoint.partition("?")[0].rpartition("/")[2]
+        entity = _entity_in(draft.request.endpoint.partition("?")[0])
     text = str(entity)
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None  # noqa: PLR2004
     found = unit.rows("local_of_server_id", user_id=new.user_id, text=text, number=number)
     entity = found[0][0] if found else entity
     return f"{new.entity_type}/{entity}"
+
+
+def _entity_in(path: str) -> str:
+    """Return what names the entity in a path: ``5`` in ``/notes/5`` and in ``/notes/5/pin``."""
+    parts = path.split("/")
+    named = (part for part in reversed(parts) if any(letter.isdigit() for letter in part))
+    return next(named, parts[-1])
 
 
 def own_lane(draft: Draft) -> str | None:

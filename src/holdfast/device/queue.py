@@ -33,7 +33,7 @@ from holdfast.device.schema import prepare_schema
 from holdfast.device.settings import QueueSettings
 from holdfast.device.transactions import Transactions
 from holdfast.device.world import FaultPoints, SystemDeviceClock
-from holdfast.errors import FileDamagedError, WrongPassphraseError
+from holdfast.errors import FileDamagedError, OutboxFileError, WrongPassphraseError
 from holdfast.ports import Clock
 
 __all__ = ["OutboxQueue"]
@@ -80,8 +80,11 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         chance: Callable[[], float] = random,
         driver: Driver = "auto",
         vfs: str | None = None,
+        create: bool = True,
     ) -> Self:
         """Open the file, or make it, and bring its schema up to date.
+
+        With ``create=False`` a file that is not there, or has no outbox in it, is refused.
 
         ``passphrase``: text is stretched into a key as SQLCipher 4 does (a few tenths of a second);
         32 bytes are the key itself, for apps that keep one in the system's key store. Without one
@@ -105,13 +108,15 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
                 busy_seconds=chosen.busy_seconds,
             )
             try:
-                prepare_schema(database, busy_seconds=chosen.busy_seconds)
+                prepare_schema(database, busy_seconds=chosen.busy_seconds, create=create)
             except BaseException:
                 database.close()
                 raise
             return database
 
         is_new = not Path(path).exists() or Path(path).stat().st_size == 0
+        if is_new and not create:
+            raise OutboxFileError(f"there is no outbox in {path}")
         try:
             database = prepared()
         except (WrongPassphraseError, FileDamagedError):

@@ -119,21 +119,24 @@ def rebuild(queue: OutboxQueue, claimed: Claimed, answer: Answer, decided: Itera
 
 def _end_claim(queue: OutboxQueue, claimed: Claimed, answer: Answer, fate: Fate) -> None:
     entry_id = claimed.entry.id
+    facts: dict[str, Any] = {
+        "http_status": answer.status,
+        "code": answer.code,
+        "request_id": answer.request_id,
+    }
     if fate.endpoint is not None:
-        queue.release(claimed, sent=True, error=f"the server said {answer.code}")
+        queue.release(claimed, sent=True, error=f"the server said {answer.code}", **facts)
         # The server has just answered under this key: it has not happened.
         queue.edit_payload(entry_id, UNSET, endpoint=fate.endpoint, force=True)
         return
     if not fate.drop and fate.park is None:
-        queue.release(claimed, sent=True, error=f"the server said {answer.code}")
+        queue.release(claimed, sent=True, error=f"the server said {answer.code}", **facts)
         return
     queue.fail(
         claimed,
         reason=Reason.REBUILD,
         error=fate.park or "the server has it already",
-        http_status=answer.status,
-        code=answer.code,
-        request_id=answer.request_id,
+        **facts,
     )
     if fate.drop:
         queue.discard(entry_id, reason=Reason.REBUILD)

@@ -21,19 +21,14 @@ def load_steps() -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def prepare_schema(database: Database, *, busy_seconds: float) -> None:
-    """Bring the file up to date, whoever comes first; refuse one that is newer or not ours."""
+def prepare_schema(database: Database, *, busy_seconds: float, create: bool = True) -> None:
+    """Bring the file up to date, whoever comes first; refuse one that is newer or not ours.
+
+    With ``create`` a file without an outbox gets one.
+    """
     database.configure()
     steps = load_steps()
-    newest = steps[-1][0]
-    version = _version(database)
-    if version > newest:
-        raise NewerFileError(
-            f"{database.path} was written by a newer version (schema {version}, this one knows "
-            f"{newest}): upgrade Holdfast to open it"
-        )
-    if database.rows("PRAGMA query_only")[0][0]:
-        raise FileReadOnlyError(f"{database.path} cannot be written")
+    _check_file(database, newest=steps[-1][0], create=create)
     if not database.switch_to_wal(busy_seconds):
         raise FileReadOnlyError(
             f"{database.path} cannot be written beside: the outbox keeps a log next to its file"
@@ -42,7 +37,10 @@ def prepare_schema(database: Database, *, busy_seconds: float) -> None:
     try:
         version = _version(database)
         if version == 0:
-            _make_room(database)
+            _check_room(database)
+            database.rows(
+                "CREATE TABLE outbox_meta (name TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID"
+            )
         for number, sql in steps:
             if number > version:
                 for statement in _statements(sql):
@@ -58,6 +56,22 @@ def prepare_schema(database: Database, *, busy_seconds: float) -> None:
         raise
 
 
+def _check_file(database: Database, *, newest: int, create: bool) -> None:
+    """Refuse what cannot be worked with, before anything is written."""
+    version = _version(database)
+    if version > newest:
+        raise NewerFileError(
+            f"{database.path} was written by a newer version (schema {version}, this one knows "
+            f"{newest}): upgrade Holdfast to open it"
+        )
+    if version == 0:
+        if not create:
+            raise OutboxFileError(f"{database.path} is not an outbox")
+        _check_room(database)
+    if database.rows("PRAGMA query_only")[0][0]:
+        raise FileReadOnlyError(f"{database.path} cannot be written")
+
+
 def _version(database: Database) -> int:
     """Return the number of the last step this file has had; 0 if it is not an outbox yet."""
     if not database.rows("SELECT 1 FROM sqlite_schema WHERE name = 'outbox_meta'"):
@@ -66,14 +80,18 @@ def _version(database: Database) -> int:
     return int(found[0][0]) if found else 0
 
 
-def _make_room(database: Database) -> None:
-    """Begin an outbox, possibly in a file that is the app's own as well."""
-    for table in _TABLES:
-        if database.rows("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)):
-            raise OutboxFileError(
-                f"{database.path} has a table {table!r} of its own: give the outbox another file"
-            )
-    database.rows("CREATE TABLE outbox_meta (name TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID")
+def _check_room(database: Database) -> None:
+    """Look whether an outbox can begin here, possibly in a file that is the app's own as well."""
+    # In one statement: another process may be making the outbox this moment.
+    names = ", ".join(f"'{table}'" for table in _TABLES)
+    found = database.rows(
+        f"SELECT name FROM sqlite_schema WHERE name IN ({names})"  # noqa: S608 - constants
+        " AND NOT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'outbox_meta')"
+    )
+    if found:
+        raise OutboxFileError(
+            f"{database.path} has a table {found[0][0]!r} of its own: give the outbox another file"
+        )
 
 
 def _statements(sql: str) -> list[str]:

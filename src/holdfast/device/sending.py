@@ -95,7 +95,8 @@ def _walk_body(entry: Entry, ids: Ids, now: Callable[[], datetime]) -> bytes | N
     payload = replace_in_body(entry.decoded() or {}, ids)
     # An app that says itself when the person acted is believed.
     body: dict[str, Any] = {"clientGeneratedAt": instant(entry.client_generated_at)} | payload
-    body["clientSubmittedAt"] = instant(now())
+    # Nothing is sent before it was made, whatever the device's clock was set to in between.
+    body["clientSubmittedAt"] = instant(max(now(), entry.client_generated_at))
     if entry.endpoint in _KEY_IN_BODY:
         body["idempotencyKey"] = entry.idempotency_key
     return msgspec.json.encode(body)

@@ -29,6 +29,9 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 SAVE_AFTER_MS: Final = 300_000
 """How much elapsed time may be lost by a sudden restart: written down every five minutes."""
 
+_LATEST_MS: Final = (datetime(2200, 1, 1, tzinfo=UTC) - _EPOCH) // _MILLISECOND
+"""Whoever says that it is later than this is wrong, and sums with it would not be dates."""
+
 _NEWS_MS: Final = 2_000
 """``Date`` has whole seconds; less than this is not worth a commit."""
 
@@ -99,9 +102,11 @@ def moment_of(
 
 
 def learn(moment: Moment, server_now: datetime) -> Learnt | None:
-    """Take the server's time; None if it says nothing new."""
+    """Take the server's time; None if it says nothing new, or what cannot be."""
     row, now = moment.row, moment.ms
     server_ms = _to_ms(server_now)
+    if not 0 <= server_ms < _LATEST_MS:
+        return None
     offset = server_ms - _to_ms(moment.wall)
     missed, since = 0, now
     if row.server_ms is not None and row.server_at_ms is not None:
@@ -137,7 +142,7 @@ def server_time(moment: Moment) -> datetime:
     counted = row.server_ms + moment.ms - row.server_at_ms
     if row.gap_ms is not None:
         counted = max(counted, _to_ms(moment.wall) + (row.server_offset_ms or 0))
-    return _EPOCH + timedelta(milliseconds=counted)
+    return _EPOCH + timedelta(milliseconds=min(max(counted, 0), _LATEST_MS))
 
 
 def _to_ms(at: datetime) -> int:

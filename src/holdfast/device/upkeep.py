@@ -14,10 +14,12 @@ from holdfast.device.unit import Unit
 from holdfast.errors import UnsentEntriesError
 
 __all__ = [
+    "MAYBE",
     "PRUNE_BATCH",
     "Place",
     "Stats",
     "expire_stale",
+    "is_forgotten",
     "is_news",
     "learn_server_time",
     "prune",
@@ -28,6 +30,16 @@ __all__ = [
 PRUNE_BATCH: Final = 500
 """Entries removed per commit: the disk is busy for milliseconds, not for seconds."""
 
+MAYBE: Final = (
+    "it was sent, no answer came, and by now the server has forgotten its key: look whether it "
+    "happened before you send it again"
+)
+"""What a person is told about an entry that nobody can ask for any more."""
+
+_ON_ITS_WAY: Final = timedelta(minutes=10)
+"""A request may be on its way for so long after it was claimed."""
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _PAGE: Final = 200
 _PRUNED: Final = (Status.SUCCEEDED, Status.DISCARDED, Status.EXPIRED)
 
@@ -71,21 +83,40 @@ class Place:
         return not self.statuses
 
 
+def is_forgotten(unit: Unit, entry: Entry) -> bool:
+    """Say whether an entry may have happened so long ago that its key no longer protects it."""
+    found = unit.rows("maybe_since", id=entry.id)
+    return bool(found) and _is_forgotten(unit, entry, found[0][0])
+
+
+def _is_forgotten(unit: Unit, entry: Entry, maybe_since_ms: int | None) -> bool:
+    if maybe_since_ms is None:  # a person has looked, and wants it to be sent
+        return False
+    remembered = entry.profile.key_lifetime - _ON_ITS_WAY
+    return unit.ms - maybe_since_ms >= remembered // _MILLISECOND
+
+
 def expire_stale(unit: Unit, user_id: str, cap: timedelta) -> list[Entry]:
-    """Expire what has been pending for longer than the cap."""
+    """Expire what has been pending for longer than the cap.
+
+    What may have happened is asked for again as long as the server is certain to remember its key.
+    """
     limit = unit.ms - int(cap.total_seconds() * 1000)
     expired: list[Entry] = []
     after = 0
     while True:
         page = unit.rows("pending_by_age", user_id=user_id, after=after, limit=_PAGE)
-        for rowid, entry_id, enqueued_ms, outcome_unknown in page:
+        for rowid, entry_id, enqueued_ms, outcome_unknown, maybe_since_ms in page:
             if enqueued_ms >= limit:
                 return expired
             after = rowid
             entry = unit.entry(entry_id)
-            # One expired before may have parked this one.
-            if not outcome_unknown and entry.status is Status.PENDING:
+            if entry.status is not Status.PENDING:  # one expired before has parked it
+                continue
+            if not outcome_unknown:
                 expired.append(put_aside(unit, entry, Status.EXPIRED, Reason.STALE, None))
+            elif _is_forgotten(unit, entry, maybe_since_ms):
+                expired.append(put_aside(unit, entry, Status.EXPIRED, Reason.STALE, MAYBE))
         if len(page) < _PAGE:
             return expired
 
@@ -95,16 +126,18 @@ def is_news(unit: Unit, server_now: datetime) -> bool:
     return learn(unit.moment, server_now) is not None
 
 
-def learn_server_time(unit: Unit, server_now: datetime) -> None:
-    """Take the server's time, and fill the gap before it if there is one."""
+def learn_server_time(unit: Unit, server_now: datetime) -> bool:
+    """Take the server's time, and fill the gap before it if there is one; says whether it did."""
     learnt = learn(unit.moment, server_now)
     if learnt is None:
-        return
+        return False
     if learnt.missed_ms:
         unit.rows("shift_since", by_ms=learnt.missed_ms, since_ms=learnt.since_ms)
         unit.rows("shift_settled", by_ms=learnt.missed_ms, since_ms=learnt.since_ms)
+        unit.rows("shift_maybe", by_ms=learnt.missed_ms, since_ms=learnt.since_ms)
         unit.rows("shift_leases", by_ms=learnt.missed_ms)
     unit.set_clock(learnt.row)
+    return learnt.missed_ms > 0
 
 
 def prune(unit: Unit, settings: QueueSettings, place: Place, size: int) -> int:

@@ -21,6 +21,10 @@ SELECT enqueued_ms FROM offline_sync_queue ORDER BY rowid DESC LIMIT 1;
 UPDATE offline_sync_queue SET enqueued_ms = enqueued_ms + :by_ms
  WHERE status IN ('pending', 'in_flight', 'failed', 'conflict') AND enqueued_ms > :since_ms;
 
+-- name: shift_maybe
+UPDATE offline_sync_queue SET maybe_since_ms = maybe_since_ms + :by_ms
+ WHERE maybe_since_ms > :since_ms;
+
 -- name: shift_leases
 UPDATE offline_sync_queue SET lease_ms = lease_ms + :by_ms WHERE lease_ms IS NOT NULL;
 
@@ -30,9 +34,12 @@ UPDATE offline_sync_queue SET settled_ms = settled_ms + :by_ms WHERE settled_ms 
 -- name: pending_by_age
 -- Rows of one user and status come in the order in which they were queued, so whoever reads can stop
 -- at the first that is young enough.
-SELECT rowid, id, enqueued_ms, outcome_unknown FROM offline_sync_queue
+SELECT rowid, id, enqueued_ms, outcome_unknown, maybe_since_ms FROM offline_sync_queue
  WHERE user_id = :user_id AND status = 'pending' AND rowid > :after
  ORDER BY rowid LIMIT :limit;
+
+-- name: maybe_since
+SELECT maybe_since_ms FROM offline_sync_queue WHERE id = :id AND outcome_unknown = 1;
 
 -- name: prunable
 -- Settled long enough ago, and nobody who is not settled looks up to it.
