@@ -194,6 +194,14 @@ def test_what_it_ignores_is_said(serve: Serve) -> None:
     assert secret not in server.stderr()
 
 
+def test_what_it_obeys_at_a_price_is_said(serve: Serve) -> None:
+    ttl = {"HOLDFAST_WALK_SUCCESS_TTL_HOURS": "0.0005", "HOLDFAST_JWT_SECRET": "x" * 32}
+    server = serve("--no-jobs", "--workers", "2", **ttl)
+    assert server.stop() == 0
+    warnings = [line for line in server.stderr().splitlines() if "warning" in line.lower()]
+    assert len([line for line in warnings if "WALK_SUCCESS_TTL_HOURS=0.0005" in line]) == 1
+
+
 def test_a_development_secret_binds_to_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_JWT_SECRET", raising=False)
     development, real = load_settings(), load_settings(jwt_secret="x" * 32)

@@ -168,3 +168,25 @@ def test_a_misspelt_variable_is_noticed() -> None:
 
 def test_every_setting_says_what_it_should_be() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize("hours", ["0.0005", "167", "170"])
+def test_a_walk_ttl_that_is_shorter_than_actions_count_is_obeyed_and_warned_of(
+    monkeypatch: pytest.MonkeyPatch, hours: str
+) -> None:
+    monkeypatch.setenv("HOLDFAST_WALK_SUCCESS_TTL_HOURS", hours)
+    settings = load_settings()
+    assert not settings.policies().walk.outlive_staleness
+    [line] = settings.cautions()
+    assert f"HOLDFAST_WALK_SUCCESS_TTL_HOURS={hours}" in line
+    assert "174 hours" in line
+
+
+@pytest.mark.parametrize("hours", ["168", "174", "500", ""])
+def test_a_walk_ttl_that_forgets_nothing_needs_no_warning(
+    monkeypatch: pytest.MonkeyPatch, hours: str
+) -> None:
+    monkeypatch.setenv("HOLDFAST_WALK_SUCCESS_TTL_HOURS", hours)
+    settings = load_settings()
+    assert settings.policies().walk.outlive_staleness
+    assert settings.cautions() == []

@@ -48,7 +48,7 @@ def run_server(
         "run_jobs": "false" if no_jobs else None,
     }
     settings = load_settings(**given)
-    for line in strange_variables():
+    for line in (*strange_variables(), *settings.cautions()):
         warn(line)
     listener = _bind(host, port, settings)
     with listener:

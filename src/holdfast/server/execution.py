@@ -299,14 +299,16 @@ class Execution:
         )
 
     def _expiry(self, reply: Reply, created_at: datetime, ttl: timedelta) -> datetime:
-        """Return when the record may go: never while its action could still be taken for a new one.
+        """Return when the record may go: not while its action could still be taken for a new one.
 
         An action counts for a cap and a grace from when the device says it was made, which may be
-        longer than the record's time. What happened must not happen again in between.
+        longer than the record's time. What happened must not happen again in between, unless the
+        policy says that its time is meant as it is written.
         """
         expires_at = created_at + ttl
-        rule = self.call.policy.staleness
-        if rule is None or reply.status >= 400:  # noqa: PLR2004
+        policy = self.call.policy
+        rule = policy.staleness
+        if rule is None or not policy.outlive_staleness or reply.status >= 400:  # noqa: PLR2004
             return expires_at
         counts_until = _generated_at(_fields(self.call)) + rule.cap + rule.grace
         return max(expires_at, counts_until + _A_MOMENT)

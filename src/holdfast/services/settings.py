@@ -240,6 +240,31 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
         """True when nobody has said how people sign in."""
         return self.jwt_secret is None and self.jwks_file is None and self.jwks_url is None
 
+    @property
+    def _forgets_what_counts(self) -> bool:
+        """True when someone has chosen a lifetime in which actions are forgotten that still count.
+
+        The default's number is no choice: a file that lists every default must change nothing.
+        """
+        default = type(self).model_fields["walk_success_ttl_hours"].default
+        hours = self.walk_success_ttl_hours
+        return hours != default and hours < self._action_counts_hours
+
+    @property
+    def _action_counts_hours(self) -> float:
+        return 24 * self.walk_staleness_cap_days + self.walk_staleness_grace_hours
+
+    def cautions(self) -> list[str]:
+        """Return one line for each setting that is obeyed and costs more than it seems to."""
+        lines = []
+        if self._forgets_what_counts:
+            lines.append(
+                f"HOLDFAST_WALK_SUCCESS_TTL_HOURS={self.walk_success_ttl_hours:g} is shorter than "
+                f"the {self._action_counts_hours:g} hours for which an action of walk counts: one "
+                "that is sent again after its record has expired happens a second time"
+            )
+        return lines
+
     def policies(self) -> Policies:
         """Return the presets with these settings applied."""
         common = {
@@ -256,6 +281,7 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
                 cap=timedelta(days=self.walk_staleness_cap_days),
                 grace=timedelta(hours=self.walk_staleness_grace_hours),
             ),
+            outlive_staleness=not self._forgets_what_counts,
             rate_limit=self.walk_rate_limit,
         )
         return Policies(

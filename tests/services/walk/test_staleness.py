@@ -209,6 +209,19 @@ async def test_a_record_outlives_the_time_in_which_its_action_counts(
     refused(await act(world.ada, key=key, at=made_at), 422, "STALE_ACTION")
 
 
+async def test_a_lifetime_that_someone_has_chosen_is_obeyed(open_world: OpenWorld) -> None:
+    async with open_world(walk_success_ttl_hours=0.001) as world:
+        await prepare(world.ada)
+        key, made_at = new_key(), world.clock.at
+        ok(await _allocate(world.ada, key=key, at=made_at))
+        world.clock.move(timedelta(seconds=3))
+        again = await _allocate(world.ada, key=key, at=made_at)
+        assert again.headers["idempotency-replayed"] == "true"
+        world.clock.move(timedelta(seconds=1))
+        # As if it were not there: the handler runs again, and has its own word on that.
+        refused(await _allocate(world.ada, key=key, at=made_at), 409, "ALREADY_ALLOCATED")
+
+
 @ACTIONS
 async def test_once_its_record_has_expired_the_action_is_stale_and_done_once(
     world: World, act: Act
