@@ -8,7 +8,8 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 import holdfast.device
+from holdfast.device import claiming
+from holdfast.device.dispatch import Dispatcher
 from holdfast.proof.torture import planted
 from holdfast.proof.torture.campaign import (
     Summary,
@@ -27,6 +30,8 @@ from holdfast.proof.torture.faults import DEVICE_POINTS, KINDS, POINTS, Mask
 from holdfast.proof.torture.shrinking import shrink
 from holdfast.proof.torture.templates import Templates
 from holdfast.proof.torture.world import run_seed
+from holdfast.server.execution import Execution
+from tests.planted.planting import Replacement, plant
 
 SEEDS = int(os.environ.get("HOLDFAST_TORTURE_SEEDS", "2000"))
 
@@ -138,8 +143,59 @@ def test_without_its_faults_a_seed_is_calm(templates: Templates) -> None:
 )
 def test_a_planted_bug_is_found(bug: str, templates: Templates) -> None:
     catch = planted.hunt_here(bug, templates, most_seeds=200, shrinks=False)
+    assert catch.broken is None
     assert catch.failure is not None
     assert catch.failure.violations
+
+
+def _takes_too_little() -> list[Replacement]:
+    return [(Dispatcher, "_floor", lambda _self: None)]
+
+
+def _asks_for_what_is_gone() -> list[Replacement]:
+    async def finish(self: Any, _reply: Any) -> Any:  # answered by 500, and tried again for ever
+        return await self.is_gone()
+
+    return [(Execution, "finish", finish)]
+
+
+def _hides_its_error() -> list[Replacement]:
+    def floor(self: Any, _answer: Any) -> None:
+        with suppress(AttributeError):
+            self.is_gone()
+
+    return [(Dispatcher, "_floor", floor)]
+
+
+def _asks_a_table_that_is_gone() -> list[Replacement]:
+    def watchdog(work: Any) -> Any:
+        work._database.rows("UPDATE is_gone SET lease_ms = 0")
+
+    return [(claiming, "watchdog", watchdog)]
+
+
+def _cannot_be_planted() -> list[Replacement]:
+    return [(Dispatcher, "is_gone", None)]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        _takes_too_little,
+        _asks_for_what_is_gone,
+        _hides_its_error,
+        _asks_a_table_that_is_gone,
+        _cannot_be_planted,
+    ],
+)
+def test_what_a_plant_breaks_by_its_own_error_is_no_catch(
+    made: Callable[[], list[Replacement]], templates: Templates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planted, "_PLACE", Path("tests"))  # these plants are in this file
+    monkeypatch.setattr(planted, "load_bugs", lambda: {"stale": plant(made)})
+    catch = planted.hunt_here("stale", templates, most_seeds=60, shrinks=False)
+    assert catch.failure is None
+    assert catch.broken is not None
 
 
 def test_a_failing_seed_is_shrunk_to_the_faults_that_matter(templates: Templates) -> None:

@@ -70,7 +70,9 @@ def show_planted(*, jobs: int | None, as_json: bool) -> int:
 
 
 def _tell_catch(catch: planted.Catch, number: int, count: int) -> None:
-    if catch.failure is None:
+    if catch.broken is not None:
+        told = f"THE PLANT IS BROKEN: {catch.broken}"
+    elif catch.failure is None:
         told = f"NOT FOUND in {catch.seeds} seeds"
     else:
         told = f"seed {catch.failure.seed}: {catch.failure.violations[0]}"

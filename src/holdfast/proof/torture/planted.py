@@ -1,7 +1,8 @@
 """Bugs that were planted on purpose: loaded from a checkout, put in place, and hunted.
 
 They are no part of what is installed. Each is a function in ``tests/planted`` that breaks the real
-code while its ``with`` block lasts.
+code while its ``with`` block lasts. One that has itself gone wrong, because the code around it has
+changed since, breaks promises too: what it does then says nothing, and is no catch.
 """
 
 import importlib
@@ -10,9 +11,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 import msgspec
 
@@ -34,13 +36,31 @@ Bug = Callable[[], AbstractContextManager[None]]
 _PLACE: Final = Path("tests") / "planted"
 _MODULE: Final = "tests.planted"
 
+# What Python raises where code does not fit the code around it. Faults of the world are none of
+# these, nor is anything that a plant raises on purpose.
+_STALE: Final = (
+    TypeError,
+    NameError,
+    AttributeError,
+    AssertionError,
+    LookupError,
+    ValueError,
+    ImportError,
+)
+# The same of SQLite, by its words: there are two drivers, with exceptions of their own.
+_STALE_SQL: Final = ("no such table", "no such column", "has no column", "syntax error", "binding")
+
 
 class Catch(msgspec.Struct):
-    """One planted bug, and how it was found, if it was."""
+    """One planted bug, and how it was found, if it was.
+
+    ``broken`` says what is wrong with the plant itself; then nothing was found.
+    """
 
     bug: str
     seeds: int
     failure: Failure | None = None
+    broken: str | None = None
 
 
 def load_bugs() -> Mapping[str, Bug]:
@@ -85,10 +105,61 @@ def hunt_here(
     name: str, templates: Templates, *, most_seeds: int = MOST_SEEDS, shrinks: bool = True
 ) -> Catch:
     """Look for one bug in this process, and for the fewest faults that show it."""
-    with load_bugs()[name]():
+    seeds = 0
+    with _own_errors() as own, load_bugs()[name]():
         for seed in range(most_seeds):
             outcome = run_seed(seed, templates)
+            seeds += 1
+            if own:
+                break
             if outcome.violations:
                 shortest = shrink(outcome, templates) if shrinks else outcome
-                return Catch(name, seed + 1, told(shortest))
-    return Catch(name, most_seeds)
+                if own:
+                    break
+                return Catch(name, seeds, told(shortest))
+    return Catch(name, seeds, broken=own[0] if own else None)
+
+
+@contextmanager
+def _own_errors() -> Iterator[list[str]]:
+    """Note every error that arises in a plant's own code, whoever catches it afterwards.
+
+    By a trace, as the product may well turn such an error into an answer or another attempt: from
+    the outside it then looks like the broken promise one was looking for.
+    """
+    place = str(_find() / _PLACE)
+    own: list[str] = []
+
+    def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(place):
+            return None
+        frame.f_trace_lines = False
+        return on_event
+
+    def on_event(frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "exception":
+            _, error, trace = arg
+            if (trace.tb_next is None and isinstance(error, _STALE)) or _is_stale_sql(error):
+                where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                own.append(f"{where}: {type(error).__name__}: {error}")
+        return on_event
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        yield own
+    except _STALE as error:
+        if not own:  # not the plant: the torture itself
+            raise
+        own.append(str(error))
+    finally:
+        sys.settrace(before)
+
+
+def _is_stale_sql(error: BaseException | None) -> bool:
+    """Say whether it comes from a statement that does not fit the tables."""
+    while error is not None:
+        if any(words in str(error) for words in _STALE_SQL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -4,6 +4,7 @@ Exactly one of all threads runs at any time, and who is next is decided by the l
 bring no chance of their own; they only keep a stack each.
 """
 
+import sys
 from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Any, Final
@@ -47,6 +48,8 @@ class Strand:
         self._work = work
         self._place = _idle.pop() if _idle else _Place()
         self._place.work = self._run
+        # Threads are traced one by one; whoever traces the loop means what runs in its turns too.
+        self._trace = sys.gettrace()
         self._heard: Any = None
         self._ended = False
         self._turns = 0
@@ -98,6 +101,7 @@ class Strand:
             _idle.append(self._place)
 
     def _run(self) -> None:
+        sys.settrace(self._trace)
         try:
             if self._process.alive:
                 self._work(self)
