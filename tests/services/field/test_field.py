@@ -95,6 +95,38 @@ async def test_an_old_version_is_refused_and_a_star_forces(client: httpx.AsyncCl
     assert missing.status_code == 404
 
 
+async def test_a_delete_is_held_against_the_version_in_its_body(client: httpx.AsyncClient) -> None:
+    document = await created(client, CONTACTS, name="Ada")
+    one = f"{CONTACTS}/{document['id']}"
+    await client.put(one, json={"name": "Bea"}, headers=key())
+
+    async def delete(**body: Any) -> httpx.Response:
+        return await client.request("DELETE", one, json=body, headers=key())
+
+    late = await delete(version=1)
+    assert (late.status_code, late.json()["code"]) == (409, "concurrency.version_mismatch")
+    assert late.json()["details"]["currentVersion"] == 2
+    odd = await delete(version="two")
+    assert (odd.status_code, odd.json()["code"]) == (400, "request.invalid")
+    two = await client.request("DELETE", one, json={"version": 1}, headers=key(If_Match='"2"'))
+    assert (two.status_code, two.json()["code"]) == (400, "request.invalid")
+    assert (await client.get(one)).json()["name"] == "Bea"
+    assert (await delete(version=2)).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [(b"", "application/json"), (b"{}", "application/json"), (b"version=1", "text/plain")],
+)
+async def test_a_delete_that_says_no_version_deletes_what_is_there(
+    client: httpx.AsyncClient, body: bytes, content_type: str
+) -> None:
+    document = await created(client, CONTACTS, name="Ada")
+    one = f"{CONTACTS}/{document['id']}"
+    headers = key() | {"content-type": content_type}
+    assert (await client.request("DELETE", one, content=body, headers=headers)).status_code == 204
+
+
 @pytest.mark.parametrize("tag", ['W/"1"', "1", "", '"1', "x" * 3000])
 async def test_a_tag_that_cannot_be_read_is_refused(client: httpx.AsyncClient, tag: str) -> None:
     document = await created(client, CONTACTS, name="Ada")

@@ -47,6 +47,8 @@ _WITH_TAG: Final = {
 }
 
 Document = Annotated[Any, Body(openapi_examples={"a document": {"value": {"title": "Visit"}}})]
+# A DELETE needs no body; one that has one may say a version there, as PUT and PATCH do.
+Seen = Annotated[Any, Body(openapi_examples={"a version": {"value": {"version": 1}}})]
 IfMatch = Annotated[
     str | None,
     Header(
@@ -167,17 +169,18 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
         responses=errors(404, 409),
     )
     @holdfast.guard(f"DELETE {one}", policy=policy)
-    async def delete(
+    async def delete(  # noqa: PLR0917 - FastAPI reads them
         item_id: str,
         tx: Tx,
         caller: Caller,
         run: Run,
         request: Request,
+        document: Seen = None,
         _if_match: IfMatch = None,
     ) -> Response:
         at = await next_change(tx, caller.tenant, holdfast.clock.now())
         item = await current(tx, caller.tenant, item_id)
-        _check(request, None, item)
+        _check(request, document, item)
         await remove(tx, caller.tenant, kind, item, at)
         run.describe(resource=f"{what}:{item.id}", version=item.version + 1)
         return Response(status_code=204)
