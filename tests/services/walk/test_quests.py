@@ -176,8 +176,25 @@ async def test_there_is_no_step_after_the_last(sqlite_world: World) -> None:
     assert ok(await sqlite_world.ada.complete(QUEST))["status"] == "completed"
 
 
-@pytest.mark.parametrize("step", ["one", "1.5", "%20", "٣"])
-async def test_a_step_that_is_no_number_is_400(sqlite_world: World, step: str) -> None:
+@pytest.mark.parametrize(
+    "step",
+    [
+        "one",
+        "1.5",
+        "%20",
+        "٣",
+        "01",
+        "+1",
+        "%2B1",
+        "%201",
+        "1%20",
+        "1.0",
+        "1_0",
+        "1e0",
+        "-0",
+    ],
+)
+async def test_a_step_is_a_whole_number_in_its_one_spelling(sqlite_world: World, step: str) -> None:
     ok(await sqlite_world.ada.start(QUEST))
     refused(await sqlite_world.ada.advance(QUEST, step), 400, "BAD_REQUEST")
     assert (await sqlite_world.ada.quests())[QUEST]["currentStep"] == 1

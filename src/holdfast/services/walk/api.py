@@ -1,11 +1,14 @@
 """The HTTP face of tree, quests, walker and events. Steps and reviews are in ``steps_api``."""
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from holdfast import Dialect, Holdfast, Principal
 from holdfast.errors import BodyInvalidError
@@ -28,6 +31,17 @@ __all__ = ["allocation_views", "node_views", "router"]
 _MOST_SEQ: Final = 2**63 - 1
 _SEQ_DIGITS: Final = 19
 _STREAM: Final = "text/event-stream"
+_WHOLE: Final = re.compile(r"0|-?[1-9][0-9]*")
+
+
+def _plain(value: object) -> object:
+    """Refuse 01, +1, 1.0 and 1_0: a step has one spelling, or one action has several paths."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value) is None:
+        raise PydanticCustomError("int_parsing", "should be a whole number, such as 1")
+    return value
+
+
+Step = Annotated[int, BeforeValidator(_plain), Path(examples=[1])]
 
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
@@ -178,7 +192,7 @@ def _quests(
     @holdfast.guard("quest.advance", policy=policy)
     async def advance(
         quest_id: Annotated[str, Path(examples=["quest.001"])],
-        step: Annotated[int, Path(examples=[1])],
+        step: Step,
         _action: model.QuestAdvance,
         tx: Tx,
         caller: Caller,
