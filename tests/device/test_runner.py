@@ -4,6 +4,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from holdfast.core.entry import Status
 from holdfast.core.retry import Jitter, RetryPolicy
-from holdfast.device import EventKind, OutboxQueue, PayloadMigration, QueueSettings, Rewrite
+from holdfast.device import Event, EventKind, OutboxQueue, PayloadMigration, QueueSettings, Rewrite
 from holdfast.device.drain import Drain
 from holdfast.device.outbox import AsyncOutbox, Outbox
 from holdfast.device.report import DrainReport, Ended
@@ -288,6 +290,82 @@ def test_it_is_not_started_twice(make: Make) -> None:
         outbox.start()
 
 
+@contextmanager
+def running(outbox: Outbox) -> Iterator[threading.Thread]:
+    """Let it run on a thread of the test's, until it is told to stop."""
+    thread = threading.Thread(target=outbox.run_forever, daemon=True)
+    thread.start()
+    yield thread
+    thread.join(20)
+    assert not thread.is_alive(), "it was not told to stop, or does not hear"
+
+
+def test_after_a_stop_it_can_run_again_on_the_callers_thread_too(make: Make) -> None:
+    outbox = make(lambda _: answer(201, {"id": 1}))
+    for count in (1, 2, 3):
+        with running(outbox):
+            outbox.enqueue(activity("ada", "one"))
+            eventually(done(outbox, count), 20)
+            outbox.stop()
+            outbox.stop()
+
+
+def test_a_stop_waits_for_the_entry_that_is_sent_on_the_callers_thread(make: Make) -> None:
+    sending, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Request) -> Answer:
+        sending.set()
+        go_on.wait(5)
+        return answer(201, {"id": 1})
+
+    outbox = make(slow)
+    outbox.enqueue_many([activity("ada", "one"), activity("ada", "two")])
+    with running(outbox):
+        assert sending.wait(5)
+        with pytest.raises(UsageError, match="running"):
+            outbox.run_forever()
+        threading.Timer(0.05, go_on.set).start()
+        outbox.stop()
+        assert outbox.queue.stats().counts[Status.SUCCEEDED] == 1
+
+
+def test_who_runs_it_may_stop_it_as_the_handler_of_a_signal_does(make: Make) -> None:
+    outbox = make(lambda _: answer(201, {"id": 1}))
+
+    def listen(event: Event) -> None:
+        if event.kind is EventKind.SUCCEEDED:
+            outbox.stop()
+
+    outbox.subscribe(listen)
+    with running(outbox):
+        outbox.enqueue(activity("ada", "one"))
+
+
+def test_closing_ends_a_run_and_there_is_none_after_it(make: Make) -> None:
+    outbox = make(lambda _: answer(201, {"id": 1}))
+    with running(outbox):
+        outbox.enqueue(activity("ada", "one"))
+        eventually(done(outbox, 1))
+        outbox.close()
+    outbox.run_forever()
+    with pytest.raises(UsageError, match="closed"):
+        outbox.start()
+
+
+def test_what_the_app_says_about_the_network_outlasts_a_stop(make: Make) -> None:
+    server = Scripted(lambda _: answer(201, {"id": 1}))
+    outbox = make(server)
+    outbox.start()
+    outbox.offline()
+    outbox.stop()
+    outbox.enqueue(activity("ada", "one"))
+    outbox.start()
+    time.sleep(0.1)
+    assert server.requests == []
+    outbox.online()
+    eventually(done(outbox, 1))
+
+
 def test_a_drain_that_raises_does_not_end_the_runner(make: Make) -> None:
     calls = 0
 
@@ -366,6 +444,39 @@ async def test_in_an_event_loop_it_is_the_same(make: Make) -> None:
     await outbox.enqueue_many([activity("ada", "two")])
     report = await outbox.drain("ada")
     assert (report.ended, report.succeeded) == (Ended.EMPTY, 1)
+
+
+async def test_in_an_event_loop_too_it_runs_again_after_it_was_cancelled(make: Make) -> None:
+    outbox = AsyncOutbox(make(lambda _: answer(201, {"id": 1})))
+    for count in (1, 2):
+        run = asyncio.create_task(outbox.run_forever())
+        await outbox.enqueue(activity("ada", "one"))
+        await asyncio.to_thread(eventually, done(outbox.outbox, count), 20)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(run, 20)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "stopped", "closed"])
+async def test_what_ends_a_run_before_its_thread_has_begun_ends_it(make: Make, how: str) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    go_on = threading.Event()
+    before = asyncio.create_task(asyncio.to_thread(go_on.wait, 5))
+    outbox = AsyncOutbox(make([]))
+    run = asyncio.create_task(outbox.run_forever())
+    await asyncio.sleep(0.02)
+    match how:
+        case "cancelled":
+            run.cancel()
+        case "stopped":
+            outbox.outbox.stop()
+        case _:
+            outbox.outbox.close()
+    await asyncio.sleep(0.02)
+    go_on.set()
+    await before
+    ended = await asyncio.wait_for(asyncio.gather(run, return_exceptions=True), 20)
+    assert isinstance(ended[0], asyncio.CancelledError if how == "cancelled" else None.__class__)
 
 
 async def test_a_cancelled_drain_finishes_the_entry_that_is_being_sent(make: Make) -> None:

@@ -15,7 +15,7 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from threading import Condition, Thread
+from threading import Condition, Lock, RLock, Thread
 from threading import Event as Flag
 from typing import Any, Final, Self, TypeVar
 
@@ -87,6 +87,31 @@ class EventStream:
             self._changed.notify()
 
 
+class _Run:
+    """One run of the runner, from when it is asked for: a stop may come before it begins."""
+
+    def __init__(self, work: Callable[[Flag], None], turn: Lock) -> None:
+        self.stop = Flag()
+        self._work = work
+        self._turn = turn
+        # Held while it runs. Who runs may also ask it to stop, in the handler of a signal.
+        self._running = RLock()
+
+    def __call__(self) -> None:
+        # The run before this one may still be at its last entry.
+        with self._running, self._turn:
+            try:
+                if not self.stop.is_set():
+                    self._work(self.stop)
+            finally:
+                self.stop.set()
+
+    def wait(self) -> None:
+        """Return when it is over, or has not begun."""
+        with self._running:
+            return
+
+
 class Outbox:
     """A queue, the server it is for, and what sends from the one to the other."""
 
@@ -106,17 +131,19 @@ class Outbox:
         self.queue = queue
         self._transport = transport
         self._streams: list[EventStream] = []
-        self._thread: Thread | None = None
 
         def new_drain() -> Drain:
             return Drain(queue, transport, token, merge=merge, at_send=at_send, retry=retry)
 
-        def new_runner() -> Runner:
-            return Runner(queue, new_drain(), token, idle_seconds=idle_seconds, back_off=back_off)
-
         self._new_drain = new_drain
-        self._new_runner = new_runner
-        self._runner = new_runner()
+        self._runner = Runner(
+            queue, new_drain(), token, idle_seconds=idle_seconds, back_off=back_off
+        )
+        self._is_closed = False
+        self._lock = Lock()
+        self._turn = Lock()
+        self._run: _Run | None = None
+        self._thread: Thread | None = None
 
     @classmethod
     def open(
@@ -171,6 +198,8 @@ class Outbox:
 
     def close(self) -> None:
         """Stop sending after the current entry, and let go of the file. Idempotent."""
+        with self._lock:
+            self._is_closed = True
         self.stop()
         for stream in self._streams:
             stream.close()
@@ -206,24 +235,43 @@ class Outbox:
         return self._new_drain().run(user_id, max_seconds=max_seconds, wait=wait, stop=stop)
 
     def run_forever(self) -> None:
-        """Send by itself, on this thread, until ``stop`` is called from another."""
-        self._runner.run()
+        """Send by itself, on this thread, until ``stop`` is called from another.
+
+        May be called again after that. When the outbox is closed it returns at once.
+        """
+        self._asked_for()()
 
     def start(self) -> None:
         """Send by itself, on a thread of its own."""
-        if self._thread is not None:
-            raise UsageError("the outbox is running")
-        if self._runner.is_stopping:
-            self._runner = self._new_runner()
-        self._thread = Thread(target=self._runner.run, name="outbox", daemon=True)
+        if self._is_closed:
+            raise UsageError("the outbox is closed")
+        self._thread = Thread(target=self._asked_for(), name="outbox", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End after the entry that is being sent; returns when that has happened."""
-        self._runner.stop()
+        run = self._ask_to_stop()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
+        if run is not None:
+            run.wait()
+
+    def _asked_for(self) -> "_Run":
+        with self._lock:
+            if self._run is not None and not self._run.stop.is_set():
+                raise UsageError("the outbox is running")
+            self._run = _Run(self._runner.run, self._turn)
+            if self._is_closed:
+                self._run.stop.set()
+            return self._run
+
+    def _ask_to_stop(self) -> "_Run | None":
+        run = self._run
+        if run is not None:
+            run.stop.set()
+            self._runner.wake()
+        return run
 
     def wake(self) -> None:
         """Look at once whether there is something to send, after a sign-in for example."""
@@ -285,8 +333,9 @@ class AsyncOutbox:
 
     async def run_forever(self) -> None:
         """Send by itself until the task is cancelled or ``Outbox.stop`` is called."""
-        work = asyncio.ensure_future(asyncio.to_thread(self.outbox.run_forever))
-        await _finished(work, self.outbox.stop)
+        # Asked for here: the thread may begin later than a cancellation comes.
+        run, stop = self.outbox._asked_for(), self.outbox._ask_to_stop  # noqa: SLF001 - its other face
+        await _finished(asyncio.ensure_future(asyncio.to_thread(run)), stop)
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[Event]]:
@@ -308,7 +357,7 @@ class AsyncOutbox:
             unsubscribe()
 
 
-async def _finished(work: "asyncio.Future[_Result]", stop: Callable[[], None]) -> _Result:
+async def _finished(work: "asyncio.Future[_Result]", stop: Callable[[], object]) -> _Result:
     """Wait for work on a thread; a cancellation stops it, and waits until it has stopped."""
     try:
         return await asyncio.shield(work)

@@ -69,7 +69,6 @@ class Runner:
         self._idle_seconds = idle_seconds
         self._back_off = back_off
         self._chance = chance
-        self._stop = Flag()
         # Something may be there to send; and somebody wants everybody to be tried now.
         self._news = Flag()
         self._hint = Flag()
@@ -95,30 +94,26 @@ class Runner:
         """Take the app's word that there is none: do not try until ``online``."""
         self._is_online = False
 
-    def stop(self) -> None:
-        """End after the entry that is being sent."""
-        self._stop.set()
-        self._news.set()
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether ``stop`` was called."""
-        return self._stop.is_set()
-
     # ------------------------------------------------------------------ the loop
 
-    def run(self) -> None:
-        """Send what there is, and wait for more, until ``stop``."""
+    def run(self, stop: Flag) -> None:
+        """Send what there is, and wait for more, until ``stop`` is set and ``wake`` called.
+
+        Begins anew each time, but for the app's word about the network. One thread at a time.
+        """
+        self._refused.clear()
+        self._drain.wake_up()
+        self._hint.set()
         unsubscribe = self._queue.subscribe(self._listen)
         try:
-            while not self._stop.is_set():
+            while not stop.is_set():
                 self._news.clear()
-                if self._stop.is_set():
+                if stop.is_set():
                     break
                 if self._hint.is_set():
                     self._hint.clear()
                     self._away.clear()
-                pause = self._round() if self._is_online else self._idle_seconds
+                pause = self._round(stop) if self._is_online else self._idle_seconds
                 # What came meanwhile has set the flag, and the wait is over at once.
                 self._news.wait(pause)
         finally:
@@ -128,13 +123,13 @@ class Runner:
         if event.kind in _NEWS:
             self._news.set()
 
-    def _round(self) -> float:
+    def _round(self, stop: Flag) -> float:
         """Let everybody send who may; returns how long to wait if nothing happens."""
         pause, is_idle = self._idle_seconds, True
         for user_id in self._queue.users():
-            if self._stop.is_set():
+            if stop.is_set():
                 break
-            seconds = self._turn(user_id)
+            seconds = self._turn(user_id, stop)
             pause = min(pause, seconds)
             # Those who back off may do so for days: the tries of the others are counted anew.
             is_idle &= seconds >= self._idle_seconds or user_id in self._away
@@ -142,7 +137,7 @@ class Runner:
             self._drain.wake_up()
         return pause
 
-    def _turn(self, user_id: str) -> float:
+    def _turn(self, user_id: str, stop: Flag) -> float:
         """Let one user send; returns after how long they want another turn."""
         away = self._away.get(user_id)
         if away is not None and (left := away.until - monotonic()) > 0:
@@ -150,7 +145,7 @@ class Runner:
             return left
         if not self._may_send(user_id):
             return self._idle_seconds
-        report = self._send(user_id)
+        report = self._send(user_id, stop)
         if report is None or report.ended is Ended.OFFLINE:
             return self._back_off_from(user_id)
         self._away.pop(user_id, None)
@@ -161,10 +156,10 @@ class Runner:
         due = report.next_due_seconds
         return self._idle_seconds if due is None else due
 
-    def _send(self, user_id: str) -> DrainReport | None:
+    def _send(self, user_id: str, stop: Flag) -> DrainReport | None:
         """Send what there is for one user; None if that could not even be tried."""
         try:
-            return self._drain.run(user_id, max_seconds=SLICE_SECONDS, wait=False, stop=self._stop)
+            return self._drain.run(user_id, max_seconds=SLICE_SECONDS, wait=False, stop=stop)
         except FileBusyError:
             _log.warning("the outbox is busy; trying again soon")
         except Exception:  # noqa: BLE001 - the app's token function may raise anything
