@@ -226,6 +226,21 @@ def test_an_older_file_is_migrated_and_keeps_what_is_queued(
         lab.reopen()
 
 
+def test_what_may_have_happened_before_the_time_was_noted_counts_from_its_queueing(
+    lab: Lab,
+) -> None:
+    unknown, fresh = lab.add(profile="planning"), lab.add(profile="planning")
+    lab.queue.schedule_retry(lab.claim(), outcome_unknown=True)
+    lab.queue.close()
+    with closing(sqlite3.connect(lab.path)) as old, old:  # as step 2 has left it
+        old.execute("ALTER TABLE offline_sync_queue DROP COLUMN maybe_since_ms")
+        old.execute("UPDATE outbox_meta SET value = 2 WHERE name = 'schema'")
+    lab.clock.pass_by(hours=24)
+    queue = lab.reopen()
+    assert queue.is_forgotten(queue.get(unknown.id))
+    assert not queue.is_forgotten(queue.get(fresh.id))
+
+
 def test_a_migration_that_fails_leaves_the_file_as_it_was(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ which it also claims the next entry. Everything that takes time, reading the ser
 conflict for example, has happened by then.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -25,7 +26,7 @@ from holdfast.core.classify import (
     Verdict,
     classify,
 )
-from holdfast.core.entry import Claimed, Entry, Profile, Reason, Status
+from holdfast.core.entry import Claimed, Entry, Operation, Profile, Reason, Status
 from holdfast.core.retry import DEVICE, QUEUE, RetryPolicy, parse_retry_after
 from holdfast.device import conflicts
 from holdfast.device.answers import (
@@ -48,6 +49,8 @@ from holdfast.errors import EntryInvalidError
 from holdfast.ports import Clock
 
 __all__ = ["UNREACHABLE", "AtSend", "Dispatcher", "Progress", "Settle"]
+
+_log = logging.getLogger(__name__)
 
 UNREACHABLE: Final = "unreachable"
 """In the history, the code of a send that never reached the server."""
@@ -229,6 +232,8 @@ class Dispatcher:
             case Done():
                 progress.is_done = True
                 server_id = server_id_in(entry, answer)
+                if server_id is None and entry.local_id and entry.operation is Operation.CREATE:
+                    _log.warning("no id in the answer: what refers to %s waits", entry.local_id)
                 return lambda: queue.succeed(claimed, server_id=server_id, **facts(answer))
             case TryLater() if verdict.outcome_unknown or not self._was_unclear(entry):
                 return self._later(claimed, progress, answer, verdict.outcome_unknown)
