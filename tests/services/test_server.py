@@ -36,6 +36,24 @@ async def test_a_wrong_method_is_a_problem_that_names_the_right_one(
         assert answer.json()["code"] == "request.method_not_allowed"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/v1/missions/x", "DELETE, GET, PATCH, PUT"),
+        ("DELETE", "/v1/projects", "GET, POST"),
+        ("POST", "/api/v1/contacts/x", "DELETE, GET, PATCH, PUT"),
+        ("PUT", "/tree/allocate", "POST"),
+        ("POST", "/healthz", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_names_all_the_right_ones(
+    serve: Serve, sqlite_url: str, method: str, path: str, allowed: str
+) -> None:
+    async with serve(sqlite_url) as client:
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
 async def test_a_trailing_slash_is_not_redirected(serve: Serve, sqlite_url: str) -> None:
     async with serve(sqlite_url) as client:
         assert (await client.post(f"{PATH}/", json=WALK)).status_code in {404, 405}

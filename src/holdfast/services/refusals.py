@@ -8,6 +8,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from holdfast import Dialect
 from holdfast.core.dialects import render_error
@@ -141,7 +142,21 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
     response = _answer(told, request)
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
+    if told == "method_not_allowed":
+        response.headers["allow"] = ", ".join(_methods_at(request))
     return response
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Return what the path can be asked with (RFC 9110 §15.5.6).
+
+    The framework names the methods of the first route that has the path, and each of ours has one.
+    """
+    found: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is Match.PARTIAL:
+            found |= route.methods
+    return sorted(found)
 
 
 def _answer(error: RequestError | str, request: Request) -> Response:
