@@ -242,12 +242,19 @@ class StoreError(HoldfastError):
 
 
 class StoreUnavailableError(StoreError):
-    """The store is down, or its breaker is open. The handler has not run."""
+    """The store is down, or its breaker is open. The handler has not run.
 
-    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
+    Its message may name hosts, files and statements, so it is for the log. Callers are told that
+    the store is away and no more, unless ``is_for_callers`` says that it is meant for them.
+    """
+
+    def __init__(
+        self, message: str, *, retry_after_seconds: float = 1.0, is_for_callers: bool = False
+    ) -> None:
         """Say when to come back."""
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.is_for_callers = is_for_callers
 
 
 class SupersededError(StoreError):

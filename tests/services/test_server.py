@@ -11,6 +11,7 @@ from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.server.unwatched import Unwatched
 from holdfast.services.app import create_app
 from holdfast.services.settings import load_settings
+from holdfast.stores.sqlite.unit import SqliteTransaction
 
 from .conftest import SECRET, Serve
 
@@ -100,6 +101,38 @@ async def test_a_store_that_is_down_is_503_for_reading_too(serve: Serve, sqlite_
         assert ready.status_code == 503
         assert ready.json() == {"status": "unavailable", "reason": "the store does not answer"}
         assert (await client.get("/healthz")).json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("where", ["claim", "transaction", "read"])
+async def test_why_the_store_is_away_is_for_the_log_only(
+    serve: Serve, sqlite_url: str, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    why = "PostgreSQL does not answer: [Errno 111] Connect call failed ('10.0.0.7', 5432)"
+
+    async def down(*_args: object) -> Any:
+        raise StoreUnavailableError(why)
+
+    def break_it(app: FastAPI) -> None:
+        store: Any = app.state.holdfast.store
+        if where == "transaction":
+            monkeypatch.setattr(SqliteTransaction, "fetch_all", down)
+            monkeypatch.setattr(SqliteTransaction, "execute", down)
+        else:
+            setattr(store, where, down)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        async with serve(sqlite_url, prepare=break_it) as client:
+            method, path = ("GET", f"{PATH}/{uuid4()}") if where == "read" else ("POST", PATH)
+            headers = {"Idempotency-Key": str(uuid4())}
+            with caplog.at_level(logging.WARNING, "holdfast.request"):
+                answer = await client.request(method, path, json=WALK, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (503, "idempotency.store_unavailable")
+    assert answer.json()["detail"] == "the store does not answer; try again shortly"
+    for inside in ("PostgreSQL", "Errno", "10.0.0.7", "5432"):
+        assert inside not in answer.text
+    [logged] = [record for record in caplog.records if why in record.getMessage()]
+    assert logged.levelno == logging.WARNING
+    assert logged.__dict__["request_id"] == answer.headers["x-request-id"]
 
 
 async def test_ops_need_no_sign_in(serve: Serve, database_url: str) -> None:

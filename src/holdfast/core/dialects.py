@@ -57,6 +57,7 @@ CODES: Final[dict[str, Code]] = {
 
 _IETF_STATUS: Final = {"payload_mismatch": 422}
 _PROBLEM_TYPE: Final = "urn:holdfast:problem:"
+_AWAY: Final = "the store does not answer; try again shortly"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -79,7 +80,8 @@ def render_error(
     if isinstance(error, RequestError):
         message, details, retry_after = error.message, error.details, error.retry_after_seconds
     elif isinstance(error, StoreUnavailableError):
-        message, retry_after = str(error), error.retry_after_seconds
+        message = str(error) if error.is_for_callers else _AWAY
+        retry_after = error.retry_after_seconds
     status = _IETF_STATUS.get(kind, code.status) if ietf_statuses else code.status
     name = code.name(dialect)
     message = message or code.title

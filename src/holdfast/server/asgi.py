@@ -28,7 +28,7 @@ from holdfast.server.guards import SAFE_METHODS, GuardTable, Match
 from holdfast.server.head import Identify, RequestHead
 from holdfast.server.intake import Intake
 
-__all__ = ["SCOPE_KEY", "GuardMiddleware", "RateLimiter"]
+__all__ = ["SCOPE_KEY", "GuardMiddleware", "RateLimiter", "log_outage"]
 
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -172,6 +172,8 @@ class GuardMiddleware:
         except (RequestError, StoreUnavailableError, SupersededError) as error:
             if answer.is_sent:
                 raise
+            if isinstance(error, StoreUnavailableError):
+                log_outage(error, head)
             # A superseded execution is answered with the other's record, whatever is given here.
             told = "internal" if isinstance(error, SupersededError) else error
             with suppress(Stop):
@@ -225,7 +227,14 @@ class GuardMiddleware:
         """Answer with an error of the caller's or of the store's."""
         if isinstance(error, StoreUnavailableError):
             self._watch.outcome(asked.endpoint, "unavailable")
+            log_outage(error, head)
         await send_reply(send, _render(error, asked.policy, head), head, ())
+
+
+def log_outage(error: StoreUnavailableError, head: RequestHead | None) -> None:
+    """Leave in the log what the caller is not told."""
+    if not error.is_for_callers:
+        _log.warning("the store is away: %s", error, extra={} if head is None else head.facts())
 
 
 async def _read_body(receive: Receive, head: RequestHead, limit: int) -> bytes:

@@ -189,7 +189,9 @@ class Execution:
             await self._commit(record, None)
             kept = record
         except (SupersededError, CommitUnknownError) as unsure:
-            raise StoreUnavailableError("the answer could not be recorded; try again") from unsure
+            raise StoreUnavailableError(
+                "the answer could not be recorded; try again", is_for_callers=True
+            ) from unsure
         finally:
             self._leave(kept)
 
@@ -243,7 +245,9 @@ class Execution:
         record = await intake.guard_store("find", intake.store.find(call.record_id, now))
         replay = intake.settle(call, decide(record, call.mark, now))
         if replay is None:
-            raise StoreUnavailableError("the record of this key is gone again; try again")
+            raise StoreUnavailableError(
+                "the record of this key is gone again; try again", is_for_callers=True
+            )
         return replay
 
     async def _learn_outcome(self, pending: Record | None) -> Record:
@@ -255,16 +259,21 @@ class Execution:
         intake, call = self._intake, self.call
         if pending is None:
             raise StoreUnavailableError(
-                "the connection was lost while committing; look before retrying"
+                "the connection was lost while committing; look before retrying",
+                is_for_callers=True,
             )
         deadline = intake.deadline(call)
         try:
             claim = await intake.take(call, pending.id, intake.clock.now(), deadline)
         except InProgressError as error:
-            raise StoreUnavailableError("the outcome is not known yet; send it again") from error
+            raise StoreUnavailableError(
+                "the outcome is not known yet; send it again", is_for_callers=True
+            ) from error
         if isinstance(claim, Claimed):
             await claim.unit.rollback()
-            raise StoreUnavailableError("the connection was lost before the commit; send it again")
+            raise StoreUnavailableError(
+                "the connection was lost before the commit; send it again", is_for_callers=True
+            )
         # Every field: clients repeat their X-Request-ID, so that one does not tell whose it is.
         if claim.record == pending:
             return pending

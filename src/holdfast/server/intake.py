@@ -117,7 +117,9 @@ class Intake:
             self.in_flight.leave(record_id, claim.record)
             replay = self.settle(call, decide(claim.record, call.mark, self.clock.now()))
             if replay is None:  # it expired between the look-up and now
-                raise StoreUnavailableError("the record expired just now; send it again")
+                raise StoreUnavailableError(
+                    "the record expired just now; send it again", is_for_callers=True
+                )
             return replay
         if claim.after_expiry:
             self.watch.expired(call.endpoint)
@@ -212,7 +214,9 @@ class Intake:
             if asyncio.iscoroutine(work):
                 work.close()
             raise StoreUnavailableError(
-                "the store is not answering; try again shortly", retry_after_seconds=wait
+                "the store is not answering; try again shortly",
+                retry_after_seconds=wait,
+                is_for_callers=True,
             )
         try:
             result = await work

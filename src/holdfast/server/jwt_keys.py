@@ -224,7 +224,9 @@ class _UrlKeys(_JwksKeys):
 def keys_unavailable() -> StoreUnavailableError:
     """Make the error for keys that cannot be had now: not the caller's fault."""
     return StoreUnavailableError(
-        "keys to check tokens with cannot be fetched", retry_after_seconds=_JWKS_PAUSE_SECONDS
+        "keys to check tokens with cannot be fetched",
+        retry_after_seconds=_JWKS_PAUSE_SECONDS,
+        is_for_callers=True,
     )
 
 

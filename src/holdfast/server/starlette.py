@@ -16,7 +16,7 @@ from holdfast.errors import (
     StreamingResponseError,
 )
 from holdfast.ports import Transaction
-from holdfast.server.asgi import SCOPE_KEY
+from holdfast.server.asgi import SCOPE_KEY, log_outage
 from holdfast.server.call import Principal
 from holdfast.server.execution import Execution
 from holdfast.server.guards import SAFE_METHODS, GuardedRoute, OpenRoute, guard_of
@@ -80,6 +80,8 @@ async def _answer(request: Request, error: Exception) -> Response:
         raise error
     head: RequestHead | None = request.scope.get("holdfast.head")
     execution = request.scope.get(SCOPE_KEY)
+    if isinstance(error, StoreUnavailableError):
+        log_outage(error, head)
     request_id = head.request_id if head else ""
     if isinstance(execution, Execution):
         policy = execution.call.policy

@@ -123,7 +123,9 @@ class AppCheck:
                     self._identify = self._by(path, None)
                 except ConfigurationError as error:
                     _log.error("App Check tokens cannot be checked: %s", error)
-                    raise StoreUnavailableError("App Check tokens cannot be checked now") from error
+                    raise StoreUnavailableError(
+                        "App Check tokens cannot be checked now", is_for_callers=True
+                    ) from error
                 _log.warning("App Check tokens are checked with a development key in %s", path)
             return self._identify
 
