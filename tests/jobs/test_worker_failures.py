@@ -144,11 +144,56 @@ async def test_a_job_that_has_killed_five_workers_is_dead_with_the_reason(lab: J
     await lab.start_worker()
     dead = await lab.until(job_id, "dead")
     assert (dead.view.reason, dead.view.attempts) == ("worker_lost", 5)
+    assert [(f.attempt, f.reason, f.worker) for f in dead.failures] == [
+        (n + 1, "worker_lost", f"doomed {n}") for n in range(5)
+    ]
     assert await lab.effects() == []
     assert await lab.desk.requeue(job_id, tenant="ada", actor="grace")
     lab.ring()
     assert (await done(lab, job_id)).view.attempts == 1
     assert await lab.count("effects") == 1
+
+
+async def test_an_attempt_that_was_lost_is_told_with_its_worker_before_those_that_failed(
+    lab: JobsLab,
+) -> None:
+    @lab.jobs.handler("sick")
+    async def sick(job: JobRun) -> None:
+        raise RuntimeError("no use")
+
+    job_id = await lab.enqueued("sick")
+    await lab.claim_one("doomed")
+    await lab.show_in(-0.001)
+    before = await lab.table.now()
+    worker = await lab.start_worker()
+    detail = await lab.until_failed(job_id, 2)
+    assert [(f.attempt, f.reason, f.worker) for f in detail.failures] == [
+        (1, "worker_lost", "doomed"),
+        (2, "error", worker.name),
+    ]
+    assert abs((detail.failures[0].failed_at - before).total_seconds()) < 10
+
+
+async def test_who_dies_before_burying_a_job_has_not_attempted_it(lab: JobsLab) -> None:
+    add_effect(lab)
+    job_id = await lab.enqueued("effect", max_attempts=1)
+    for name in ("doomed", "grave digger", "another"):
+        await lab.claim_one(name)
+        await lab.show_in(-0.001)
+    await lab.start_worker()
+    dead = await lab.until(job_id, "dead")
+    assert [(f.attempt, f.worker) for f in dead.failures] == [(1, "doomed")]
+
+
+async def test_a_job_that_was_given_back_or_named_by_a_broker_lost_nothing(lab: JobsLab) -> None:
+    job_id = await lab.enqueued("effect")
+    await lab.table.give_back(await lab.claim_one("polite"), worker="polite")
+    (job,) = await lab.table.claim_these([("ada", job_id)], worker="named", lease_seconds=30)
+    assert job.attempt == 1
+    await lab.show_in(-0.001)
+    await lab.table.claim_these([("ada", job_id)], worker="next", lease_seconds=30)
+    detail = await lab.job(job_id)
+    assert [(f.attempt, f.worker) for f in detail.failures] == [(1, "named")]
 
 
 async def test_errors_with_any_text_reach_the_operator(lab: JobsLab) -> None:

@@ -87,6 +87,7 @@ SELECT 1 AS done FROM job_completions WHERE tenant = :tenant AND job_id = :id::u
 -- not due yet. The rows are locked, so they stay where they were found (ctid), and need not be
 -- looked up again. A job whose marker exists is told apart: it is to be acknowledged, not run. (Not
 -- by EXISTS, for which PostgreSQL may read all markers first.)
+-- Where the lease of another has run out, a trigger (jobs_attempt_lost) writes that attempt down.
 UPDATE jobs AS job
    SET state = 'running', lease = job.lease + 1, attempts = job.attempts + 1,
        worker = :worker::text, waiting_key = NULL, started_at = clock_timestamp(),
@@ -233,6 +234,8 @@ UPDATE jobs
 RETURNING id::text AS job_id;
 
 -- name: bury
+-- A job that was taken past its last attempt was not tried again, and has no failure of its own: those
+-- of the attempts it lost are there already.
 WITH gone AS (
     DELETE FROM jobs
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
@@ -241,6 +244,7 @@ WITH gone AS (
 ), failed AS (
     INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker)
     SELECT tenant, id, attempts, :reason::text, :error::text, :worker FROM gone
+     WHERE attempts <= max_attempts
 ), dead AS (
     INSERT INTO dead_letters AS old
            (tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,

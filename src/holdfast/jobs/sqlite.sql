@@ -61,6 +61,7 @@ SELECT 1 AS done FROM job_completions WHERE tenant = :tenant AND job_id = :id;
 -- name: claim
 -- Takes what is due, oldest first, from each queue as if it were alone. A job and its marker never
 -- stand side by side here, as enqueue and completion cannot overlap.
+-- Where the lease of another has run out, a trigger (jobs_attempt_lost) writes that attempt down.
 UPDATE jobs
    SET state = 'running', lease = lease + 1, attempts = attempts + 1, worker = :worker,
        waiting_key = NULL, started_at = NOW_MS,
@@ -200,11 +201,8 @@ UPDATE jobs
 RETURNING id AS job_id;
 
 -- name: bury
-INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
-SELECT tenant, id, attempts, :reason, :error, :worker, NOW_MS
-  FROM jobs
- WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
-   AND visible_at > NOW_MS;
+-- A job that was taken past its last attempt was not tried again, and has no failure of its own: those
+-- of the attempts it lost are there already. The audit event tells that the lease was still held.
 INSERT INTO dead_letters
        (tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
         reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at,
@@ -213,7 +211,8 @@ SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_k
        :reason, :error, min(attempts, max_attempts), max_attempts, actor, request_id,
        correlation_id, enqueued_at, NOW_MS
   FROM jobs
- WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
+   AND visible_at > NOW_MS
     ON CONFLICT (tenant, job_id) DO UPDATE
    SET payload = excluded.payload, payload_hash = excluded.payload_hash,
        reason = excluded.reason, error = excluded.error, attempts = excluded.attempts,
@@ -227,8 +226,14 @@ SELECT tenant, :audit_id, actor, 'job.dead ' || queue || ' ' || type, payload_ha
        request_id, correlation_id, :audit_at
   FROM jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1;
-DELETE FROM jobs
+INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
+SELECT tenant, id, attempts, :reason, :error, :worker, NOW_MS
+  FROM jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1
+   AND attempts <= max_attempts;
+DELETE FROM jobs
+ WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
+   AND EXISTS (SELECT 1 FROM audit_events WHERE tenant = :tenant AND id = :audit_id)
 RETURNING id AS job_id;
 
 -- name: save_step

@@ -1,0 +1,12 @@
+-- A claim that takes a job over from a worker that died, hung or lost its lease writes down what was
+-- lost: which attempt, and whose. A trigger, because the claim is one statement and commits by itself:
+-- a second one would cost every claim a transaction, and one after it could be lost in its turn.
+--
+-- A job past its last attempt is only taken to be buried, and that is no attempt.
+CREATE TRIGGER jobs_attempt_lost AFTER UPDATE OF lease ON jobs
+WHEN old.state = 'running' AND new.lease > old.lease AND old.attempts <= old.max_attempts
+BEGIN
+    INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
+    VALUES (old.tenant, old.id, old.attempts, 'worker_lost',
+            'the worker died, hung or lost its lease', old.worker, new.started_at);
+END;
