@@ -1,16 +1,38 @@
 """Keeping the queue in order: lost claims, age, time, and what may go."""
 
+import logging
 from datetime import datetime
+from time import monotonic
+from typing import Final
 
-from holdfast.core.entry import Entry
+from holdfast.core.entry import Entry, Status
 from holdfast.device import claiming, upkeep
 from holdfast.device.operations import Operations
+from holdfast.errors import OutboxFileError
 
 __all__ = ["Housekeeping"]
+
+_PRUNE_SECONDS: Final = 3600.0
+"""How long to leave it at that when there was nothing more to prune. What goes is days old."""
+
+_OLDEST: Final = """
+    SELECT min(settled_ms) FROM (
+        SELECT settled_ms FROM offline_sync_queue
+         WHERE user_id = :user_id AND status = :status ORDER BY rowid LIMIT 100)"""
+"""When the first of a user's entries were settled: a few pages of an index, however many there are.
+
+Mostly the first that were queued are the first that were settled. Where many of them were stuck for
+long, those behind them go when these do, or by ``prune``, which looks at every row.
+"""
+
+_log = logging.getLogger(__name__)
 
 
 class Housekeeping(Operations):
     """What has to be done now and then, by the drain or by the app."""
+
+    # By a clock that nobody can set.
+    _prune_at: float = 0.0
 
     def watchdog(self) -> list[Entry]:
         """Bring back what was claimed and whose lease is over, because its process died.
@@ -65,6 +87,41 @@ class Housekeeping(Operations):
             with self._write("prune") as unit:
                 removed += upkeep.prune(unit, self._settings, place, size)
         return removed
+
+    def prune_in_passing(self) -> bool:
+        """Prune a little, for whoever has nothing to send; returns whether there is more to prune.
+
+        Costs next to nothing when called often: it looks at most once an hour, and prunes only if
+        the oldest entries may go. A file that is busy or full is left for the next time.
+        """
+        if monotonic() < self._prune_at:
+            return False
+        self._prune_at = monotonic() + _PRUNE_SECONDS
+        try:
+            if not self._may_prune():
+                return False
+            has_more = self.prune(limit=upkeep.PRUNE_BATCH) == upkeep.PRUNE_BATCH
+        except OutboxFileError as error:
+            _log.warning("nothing was pruned: %s", error)
+            return False
+        if has_more:
+            self._prune_at = 0.0
+        return has_more
+
+    def _may_prune(self) -> bool:
+        keep = {
+            Status.SUCCEEDED: self._settings.keep_succeeded,
+            Status.DISCARDED: self._settings.keep_settled,
+            Status.EXPIRED: self._settings.keep_settled,
+        }
+        with self._read() as unit:
+            for (user_id,) in unit.rows("users"):
+                for status, span in keep.items():
+                    params = {"user_id": user_id, "status": status.value}
+                    oldest = unit.query(_OLDEST, params)[0][0]
+                    if oldest is not None and oldest <= unit.ms - span.total_seconds() * 1000:
+                        return True
+        return False
 
     def purge_user(self, user_id: str, *, force: bool = False) -> int:
         """Remove a user with all entries, attempts and mappings, as at logout.

@@ -29,7 +29,7 @@ from holdfast.device.drain import Drain
 from holdfast.device.events import Event, Listener
 from holdfast.device.payload_migration import PayloadMigration
 from holdfast.device.queue import OutboxQueue
-from holdfast.device.report import DrainReport
+from holdfast.device.report import DrainReport, Ended
 from holdfast.device.runner import IDLE_SECONDS, Runner
 from holdfast.device.sending import Token
 from holdfast.device.settings import QueueSettings
@@ -231,8 +231,11 @@ class Outbox:
         wait: bool | None = None,
         stop: Flag | None = None,
     ) -> DrainReport:
-        """Send now, on this thread. See ``Drain.run``."""
-        return self._new_drain().run(user_id, max_seconds=max_seconds, wait=wait, stop=stop)
+        """Send now, on this thread. See ``Drain.run``. If there is time left, prune a little."""
+        report = self._new_drain().run(user_id, max_seconds=max_seconds, wait=wait, stop=stop)
+        if report.ended not in (Ended.STOPPED, Ended.TIME_UP):
+            self.queue.prune_in_passing()
+        return report
 
     def run_forever(self) -> None:
         """Send by itself, on this thread, until ``stop`` is called from another.

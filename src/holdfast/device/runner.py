@@ -114,10 +114,18 @@ class Runner:
                     self._hint.clear()
                     self._away.clear()
                 pause = self._round(stop) if self._is_online else self._idle_seconds
-                # What came meanwhile has set the flag, and the wait is over at once.
-                self._news.wait(pause)
+                self._rest(pause)
         finally:
             unsubscribe()
+
+    def _rest(self, seconds: float) -> None:
+        """Wait for news, and use the time to prune. A stop is news too."""
+        ends = monotonic() + seconds
+        while not self._news.is_set() and monotonic() < ends:
+            if not self._queue.prune_in_passing():
+                # What came meanwhile has set the flag, and the wait is over at once.
+                self._news.wait(max(0.0, ends - monotonic()))
+                return
 
     def _listen(self, event: Event) -> None:
         if event.kind in _NEWS:
