@@ -4,7 +4,11 @@ import json
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from uuid import uuid4
 
@@ -98,6 +102,52 @@ def test_a_walk_entry_that_is_a_month_old_expires(outbox: Outbox, user: str) -> 
     )
     assert outbox.drain()["expired"] == 1
     assert outbox("show", entry["id"])["attempts"][0]["code"] == "STALE_ACTION"
+
+
+@contextmanager
+def overloaded() -> Iterator[str]:
+    """Give the address of a server that always has too much to do."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_shorter_waits_leave_each_profile_its_own_rule_of_attempts(
+    outbox: Outbox, user: str
+) -> None:
+    field = outbox.add("Visit")
+    walk = outbox(
+        "add",
+        *("--user", user, "--op", "create", "--entity", "quest", "--profile", "walk"),
+        *("--endpoint", "/quest/complete", "--payload", '{"questId": "quest.001"}'),
+    )
+    with overloaded() as url:
+        for _ in range(3):
+            outbox(
+                *("drain", "--user", user, "--server", url, "--token", "t", "--max-seconds", "10"),
+                HOLDFAST_OUTBOX_RETRY_SECONDS="0.001",
+            )
+    shown = outbox("show", field["id"])
+    assert (shown["status"], shown["attempt_count"]) == ("failed", shown["max_attempts"])
+    shown = outbox("show", walk["id"])
+    assert shown["status"] == "pending"
+    assert shown["attempt_count"] > shown["max_attempts"]
 
 
 def test_a_failed_entry_is_retried_edited_or_discarded(outbox: Outbox, user: str) -> None:

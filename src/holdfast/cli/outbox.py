@@ -5,7 +5,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from threading import Event as Flag
 from typing import Any, Final
@@ -22,11 +21,11 @@ from holdfast.cli.outbox_shown import (
     sending_bar,
     tell_entry,
 )
+from holdfast.cli.outbox_waits import HastyDrain
 from holdfast.cli.output import Failure, print_json, print_table
 from holdfast.core.entry import NewEntry, Resolution, Status
-from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.device.conflicts import resolve_by_hand
-from holdfast.device.drain import drain
+from holdfast.device.drain import Drain
 from holdfast.device.queue import OutboxQueue
 from holdfast.device.report import Ended
 from holdfast.device.settings import QueueSettings
@@ -167,9 +166,7 @@ def drain_user(
     ):
         if user not in queue.users():
             raise Failure(f"{place.path} knows no user {user}")
-        report = drain(
-            queue, user, transport, token, max_seconds=max_seconds, stop=stop, retry=_retry()
-        )
+        report = _drain(queue, transport, token).run(user, max_seconds=max_seconds, stop=stop)
         stuck = queue.blocked_by(user)
     print_report(report, stuck, as_json=as_json)
     if report.ended in _ADVICE:
@@ -283,13 +280,12 @@ def _queue_settings() -> QueueSettings:
     return QueueSettings() if lease_seconds is None else QueueSettings(lease_seconds=lease_seconds)
 
 
-def _retry() -> RetryPolicy | None:
-    """Return how to retry if that is set: as walk does, from another first wait."""
+def _drain(queue: OutboxQueue, transport: HttpTransport, token: str | None) -> Drain:
+    """Return what sends; with shorter waits if that is set."""
     first_seconds = _seconds("HOLDFAST_OUTBOX_RETRY_SECONDS")
     if first_seconds is None:
-        return None
-    ceiling_seconds = DEVICE.ceiling_seconds / DEVICE.first_seconds * first_seconds
-    return replace(DEVICE, first_seconds=first_seconds, ceiling_seconds=ceiling_seconds)
+        return Drain(queue, transport, token)
+    return HastyDrain(queue, transport, token, first_seconds=first_seconds)
 
 
 def _seconds(variable: str) -> float | None:
