@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -140,6 +141,19 @@ def test_several_workers_share_the_port_the_keys_and_the_metrics(cli: Cli, serve
     assert server.stop() == 0
     assert server.rest_of_output() == ""
     assert not any(worker.is_running() for worker in workers)
+
+
+def test_several_workers_keep_one_rate_limit(cli: Cli, serve: Serve) -> None:
+    server = serve("--workers", "3", "--no-jobs", HOLDFAST_ROUTES_RATE_LIMIT="10/hour")
+    signature = token(cli)
+
+    def send() -> int:
+        with server.client(signature) as client:  # a connection each, so any worker may get it
+            return client.post(ROUTES, json=WALK).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        statuses = [sent.result() for sent in [pool.submit(send) for _ in range(40)]]
+    assert (statuses.count(202), statuses.count(429)) == (10, 30)
 
 
 def test_workers_do_not_outlive_a_supervisor_that_was_killed(serve: Serve) -> None:

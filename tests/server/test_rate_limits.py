@@ -2,8 +2,12 @@
 
 import asyncio
 import socket
+import sqlite3
 import time
+from collections.abc import AsyncIterator
+from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -33,22 +37,32 @@ def limiter(clock: HeldClock) -> LimitsRateLimiter:
     return LimitsRateLimiter(clock=clock)
 
 
-async def test_the_fifty_first_request_of_a_minute_waits_for_the_first_to_leave(limiter, clock):
+@pytest.fixture(params=["memory", "file"])
+async def counting(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: HeldClock
+) -> AsyncIterator[LimitsRateLimiter]:
+    url = "async+memory://" if request.param == "memory" else f"file://{tmp_path}/counts"
+    limiter = LimitsRateLimiter(url, clock=clock)
+    yield limiter
+    await limiter.close()
+
+
+async def test_the_fifty_first_request_of_a_minute_waits_for_the_first_to_leave(counting, clock):
     for _ in range(50):
-        assert await limiter.seconds_to_wait("50/minute", "ana", "step.ingest") is None
+        assert await counting.seconds_to_wait("50/minute", "ana", "step.ingest") is None
         clock.seconds += 0.5
-    assert await limiter.seconds_to_wait("50/minute", "ana", "step.ingest") == 35.0
+    assert await counting.seconds_to_wait("50/minute", "ana", "step.ingest") == 35.0
     clock.seconds += 34.75
-    assert await limiter.seconds_to_wait("50/minute", "ana", "step.ingest") == 0.25
+    assert await counting.seconds_to_wait("50/minute", "ana", "step.ingest") == 0.25
     clock.seconds += 0.25
-    assert await limiter.seconds_to_wait("50/minute", "ana", "step.ingest") is None
-    assert await limiter.seconds_to_wait("50/minute", "ana", "step.ingest") == 0.5
+    assert await counting.seconds_to_wait("50/minute", "ana", "step.ingest") is None
+    assert await counting.seconds_to_wait("50/minute", "ana", "step.ingest") == 0.5
 
 
-async def test_the_window_moves_so_no_minute_has_more_than_its_share(limiter, clock):
+async def test_the_window_moves_so_no_minute_has_more_than_its_share(counting, clock):
     passed: list[float] = []
     for _ in range(2000):
-        if await limiter.seconds_to_wait("5/minute", "ana", "e") is None:
+        if await counting.seconds_to_wait("5/minute", "ana", "e") is None:
             passed.append(clock.seconds)
         clock.seconds += 0.7
     assert len(passed) > 100
@@ -56,30 +70,30 @@ async def test_the_window_moves_so_no_minute_has_more_than_its_share(limiter, cl
         assert sixth - first >= 60
 
 
-async def test_a_refused_request_does_not_count(limiter, clock):
-    assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
+async def test_a_refused_request_does_not_count(counting, clock):
+    assert await counting.seconds_to_wait("1/minute", "ana", "e") is None
     for _ in range(59):
         clock.seconds += 1
-        assert await limiter.seconds_to_wait("1/minute", "ana", "e") is not None
+        assert await counting.seconds_to_wait("1/minute", "ana", "e") is not None
     clock.seconds += 1
-    assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
+    assert await counting.seconds_to_wait("1/minute", "ana", "e") is None
 
 
-async def test_tenants_and_endpoints_are_counted_apart(limiter):
+async def test_tenants_and_endpoints_are_counted_apart(counting):
     pairs = [("a/b", "c"), ("a", "b/c"), ("a", "c"), ("b", "c"), ("", "a/b/c"), ("1:a", "c")]
     for tenant, endpoint in pairs:
-        assert await limiter.seconds_to_wait("1/hour", tenant, endpoint) is None
+        assert await counting.seconds_to_wait("1/hour", tenant, endpoint) is None
     for tenant, endpoint in pairs:
-        assert await limiter.seconds_to_wait("1/hour", tenant, endpoint) is not None
+        assert await counting.seconds_to_wait("1/hour", tenant, endpoint) is not None
 
 
-async def test_of_two_limits_the_longer_wait_counts(limiter, clock):
+async def test_of_two_limits_the_longer_wait_counts(counting, clock):
     limit = "2/second; 3/minute"
     for _ in range(2):
-        assert await limiter.seconds_to_wait(limit, "ana", "e") is None
-    assert await limiter.seconds_to_wait(limit, "ana", "e") == 1.0
+        assert await counting.seconds_to_wait(limit, "ana", "e") is None
+    assert await counting.seconds_to_wait(limit, "ana", "e") == 1.0
     clock.seconds += 1
-    assert await limiter.seconds_to_wait(limit, "ana", "e") == 59.0
+    assert await counting.seconds_to_wait(limit, "ana", "e") == 59.0
 
 
 async def test_windows_of_tenants_who_left_are_dropped(limiter, clock):
@@ -124,6 +138,51 @@ async def test_counting_in_memory_takes_next_to_no_time():
     for _ in range(2000):
         await limiter.seconds_to_wait("50/minute", "ana", "e")
     assert (time.perf_counter() - started) / 2000 < 50e-6  # a few µs; slow machines exist
+
+
+# -- in a file ---------------------------------------------------------------------------------
+
+
+async def test_several_processes_share_a_limit_in_a_file(tmp_path):
+    limiters = [LimitsRateLimiter(f"file://{tmp_path}/counts") for _ in range(4)]
+    try:
+        waits = await asyncio.gather(
+            *(limiter.seconds_to_wait("50/minute", "ana", "e") for limiter in limiters * 30)
+        )
+        assert waits.count(None) == 50
+        refused = [wait for wait in waits if wait is not None]
+        assert all(0 < wait <= 60 for wait in refused)
+    finally:
+        for limiter in limiters:
+            await limiter.close()
+
+
+async def test_counts_of_an_earlier_start_of_the_machine_hold_nobody_up(tmp_path, clock):
+    url = f"file://{tmp_path}/counts"
+    for _ in range(2):
+        limiter = LimitsRateLimiter(url, clock=clock)
+        assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
+        assert await limiter.seconds_to_wait("1/minute", "ana", "e") is not None
+        await limiter.close()
+        clock.seconds = 5.0  # a clock that counts from the start
+
+
+async def test_a_file_forgets_who_has_left(tmp_path, clock):
+    limiter = LimitsRateLimiter(f"file://{tmp_path}/counts", clock=clock)
+    for number in range(200):
+        await limiter.seconds_to_wait("1/minute", f"tenant {number}", "e")
+        clock.seconds += 1
+    await limiter.close()
+    with closing(sqlite3.connect(tmp_path / "counts")) as db:
+        assert db.execute("SELECT count(*) FROM hits").fetchone() == (60,)
+
+
+async def test_a_file_that_cannot_be_used_lets_requests_pass(tmp_path, caplog):
+    limiter = LimitsRateLimiter(f"file://{tmp_path}/nowhere/counts")
+    for _ in range(3):
+        assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
+    assert len([r for r in caplog.records if "does not answer" in r.getMessage()]) == 1
+    await limiter.close()
 
 
 # -- in Redis ----------------------------------------------------------------------------------

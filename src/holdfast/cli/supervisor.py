@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 __all__ = ["Supervisor"]
@@ -32,13 +33,16 @@ _log = logging.getLogger("holdfast.workers")
 class _Worker:
     """One process. It ends by itself when our end of its standard input closes."""
 
-    def __init__(self, listener: socket.socket, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, listener: socket.socket, environment: Mapping[str, str], counts_file: Path
+    ) -> None:
         self.started_at = time.monotonic()
         self.is_ready = False
         self._ready, ready = os.pipe()
+        given = (str(listener.fileno()), str(ready), str(counts_file))
         try:
             self.process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "holdfast.cli.worker", str(listener.fileno()), str(ready)],
+                [sys.executable, "-m", "holdfast.cli.worker", *given],
                 env=dict(environment),
                 pass_fds=(listener.fileno(), ready),
                 stdin=subprocess.PIPE,
@@ -95,14 +99,19 @@ class Supervisor:
             if value is not None:
                 self._environment[f"HOLDFAST_{name.upper()}"] = value
         self._workers: list[_Worker] = []
+        self._shared = Path()
         self._signals = 0
 
     def run(self, say_ready: Callable[[], None]) -> int:
         """Run until SIGTERM or Ctrl-C; returns the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._note_signal)
-        with tempfile.TemporaryDirectory(prefix="holdfast-metrics-") as directory:
-            self._environment.setdefault(_METRICS, directory)
+        with tempfile.TemporaryDirectory(prefix="holdfast-workers-") as directory:
+            self._shared = Path(directory)
+            # A folder of its own: whatever is in it is read as metrics.
+            metrics = self._shared / "metrics"
+            metrics.mkdir()
+            self._environment.setdefault(_METRICS, str(metrics))
             try:
                 self._workers = [self._start() for _ in range(self._count)]
                 failed = self._wait_until_ready()
@@ -114,7 +123,7 @@ class Supervisor:
                 self._stop_all()
 
     def _start(self) -> _Worker:
-        return _Worker(self._listener, self._environment)
+        return _Worker(self._listener, self._environment, self._shared / "rate-limits")
 
     def _note_signal(self, _number: int, _frame: Any) -> None:
         self._signals += 1

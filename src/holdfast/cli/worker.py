@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,8 @@ def _run() -> int:
 
         Thread(target=watch, name="holdfast-parent", daemon=True).start()
 
-    serve_here(create_app(settings), settings, listener, say_ready, started=end_with_parent)
+    app = create_app(settings, counts_file=Path(sys.argv[3]))
+    serve_here(app, settings, listener, say_ready, started=end_with_parent)
     return 0
 
 

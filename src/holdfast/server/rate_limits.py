@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any, Final
 
 import limits
@@ -16,6 +17,7 @@ from limits.storage import storage_from_string
 
 from holdfast.errors import ConfigurationError
 from holdfast.ports import Clock
+from holdfast.server.file_windows import FileWindows
 from holdfast.system import SystemClock
 
 __all__ = ["LimitsRateLimiter", "check_limit"]
@@ -35,16 +37,23 @@ def check_limit(text: str) -> None:
 
 
 class LimitsRateLimiter:
-    """Counts requests per tenant and endpoint, in this process or, for several, in Redis."""
+    """Counts requests per tenant and endpoint: in this process or, for several, where all look."""
 
     def __init__(self, storage_url: str = "async+memory://", *, clock: Clock | None = None) -> None:
-        """Count in memory, or in Redis by ``async+redis://…`` (``redis://…`` is the same)."""
+        """Count in memory, in a file, or in Redis.
+
+        ``file:///path`` is for the processes of one machine. Redis, for those of several, is
+        ``async+redis://…`` (``redis://…`` is the same).
+        """
         self._clock: Clock = clock or SystemClock()
-        self._windows: _MemoryWindows | _SharedWindows = (
-            _MemoryWindows(self._clock)
-            if storage_url.partition("://")[0] in _IN_MEMORY
-            else _SharedWindows(storage_url)
-        )
+        scheme, _, place = storage_url.partition("://")
+        self._windows: _MemoryWindows | FileWindows | _RedisWindows
+        if scheme in _IN_MEMORY:
+            self._windows = _MemoryWindows(self._clock)
+        elif scheme == "file":
+            self._windows = FileWindows(Path(place), self._clock)
+        else:
+            self._windows = _RedisWindows(storage_url)
         self._paused_until: float | None = None
 
     def check(self, limit: str) -> None:
@@ -65,8 +74,10 @@ class LimitsRateLimiter:
                     return None
                 self._paused_until = None
             try:
-                async with asyncio.timeout(_TIMEOUT_SECONDS):
-                    waits = [await windows.hit(one, name) for one in parsed]
+                # A file is never away, and bounds its wait for others by itself.
+                is_file = isinstance(windows, FileWindows)
+                async with asyncio.timeout(None if is_file else _TIMEOUT_SECONDS):
+                    waits = [await _hit(windows, one, name) for one in parsed]
             except Exception as error:  # noqa: BLE001 - whatever the client raises, requests pass
                 self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS
                 _log.warning(
@@ -79,7 +90,7 @@ class LimitsRateLimiter:
 
     async def close(self) -> None:
         """Let go of the connection."""
-        if isinstance(self._windows, _SharedWindows):
+        if not isinstance(self._windows, _MemoryWindows):
             await self._windows.close()
 
 
@@ -122,7 +133,7 @@ class _MemoryWindows:
         self._hits_until_sweep = max(1024, len(self._windows))
 
 
-class _SharedWindows:
+class _RedisWindows:
     """Moving windows of ``limits`` in Redis: one script, atomic across all processes."""
 
     def __init__(self, storage_url: str) -> None:
@@ -137,8 +148,8 @@ class _SharedWindows:
             # Not its message: it repeats the URL, which may hold a password.
             scheme = storage_url.partition("://")[0] if "://" in storage_url else "?"
             raise ConfigurationError(
-                f'rate limits cannot be counted in "{scheme}://…": use async+memory:// or '
-                'async+redis://HOST:PORT (pip install "holdfast[redis]")'
+                f'rate limits cannot be counted in "{scheme}://…": use async+memory://, '
+                'file:///PATH or async+redis://HOST:PORT (pip install "holdfast[redis]")'
             ) from None
 
     async def hit(self, limit: "_Limit", name: str) -> float | None:
@@ -163,6 +174,12 @@ class _Limit:
     text: str
     amount: int
     span_seconds: float
+
+
+async def _hit(windows: "FileWindows | _RedisWindows", limit: _Limit, name: str) -> float | None:
+    if isinstance(windows, FileWindows):
+        return await windows.hit(f"{limit.text} {name}", limit.amount, limit.span_seconds)
+    return await windows.hit(limit, name)
 
 
 @lru_cache(maxsize=256)

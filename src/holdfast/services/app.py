@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
@@ -45,17 +46,18 @@ def create_app(
     faults: FaultPoints | None = None,
     watcher: Watcher | None = None,
     only: Collection[str] = (),
+    counts_file: Path | None = None,
 ) -> FastAPI:
     """Put together one server with all services, or ``only`` those that are named.
 
-    Nothing is opened before the app starts.
+    Several processes of one machine count rate limits together in ``counts_file``. Nothing is
+    opened before the app starts.
     """
     clock = clock or SystemClock()
     watcher = watcher or PrometheusWatcher()
     store = store_of(settings)
     cache = _cache_of(settings, store)
-    # Several processes count together only where they share a counter.
-    limiter = LimitsRateLimiter(settings.redis_url or "async+memory://", clock=clock)
+    limiter = LimitsRateLimiter(_counts_of(settings, counts_file), clock=clock)
     holdfast = Holdfast(
         store,
         identify=_identify_of(settings, clock),
@@ -146,6 +148,13 @@ def _identify_of(settings: Settings, clock: Clock) -> Identify:
         return (by_token if service is None else by_claim[service.tenant_claim])(head)
 
     return identify
+
+
+def _counts_of(settings: Settings, counts_file: Path | None) -> str:
+    """Say where rate limits are counted: several processes keep one only by one counter."""
+    if settings.redis_url is not None:
+        return settings.redis_url
+    return "async+memory://" if counts_file is None else f"file://{counts_file}"
 
 
 def _cache_of(settings: Settings, store: Store) -> RecordCache | None:
