@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 
+from holdfast.device.settings import VARIABLES
 from tests.cli.conftest import HOLDFAST, Done, Here, Server, environment, here, one_line
 from tests.support.outbox_lab import CuttingProxy, reader, titles_of, token_of
 
@@ -148,6 +149,33 @@ def test_shorter_waits_leave_each_profile_its_own_rule_of_attempts(
     shown = outbox("show", walk["id"])
     assert shown["status"] == "pending"
     assert shown["attempt_count"] > shown["max_attempts"]
+
+
+def test_how_long_things_are_kept_can_be_set(outbox: Outbox, user: str) -> None:
+    a_tenth_of_a_second = "0.0000012"
+    outbox.add("Sent")
+    outbox.drain()
+    outbox.add("Too old")
+    time.sleep(0.2)
+    drain = ("drain", "--user", user, "--server", "http://127.0.0.1:9")
+    report = outbox(*drain, HOLDFAST_OUTBOX_CAP_DAYS=a_tenth_of_a_second)
+    assert (report["ended"], report["expired"]) == ("empty", 1)
+    time.sleep(0.2)
+    assert outbox("prune") == {"removed": 0}
+    for variable in ("KEEP_SUCCEEDED_DAYS", "KEEP_SETTLED_DAYS"):
+        set_to = {f"HOLDFAST_OUTBOX_{variable}": a_tenth_of_a_second}
+        assert outbox("prune", **set_to) == {"removed": 1}
+
+
+@pytest.mark.parametrize("variable", [*VARIABLES.values(), "HOLDFAST_OUTBOX_RETRY_SECONDS"])
+def test_a_setting_that_makes_no_sense_is_exit_2_and_one_line(
+    outbox: Outbox, user: str, variable: str
+) -> None:
+    outbox.add("Visit")
+    drain = ("drain", "--user", user, "--server", "http://127.0.0.1:9")
+    done = outbox.run(*drain, **{variable: "soon"})
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert f"{variable} should be a number of" in one_line(done.stderr)
 
 
 def test_a_failed_entry_is_retried_edited_or_discarded(outbox: Outbox, user: str) -> None:

@@ -1,6 +1,8 @@
-"""The outbox keeps its file in order by itself: what was settled long ago goes."""
+"""The outbox keeps its file in order by itself, for as long as it is told to keep things."""
 
+import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 from holdfast.core.entry import Status
 from holdfast.device import EventKind, OutboxQueue, upkeep
 from holdfast.device.outbox import Outbox
-from holdfast.errors import DiskFullError, FileBusyError, OutboxFileError
+from holdfast.device.settings import VARIABLES, QueueSettings
+from holdfast.errors import ConfigurationError, DiskFullError, FileBusyError, OutboxFileError
 from tests.device.queue_lab import Lab, new
 from tests.device.test_runner import eventually
 from tests.support.outbox_lab import SOON, Scripted, activity, answer
@@ -128,3 +131,39 @@ def test_a_look_that_finds_nothing_reads_little_however_much_there_is(
     connection.set_progress_handler(None, 1)  # type: ignore[attr-defined]
     lab.queue.close()
     assert steps < 3000, "it reads every row"
+
+
+# -- what can be set ------------------------------------------------------------------------------
+
+
+def test_the_environment_sets_spans_and_fractions_of_them() -> None:
+    assert QueueSettings.from_environment({}) == QueueSettings()
+    given = {
+        "HOLDFAST_OUTBOX_LEASE_SECONDS": "0.5",
+        "HOLDFAST_OUTBOX_CAP_DAYS": "14",
+        "HOLDFAST_OUTBOX_KEEP_SUCCEEDED_DAYS": "0.25",
+        "HOLDFAST_OUTBOX_KEEP_SETTLED_DAYS": "",
+    }
+    assert QueueSettings.from_environment(given) == QueueSettings(
+        lease_seconds=0.5, stale_after=timedelta(days=14), keep_succeeded=timedelta(hours=6)
+    )
+
+
+@pytest.mark.parametrize("variable", VARIABLES.values())
+@pytest.mark.parametrize("value", ["a week", "0", "-1", "nan", "inf", "1e9", "1e-12", "1,5", " "])
+def test_nonsense_in_the_environment_is_one_line_that_names_the_variable(
+    variable: str, value: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{variable} should be a number of \w+ .*$"):
+        QueueSettings.from_environment({variable: value})
+
+
+def test_every_variable_of_the_outbox_is_on_its_page_with_its_default() -> None:
+    page = Path(__file__).parents[2] / "docs/reference/outbox.md"
+    text = page.read_text(encoding="utf-8")
+    for name, variable in VARIABLES.items():
+        default = getattr(QueueSettings(), name)
+        number = default if name == "lease_seconds" else default / timedelta(days=1)
+        assert f"\n| `{variable}` | `{number:g}` | `{name}` |" in text
+    known = {*VARIABLES.values(), "HOLDFAST_OUTBOX_RETRY_SECONDS"}
+    assert set(re.findall(r"HOLDFAST_\w+", text)) == known

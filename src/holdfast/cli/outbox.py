@@ -28,7 +28,7 @@ from holdfast.device.conflicts import resolve_by_hand
 from holdfast.device.drain import Drain
 from holdfast.device.queue import OutboxQueue
 from holdfast.device.report import Ended
-from holdfast.device.settings import QueueSettings
+from holdfast.device.settings import QueueSettings, span_in
 from holdfast.device.transport import HttpTransport
 from holdfast.errors import EntryInvalidError, UsageError
 
@@ -48,7 +48,6 @@ __all__ = [
 ]
 
 _BAD_INPUT: Final = 2
-_DAY_SECONDS: Final = 86_400.0
 _RESOLUTIONS: Final[Mapping[str, Resolution]] = {
     "server_wins": Resolution.THEIRS,
     "theirs": Resolution.THEIRS,
@@ -77,7 +76,7 @@ class Place(msgspec.Struct, frozen=True):
             raise Failure(f"{self.path} does not exist: the first holdfast outbox … add makes it")
         try:
             with OutboxQueue.open(
-                self.path, passphrase=self._passphrase(), settings=_queue_settings()
+                self.path, passphrase=self._passphrase(), settings=QueueSettings.from_environment()
             ) as queue:
                 yield queue
         except EntryInvalidError as error:
@@ -275,32 +274,12 @@ def watchdog(place: Place, *, as_json: bool) -> None:
 # ------------------------------------------------------------------ what can be set
 
 
-def _queue_settings() -> QueueSettings:
-    lease_seconds = _seconds("HOLDFAST_OUTBOX_LEASE_SECONDS")
-    return QueueSettings() if lease_seconds is None else QueueSettings(lease_seconds=lease_seconds)
-
-
 def _drain(queue: OutboxQueue, transport: HttpTransport, token: str | None) -> Drain:
     """Return what sends; with shorter waits if that is set."""
-    first_seconds = _seconds("HOLDFAST_OUTBOX_RETRY_SECONDS")
-    if first_seconds is None:
+    first = span_in(os.environ, "HOLDFAST_OUTBOX_RETRY_SECONDS")
+    if first is None:
         return Drain(queue, transport, token)
-    return HastyDrain(queue, transport, token, first_seconds=first_seconds)
-
-
-def _seconds(variable: str) -> float | None:
-    given = os.environ.get(variable)
-    if not given:
-        return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= _DAY_SECONDS:
-        raise Failure(
-            f"{variable} should be a number of seconds above 0, not {given!r}", _BAD_INPUT
-        )
-    return seconds
+    return HastyDrain(queue, transport, token, first_seconds=first.total_seconds())
 
 
 @contextmanager
