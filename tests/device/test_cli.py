@@ -295,6 +295,19 @@ def test_bad_usage_is_one_line(here: Here, arguments: list[str], code: int) -> N
     one_line(done.stderr)
 
 
+@pytest.mark.parametrize("passphrase", [(), ("--passphrase-env", "PIN")])
+def test_a_directory_in_place_of_the_file_is_told_as_what_it_is(
+    here: Here, tmp_path: Path, passphrase: tuple[str, ...]
+) -> None:
+    (tmp_path / "queues").mkdir()
+    new = ("--user", "ada", "--op", "create", "--entity", "note", "--endpoint", "/x")
+    for command in (("ls",), ("add", *new)):
+        done = here("outbox", "--db", "queues", *passphrase, *command, PIN="1234")
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert "queues is a directory" in one_line(done.stderr)
+    assert list((tmp_path / "queues").iterdir()) == []
+
+
 def test_an_entry_that_is_not_there_is_one_line(outbox: Outbox) -> None:
     outbox.add("Visit")
     for command in ("show", "retry", "discard", "resolve"):

@@ -71,6 +71,8 @@ class Place(msgspec.Struct, frozen=True):
     @contextmanager
     def opened(self, *, must_exist: bool = True) -> Iterator[OutboxQueue]:
         """Open the queue, and tell what breaks a rule as bad input."""
+        if self.path.is_dir():
+            raise Failure(f"{self.path} is a directory: --db should name the file of a queue")
         # SQLite would make an empty file of every misspelt name.
         if must_exist and not self.path.exists():
             raise Failure(f"{self.path} does not exist: the first holdfast outbox … add makes it")
