@@ -277,6 +277,23 @@ def test_the_command_ends_with_1_and_json_if_a_check_fails(
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--token", "bad"],
+        ["--secret", "another secret that is long enough to sign with"],
+        ["--secret", SECRET, "--other-token", "bad"],
+    ],
+)
+def test_a_sign_in_that_is_not_taken_is_one_line_and_ends_with_2(
+    arguments: list[str], server: Server, command: Command
+) -> None:
+    done = command(server.url, *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert "the server does not take the sign-in" in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["http://127.0.0.1:9", "--secret", SECRET], "no server answers at http://127.0.0.1:9"),

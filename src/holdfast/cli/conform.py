@@ -15,6 +15,7 @@ import msgspec
 from holdfast.cli.output import Failure, print_json, shown
 from holdfast.proof.conform import (
     BUILT_IN,
+    NotSignedInError,
     Plan,
     Profile,
     ProfileError,
@@ -56,7 +57,7 @@ def run_conform(
     plans = plan_checks(profile, service)
     try:
         results = asyncio.run(_collect(url, plans, sign_in, as_json=as_json))
-    except UnreachableError as error:
+    except (UnreachableError, NotSignedInError) as error:
         raise Failure(str(error), _BAD_INPUT) from error
     counts = Counter(result.verdict for result in results)
     if as_json:

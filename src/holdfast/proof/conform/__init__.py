@@ -6,10 +6,18 @@ checks say what has to come, and ``run`` puts them one after another.
 
 from holdfast.proof.conform.kit import Result, Verdict
 from holdfast.proof.conform.profile import BUILT_IN, Profile, ProfileError, read_profile
-from holdfast.proof.conform.run import Plan, SignIn, UnreachableError, conform, plan_checks
+from holdfast.proof.conform.run import (
+    NotSignedInError,
+    Plan,
+    SignIn,
+    UnreachableError,
+    conform,
+    plan_checks,
+)
 
 __all__ = [
     "BUILT_IN",
+    "NotSignedInError",
     "Plan",
     "Profile",
     "ProfileError",

@@ -1,6 +1,7 @@
 """Puts the checks of a server together and makes them one after another."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -20,6 +21,7 @@ from holdfast.proof.conform import (
 )
 from holdfast.proof.conform.acting import TemplateActions, WalkActions
 from holdfast.proof.conform.kit import (
+    Action,
     Actions,
     Check,
     Kit,
@@ -33,7 +35,7 @@ from holdfast.proof.conform.kit import (
 from holdfast.proof.conform.profile import BUILT_IN, Profile
 from holdfast.server.jwt_auth import mint_token
 
-__all__ = ["Plan", "SignIn", "UnreachableError", "conform", "plan_checks"]
+__all__ = ["NotSignedInError", "Plan", "SignIn", "UnreachableError", "conform", "plan_checks"]
 
 _INTAKE: Final = (
     *keys.CHECKS,
@@ -49,12 +51,17 @@ _MORE: Final[dict[str, tuple[Check, ...]]] = {
     "field": (*ops.PATH_CHECKS, *versions.FIELD_CHECKS),
 }
 _HOUR: Final = timedelta(hours=1)
+_UNAUTHORIZED: Final = 401
 # A duplicate may wait for the first one, 10 seconds by default, before it is answered.
 _TIMEOUT_SECONDS: Final = 30.0
 
 
 class UnreachableError(Exception):
     """Nobody answers at that address."""
+
+
+class NotSignedInError(Exception):
+    """The server does not know who is asking: nothing it answers would tell of the contract."""
 
 
 class SignIn(msgspec.Struct, frozen=True):
@@ -107,7 +114,8 @@ async def conform(
 ) -> AsyncIterator[Result]:
     """Make the checks and give each result as it comes.
 
-    Raises ``UnreachableError`` if nobody answers at all. ``watch`` is told what is checked next.
+    Raises ``UnreachableError`` if nobody answers at all, and ``NotSignedInError`` if a token is not
+    taken. ``watch`` is told what is checked next.
     """
     async with httpx.AsyncClient(
         base_url=url, transport=transport, timeout=_TIMEOUT_SECONDS, follow_redirects=False
@@ -118,6 +126,8 @@ async def conform(
             await client.get("/healthz")
         except (httpx.TransportError, httpx.InvalidURL, ValueError) as error:
             raise UnreachableError(f"no server answers at {url} ({error})") from error
+        for kit in kits:
+            await _sign_in(kit)
         for plan, kit in zip(plans, kits, strict=True):
             for check in plan.checks:
                 watch(f"{plan.profile.name}: {check.name}")
@@ -134,6 +144,23 @@ def _kit(client: httpx.AsyncClient, profile: Profile, sign_in: SignIn) -> Kit:
     is_walk = profile is BUILT_IN["walk"]
     actions: Actions = WalkActions() if is_walk else TemplateActions(profile.request)
     return Kit(client, profile, actions, me=me or Person({}), other=other)
+
+
+async def _sign_in(kit: Kit) -> None:
+    """See that the guarded operation knows everyone; without a key and a body it does nothing."""
+    wanted = kit.profile.request
+    action = Action(method=wanted.method, path=wanted.path, body=None, other_body=None)
+    people = [("--token or --secret", kit.me)]
+    with suppress(NotCheckedError):
+        people.append(("--other-token or --secret", kit.other))
+    for option, person in people:
+        with suppress(httpx.HTTPError):  # the checks will tell
+            answer = await kit.send(action, person=person)
+            if answer.status == _UNAUTHORIZED:
+                raise NotSignedInError(
+                    f"the server does not take the sign-in ({wanted.method} {wanted.path}: "
+                    f"{answer.told()}): look at {option}, or at the profile's sign_in"
+                )
 
 
 async def _made(kit: Kit, check: Check) -> Result:
