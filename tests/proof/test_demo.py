@@ -1,5 +1,7 @@
 """The demo convinces over a pipe, leaves nothing behind, and would say so if the promise broke."""
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,6 +47,27 @@ def test_forty_taps_happen_once_over_a_pipe_and_nothing_is_left_behind(
     assert said["answered from memory"] >= 10
     assert said["requests sent"] >= 50
     assert "\x1b" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_in_one_line_and_nothing_is_left_behind(
+    sign: signal.Signals, tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        [HOLDFAST, "demo"],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(sign)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert told.startswith("holdfast: stopped")
+    assert told.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

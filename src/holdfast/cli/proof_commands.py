@@ -34,8 +34,9 @@ def demo(
         holdfast demo
     """
     from holdfast.cli.demo import show_demo
+    from holdfast.cli.stopping import until_stopped
 
-    raise typer.Exit(show_demo(as_json=json, seed=seed))
+    raise typer.Exit(until_stopped(lambda: show_demo(as_json=json, seed=seed)))
 
 
 def bench(context: typer.Context) -> None:
@@ -72,9 +73,14 @@ def siege(
         holdfast siege --seconds 600 --database postgres --nats
     """
     from holdfast.cli.siege import show_siege
+    from holdfast.cli.stopping import until_stopped
 
     raise typer.Exit(
-        show_siege(seconds=seconds, database=database, nats=nats, seed=seed, as_json=json)
+        until_stopped(
+            lambda: show_siege(
+                seconds=seconds, database=database, nats=nats, seed=seed, as_json=json
+            )
+        )
     )
 
 
@@ -103,13 +109,14 @@ def torture(  # noqa: PLR0917 - typer calls by name
 
         holdfast torture --seconds 600
     """
+    from holdfast.cli.stopping import until_stopped
     from holdfast.cli.torture import check_options, show_planted, show_seed, show_torture
 
-    check_options(seed=seed, seeds=seeds, seconds=seconds)
+    check_options(seed=seed, seeds=seeds, seconds=seconds, planted=planted)
     if planted:
-        raise typer.Exit(show_planted(jobs=jobs, as_json=json))
+        raise typer.Exit(until_stopped(lambda: show_planted(jobs=jobs, as_json=json)))
     if seed is not None:
-        raise typer.Exit(show_seed(seed, as_json=json))
+        raise typer.Exit(until_stopped(lambda: show_seed(seed, as_json=json)))
     raise typer.Exit(
         show_torture(seeds=seeds, seconds=seconds, first=first, jobs=jobs, as_json=json)
     )
@@ -156,14 +163,17 @@ def conform(  # noqa: PLR0917 - typer turns them into options
         holdfast conform https://staging.example --profile orders.json --token "$TOKEN"
     """
     from holdfast.cli.conform import run_conform
+    from holdfast.cli.stopping import until_stopped
     from holdfast.proof.conform import SignIn
 
     raise typer.Exit(
-        run_conform(
-            url,
-            sign_in=SignIn(token=token, other_token=other_token, secret=secret),
-            service=service,
-            profile_file=profile,
-            as_json=json,
+        until_stopped(
+            lambda: run_conform(
+                url,
+                sign_in=SignIn(token=token, other_token=other_token, secret=secret),
+                service=service,
+                profile_file=profile,
+                as_json=json,
+            )
         )
     )

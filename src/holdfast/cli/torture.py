@@ -1,6 +1,7 @@
 """The torture as people see it: a bar while it runs, then counts, and what broke."""
 
 import itertools
+import math
 import os
 import sys
 import time
@@ -11,10 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.cli.output import Failure, print_json, print_table
+from holdfast.cli.stopping import stop_asked
 from holdfast.proof.torture import campaign, planted
 from holdfast.proof.torture.faults import POINTS
 
-__all__ = ["show_planted", "show_seed", "show_torture"]
+__all__ = ["check_options", "show_planted", "show_seed", "show_torture"]
 
 _DEFAULT_SEEDS: Final = 2000
 _LAST_LINES: Final = 60
@@ -28,15 +30,25 @@ def show_torture(
     count = _DEFAULT_SEEDS if seeds is None and seconds is None else seeds
     numbers = itertools.count(first) if count is None else iter(range(first, first + count))
     deadline = None if seconds is None else time.monotonic() + seconds
-    with _watching(count, seconds, as_json=as_json) as watch:
+    with stop_asked() as stops, _watching(count, seconds, as_json=as_json) as watch:
         summary = campaign.torture(
-            numbers, jobs=jobs or _cores(), deadline=deadline, on_progress=watch
+            numbers, jobs=jobs or _cores(), deadline=deadline, on_progress=watch, stops=stops
         )
+        was_stopped = stops()
     if as_json:
-        facts = msgspec.to_builtins(summary)
-        print_json(facts | {"unvisited": summary.unvisited, "good": summary.is_good})
+        points, struck = summary.hits()
+        more = {
+            "points": points,
+            "struck": struck,
+            "unvisited": summary.unvisited,
+            "stopped": was_stopped,
+            "good": summary.is_good,
+        }
+        print_json(msgspec.to_builtins(summary) | more)
     else:
         _tell(summary)
+        if was_stopped:
+            print("stopped early, at what has been run so far")
     return 0 if summary.is_good else 1
 
 
@@ -107,7 +119,7 @@ def _tell(summary: campaign.Summary) -> None:
             for point in POINTS
         ],
     )
-    if summary.unvisited:
+    if summary.unvisited and summary.seeds >= campaign.ENOUGH_SEEDS:
         print(f"never struck: {', '.join(summary.unvisited)}")
     for failure in summary.failures:
         _tell_failure(failure)
@@ -187,7 +199,15 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def check_options(*, seed: int | None, seeds: int | None, seconds: float | None) -> None:
+def check_options(
+    *, seed: int | None, seeds: int | None, seconds: float | None, planted: bool
+) -> None:
     """Refuse what cannot be meant."""
+    if planted and not (seed is seeds is seconds is None):
+        raise Failure("--planted hunts every bug: leave --seed, --seeds and --seconds out", 2)
     if seed is not None and (seeds is not None or seconds is not None):
         raise Failure("--seed replays one seed: leave --seeds and --seconds out", 2)
+    if seconds is not None and not math.isfinite(seconds):
+        raise Failure(
+            "--seconds should be a number of seconds: it is for --seeds to say how many", 2
+        )

@@ -6,9 +6,10 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ __all__ = [
     "Failure",
     "Summary",
     "collecting_seldom",
+    "deaf",
     "replay",
     "run_here",
     "told",
@@ -97,15 +99,20 @@ class Summary(msgspec.Struct, kw_only=True):
 
     @property
     def unvisited(self) -> list[str]:
-        """Fault points at which nothing has happened, in a run that is long enough."""
-        if self.seeds < ENOUGH_SEEDS:
-            return []
+        """Fault points at which nothing has happened."""
         return [point for point in POINTS if not self.struck.get(point)]
 
     @property
     def is_good(self) -> bool:
-        """Whether all promises were kept, everywhere."""
-        return not self.failing and not self.unvisited
+        """Whether all promises were kept, and in a run that is long enough, everywhere."""
+        return not self.failing and (self.seeds < ENOUGH_SEEDS or not self.unvisited)
+
+    def hits(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return how often each fault point was reached, and struck: all of them, in order."""
+        return (
+            {point: self.points.get(point, 0) for point in POINTS},
+            {point: self.struck.get(point, 0) for point in POINTS},
+        )
 
 
 def torture(
@@ -114,26 +121,34 @@ def torture(
     jobs: int,
     deadline: float | None = None,
     on_progress: Callable[[Summary], None] = lambda _: None,
+    stops: Callable[[], bool] = lambda: False,
 ) -> Summary:
-    """Run seeds in so many processes until there are no more, or until the time is over."""
+    """Run seeds in so many processes until there are no more, or until the time is over.
+
+    Or until ``stops`` says so: then the seeds that run are the last.
+    """
     total = Summary()
     began = time.monotonic()
     # The order of sets of texts depends on it: with one value a seed is the same in every process.
     os.environ["PYTHONHASHSEED"] = "0"
     workers: dict[Connection, Any] = {}
+
+    def is_over() -> bool:
+        return stops() or (deadline is not None and time.monotonic() >= deadline)
+
     with place_for_worlds() as place:
         try:
             for _ in range(jobs):
                 line, process = _start(place)
                 workers[line] = process
-                _send_next(line, seeds, deadline, workers)
+                _send_next(line, () if is_over() else islice(seeds, _BATCH), workers)
             while workers:
                 ready: Any = wait(list(workers))
                 for line in ready:
                     total.join(msgspec.msgpack.decode(line.recv_bytes(), type=Summary))
                     total.seconds = time.monotonic() - began
                     on_progress(total)
-                    _send_next(line, seeds, deadline, workers)
+                    _send_next(line, () if is_over() else islice(seeds, _BATCH), workers)
         finally:
             for process in workers.values():
                 process.kill()
@@ -148,16 +163,14 @@ def _start(place: str) -> tuple[Connection, Any]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, place), daemon=True)
-    process.start()
+    with deaf():
+        process.start()
     theirs.close()
     return ours, process
 
 
-def _send_next(
-    line: Connection, seeds: Iterator[int], deadline: float | None, workers: dict[Connection, Any]
-) -> None:
-    is_over = deadline is not None and time.monotonic() >= deadline
-    batch = [] if is_over else list(islice(seeds, _BATCH))
+def _send_next(line: Connection, seeds: Iterable[int], workers: dict[Connection, Any]) -> None:
+    batch = list(seeds)
     line.send(batch)
     if not batch:
         process = workers.pop(line)
@@ -168,7 +181,9 @@ def _send_next(
 def replay(seed: int) -> Failure:
     """Run one seed again, in a process like those of a campaign, and tell all of it."""
     os.environ["PYTHONHASHSEED"] = "0"
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with deaf():
+        pool = multiprocessing.get_context("spawn").Pool(1)
+    with pool:
         return pool.apply(_replay, (seed,))
 
 
@@ -180,7 +195,9 @@ def _replay(seed: int) -> Failure:
 
 def _work(line: Connection, place: str) -> None:
     """Serve one process: batches of seeds in, summaries out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
+    # The parent hears them, lets us finish, and ends us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     do_without_locks()
     shown = 0
     with collecting_seldom(), Templates(place) as templates:
@@ -216,6 +233,20 @@ def told(outcome: Outcome) -> Failure:
         timeline=[f"{at:10.3f}  {who:<10} {what}" for at, who, what in outcome.timeline],
         faults_left=sum(outcome.faults.values()),
     )
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Let processes and threads that are started meanwhile never hear Ctrl-C, which is for us.
+
+    They inherit it: else one that is still importing would end with a traceback.
+    """
+    resource_tracker.ensure_running()  # when it is started, it opens our ears again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

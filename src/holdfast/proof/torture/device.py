@@ -40,6 +40,9 @@ class DeviceWorld(Protocol):
     def now(self) -> datetime:
         """Return the true time."""
 
+    def seconds(self) -> float:
+        """Return how much time has passed since the beginning."""
+
     def note(self, who: str, what: str) -> None:
         """Write a line of the timeline."""
 
@@ -301,7 +304,7 @@ class Device:
 
     def seconds_since_boot(self) -> float:
         """Return what the boot clock shows."""
-        return self.world.loop.time() - self._booted_at
+        return self.world.seconds() - self._booted_at
 
     def died(self, life: Life) -> None:
         """Start a process again, some time after its death; not while there is no power."""
@@ -331,10 +334,15 @@ class Device:
         lost = self.disk.cut_power(self._chance)
         self.world.note(self.name, f"power is back, {lost} unsynced pieces are gone")
         self.boots += 1
-        self._booted_at = self.world.loop.time()
+        self._booted_at = self.world.seconds()
         self._is_off = False
         for number in range(len(self.lives)):
             self._start_later(number)
+
+    def oversleep(self) -> None:
+        """Let its processes wake up after days: what they held is no longer theirs."""
+        for life in self.lives:
+            life.process.pauses += 1
 
     def begin_send(self, key: str, life: Life) -> None:
         """Note who sends what: an entry is sent by one process only, as long as its lease holds.
@@ -376,7 +384,12 @@ class Device:
         if life is None or life.queue is None:
             return []
         return [
-            Fate(tap=entry.decoded()["tap"], status=Status(entry.status), key=entry.idempotency_key)
+            Fate(
+                tap=entry.decoded()["tap"],
+                status=Status(entry.status),
+                key=entry.idempotency_key,
+                maybe=entry.outcome_unknown,
+            )
             for user in self.users
             for entry in life.queue.entries(user, limit=1000)
         ]

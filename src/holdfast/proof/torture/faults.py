@@ -9,7 +9,7 @@ from holdfast.jobs import attempt
 from holdfast.jobs.engines import relay
 from holdfast.server import intake
 
-__all__ = ["DEVICE_POINTS", "KINDS", "POINTS", "SERVER_POINTS", "Faults", "Mask"]
+__all__ = ["DEVICE_POINTS", "KINDS", "LONG_SLEEP", "POINTS", "SERVER_POINTS", "Faults", "Mask"]
 
 _COMMITS: Final = (
     "add_user",
@@ -46,7 +46,10 @@ POINTS: Final = (*SERVER_POINTS, *DEVICE_POINTS)
 _PAUSABLE: Final = frozenset((*SERVER_POINTS, *drain.FAULT_POINTS))
 """Elsewhere a lock is held that other threads of the same process would wait for, in real time."""
 
-KINDS: Final = (
+LONG_SLEEP: Final = "long sleep"
+"""Days go by in which nobody does anything: keys are forgotten, actions become too old."""
+
+_WEATHER: Final = (
     "request lost",
     "answer lost",
     "request doubled",
@@ -69,6 +72,7 @@ KINDS: Final = (
     "message repeated",
     "message lost",
 )
+KINDS: Final = (*_WEATHER, LONG_SLEEP)
 
 _MOST_CRASHES: Final = 3
 _MOST_PAUSES: Final = 3
@@ -125,7 +129,7 @@ class Faults:
         self.log: list[str] = []
         self._rates = {
             kind: chance.choice((0.0, 0.0, 0.02, 0.06, 0.2)) * (0.5 + chance.random())
-            for kind in KINDS
+            for kind in _WEATHER
         }
         self._crash_rate = chance.choice((0.0, 0.003, 0.01))
         self.favoured = frozenset(chance.sample(POINTS, 3))
@@ -142,7 +146,7 @@ class Faults:
             return False
         if self._chance.random() >= (self._rates[kind] if rate is None else rate):
             return False
-        return self._let(kind)
+        return self.let(kind)
 
     def strike(self, point: str) -> str | None:
         """Say what happens at a fault point: ``crash``, ``power cut``, ``pause`` or nothing."""
@@ -156,13 +160,13 @@ class Faults:
             return None
         dice = self._chance.random()
         if point in _PAUSABLE and dice < self._rates["pause"] * 4:
-            if self._pauses and self._let("pause"):
+            if self._pauses and self.let("pause"):
                 self._pauses -= 1
                 self.struck[point] += 1
                 return "pause"
             return None
         kind = "power cut" if point in DEVICE_POINTS and dice > 0.5 else "crash"  # noqa: PLR2004
-        if self._crashes and self._let(kind):
+        if self._crashes and self.let(kind):
             self._crashes -= 1
             self.struck[point] += 1
             return kind
@@ -172,7 +176,8 @@ class Faults:
         """Say how long or how much, evenly."""
         return least + (most - least) * self._chance.random()
 
-    def _let(self, kind: str) -> bool:
+    def let(self, kind: str) -> bool:
+        """Count a fault that was decided on; False if it is one of those left out."""
         self.number += 1
         if not self._mask.lets(self.number):
             return False

@@ -47,6 +47,11 @@ class Network:
         self.requests = 0
         # Devices without a network.
         self.cut_off: set[str] = set()
+        self._nights = 0
+
+    def forget(self) -> None:
+        """Lose all that is on its way: nothing stays in a network for days."""
+        self._nights += 1
 
     def send(self, who: str, request: Request, hear: Hear) -> None:
         """Carry a request; ``hear`` is called once, in the end with silence."""
@@ -68,14 +73,17 @@ class Network:
         self._world.note(who, what)
         delay = self._delay("request late")
         doubled = faults.happens("request doubled")
-        self._later(delay, self._arrive, who, request, hear, doubled)
+        night = self._nights
+        self._later(delay, self._arrive, night, who, request, hear, doubled)
         if doubled:
             self._world.note(who, f"{what} doubled")
             # A proxy that tries again gives the device whichever answer comes first.
             again = self._chance.choice((0.0, 0.01, 1.0, 40.0))
-            self._later(again, self._arrive, who, request, hear, doubled)
+            self._later(again, self._arrive, night, who, request, hear, doubled)
 
-    def _arrive(self, who: str, request: Request, hear: Hear, doubled: bool) -> None:
+    def _arrive(self, night: int, who: str, request: Request, hear: Hear, doubled: bool) -> None:
+        if night != self._nights:
+            return
         server = self._chance.choice(self._world.serving)
         if server.app is None:
             # What a proxy has taken has left the device.

@@ -23,6 +23,7 @@ __all__ = ["People", "PeopleWorld"]
 _AGAIN_SECONDS: Final = 7.0
 _MOST_TRIES: Final = 4
 _MOST_RETRIES: Final = 2
+_CAP_DAYS: Final = 7
 _MADE: Final = 201
 _GUEST: Final = "guest"
 _OPERATIONS: Final = {
@@ -47,6 +48,9 @@ class PeopleWorld(Protocol):
     def now(self) -> datetime:
         """Return the true time."""
 
+    def has_happened(self, tap: Planned) -> bool:
+        """Say whether a tap has had its effect."""
+
     def note(self, who: str, what: str) -> None:
         """Write a line of the timeline."""
 
@@ -61,6 +65,8 @@ class People:
         self._chance = chance
         self._left = 0
         self._kept = 0
+        # Keys that the server need not know any more.
+        self._forgotten: set[str | None] = set()
 
     @property
     def have_tapped(self) -> bool:
@@ -122,6 +128,15 @@ class People:
     def _again(self, tap: Planned, tries: int) -> None:
         self._world.loop.call_later(_AGAIN_SECONDS, self._tap, tap, tries, context=OUTSIDE.copy())
 
+    def sleep(self, days: float) -> None:
+        """Oversleep: what waits by then may be too old, and keys may be forgotten."""
+        if days < _CAP_DAYS:
+            return
+        for tap in self._world.taps.values():
+            self._forgotten.add(tap.key)
+            if tap.acknowledged and tap.expect is Expect.EFFECT:
+                tap.expect = Expect.EITHER
+
     # -- looking at the queue ---------------------------------------------------------------------
 
     def tend(self) -> None:
@@ -147,10 +162,16 @@ class People:
     def _decide(self, life: Life, queue: OutboxQueue, entry: Entry) -> bool:
         tap = self._world.taps[entry.decoded()["tap"]]
         if entry.reason is Reason.DEPENDENCY:
-            return False
+            if not any(one.status is Status.EXPIRED for one in queue.by_local_id(tap.note or "")):
+                return False
+            tap.expect = Expect.EITHER  # what it changes was too old to be made
+            queue.discard(entry.id)
+            return True
         if entry.status is Status.CONFLICT:
             how = self._chance.choice((Resolution.MINE, Resolution.THEIRS))
             resolve_by_hand(queue, entry, how)
+        elif entry.reason is Reason.UNKNOWN and self._world.has_happened(tap):
+            queue.discard(entry.id)  # they have looked
         elif tap.expect is Expect.REFUSAL or (
             # An action of a device whose clock was far off can be refused for good.
             tap.expect is Expect.EITHER and tap.retries >= _MOST_RETRIES
@@ -293,7 +314,10 @@ class People:
         taps = [
             tap
             for tap in self._world.taps.values()
-            if tap.acknowledged and tap.key in answered and tap.expect is Expect.EFFECT
+            if tap.acknowledged
+            and tap.key in answered
+            and tap.key not in self._forgotten
+            and tap.expect is Expect.EFFECT
         ]
         return self._chance.choice(taps) if taps else None
 

@@ -8,10 +8,11 @@ changed since, breaks promises too: what it does then says nothing, and is no ca
 import importlib
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from multiprocessing.context import SpawnContext
+from multiprocessing.pool import Pool
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -20,7 +21,7 @@ import msgspec
 
 import holdfast
 from holdfast.errors import UsageError
-from holdfast.proof.torture.campaign import Failure, collecting_seldom, told
+from holdfast.proof.torture.campaign import Failure, collecting_seldom, deaf, told
 from holdfast.proof.torture.disk import do_without_locks
 from holdfast.proof.torture.shrinking import shrink
 from holdfast.proof.torture.templates import Templates, place_for_worlds
@@ -85,13 +86,14 @@ def hunt(names: list[str], *, jobs: int) -> Iterator[Catch]:
     os.environ["PYTHONHASHSEED"] = "0"
     context = multiprocessing.get_context("spawn")
     # A process for each, so that no bug meets what another has left behind.
-    with place_for_worlds() as place, context.Pool(jobs, _begin, maxtasksperchild=1) as pool:
+    with place_for_worlds() as place, _pool(context, jobs) as pool:
         tasks = [(name, place) for name in names]
         yield from pool.imap_unordered(_hunt_one, tasks, chunksize=1)
 
 
-def _begin() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends us
+def _pool(context: SpawnContext, jobs: int) -> Pool:
+    with deaf():
+        return context.Pool(jobs, maxtasksperchild=1)
 
 
 def _hunt_one(task: tuple[str, str]) -> Catch:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,7 +15,7 @@ from holdfast.proof.checker import Violation, check
 from holdfast.proof.history import Effect, FollowUp, History, JobEffect, JobSeen
 from holdfast.proof.torture.broker import SteppedBroker
 from holdfast.proof.torture.device import Device
-from holdfast.proof.torture.faults import Faults, Mask
+from holdfast.proof.torture.faults import LONG_SLEEP, Faults, Mask
 from holdfast.proof.torture.loop import OUTSIDE, PROCESS, VirtualLoop
 from holdfast.proof.torture.network import Network
 from holdfast.proof.torture.person import People
@@ -34,6 +34,9 @@ _MOST_TORTURE_SECONDS: Final = 3600.0
 _DRAIN_SECONDS: Final = 21_600.0
 _LOOK_SECONDS: Final = 15.0
 _SELDOM_SECONDS: Final = 300.0
+_NIGHT_SHARE: Final = 0.12
+_DAYS: Final = (2.0, 8.0, 20.0)
+"""Within the lifetime of every key, past it, and far past it."""
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -78,6 +81,7 @@ class World:
         self.loop = VirtualLoop()
         self.loop.on_error = self._on_error
         self._now_at, self._now = 0.0, _BEGINNING
+        self._slept = 0.0
         self.faults = Faults(stream(), mask)
         self._disk_chance = stream()
         self._chance = stream()
@@ -102,6 +106,7 @@ class World:
         planned = plan_taps(plan, {d.name: d.users for d in self.devices}, self._leaning())
         self.taps: dict[str, Planned] = {tap.id: tap for tap in planned}
         self._planned = planned
+        self._night = Night.maybe(stream())
 
     def _leaning(self) -> Leaning:
         favours = self.faults.favours
@@ -152,14 +157,23 @@ class World:
 
     def now(self) -> datetime:
         """Return the true time, which is the server's."""
-        at = self.loop.time()
+        at = self.seconds()
         if at != self._now_at:  # asked many times within one instant
             self._now_at, self._now = at, _BEGINNING + timedelta(seconds=at)
         return self._now
 
+    def seconds(self) -> float:
+        """Return how much time has passed since the beginning, nights included."""
+        return self.loop.time() + self._slept
+
     def unix_time(self) -> float:
         """Return the same in seconds."""
         return self.now().timestamp()
+
+    def has_happened(self, tap: Planned) -> bool:
+        """Say whether a tap has had its effect, as somebody sees who looks at the server."""
+        found = self._rows.execute("SELECT 1 FROM effects WHERE tap = ?", (tap.id,))
+        return found.fetchone() is not None
 
     def disk_seconds(self) -> float:
         """Say how long a piece of work on the server's database takes."""
@@ -189,6 +203,8 @@ class World:
             # What was never sent can be changed: let there be some of that.
             for device in self.devices:
                 self._cut_off(device, 150.0)
+        if self._night is not None:
+            self._later(self._night.at, self._sleep)
         self._every(5.0, 60.0, self._make_trouble)
         self._every(100.0, 250.0, self.people.tend)
         self.loop.run_until(_MOST_TORTURE_SECONDS, lambda: self.people.have_tapped)
@@ -234,6 +250,22 @@ class World:
             process.pause(faults.between(5.0, 150.0))
         if not faults.is_calm:
             self._let_people_act(self._chance.random())
+
+    def _sleep(self) -> None:
+        """Let days go by at once; some devices are switched off meanwhile."""
+        night = self._night
+        if night is None or self.faults.is_calm or not self.faults.let(LONG_SLEEP):
+            return
+        self.note("world", f"{night.days:g} days go by")
+        self.people.sleep(night.days)
+        self.network.forget()
+        for device in self.devices:
+            device.oversleep()
+            if night.is_off:
+                device.cut_power()
+        for server in self.servers:
+            server.process.pauses += 1
+        self._slept += night.days * 86_400.0
 
     def _cut_off(self, device: Device, seconds: float) -> None:
         self.note(device.name, f"no network for {seconds:.0f} s")
@@ -368,6 +400,22 @@ class World:
         self.loop.abandon()
         self._listener.remove()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class Night(NamedTuple):
+    """When days go by, and how many."""
+
+    at: float
+    days: float
+    # The devices are off, and do not know for how long.
+    is_off: bool
+
+    @classmethod
+    def maybe(cls, chance: Random) -> "Night | None":
+        """Decide whether a world has one: most have none."""
+        if chance.random() > _NIGHT_SHARE:
+            return None
+        return cls(10.0 + 150.0 * chance.random(), chance.choice(_DAYS), chance.random() < 0.5)  # noqa: PLR2004
 
 
 class _Listener(logging.Handler):
