@@ -3,9 +3,19 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Failure", "complain", "print_json", "print_table", "shown", "warn", "without_password"]
+
+
+# Ids and keys are there to be copied, and times to be compared: they stay in one piece.
+_NAMES: Final = frozenset({"id", "key"})
+_WHOLE: Final = _NAMES | {"enqueued", "due", "died", "failed"}
+_FOLDED: Final = 8
+_PADDING: Final = 3
 
 
 class Failure(Exception):  # noqa: N818 - what the person is told, not a fault of the program
@@ -43,13 +53,46 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    cells = [[shown(cell) for cell in row] for row in rows]
+    if _least_width(headings, cells) > console.width:
+        _print_blocks(console, headings, cells)
+        return
     table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan")
     for heading in headings:
-        # A key is there to be copied: it is the last to be broken over two lines.
-        table.add_column(heading, overflow="fold", no_wrap=heading == "key")
+        table.add_column(heading, overflow="fold", no_wrap=heading in _WHOLE)
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def _least_width(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return what the columns need if nothing is broken in two that should stay whole."""
+    width = 0
+    for at, heading in enumerate(headings):
+        longest = max((len(cell) for row in rows for cell in row[at].split("\n")), default=0)
+        width += max(len(heading), longest if heading in _WHOLE else min(longest, _FOLDED))
+        width += _PADDING
+    return width
+
+
+def _print_blocks(
+    console: "Console", headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Write each row over several lines, for a narrow terminal: what it is, then the rest."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    names = [at for at, heading in enumerate(headings) if heading in _NAMES]
+    name = names[0] if names else 0
     for row in rows:
-        table.add_row(*(Text(shown(cell)) for cell in row))
-    Console().print(table)
+        console.print(Text(row[name], style="bold"), soft_wrap=True)
+        facts = [
+            Text.assemble((f"{heading} ", "cyan"), cell)
+            for at, (heading, cell) in enumerate(zip(headings, row, strict=True))
+            if at != name
+        ]
+        console.print(Padding(Text("  ").join(facts), (0, 0, 0, 2)))
 
 
 def shown(text: str) -> str:
