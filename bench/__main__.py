@@ -1,15 +1,18 @@
-"""``holdfast bench``: every speed line in one go, interleaved, as ratios first."""
+"""Every speed line in one go, interleaved, as ratios first."""
 
 import argparse
 import json
 import logging
+import math
 import os
 import platform
+import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -20,19 +23,54 @@ from bench.lines import Line
 from bench.parts import PARTS
 from bench.plots import draw
 from bench.world import World, a_world
+from holdfast.cli.output import complain
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path("bench") / "results"
 FILE = "latest.json"
+BAD_INPUT = 2
+# Growth begins with a thousand, and its line is drawn at half of what there is in the end.
+LEAST_ROWS, MOST_ROWS = 2_000, 1_000_000_000
+LEAST_SECONDS, MOST_SECONDS = 0.01, 3_600
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     console = Console(stderr=options.json)
     results = Path(options.results)
-    results.mkdir(parents=True, exist_ok=True)
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        found = _earlier(results / FILE)
+        _write(found, results / FILE)
+    except OSError as error:
+        complain(f"--results {results}: {error.strerror}: name a folder that can be written")
+        return BAD_INPUT
     logging.disable(logging.INFO)
-    found = _earlier(results / FILE)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     chosen = [name for name in PARTS if not options.only or name in options.only]
+    done: list[str] = []
+    written: list[Path] = []
+    try:
+        for name in _measured(chosen, options, found, console):
+            done.append(name)
+            # After each part: whoever stops early keeps what there is, in figures and pictures.
+            _write(found, results / FILE)
+            written = [results / FILE, *draw(found, results)]
+    except KeyboardInterrupt:
+        kept = ", ".join(done) or "nothing, as no part had ended"
+        complain(f"stopped before the end; kept: {kept}")
+    if options.json:
+        print(json.dumps(found))
+        return 0
+    _show(found, set(done), console)
+    for path in written:
+        console.print(f"written: {path}")
+    return 0
+
+
+def _measured(
+    chosen: list[str], options: argparse.Namespace, found: dict[str, Any], console: Console
+) -> Iterator[str]:
+    """Measure one part after the other, put its figures in place of older ones, and name it."""
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
     ) as progress:
@@ -51,15 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
                     found[kind] = kept + [{"of": name, **row} for row in rows]
                 found["made"][name] = _stamp(options, time.perf_counter() - started)
                 progress.advance(task)
-                # After each part: whoever stops early keeps what there is.
-                _write(found, results / FILE)
-    written = draw(found, results)
-    if options.json:
-        print(json.dumps(found))
-        return
-    _show(found, set(chosen), console)
-    for path in (results / FILE, *written):
-        console.print(f"written: {path}")
+                yield name
 
 
 def _run(name: str, world: World) -> dict[str, list[dict[str, Any]]]:
@@ -70,17 +100,54 @@ def _run(name: str, world: World) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say it in one line, as every other command does."""
+        complain(f"{message} (try: holdfast bench --help)")
+        sys.exit(BAD_INPUT)
+
+
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="holdfast bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=4, help="interleaved rounds (default 4)")
-    parser.add_argument("--seconds", type=float, default=0.6, help="seconds of each (default 0.6)")
+    parser = _Parser(prog="holdfast bench", description=__doc__)
     parser.add_argument(
-        "--rows", type=int, default=10_000_000, help="where growth ends (default 10,000,000)"
+        "--rounds", type=_whole(1, 1_000), default=4, help="interleaved rounds (default 4)"
+    )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=0.6, help="seconds of each (default 0.6)"
+    )
+    parser.add_argument(
+        "--rows",
+        type=_whole(LEAST_ROWS, MOST_ROWS),
+        default=10_000_000,
+        help="where growth ends (default 10,000,000)",
     )
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], help="parts to run")
-    parser.add_argument("--results", default=str(RESULTS), help="folder for JSON and plots")
+    parser.add_argument(
+        "--results",
+        default=str(RESULTS),
+        help=f"folder for JSON and plots (default {RESULTS}, under the current one)",
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     return parser.parse_args(arguments)
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"should be a number from {least:,} to {most:,}")
+        return int(text)
+
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:  # nor is NaN
+        raise argparse.ArgumentTypeError(f"should be from {LEAST_SECONDS} to {MOST_SECONDS:,}")
+    return seconds
 
 
 def _earlier(path: Path) -> dict[str, Any]:

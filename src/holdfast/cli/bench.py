@@ -2,10 +2,12 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from holdfast.cli.output import Failure
 
@@ -22,7 +24,18 @@ def run_bench(arguments: Sequence[str]) -> int:
         raise Failure("the peers are not installed: pip install 'holdfast[all,bench]'")
     command = [sys.executable, "-m", "bench", *arguments]
     environment = os.environ | {"PYTHONPATH": str(root)}
-    return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 - ours
+    # Ctrl-C is for us, and we pass it on: else everything it has started would end by itself.
+    with subprocess.Popen(command, env=environment, start_new_session=True) as process:  # noqa: S603 - ours
+
+        def stop(_number: int, _frame: Any) -> None:
+            process.send_signal(signal.SIGINT)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _checkout() -> Path:
