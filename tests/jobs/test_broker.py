@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.errors import ConfigurationError
+from holdfast.jobs.engines.address import servers_of
 from holdfast.jobs.engines.broker import Broker
 from holdfast.jobs.engines.stream import Names
 
@@ -14,9 +16,9 @@ async def nothing() -> Any:
     return None
 
 
-def make_broker() -> Broker:
+def make_broker(url: str = "nats://127.0.0.1:1") -> Broker:
     return Broker(
-        "nats://127.0.0.1:1",
+        url,
         ["default"],
         find_names=lambda: asyncio.sleep(0, Names.of("JOBS", "jobs", b"secret")),
         client_name="test",
@@ -38,3 +40,26 @@ async def test_answers_that_will_never_come_are_forgotten_without_a_word() -> No
     del publishing
     gc.collect()
     assert complaints == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        " , ",
+        "nats://[bad",
+        "nats://127.0.0.1:abc",
+        "nats://127.0.0.1:99999",
+        "nats://",
+        "http://127.0.0.1:4222",
+        "nats://good:4222,nats://[bad",
+    ],
+)
+async def test_an_address_nobody_could_connect_to_is_refused_before_anyone_tries(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="nats://host:4222"):
+        make_broker(url)
+
+
+def test_addresses_may_be_several_of_any_kind() -> None:
+    given = "nats://me:p%40ss@a:4222, tls://b,[::1]:4222,localhost:4222 ,wss://c:443"
+    assert servers_of(given) == [server.strip() for server in given.split(",")]

@@ -15,6 +15,7 @@ from holdfast.cli.collector import release_collector
 from holdfast.cli.logs import log_as_set
 from holdfast.cli.output import Failure, warn, without_password
 from holdfast.errors import HoldfastError
+from holdfast.jobs.engines.address import servers_of
 from holdfast.services.app import create_app
 from holdfast.services.dev_secrets import development_secret
 from holdfast.services.settings import Settings, load_settings, strange_variables
@@ -48,6 +49,8 @@ def run_server(
         "run_jobs": "false" if no_jobs else None,
     }
     settings = load_settings(**given)
+    if settings.nats_url is not None:
+        servers_of(settings.nats_url)
     for line in (*strange_variables(), *settings.cautions()):
         warn(line)
     listener = _bind(host, port, settings)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from holdfast.errors import ConfigurationError
 from holdfast.ports import Store
@@ -17,7 +16,7 @@ def open_store(url: str, *, rooms: Sequence[tuple[str, str]] = (), **options: An
     ``rooms`` are ``(name, package)`` pairs whose own migrations are applied after the core's; a
     package has one folder of SQL files per database.
     """
-    scheme = urlsplit(url).scheme
+    scheme, _, _ = url.partition(":")  # the rest is for its store to read, and to refuse
     if scheme == "sqlite":
         from holdfast.stores.sqlite import SqliteStore  # noqa: PLC0415 - adapters are optional
 
@@ -36,7 +35,7 @@ def open_store(url: str, *, rooms: Sequence[tuple[str, str]] = (), **options: An
             ) from error
         return PostgresStore(url, migrations=migrations_for("postgres", rooms), **options)
     raise ConfigurationError(
-        f"{scheme or url!r} is not a database Holdfast knows: use sqlite:///… or postgresql://…"
+        f"{scheme!r} is not a database Holdfast knows: use sqlite:///… or postgresql://…"
     )
 
 

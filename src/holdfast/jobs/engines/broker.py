@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from holdfast.errors import ConfigurationError, StoreError
+from holdfast.jobs.engines.address import servers_of
 from holdfast.jobs.engines.stream import Names, make_consumer, make_stream, publish_job
 from holdfast.ports import Row
 
@@ -78,9 +79,7 @@ class Broker:
         on_new_stream: Callable[[], Awaitable[None]],
     ) -> None:
         """Take the addresses; nothing is connected before ``open``."""
-        self._servers = [server.strip() for server in url.split(",") if server.strip()]
-        if not self._servers:
-            raise ConfigurationError("write the address of NATS as nats://host:4222")
+        self._servers = servers_of(url)
         self._queues = tuple(queues)
         self._find_names = find_names
         self._names: Names | None = None

@@ -14,6 +14,7 @@ from holdfast.core.record import Record, RecordId
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import Migration, check_known, load_migrations
+from holdfast.stores.postgres.address import check_address
 from holdfast.stores.postgres.bell import NotifyBell
 from holdfast.stores.postgres.literals import instant_literal, text_literal
 from holdfast.stores.postgres.params import positional
@@ -54,6 +55,7 @@ class PostgresStore:
         connect_seconds: float = 5.0,
     ) -> None:
         """Take the address; nothing is connected before ``open``."""
+        check_address(url)
         self._url = url
         self._min = min_connections
         self._max = max_connections

@@ -1,0 +1,45 @@
+"""The URL of a PostgreSQL: what nobody could connect to is told before anyone tries."""
+
+import pytest
+
+from holdfast import open_store
+from holdfast.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("postgresql://[bad", "Invalid IPv6"),
+        ("postgresql://me:secret@127.0.0.1:abc/x", "from 1 to 65535, not 'abc'"),
+        ("postgresql://127.0.0.1:99999/x", "not '99999'"),
+        ("postgres://127.0.0.1:0/x", "not '0'"),
+        ("postgresql://[::1]:65536/x", "not '65536'"),
+        ("postgresql://one:5432,two:54321234/x", "not '54321234'"),
+        ("postgresql:///x?host=/tmp&port=abc", "not 'abc'"),
+    ],
+)
+def test_an_address_nobody_could_connect_to_is_refused(url: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match="no address of PostgreSQL") as error:
+        open_store(url)
+    assert told in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:p:a%40ss@[::1]:5432/x",
+        "postgresql://one,two:5433/x?target_session_attrs=read-write",
+        "postgresql:///x?host=/var/run/postgresql&port=5433",
+        "postgres://me@%2Fvar%2Frun/x",
+        "postgresql://localhost",
+    ],
+)
+def test_every_way_to_write_an_address_is_taken(url: str) -> None:
+    assert open_store(url).name == "postgresql"
+
+
+@pytest.mark.parametrize("url", ["", "mysql://[bad", "nonsense", ":"])
+def test_another_database_is_told_by_its_name(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a database Holdfast knows"):
+        open_store(url)
