@@ -132,6 +132,15 @@ async def test_job_audit_rows_and_the_write_commit_with_the_answer(shop: Shop) -
     assert shop.rings == 1
 
 
+@pytest.mark.parametrize("attempts", [0, 10**12])
+async def test_attempts_that_make_no_sense_are_not_taken_for_the_handlers(
+    attempts: int, shop: Shop
+) -> None:
+    assert (await shop.order(max_attempts=attempts)).status_code == 500
+    assert await shop.lab.count("jobs") == 0
+    assert await shop.lab.effects() == []
+
+
 async def test_a_replay_enqueues_nothing(shop: Shop) -> None:
     first = await shop.order()
     await shop.lab.claim("one")
@@ -353,6 +362,9 @@ def test_any_json_is_taken_as_it_is(payload: Any) -> None:
         {"delay_seconds": float("inf")},
         {"delay_seconds": 1e12},
         {"max_attempts": 0},
+        {"max_attempts": -1},
+        {"max_attempts": 1001},
+        {"max_attempts": 10**12},
     ],
     ids=str,
 )

@@ -410,6 +410,7 @@ def test_a_worker_with_senseless_settings_is_refused(options: dict[str, Any]) ->
         {"queue": ""},
         {"time_limit_seconds": 0},
         {"max_attempts": 0},
+        {"max_attempts": 1001},
     ],
 )
 def test_a_handler_with_senseless_settings_is_refused(options: dict[str, Any]) -> None:

@@ -13,10 +13,20 @@ from holdfast.core.job import NewJob, check_name, job_id, job_key
 from holdfast.errors import BodyInvalidError, JobPayloadTooLargeError, UsageError
 from holdfast.system import new_request_id
 
-__all__ = ["LONGEST_SECONDS", "MAX_PAYLOAD_BYTES", "Cause", "encode_json", "new_job"]
+__all__ = [
+    "LONGEST_SECONDS",
+    "MAX_PAYLOAD_BYTES",
+    "MOST_ATTEMPTS",
+    "Cause",
+    "encode_json",
+    "new_job",
+]
 
 # A job says what to do, not everything it takes: larger things belong into tables of their own.
 MAX_PAYLOAD_BYTES: Final = 256 * 1024
+MOST_ATTEMPTS: Final = 1000
+"""With the delays between them that is more than three days of trying: above it is a mistake."""
+
 _MOST_TEXT: Final = 500
 # 68 years: what is longer is a mistake, and adding it to a date must not overflow.
 LONGEST_SECONDS: Final = float(2**31 - 1)
@@ -95,8 +105,8 @@ def new_job(
             raise UsageError(f"{what} should be 1 to {_MOST_TEXT} characters")
         if name is not None and _UNSPEAKABLE.search(name) is not None:
             raise UsageError(f"{what} {name!r} has a character that databases do not take")
-    if max_attempts < 1:
-        raise UsageError("max_attempts should be at least 1")
+    if not 1 <= max_attempts <= MOST_ATTEMPTS:
+        raise UsageError(f"max_attempts should be a number from 1 to {MOST_ATTEMPTS}")
     if not 0 <= delay_seconds <= LONGEST_SECONDS:
         raise UsageError(f"delay_seconds should be a number from 0 to {LONGEST_SECONDS:.0f}")
     if run_at is not None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from holdfast.core.job import check_name
 from holdfast.core.schedule import Daily, Every, Schedule
 from holdfast.errors import ConfigurationError
+from holdfast.jobs.enqueue import MOST_ATTEMPTS
 from holdfast.jobs.run import JobRun
 
 __all__ = ["Handler", "JobRegistry", "Periodic", "Registration"]
@@ -72,8 +73,10 @@ class JobRegistry:
         check_name(queue, "queue")
         if not time_limit_seconds > 0:
             raise ConfigurationError(f"{job_type}: time_limit_seconds should be above 0")
-        if max_attempts < 1:
-            raise ConfigurationError(f"{job_type}: max_attempts should be at least 1")
+        if not 1 <= max_attempts <= MOST_ATTEMPTS:
+            raise ConfigurationError(
+                f"{job_type}: max_attempts should be a number from 1 to {MOST_ATTEMPTS}"
+            )
 
         def register(handler: Handler) -> Handler:
             if job_type in self._registrations:

@@ -172,7 +172,9 @@ class Holdfast:
                 call.correlation_id,
             ),
             queue=queue or self.jobs.queue_of(job_type),
-            max_attempts=max_attempts or (found.max_attempts if found else 5),
+            max_attempts=(found.max_attempts if found else 5)
+            if max_attempts is None
+            else max_attempts,
             max_payload_bytes=self.max_payload_bytes,
             **wishes,
         )
