@@ -233,7 +233,9 @@ def test_what_may_have_happened_before_the_time_was_noted_counts_from_its_queuei
     lab.queue.schedule_retry(lab.claim(), outcome_unknown=True)
     lab.queue.close()
     with closing(sqlite3.connect(lab.path)) as old, old:  # as step 2 has left it
+        old.execute("DROP INDEX idx_offline_sync_queue_unknown")
         old.execute("ALTER TABLE offline_sync_queue DROP COLUMN maybe_since_ms")
+        old.execute("ALTER TABLE offline_sync_queue DROP COLUMN maybe_since_at")
         old.execute("UPDATE outbox_meta SET value = 2 WHERE name = 'schema'")
     lab.clock.pass_by(hours=24)
     queue = lab.reopen()

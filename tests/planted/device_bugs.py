@@ -224,6 +224,13 @@ def unknown_outcomes_forgotten() -> list[Replacement]:
 
 
 @bug
+def forgotten_keys_sent_again() -> list[Replacement]:
+    # What got no answer is sent until one comes, however long the server remembers its key.
+    never = lambda *_: False  # noqa: E731
+    return [(UPKEEP, "is_forgotten", never), (UPKEEP, "_is_forgotten", never)]
+
+
+@bug
 def age_by_the_wall_clock() -> list[Replacement]:
     def expire_stale(work: Any, user_id: str, cap: timedelta) -> list[Entry]:
         old = []

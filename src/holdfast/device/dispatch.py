@@ -186,6 +186,7 @@ class Dispatcher:
                 return self._sign_in(claimed, progress, token, "there is no token: sign in")
             extra = self._headers(entry, token)
             request = request_for(entry, queue.mappings, now=queue.server_now, extra=extra)
+            instead = self._ask_first(claimed, progress, token)
         except EntryInvalidError as error:
             message = error.message
             return lambda: queue.fail(claimed, reason=Reason.DEPENDENCY, error=message)
@@ -193,8 +194,8 @@ class Dispatcher:
             # The app's own functions may raise anything. Nothing was sent.
             queue.release(claimed)
             raise
-        if entry.outcome_unknown and self._is_forgotten(entry, token):
-            return lambda: _too_late(queue, claimed)
+        if instead is not None:
+            return instead
         self.reach("drain.before_send")
         try:
             answer = self._transport.send(request)
@@ -440,14 +441,28 @@ class Dispatcher:
             headers["Authorization"] = f"Bearer {token}"
         return headers
 
-    def _is_forgotten(self, entry: Entry, token: str | None) -> bool:
-        """Say whether it is too late to ask what became of an entry by sending it again."""
-        if self._queue.has_gap():
-            # Nobody knows how long the device was off. Whatever the server says tells the time.
-            heard = self._read(target_of(entry, self._queue.mappings), entry, token)
-            if isinstance(heard, Answer):
-                self._learn(heard)
-        return self._queue.is_forgotten(entry)
+    def _ask_first(self, claimed: Claimed, progress: Progress, token: str | None) -> Settle | None:
+        """Return what to do instead of sending: what may have happened is not always sent again."""
+        queue, entry = self._queue, claimed.entry
+        if not entry.outcome_unknown:
+            return None
+        instead = self._ask_the_time(claimed, progress, token) if queue.has_gap() else None
+        if instead is None and queue.is_forgotten(entry):
+            return lambda: _too_late(queue, claimed)
+        return instead
+
+    def _ask_the_time(
+        self, claimed: Claimed, progress: Progress, token: str | None
+    ) -> Settle | None:
+        """Learn how long the device was off: whatever the server says to a read tells the time."""
+        entry = claimed.entry
+        heard = self._read(target_of(entry, self._queue.mappings), entry, token)
+        if isinstance(heard, NoAnswer):
+            return self._unreached(claimed, progress, heard.why)
+        if not speaks_for_the_service(heard):
+            return self._unreached(claimed, progress, f"not the service's answer: {heard.status}")
+        progress.has_aged |= self._learn(heard)
+        return None
 
     def _was_unclear(self, entry: Entry) -> bool:
         """Say whether an entry has had its second chance after a 422 that nobody understands."""

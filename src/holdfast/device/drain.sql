@@ -11,7 +11,8 @@ UPDATE offline_sync_queue SET due_ms = NULL
 UPDATE offline_sync_queue
    SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
        claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL,
-       maybe_since_ms = coalesce(maybe_since_ms, :ms)
+       maybe_since_ms = coalesce(maybe_since_ms, :ms),
+       maybe_since_at = coalesce(maybe_since_at, :now)
  WHERE rowid = (SELECT rowid FROM offline_sync_queue
                  WHERE user_id = :user_id
                    AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
@@ -23,7 +24,8 @@ RETURNING ENTRY;
 UPDATE offline_sync_queue
    SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
        claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL,
-       maybe_since_ms = coalesce(maybe_since_ms, :ms)
+       maybe_since_ms = coalesce(maybe_since_ms, :ms),
+       maybe_since_at = coalesce(maybe_since_at, :now)
  WHERE rowid IN (SELECT rowid FROM offline_sync_queue
                   WHERE user_id = :user_id
                     AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
@@ -40,7 +42,8 @@ SELECT id, status = 'pending' AND waiting_for = 0 AND due_ms IS NULL FROM offlin
 UPDATE offline_sync_queue
    SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
        claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL,
-       maybe_since_ms = coalesce(maybe_since_ms, :ms)
+       maybe_since_ms = coalesce(maybe_since_ms, :ms),
+       maybe_since_at = coalesce(maybe_since_at, :now)
  WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'pending'
 RETURNING ENTRY;
 
@@ -93,6 +96,7 @@ UPDATE offline_sync_queue
        last_error_code = coalesce(:error_code, last_error_code), reason = :reason,
        outcome_unknown = coalesce(:outcome_unknown, outcome_unknown),
        maybe_since_ms = CASE WHEN coalesce(:outcome_unknown, outcome_unknown) THEN maybe_since_ms END,
+       maybe_since_at = CASE WHEN coalesce(:outcome_unknown, outcome_unknown) THEN maybe_since_at END,
        theirs = coalesce(:theirs, theirs), theirs_version = coalesce(:theirs_version, theirs_version),
        lease_ms = NULL
  WHERE id = :id AND status = 'in_flight' AND claim_number = :number

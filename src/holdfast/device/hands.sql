@@ -6,7 +6,7 @@
 -- By hand: from `failed` or `conflict` back into the queue, at once and with all its attempts.
 UPDATE offline_sync_queue
    SET status = 'pending', attempt_count = 0, due_ms = NULL, next_retry_at = NULL, reason = NULL,
-       maybe_since_ms = NULL
+       maybe_since_ms = NULL, maybe_since_at = NULL
  WHERE id = :id
 RETURNING ENTRY;
 
@@ -17,7 +17,7 @@ UPDATE offline_sync_queue
        payload = :payload, headers = :headers, endpoint = :endpoint, idempotency_key = :key,
        dependency_ids = :dependency_ids, local_refs = :local_refs, waiting_for = :waiting_for,
        payload_version = :payload_version, base = :base, base_version = :base_version,
-       theirs = NULL, theirs_version = NULL, forced = :forced, outcome_unknown = 0, maybe_since_ms = NULL
+       theirs = NULL, theirs_version = NULL, forced = :forced, outcome_unknown = 0, maybe_since_ms = NULL, maybe_since_at = NULL
  WHERE id = :id
 RETURNING ENTRY;
 

@@ -13,7 +13,8 @@ it. So age is measured as *elapsed milliseconds of the file*, a number that only
   moved along, because the missing time may have passed before them. So time is never counted
   against an entry unless it is certain; the server, which judges age too, has the last word.
 
-A gap before the first ``Date`` ever cannot be filled, and does not have to be.
+A gap before the first ``Date`` ever cannot be filled, and for an entry's age does not have to be.
+For what was sent before it without an answer the device's clock speaks: its key may be forgotten.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -69,6 +70,8 @@ class Learnt(NamedTuple):
     row: ClockRow
     missed_ms: int
     since_ms: int
+    # There was a gap, and no ``Date`` from before it: how long it was nobody will ever know.
+    is_blind: bool
 
 
 def moment_of(
@@ -127,7 +130,9 @@ def learn(moment: Moment, server_now: datetime) -> Learnt | None:
         server_at_ms=now + missed,
         server_offset_ms=offset,
     )
-    return Learnt(changed, missed, since)
+    if row.gap_ms is None or row.server_ms is not None:
+        return Learnt(changed, missed, since, is_blind=False)
+    return Learnt(changed, 0, row.gap_ms, is_blind=True)
 
 
 def server_time(moment: Moment) -> datetime:

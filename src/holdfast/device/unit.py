@@ -117,6 +117,9 @@ class Unit:
         if moment.save:
             self.set_clock(moment.row)
         if moment.restarted:
+            # Before the leases end: who had one may have sent. Where several restarts have left one
+            # gap, the time off may have been after any of them.
+            self.rows("clamp_maybe", ms=moment.row.gap_ms)
             self.rows("end_leases")
             self.rows("wake_due", now=self.now_text)
 

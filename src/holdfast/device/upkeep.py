@@ -136,6 +136,8 @@ def learn_server_time(unit: Unit, server_now: datetime) -> bool:
         unit.rows("shift_settled", by_ms=learnt.missed_ms, since_ms=learnt.since_ms)
         unit.rows("shift_maybe", by_ms=learnt.missed_ms, since_ms=learnt.since_ms)
         unit.rows("shift_leases", by_ms=learnt.missed_ms)
+    if learnt.is_blind:
+        unit.rows("age_maybe", ms=unit.ms, server_ms=learnt.row.server_ms, since_ms=learnt.since_ms)
     unit.set_clock(learnt.row)
     return learnt.missed_ms > 0
 

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from holdfast.proof.history import AnswerSeen, Expect, History, Tap
+from holdfast.proof.history import AnswerSeen, Expect, Fate, History, Tap
 
 __all__ = ["RULES", "Rule", "Violation", "check"]
 
@@ -77,13 +77,14 @@ def _effects(history: History) -> Iterator[Violation]:
     for tenant, tap_id in counts:
         if (tenant, tap_id) not in known:
             yield Violation(Rule.NO_INVENTION, f"{tap_id} of {tenant} was never tapped there")
-    fates = {fate.tap: fate.status for fate in history.fates}
+    fates = {fate.tap: fate for fate in history.fates}
     for tap in history.taps:
         count = len(counts.get((tap.tenant, tap.id), ()))
         yield from _effects_of(tap, count, fates.get(tap.id))
 
 
-def _effects_of(tap: Tap, count: int, status: str | None) -> Iterator[Violation]:
+def _effects_of(tap: Tap, count: int, fate: Fate | None) -> Iterator[Violation]:
+    status = None if fate is None else fate.status
     if tap.expect is Expect.REFUSAL and count:
         yield Violation(Rule.REFUSED_IS_NOTHING, f"{tap.id} happened {count} times")
     elif count > 1:
@@ -91,7 +92,7 @@ def _effects_of(tap: Tap, count: int, status: str | None) -> Iterator[Violation]
         yield Violation(rule, f"{tap.id} happened {count} times")
     elif tap.acknowledged and tap.expect is Expect.EFFECT and count != 1:
         yield Violation(Rule.EXACTLY_ONCE, f"{tap.id} did not happen (the device: {status})")
-    if status is None or status in _UNTOLD:
+    if fate is None or status in _UNTOLD or fate.maybe:
         return
     if (status == _DONE) != (count >= 1):
         yield Violation(

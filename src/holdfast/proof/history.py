@@ -62,6 +62,8 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
     # As in the queue: ``pending``, ``succeeded``, ``failed``, ``expired`` and so on.
     status: str
     key: str | None = None
+    # It was sent, and the device says that nobody knows what came of it.
+    maybe: bool = False
 
 
 class AnswerSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,10 +48,16 @@ class Network:
         # Devices without a network.
         self.cut_off: set[str] = set()
         self._nights = 0
+        self._age = ""
 
-    def forget(self) -> None:
-        """Lose all that is on its way: nothing stays in a network for days."""
+    def forget(self, *, keys: bool) -> None:
+        """Lose all that is on its way: nothing stays in a network for days.
+
+        Where keys are forgotten too, what is answered from now on is answered for the first time.
+        """
         self._nights += 1
+        if keys:
+            self._age = f"~{self._nights}"
 
     def send(self, who: str, request: Request, hear: Hear) -> None:
         """Carry a request; ``hear`` is called once, in the end with silence."""
@@ -104,7 +110,7 @@ class Network:
 
     def _answered(self, who: str, request: Request, answer: Answer, hear: Hear) -> None:
         if request.method != "GET":
-            self.answers.append(_seen(request, answer))
+            self.answers.append(_seen(request, answer, self._age))
         world = self._world
         replayed = " again" if "idempotency-replayed" in answer.headers else ""
         key = request.headers.get("Idempotency-Key", "")[:8]
@@ -157,7 +163,7 @@ async def _ask(app: Any, request: Request) -> Answer:
     return Answer(start["status"], headers, b"".join(part["body"] for part in sent[1:]))
 
 
-def _seen(request: Request, answer: Answer) -> AnswerSeen:
+def _seen(request: Request, answer: Answer, age: str) -> AnswerSeen:
     told = answer.json()
     payload = msgspec.json.decode(request.body) if request.body else None
     if isinstance(payload, dict):
@@ -165,7 +171,7 @@ def _seen(request: Request, answer: Answer) -> AnswerSeen:
     asked = msgspec.json.encode([request.method, request.target, payload], order="sorted")
     return AnswerSeen(
         tenant=request.headers.get("Authorization", "").removeprefix("Bearer "),
-        key=request.headers.get("Idempotency-Key", ""),
+        key=request.headers.get("Idempotency-Key", "") + age,
         status=answer.status,
         body=answer.body,
         asked=asked.decode(),

@@ -128,14 +128,15 @@ class People:
     def _again(self, tap: Planned, tries: int) -> None:
         self._world.loop.call_later(_AGAIN_SECONDS, self._tap, tap, tries, context=OUTSIDE.copy())
 
-    def sleep(self, days: float) -> None:
-        """Oversleep: what waits by then may be too old, and keys may be forgotten."""
+    def sleep(self, days: float) -> bool:
+        """Oversleep: what waits by then may be too old; returns whether keys are forgotten."""
         if days < _CAP_DAYS:
-            return
+            return False
         for tap in self._world.taps.values():
             self._forgotten.add(tap.key)
             if tap.acknowledged and tap.expect is Expect.EFFECT:
                 tap.expect = Expect.EITHER
+        return True
 
     # -- looking at the queue ---------------------------------------------------------------------
 
@@ -162,9 +163,10 @@ class People:
     def _decide(self, life: Life, queue: OutboxQueue, entry: Entry) -> bool:
         tap = self._world.taps[entry.decoded()["tap"]]
         if entry.reason is Reason.DEPENDENCY:
-            if not any(one.status is Status.EXPIRED for one in queue.by_local_id(tap.note or "")):
+            made = queue.by_local_id(tap.note or "")
+            if not any(one.status in (Status.EXPIRED, Status.DISCARDED) for one in made):
                 return False
-            tap.expect = Expect.EITHER  # what it changes was too old to be made
+            tap.expect = Expect.EITHER  # what it changes is not there, or under another name
             queue.discard(entry.id)
             return True
         if entry.status is Status.CONFLICT:
@@ -310,7 +312,11 @@ class People:
 
     def _some_tap(self) -> Planned | None:
         # Not before it has happened: whoever comes first has the key.
-        answered = {answer.key for answer in self._world.network.answers if answer.status == _MADE}
+        answered = {
+            answer.key.partition("~")[0]
+            for answer in self._world.network.answers
+            if answer.status == _MADE
+        }
         taps = [
             tap
             for tap in self._world.taps.values()

@@ -242,7 +242,9 @@ class World:
             self.note(device.name, "disk full")
             device.disk.is_full = True
             self._later(faults.between(5.0, 60.0), lambda: _make_room(device))
-        if faults.happens("clock jump"):
+        if faults.happens("clock jump") and self._night is None:
+            # Not with days in between: a device that has never heard from a server, and is then off
+            # for days, has nothing but its clock to know how long a key has been in use.
             self.people.set_clock()
         if faults.happens("pause"):
             process = self._chance.choice([*self.servers]).process
@@ -257,8 +259,7 @@ class World:
         if night is None or self.faults.is_calm or not self.faults.let(LONG_SLEEP):
             return
         self.note("world", f"{night.days:g} days go by")
-        self.people.sleep(night.days)
-        self.network.forget()
+        self.network.forget(keys=self.people.sleep(night.days))
         for device in self.devices:
             device.oversleep()
             if night.is_off:
