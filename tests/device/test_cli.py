@@ -2,10 +2,11 @@
 
 import json
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -306,6 +307,23 @@ def test_a_directory_in_place_of_the_file_is_told_as_what_it_is(
         assert (done.returncode, done.stdout) == (1, b"")
         assert "queues is a directory" in one_line(done.stderr)
     assert list((tmp_path / "queues").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", "a database"])
+def test_a_file_without_an_outbox_is_told_and_left_alone(
+    here: Here, tmp_path: Path, content: bytes | str
+) -> None:
+    path = tmp_path / "app.db"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        with closing(sqlite3.connect(path)) as app:
+            app.execute("CREATE TABLE orders (id)")
+    before = path.read_bytes()
+    done = here("outbox", "--db", "app.db", "ls")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert "outbox" in one_line(done.stderr)
+    assert {file.name: file.read_bytes() for file in tmp_path.glob("app.db*")} == {"app.db": before}
 
 
 def test_an_entry_that_is_not_there_is_one_line(outbox: Outbox) -> None:

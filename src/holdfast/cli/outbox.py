@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event as Flag
 from typing import Any, Final
@@ -21,10 +22,11 @@ from holdfast.cli.outbox_shown import (
     sending_bar,
     tell_entry,
 )
-from holdfast.cli.outbox_waits import HastyDrain
 from holdfast.cli.output import Failure, print_json, print_table
-from holdfast.core.entry import NewEntry, Resolution, Status
+from holdfast.core.entry import NewEntry, Profile, Resolution, Status
+from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.device.conflicts import resolve_by_hand
+from holdfast.device.dispatch import preset_of
 from holdfast.device.drain import Drain
 from holdfast.device.queue import OutboxQueue
 from holdfast.device.report import Ended
@@ -56,6 +58,9 @@ _RESOLUTIONS: Final[Mapping[str, Resolution]] = {
     "merged": Resolution.MERGED,
     "give_up": Resolution.GIVE_UP,
 }
+_LONGEST_WAIT: Final = DEVICE.ceiling_seconds / DEVICE.first_seconds
+"""How many times the first wait the longest is."""
+
 _ADVICE: Final[Mapping[Ended, str]] = {
     Ended.SIGNED_OUT: "give another --token; nothing was lost",
     Ended.OFFLINE: "what is queued stays queued",
@@ -78,7 +83,10 @@ class Place(msgspec.Struct, frozen=True):
             raise Failure(f"{self.path} does not exist: the first holdfast outbox … add makes it")
         try:
             with OutboxQueue.open(
-                self.path, passphrase=self._passphrase(), settings=QueueSettings.from_environment()
+                self.path,
+                passphrase=self._passphrase(),
+                settings=QueueSettings.from_environment(),
+                create=not must_exist,
             ) as queue:
                 yield queue
         except EntryInvalidError as error:
@@ -281,7 +289,15 @@ def _drain(queue: OutboxQueue, transport: HttpTransport, token: str | None) -> D
     first = span_in(os.environ, "HOLDFAST_OUTBOX_RETRY_SECONDS")
     if first is None:
         return Drain(queue, transport, token)
-    return HastyDrain(queue, transport, token, first_seconds=first.total_seconds())
+    seconds = first.total_seconds()
+
+    def sooner(profile: Profile) -> RetryPolicy:
+        """Wait less, and give up when any other drain would."""
+        return replace(
+            preset_of(profile), first_seconds=seconds, ceiling_seconds=seconds * _LONGEST_WAIT
+        )
+
+    return Drain(queue, transport, token, retry=sooner)
 
 
 @contextmanager

@@ -48,7 +48,7 @@ from holdfast.device.world import FaultPoints
 from holdfast.errors import EntryInvalidError
 from holdfast.ports import Clock
 
-__all__ = ["UNREACHABLE", "AtSend", "Dispatcher", "Progress", "Settle"]
+__all__ = ["UNREACHABLE", "AtSend", "Dispatcher", "Progress", "Retry", "Settle", "preset_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -70,12 +70,20 @@ _REFUSED_TOKEN: Final = "the server does not take the token: sign in"  # noqa: S
 AtSend = Callable[[Entry], Mapping[str, str]]
 """Gives headers that are made anew for each send of an entry, such as an attestation."""
 
+Retry = RetryPolicy | Callable[[Profile], RetryPolicy]
+"""When to try again: the same for all entries, or by their profile."""
+
 Settle = Callable[[], Entry]
 """Records an outcome, and returns the entry as it is after that.
 
 One operation of the queue, or several in a transaction of their own: a claim that turns out to be
 lost leaves nothing half done.
 """
+
+
+def preset_of(profile: Profile) -> RetryPolicy:
+    """Return when entries of a profile are tried again, unless the app says otherwise."""
+    return DEVICE if profile is Profile.WALK else QUEUE
 
 
 class Progress:
@@ -126,7 +134,7 @@ class Dispatcher:
         *,
         merge: Merge | None,
         at_send: AtSend | None,
-        retry: RetryPolicy | None,
+        retry: Retry | None,
         clock: Clock,
         fault_points: FaultPoints | None,
         chance: Callable[[], float] = random,
@@ -328,9 +336,10 @@ class Dispatcher:
         return entry.attempt_count - unreached >= entry.max_attempts
 
     def _policy(self, entry: Entry) -> RetryPolicy:
-        if self._retry_policy is not None:
-            return self._retry_policy
-        return DEVICE if entry.profile is Profile.WALK else QUEUE
+        chosen = self._retry_policy
+        if chosen is None:
+            return preset_of(entry.profile)
+        return chosen if isinstance(chosen, RetryPolicy) else chosen(entry.profile)
 
     def _delay(self, entry: Entry) -> float:
         tries = self._tries[entry.id] + 1

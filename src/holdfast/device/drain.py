@@ -16,9 +16,8 @@ from threading import Event as Flag
 from typing import Any, Final
 
 from holdfast.core.entry import Claimed, Status
-from holdfast.core.retry import RetryPolicy
 from holdfast.device.conflicts import Merge
-from holdfast.device.dispatch import AtSend, Dispatcher, Progress, Settle
+from holdfast.device.dispatch import AtSend, Dispatcher, Progress, Retry, Settle
 from holdfast.device.events import Event, EventKind
 from holdfast.device.exchange import Transport
 from holdfast.device.lease import LeaseKeeper
@@ -74,16 +73,16 @@ class Drain:
         *,
         merge: Merge | None = None,
         at_send: AtSend | None = None,
-        retry: RetryPolicy | None = None,
+        retry: Retry | None = None,
         clock: Clock | None = None,
         fault_points: FaultPoints | None = None,
     ) -> None:
         """Take what to drain and how to send.
 
         ``merge`` decides conflicts of entries whose strategy is ``merge``. ``at_send`` gives
-        headers that are made anew at each send. ``retry`` replaces the two presets: ``DEVICE`` for
-        walk, whose entries stay queued however often they are tried, and ``QUEUE`` for the rest,
-        whose ``max_attempts`` ends in ``failed``.
+        headers that are made anew at each send. ``retry``, one policy or a function of the profile,
+        replaces the two presets: ``DEVICE`` for walk, whose entries stay queued however often they
+        are tried, and ``QUEUE`` for the rest, whose ``max_attempts`` ends in ``failed``.
         """
         self._queue = queue
         self._clock = clock or SystemClock()

@@ -15,16 +15,6 @@ __all__ = ["Housekeeping"]
 _PRUNE_SECONDS: Final = 3600.0
 """How long to leave it at that when there was nothing more to prune. What goes is days old."""
 
-_OLDEST: Final = """
-    SELECT min(settled_ms) FROM (
-        SELECT settled_ms FROM offline_sync_queue
-         WHERE user_id = :user_id AND status = :status ORDER BY rowid LIMIT 100)"""
-"""When the first of a user's entries were settled: a few pages of an index, however many there are.
-
-Mostly the first that were queued are the first that were settled. Where many of them were stuck for
-long, those behind them go when these do, or by ``prune``, which looks at every row.
-"""
-
 _log = logging.getLogger(__name__)
 
 
@@ -117,8 +107,8 @@ class Housekeeping(Operations):
         with self._read() as unit:
             for (user_id,) in unit.rows("users"):
                 for status, span in keep.items():
-                    params = {"user_id": user_id, "status": status.value}
-                    oldest = unit.query(_OLDEST, params)[0][0]
+                    rows = unit.rows("oldest_settled", user_id=user_id, status=status.value)
+                    oldest = rows[0][0]
                     if oldest is not None and oldest <= unit.ms - span.total_seconds() * 1000:
                         return True
         return False

@@ -24,7 +24,7 @@ from msgspec import UNSET
 from holdfast.core.entry import Entry, NewEntry, Resolution
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.device.conflicts import Merge, resolve_by_hand
-from holdfast.device.dispatch import AtSend
+from holdfast.device.dispatch import AtSend, Retry
 from holdfast.device.drain import Drain
 from holdfast.device.events import Event, Listener
 from holdfast.device.payload_migration import PayloadMigration
@@ -123,7 +123,7 @@ class Outbox:
         *,
         merge: Merge | None = None,
         at_send: AtSend | None = None,
-        retry: RetryPolicy | None = None,
+        retry: Retry | None = None,
         idle_seconds: float = IDLE_SECONDS,
         back_off: RetryPolicy = DEVICE,
     ) -> None:

@@ -66,6 +66,14 @@ SELECT rowid, id, user_id, sequence_number FROM offline_sync_queue
           AND wait.met = 0 AND waiting.status IN ('pending', 'in_flight', 'failed', 'conflict'))
  ORDER BY rowid LIMIT :limit;
 
+-- name: oldest_settled
+-- When the first of a user's entries were settled: a few pages of an index, however many there are.
+-- Mostly the first that were queued are the first that were settled. Where many of them were stuck
+-- for long, those behind them go when these do, or by `prunable`, which looks at every row.
+SELECT min(settled_ms) FROM (
+    SELECT settled_ms FROM offline_sync_queue
+     WHERE user_id = :user_id AND status = :status ORDER BY rowid LIMIT 100);
+
 -- name: raise_floor
 UPDATE users SET sequence_floor = max(sequence_floor, :sequence_number) WHERE id = :user_id;
 

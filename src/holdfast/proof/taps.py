@@ -14,13 +14,22 @@ from uuid import UUID, uuid5
 
 from holdfast.core.entry import NewEntry
 
-__all__ = ["LONG_DAY", "SHORT_DAY", "WalkAct", "marks_of", "visit", "walk_entry", "woven"]
+__all__ = [
+    "LONG_DAY",
+    "MANY_TRIES",
+    "SHORT_DAY",
+    "WalkAct",
+    "marks_of",
+    "visit",
+    "walk_entry",
+    "woven",
+]
 
 WalkAct = tuple[str, str, int]
 """What the server tells a walker's devices: type, quest or node, and the step (or 0)."""
 
 _IDS: Final = UUID("6d2f1c1e-93a1-4e0f-8f0c-5d6a1f0b7c11")
-_MANY_TRIES: Final = 10_000
+MANY_TRIES: Final = 10_000
 """The faults of a proof are no reason to trouble a person."""
 
 
@@ -101,7 +110,7 @@ def visit(user: str, place: str) -> Iterator[NewEntry]:
             # An object: a change adds its mark to those that are there.
             payload=fields | {"marks": {f"{mark} at {place}": True}},
             local_id=local_id,
-            max_attempts=_MANY_TRIES,
+            max_attempts=MANY_TRIES,
         )
 
     yield tap("activities", "visit", local_id=activity, title=f"Visit to {place}")

@@ -6,7 +6,15 @@ from typing import Any, Final
 
 from holdfast.core.entry import NewEntry
 from holdfast.proof.history import Tap
-from holdfast.proof.taps import LONG_DAY, WalkAct, marks_of, visit, walk_entry, woven
+from holdfast.proof.taps import (
+    LONG_DAY,
+    MANY_TRIES,
+    WalkAct,
+    marks_of,
+    visit,
+    walk_entry,
+    woven,
+)
 
 __all__ = ["act_tap", "day_of", "mark_tap", "route_tap", "tap_of", "taps_of"]
 
@@ -86,4 +94,5 @@ def _route(user: str, number: int) -> NewEntry:
         endpoint="/api/v1/routes",
         payload={"start": start, "minutes": 60, "interests": ["history"]},
         profile="routes",
+        max_attempts=MANY_TRIES,
     )
