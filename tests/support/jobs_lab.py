@@ -362,6 +362,7 @@ async def _work() -> None:
     worker = Worker(
         store,
         registry,
+        name=name,
         lease_seconds=float(env.get("JOBS_LEASE_SECONDS", "1")),
         concurrency=int(env.get("JOBS_CONCURRENCY", "16")),
         watcher=_Telling(),

@@ -66,7 +66,7 @@ def _check_file(database: Database, *, newest: int, create: bool) -> None:
         )
     if version == 0:
         if not create:
-            raise OutboxFileError(f"{database.path} is not an outbox")
+            raise OutboxFileError(f"there is no outbox in {database.path}")
         _check_room(database)
     if database.rows("PRAGMA query_only")[0][0]:
         raise FileReadOnlyError(f"{database.path} cannot be written")

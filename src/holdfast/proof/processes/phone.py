@@ -23,6 +23,7 @@ _DRAIN_SECONDS: Final = 10
 _LEASE_SECONDS: Final = 0.5
 _RETRY_SECONDS: Final = 0.05
 _OFFLINE: Final = 1
+_TOO_EARLY: Final = ("does not exist", "there is no outbox in", "knows no user")
 
 
 @dataclass
@@ -112,8 +113,8 @@ class Phone:
             return False
         report = _report(said)
         if report is None:
-            # A file that does not exist yet, or knows nobody: the person was not that quick.
-            if child.code == _OFFLINE and ("knows no user" in said or "does not exist" in said):
+            # No file yet, nothing in it, or it knows nobody: the person was not that quick.
+            if child.code == _OFFLINE and any(words in said for words in _TOO_EARLY):
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 self.mishaps.append(f"{child.name} ended with {child.code}: {said[-2000:]}")
