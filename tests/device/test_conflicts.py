@@ -256,3 +256,22 @@ def test_the_client_cannot_win_without_a_version_where_one_is_needed(tmp_path: P
 def test_a_conflict_that_cannot_be_read_often_enough_is_a_persons(tmp_path: Path) -> None:
     entry, sends = unreadable(tmp_path, "client_wins", NoAnswer("no answer"))
     assert (entry.status, sends) == (Status.CONFLICT, 6)
+
+
+def test_a_token_that_does_not_hold_for_the_reading_is_no_conflict(tmp_path: Path) -> None:
+    with OutboxQueue.open(tmp_path / "outbox.db") as queue:
+        queue.add_user("ada")
+        entry = queue.enqueue(
+            NewEntry(
+                user_id="ada",
+                operation="update",
+                entity_type="contact",
+                endpoint="/api/v1/contacts/1",
+                payload={"title": "Bo"},
+                conflict_resolution="client_wins",
+                max_attempts=1,
+            )
+        )
+        server = Scripted([answer(409, code="concurrency.version_mismatch"), answer(401)])
+        assert drain(queue, "ada", server, "old-token").ended is Ended.SIGNED_OUT
+        assert queue.get(entry.id).status is Status.PENDING

@@ -307,23 +307,37 @@ def test_one_endpoint_that_points_elsewhere_holds_up_nobody(queue: OutboxQueue) 
     assert queue.get(moved.id).status is Status.PENDING
 
 
-@pytest.mark.parametrize("location", ["/api/v1/activities/", "http://HERE:8000/api/v1/activities/"])
+@pytest.mark.parametrize(
+    "location", ["/api/v1/activities/", "http://HERE:8000/base/api/v1/Activities/?x=1"]
+)
 def test_a_path_that_has_moved_on_the_server_is_the_entrys_fault(
     queue: OutboxQueue, location: str
 ) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
     server = Scripted([answer(307, headers={"location": location})])
-    server.authority = "here:8000"  # type: ignore[attr-defined]
+    server.origin = "http://here:8000"  # type: ignore[attr-defined]
     assert drain(queue, "ada", server).failed == 1
     assert location in (queue.get(entry.id).last_error or "")
+
+
+@pytest.mark.parametrize(
+    "location", ["https://here:8000/api/v1/activities", "/login?next=/api/v1/activities", "", "//["]
+)
+def test_a_redirect_to_another_door_fails_no_entry(queue: OutboxQueue, location: str) -> None:
+    entry = queue.enqueue(activity("ada", "visit"))
+    server = Scripted([answer(302, headers={"location": location})])
+    server.origin = "http://here:8000"  # type: ignore[attr-defined]
+    assert drain(queue, "ada", server).failed == 0
+    assert queue.get(entry.id).status is Status.PENDING
 
 
 def test_an_unknown_422_has_one_second_chance_whatever_comes_between(queue: OutboxQueue) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
     odd, busy = answer(422, code="surprise"), answer(503)
-    server = Scripted([odd, busy, odd])
-    drain(queue, "ada", server, max_seconds=20, retry=SOON)
-    assert (len(server.requests), queue.get(entry.id).status) == (3, Status.FAILED)
+    tokens = iter("abcdefgh")
+    server = Scripted([odd, busy, answer(401), odd])
+    drain(queue, "ada", server, lambda _: next(tokens), max_seconds=20, retry=SOON)
+    assert (len(server.requests), queue.get(entry.id).status) == (4, Status.FAILED)
 
 
 def test_an_unknown_422_is_sent_once_more_and_then_fails(queue: OutboxQueue) -> None:

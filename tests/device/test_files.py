@@ -229,8 +229,9 @@ def test_an_older_file_is_migrated_and_keeps_what_is_queued(
 def test_what_may_have_happened_before_the_time_was_noted_counts_from_its_queueing(
     lab: Lab,
 ) -> None:
-    unknown, fresh = lab.add(profile="planning"), lab.add(profile="planning")
+    unknown, sent, fresh = (lab.add(profile="planning") for _ in range(3))
     lab.queue.schedule_retry(lab.claim(), outcome_unknown=True)
+    lab.claim()
     lab.queue.close()
     with closing(sqlite3.connect(lab.path)) as old, old:  # as step 2 has left it
         old.execute("DROP INDEX idx_offline_sync_queue_unknown")
@@ -239,7 +240,9 @@ def test_what_may_have_happened_before_the_time_was_noted_counts_from_its_queuei
         old.execute("UPDATE outbox_meta SET value = 2 WHERE name = 'schema'")
     lab.clock.pass_by(hours=24)
     queue = lab.reopen()
+    assert [entry.id for entry in queue.watchdog()] == [sent.id]
     assert queue.is_forgotten(queue.get(unknown.id))
+    assert queue.is_forgotten(queue.get(sent.id))
     assert not queue.is_forgotten(queue.get(fresh.id))
 
 

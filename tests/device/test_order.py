@@ -233,3 +233,11 @@ def test_what_is_done_to_a_part_of_an_entity_stays_behind_what_is_done_to_it(lab
     lab.add(operation="update", endpoint="/api/v1/activities/5/notes")
     other = lab.add(operation="update", endpoint="/api/v1/activities/6/notes")
     assert lab.claimable() == [first.id, other.id]
+
+
+def test_the_version_of_an_interface_is_no_entity(lab: Lab) -> None:
+    ids = [
+        lab.add(operation="patch", endpoint=f"/api/v1/activities/{name}").id
+        for name in ("alpha", "beta")
+    ]
+    assert lab.claimable() == ids

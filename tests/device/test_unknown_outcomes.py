@@ -98,6 +98,49 @@ def test_after_a_time_switched_off_the_server_is_asked_what_time_it_is(lab: Lab)
     assert lab.queue.get(first.id).status is Status.SUCCEEDED
 
 
+PAGE = {"content-type": "text/html"}
+
+
+@pytest.mark.parametrize("said", [Answer(405, PAGE, b"<html>"), answer(503), answer(302)])
+def test_a_server_that_does_not_say_the_time_holds_up_nobody(lab: Lab, said: Answer) -> None:
+    entry_id, other = lost(lab), lab.add()
+    lab.clock.restart(hours=1)
+
+    def reply(request: Request) -> Answer:
+        return said if request.method == "GET" else answer(201, {"id": 1})
+
+    # The device's clock says that the key is known still.
+    assert drain(lab.queue, "ada", Scripted(reply)).succeeded == 2
+    assert lab.queue.get(entry_id).status is Status.SUCCEEDED
+    assert lab.queue.get(other.id).status is Status.SUCCEEDED
+
+
+def test_what_seems_to_be_forgotten_waits_for_the_time_and_nobody_else_does(lab: Lab) -> None:
+    entry_id, other = lost(lab), lab.add()
+    lab.clock.restart(days=8)
+    told = Answer(405, PAGE, b"<html>")
+
+    def reply(request: Request) -> Answer:
+        return told if request.method == "GET" else Answer(201, PAGE, b"<html>")
+
+    assert drain(lab.queue, "ada", Scripted(reply)).succeeded == 1
+    assert lab.queue.get(entry_id).status is Status.PENDING
+    assert lab.queue.get(other.id).status is Status.SUCCEEDED
+
+
+def test_who_asks_for_another_try_without_having_been_told_has_not_looked(lab: Lab) -> None:
+    entry_id = lost(lab, profile="planning", max_attempts=1)
+    assert lab.queue.get(entry_id).reason is Reason.ATTEMPTS
+    lab.clock.pass_by(hours=1)
+    lab.queue.retry(entry_id)
+    lab.clock.pass_by(days=3)
+    server = Scripted([answer(201, {"id": 1})])
+    assert drain(lab.queue, "ada", server).failed == 1
+    assert lab.queue.get(entry_id).reason is Reason.UNKNOWN
+    lab.queue.retry(entry_id)
+    assert drain(lab.queue, "ada", server).succeeded == 1
+
+
 def test_what_turns_out_to_be_too_old_in_the_middle_of_a_drain_is_not_sent(lab: Lab) -> None:
     lab.add()
     drain(lab.queue, "ada", Scripted([dated(lab, 201, {"id": 1})]))
@@ -113,11 +156,18 @@ def test_what_turns_out_to_be_too_old_in_the_middle_of_a_drain_is_not_sent(lab: 
 # -- what does not settle it ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [400, 403, 405, 413])
-def test_a_refusal_before_the_key_was_looked_up_settles_nothing(lab: Lab, status: int) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(answer(status) for status in (400, 403, 405, 413)),
+        Answer(404, {"content-type": "text/html"}, b"<html>"),
+        answer(307, headers={"location": "/api/v1/activities/"}),
+    ],
+)
+def test_a_refusal_before_the_key_was_looked_up_settles_nothing(lab: Lab, said: Answer) -> None:
     entry_id = lost(lab)
     lab.clock.pass_by(hours=1)
-    drain(lab.queue, "ada", Scripted([answer(status)]))
+    drain(lab.queue, "ada", Scripted([said]))
     failed = lab.queue.get(entry_id)
     assert (failed.status, failed.outcome_unknown) == (Status.FAILED, True)
     with pytest.raises(OutcomeUnknownError):

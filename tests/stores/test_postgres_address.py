@@ -10,12 +10,12 @@ from holdfast.errors import ConfigurationError
     ("url", "told"),
     [
         ("postgresql://[bad", "Invalid IPv6"),
-        ("postgresql://me:secret@127.0.0.1:abc/x", "from 1 to 65535, not 'abc'"),
-        ("postgresql://127.0.0.1:99999/x", "not '99999'"),
-        ("postgres://127.0.0.1:0/x", "not '0'"),
-        ("postgresql://[::1]:65536/x", "not '65536'"),
-        ("postgresql://one:5432,two:54321234/x", "not '54321234'"),
-        ("postgresql:///x?host=/tmp&port=abc", "not 'abc'"),
+        ("postgresql://me:secret@127.0.0.1:abc/x", "from 1 to 65535"),
+        ("postgresql://127.0.0.1:99999/x", "from 1 to 65535"),
+        ("postgres://127.0.0.1:0/x", "from 1 to 65535"),
+        ("postgresql://[::1]:65536/x", "from 1 to 65535"),
+        ("postgresql://one:5432,two:54321234/x", "from 1 to 65535"),
+        ("postgresql:///x?host=/tmp&port=abc", "from 1 to 65535"),
     ],
 )
 def test_an_address_nobody_could_connect_to_is_refused(url: str, told: str) -> None:
@@ -43,3 +43,10 @@ def test_every_way_to_write_an_address_is_taken(url: str) -> None:
 def test_another_database_is_told_by_its_name(url: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a database Holdfast knows"):
         open_store(url)
+
+
+@pytest.mark.parametrize("mark", ["/", "#", "?"])
+def test_no_part_of_a_password_is_told(mark: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        open_store(f"postgresql://app:s3cret{mark}x@db/name")
+    assert "s3cret" not in str(refused.value)

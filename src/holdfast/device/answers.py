@@ -8,7 +8,8 @@ from holdfast.device.exchange import Answer
 
 __all__ = ["facts", "is_within", "server_id_in", "settles", "speaks_for_the_service"]
 
-_ABOUT_THE_ENTITY: Final = frozenset({404, 409, 410, 422})
+_ABOUT_THE_KEY: Final = frozenset({409, 422})
+_GONE: Final = frozenset({404, 410})
 _SERVER_ERROR: Final = 500
 _LARGEST: Final = 2**63
 
@@ -35,7 +36,9 @@ def settles(answer: Answer) -> bool:
 
     A token without the right, a body too large, a path that is not there are found out earlier.
     """
-    return answer.status in _ABOUT_THE_ENTITY or "idempotency-replayed" in answer.headers
+    if answer.status in _GONE:
+        return speaks_for_the_service(answer)
+    return answer.status in _ABOUT_THE_KEY or "idempotency-replayed" in answer.headers
 
 
 def speaks_for_the_service(answer: Answer) -> bool:
@@ -46,12 +49,13 @@ def speaks_for_the_service(answer: Answer) -> bool:
     return "x-request-id" in headers or "json" in headers.get("content-type", "") or not answer.body
 
 
-def is_within(location: str, authority: str | None) -> bool:
-    """Say whether a redirect stays on the server that was asked."""
+def is_within(location: str, origin: str | None, target: str) -> bool:
+    """Say whether a redirect only spells the same path of the same server otherwise."""
     try:
         parts = urlsplit(location)
     except ValueError:
         return False
-    if not parts.scheme and not parts.netloc:
-        return bool(parts.path)
-    return authority is not None and parts.netloc.lower() == authority.lower()
+    if (parts.scheme or parts.netloc) and f"{parts.scheme}://{parts.netloc}".lower() != origin:
+        return False
+    asked = target.partition("?")[0].rstrip("/")
+    return parts.path.rstrip("/").lower().endswith(asked.lower())

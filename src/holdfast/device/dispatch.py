@@ -26,7 +26,7 @@ from holdfast.core.classify import (
     Verdict,
     classify,
 )
-from holdfast.core.entry import Claimed, Entry, Operation, Profile, Reason, Status
+from holdfast.core.entry import Action, Claimed, Entry, Operation, Profile, Reason, Status
 from holdfast.core.retry import DEVICE, QUEUE, RetryPolicy, parse_retry_after
 from holdfast.device import conflicts
 from holdfast.device.answers import (
@@ -65,6 +65,7 @@ _MERGES: Final = 5
 _OK: Final = 200
 _SIGN_IN: Final = 401
 _UNCLEAR: Final = 422
+_UNCOUNTED: Final = frozenset({Action.RELEASE, Action.WATCHDOG})
 _REFUSED_TOKEN: Final = "the server does not take the token: sign in"  # noqa: S105 - for a person
 
 AtSend = Callable[[Entry], Mapping[str, str]]
@@ -277,15 +278,18 @@ class Dispatcher:
     def _misdirected(self, claimed: Claimed, progress: Progress, answer: Answer) -> Settle:
         """Tell a path that has moved from a hotel's sign-in page. Neither is followed."""
         where = answer.headers.get("location", "")
-        if is_within(where, getattr(self._transport, "authority", None)):
+        unknown = claimed.entry.outcome_unknown
+        target = target_of(claimed.entry, self._queue.mappings)
+        if is_within(where, getattr(self._transport, "origin", None), target):
             why = f"the server has this under another path ({answer.status}): {where}"
-            return lambda: self._queue.fail(claimed, error=why, **facts(answer))
+            return lambda: self._queue.fail(
+                claimed, outcome_unknown=unknown, error=why, **facts(answer)
+            )
         why = f"the answer was a redirect ({answer.status}), which is not followed"
         progress.silences += 1
         if progress.silences >= _SILENCES:
             progress.hold(self._delay(claimed.entry), why)
         told = facts(answer) | {"code": UNREACHABLE}
-        unknown = claimed.entry.outcome_unknown
         return self._retry(claimed, progress, unknown, error=why, **told)
 
     def _unreached(self, claimed: Claimed, progress: Progress, why: str) -> Settle:
@@ -381,7 +385,12 @@ class Dispatcher:
         plan = conflicts.plan_for(
             entry, lambda: self._read(target_of(entry, queue.mappings), entry, token), merge
         )
-        if isinstance(plan, Answer | NoAnswer) and self._gives_up(entry, self._policy(entry)):
+        is_signed_out = isinstance(plan, Answer) and plan.status == _SIGN_IN
+        if (
+            isinstance(plan, Answer | NoAnswer)
+            and not is_signed_out
+            and self._gives_up(entry, self._policy(entry))
+        ):
             plan = Plan()  # it was tried often enough: a person decides without the server's side
         if isinstance(plan, Answer | NoAnswer):
             why = "there is a conflict, and the server's side could not be read"
@@ -467,18 +476,23 @@ class Dispatcher:
         entry = claimed.entry
         heard = self._read(target_of(entry, self._queue.mappings), entry, token)
         if isinstance(heard, NoAnswer):
-            return self._unreached(claimed, progress, heard.why)
-        if not speaks_for_the_service(heard):
-            return self._unreached(claimed, progress, f"not the service's answer: {heard.status}")
+            return self._unanswered(claimed, progress, heard)
         progress.has_aged |= self._learn(heard)
-        return None
+        if not self._queue.has_gap() or not self._queue.seems_forgotten(entry):
+            return None
+        why = "nobody has said how long the device was off"
+        return self._retry(claimed, progress, True, error=why, code=UNREACHABLE)
 
     def _was_unclear(self, entry: Entry) -> bool:
         """Say whether an entry has had its second chance after a 422 that nobody understands."""
-        history = self._queue.attempts(entry.id)[1 - entry.attempt_count :]
-        return entry.attempt_count > 1 and any(
-            one.status == _UNCLEAR and one.code not in BY_CODE for one in history
-        )
+        left = entry.attempt_count - 1
+        for one in reversed(self._queue.attempts(entry.id)):
+            if left <= 0:
+                return False
+            if one.status == _UNCLEAR and one.code not in BY_CODE:
+                return True
+            left -= one.outcome not in _UNCOUNTED
+        return False
 
     def _learn(self, answer: Answer) -> bool:
         """Take the server's time, when it has moved on by a second.

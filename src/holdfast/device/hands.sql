@@ -3,10 +3,12 @@
 -- as x has ended in a way that leads to no success.
 
 -- name: to_pending
--- By hand: from `failed` or `conflict` back into the queue, at once and with all its attempts.
+-- By hand: from `failed` or `conflict` back into the queue, at once and with all its attempts. Whoever
+-- was told that it may have happened, and that nobody can ask any more, has looked; nobody else has.
 UPDATE offline_sync_queue
    SET status = 'pending', attempt_count = 0, due_ms = NULL, next_retry_at = NULL, reason = NULL,
-       maybe_since_ms = NULL, maybe_since_at = NULL
+       maybe_since_ms = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_ms END,
+       maybe_since_at = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_at END
  WHERE id = :id
 RETURNING ENTRY;
 

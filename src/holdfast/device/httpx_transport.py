@@ -34,7 +34,7 @@ class HttpxTransport:
     ) -> None:
         """Take what ``HttpTransport`` takes; ``transport`` is one of httpx's own."""
         address = ServerAddress.parse(server)
-        self.authority = address.authority
+        self.origin = f"{address.scheme}://{address.authority}"
         self._prefix = address.text
         self._timeout_seconds = timeout_seconds
         self._max_answer_bytes = max_answer_bytes

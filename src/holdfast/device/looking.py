@@ -84,6 +84,11 @@ class Looking(Operations):
         with self._read() as unit:
             return upkeep.is_forgotten(unit, entry)
 
+    def seems_forgotten(self, entry: Entry) -> bool:
+        """Say the same by the device's clock, which anybody may have set."""
+        with self._read() as unit:
+            return upkeep.seems_forgotten(unit, entry)
+
     def has_gap(self) -> bool:
         """Say whether the device was off for a time that nobody knows yet."""
         with self._read() as unit:

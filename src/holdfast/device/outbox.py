@@ -248,8 +248,9 @@ class Outbox:
         """Send by itself, on a thread of its own."""
         if self._is_closed:
             raise UsageError("the outbox is closed")
-        self._thread = Thread(target=self._asked_for(), name="outbox", daemon=True)
-        self._thread.start()
+        thread = Thread(target=self._asked_for(), name="outbox", daemon=True)
+        thread.start()
+        self._thread = thread  # not before: nobody can wait for a thread that has not begun
 
     def stop(self) -> None:
         """End after the entry that is being sent; returns when that has happened."""

@@ -1,5 +1,6 @@
 """Where a new entry goes: its id, its number, its lane, and the row that it becomes."""
 
+import re
 from collections.abc import Sequence
 from datetime import UTC
 from typing import Any, Final
@@ -24,6 +25,8 @@ __all__ = [
 ]
 
 _WALK_LANE: Final = "walk"
+# As ids have; not the version of an interface.
+_HAS_DIGIT: Final = re.compile(r"^(?!v[0-9]+$).*[0-9]")
 
 
 class Room:
@@ -106,7 +109,7 @@ def lane_of(unit: Unit, draft: Draft) -> str | None:
 def _entity_in(path: str) -> str:
     """Return what names the entity in a path: ``5`` in ``/notes/5`` and in ``/notes/5/pin``."""
     parts = path.split("/")
-    named = (part for part in reversed(parts) if any(letter.isdigit() for letter in part))
+    named = (part for part in reversed(parts) if _HAS_DIGIT.search(part))
     return next(named, parts[-1])
 
 

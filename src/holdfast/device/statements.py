@@ -22,6 +22,12 @@ _MACROS: Final = (
         re.compile(r"\bIS_OPEN\b"),
         "status <> 'succeeded' AND status <> 'discarded' AND status <> 'expired'",
     ),
+    # Not as two conditions with OR, for which SQLite would read the whole table.
+    (
+        re.compile(r"\bMAYBE_SENT\b"),
+        """rowid IN (SELECT rowid FROM offline_sync_queue WHERE outcome_unknown = 1
+           UNION ALL SELECT rowid FROM offline_sync_queue WHERE lease_ms IS NOT NULL)""",
+    ),
     (
         re.compile(r"\bCREATED_BY\((\w+)\)"),
         r"CASE WHEN \1.operation = 'create' THEN 'local/' || \1.user_id || '/' || \1.local_id END",

@@ -71,7 +71,7 @@ class HttpTransport:
         address = ServerAddress.parse(server)
         self._timeout_seconds = timeout_seconds
         self._max_answer_bytes = max_answer_bytes
-        self.authority = address.authority
+        self.origin = f"{address.scheme}://{address.authority}"
         self._path = address.path
         self._fixed = f"Host: {address.authority}\r\n{_HEADERS}"
         self._idle: deque[tuple[float, _Connection]] = deque()

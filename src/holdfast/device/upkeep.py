@@ -24,6 +24,7 @@ __all__ = [
     "learn_server_time",
     "prune",
     "purge_user",
+    "seems_forgotten",
     "stats",
 ]
 
@@ -87,6 +88,16 @@ def is_forgotten(unit: Unit, entry: Entry) -> bool:
     """Say whether an entry may have happened so long ago that its key no longer protects it."""
     found = unit.rows("maybe_since", id=entry.id)
     return bool(found) and _is_forgotten(unit, entry, found[0][0])
+
+
+def seems_forgotten(unit: Unit, entry: Entry) -> bool:
+    """Say the same by the device's clock: for when nobody says how long the device was off."""
+    found = unit.rows("maybe_since", id=entry.id)
+    if not found or found[0][1] is None:
+        return False
+    return (
+        unit.now - datetime.fromisoformat(found[0][1]) >= entry.profile.key_lifetime - _ON_ITS_WAY
+    )
 
 
 def _is_forgotten(unit: Unit, entry: Entry, maybe_since_ms: int | None) -> bool:

@@ -23,13 +23,13 @@ UPDATE offline_sync_queue SET enqueued_ms = enqueued_ms + :by_ms
 
 -- name: shift_maybe
 UPDATE offline_sync_queue SET maybe_since_ms = maybe_since_ms + :by_ms
- WHERE maybe_since_ms > :since_ms AND (outcome_unknown = 1 OR lease_ms IS NOT NULL);
+ WHERE maybe_since_ms > :since_ms AND MAYBE_SENT;
 
 -- name: clamp_maybe
 -- After a restart: what was sent before it was sent before now, though the time of the last minutes
 -- may not have been written down.
 UPDATE offline_sync_queue SET maybe_since_ms = :ms
- WHERE maybe_since_ms > :ms AND (outcome_unknown = 1 OR lease_ms IS NOT NULL);
+ WHERE maybe_since_ms > :ms AND MAYBE_SENT;
 
 -- name: age_maybe
 -- Sent before a time that nobody has measured: what the device's clock and the server's have between
@@ -37,7 +37,7 @@ UPDATE offline_sync_queue SET maybe_since_ms = :ms
 UPDATE offline_sync_queue
    SET maybe_since_ms = maybe_since_ms - max(0, :server_ms - (:ms - maybe_since_ms)
            - CAST((julianday(maybe_since_at) - 2440587.5) * 86400000 AS INTEGER))
- WHERE maybe_since_ms <= :since_ms AND (outcome_unknown = 1 OR lease_ms IS NOT NULL);
+ WHERE maybe_since_ms <= :since_ms AND MAYBE_SENT;
 
 -- name: shift_leases
 UPDATE offline_sync_queue SET lease_ms = lease_ms + :by_ms WHERE lease_ms IS NOT NULL;
@@ -53,7 +53,8 @@ SELECT rowid, id, enqueued_ms, outcome_unknown, maybe_since_ms FROM offline_sync
  ORDER BY rowid LIMIT :limit;
 
 -- name: maybe_since
-SELECT maybe_since_ms FROM offline_sync_queue WHERE id = :id AND outcome_unknown = 1;
+SELECT maybe_since_ms, maybe_since_at FROM offline_sync_queue
+ WHERE id = :id AND outcome_unknown = 1;
 
 -- name: prunable
 -- Settled long enough ago, and nobody who is not settled looks up to it.

@@ -25,6 +25,8 @@ __all__ = ["LimitsRateLimiter", "check_limit"]
 _IN_MEMORY: Final = frozenset({"memory", "async+memory"})
 # A counter on the same network answers in a millisecond; waiting longer protects nobody.
 _TIMEOUT_SECONDS: Final = 0.5
+# A file is never away: longer only while another process is stopped in the middle of a hit.
+_FILE_SECONDS: Final = 2.0
 # After a failure the counter is left alone for this long, so an outage costs one wait, not all.
 _PAUSE_SECONDS: Final = 5.0
 
@@ -74,9 +76,8 @@ class LimitsRateLimiter:
                     return None
                 self._paused_until = None
             try:
-                # A file is never away, and bounds its wait for others by itself.
                 is_file = isinstance(windows, FileWindows)
-                async with asyncio.timeout(None if is_file else _TIMEOUT_SECONDS):
+                async with asyncio.timeout(_FILE_SECONDS if is_file else _TIMEOUT_SECONDS):
                     waits = [await _hit(windows, one, name) for one in parsed]
             except Exception as error:  # noqa: BLE001 - whatever the client raises, requests pass
                 self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS

@@ -14,7 +14,7 @@ def check_address(url: str) -> None:
     """Raise ``ConfigurationError`` for an address nobody could connect to.
 
     Hosts may be several, in square brackets, or none, as asyncpg allows; names and options are
-    left to it. The message has no part of the URL but the port: there may be a password in it.
+    left to it. The message has no part of the URL: what looks like a port may be of a password.
     """
     try:
         parts = urlsplit(url)
@@ -26,7 +26,7 @@ def check_address(url: str) -> None:
     ports = [port for listed in asked for port in listed.split(",")]
     for port in (*(end.partition(":")[2] for end in ends), *ports):
         if port and not (port.isdecimal() and 0 < int(port) <= _HIGHEST_PORT):
-            raise _wrong(f"the port should be a number from 1 to {_HIGHEST_PORT}, not {port!r}")
+            raise _wrong(f"the port should be a number from 1 to {_HIGHEST_PORT}")
 
 
 def _wrong(why: str) -> ConfigurationError:
