@@ -9,7 +9,7 @@ import importlib
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.context import SpawnContext
 from multiprocessing.pool import Pool
@@ -31,6 +31,9 @@ __all__ = ["MOST_SEEDS", "Bug", "Catch", "hunt", "hunt_here", "load_bugs"]
 
 MOST_SEEDS: Final = 3000
 """How long one bug is looked for. Most are found within a few dozen seeds."""
+
+_TRACED_SEEDS: Final = 5
+"""Seeds in which a plant that breaks nothing is looked at for errors that it hides."""
 
 Bug = Callable[[], AbstractContextManager[None]]
 
@@ -107,19 +110,37 @@ def hunt_here(
     name: str, templates: Templates, *, most_seeds: int = MOST_SEEDS, shrinks: bool = True
 ) -> Catch:
     """Look for one bug in this process, and for the fewest faults that show it."""
-    seeds = 0
-    with _own_errors() as own, load_bugs()[name]():
+    bug = load_bugs()[name]
+    own = _errors_of(bug, templates, seeds=())
+    if own:
+        return Catch(name, 0, broken=own[0])
+    failure: Failure | None = None
+    looked = 0
+    with bug():
         for seed in range(most_seeds):
-            outcome = run_seed(seed, templates)
-            seeds += 1
-            if own:
+            looked += 1
+            try:
+                outcome = run_seed(seed, templates)
+            except _STALE:
                 break
             if outcome.violations:
-                shortest = shrink(outcome, templates) if shrinks else outcome
-                if own:
-                    break
-                return Catch(name, seeds, told(shortest))
-    return Catch(name, seeds, broken=own[0] if own else None)
+                failure = told(shrink(outcome, templates) if shrinks else outcome)
+                break
+    # A trace takes its time, so that it is made only where there is something to decide.
+    is_caught = looked < most_seeds or failure is not None
+    suspects = (looked - 1,) if is_caught else range(min(looked, _TRACED_SEEDS))
+    own = _errors_of(bug, templates, seeds=suspects)
+    return Catch(name, looked, None if own else failure, broken=own[0] if own else None)
+
+
+def _errors_of(bug: Bug, templates: Templates, *, seeds: Iterable[int]) -> list[str]:
+    """Return what goes wrong in the plant itself, while it is planted and in these seeds."""
+    with _own_errors() as own, bug():
+        for seed in seeds:
+            run_seed(seed, templates)
+            if own:
+                break
+    return own
 
 
 @contextmanager
