@@ -134,7 +134,8 @@ class People:
             return False
         for tap in self._world.taps.values():
             self._forgotten.add(tap.key)
-            if tap.acknowledged and tap.expect is Expect.EFFECT:
+            # Also where it was kept and the app died before it said so: the entry is as old.
+            if tap.at <= self._world.loop.time() and tap.expect is Expect.EFFECT:
                 tap.expect = Expect.EITHER
         return True
 
@@ -210,7 +211,8 @@ class People:
 
     def _change(self, what: str, life: Life, queue: OutboxQueue, device: Device) -> None:
         if what == "prune":
-            queue.prune()
+            if not self._forgotten:  # after days it would take away what the checker asks for
+                queue.prune()
         elif what == "guest":
             queue.add_user(_GUEST)
             queue.purge_user(_GUEST)

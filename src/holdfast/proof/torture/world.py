@@ -266,6 +266,9 @@ class World:
                 device.cut_power()
         for server in self.servers:
             server.process.pauses += 1
+            if server.process.is_paused:
+                # It would do after days what was asked of it before them.
+                server.process.kill()
         self._slept += night.days * 86_400.0
 
     def _cut_off(self, device: Device, seconds: float) -> None:
