@@ -126,8 +126,8 @@ def test_a_new_file_may_be_opened_by_several_at_once(
         for turn in range(30):
             start = threading.Barrier(openers)
             path = quick_path / f"{turn}.db"
-            for opened in [pool.submit(open_at_once, path, start) for _ in range(openers)]:
-                opened.result()
+            opened = [pool.submit(open_at_once, path, start) for _ in range(openers)]
+            assert [one.exception() for one in opened] == [None] * openers
 
 
 @pytest.mark.parametrize("passphrase", [None, KEY])

@@ -71,8 +71,8 @@ def test_a_new_file_may_be_opened_by_several_at_once(tmp_path):
         for turn in range(TURNS_OF_OPENING):
             start = threading.Barrier(OPENERS)
             path = tmp_path / f"{turn}.db"
-            for opened in [pool.submit(open_at_once, path, start) for _ in range(OPENERS)]:
-                opened.result()
+            opened = [pool.submit(open_at_once, path, start) for _ in range(OPENERS)]
+            assert [one.exception() for one in opened] == [None] * OPENERS
 
 
 async def test_a_new_file_that_stays_locked_is_said_to_be_locked(path):

@@ -23,7 +23,6 @@ from holdfast.core.classify import (
     SignInNeeded,
     TooOld,
     TryLater,
-    Verdict,
     classify,
 )
 from holdfast.core.entry import Action, Claimed, Entry, Operation, Profile, Reason, Status
@@ -39,16 +38,17 @@ from holdfast.device.answers import (
 from holdfast.device.conflicts import Merge, Plan, said
 from holdfast.device.events import Event, EventKind, about
 from holdfast.device.exchange import Answer, NoAnswer, Transport
+from holdfast.device.progress import Progress
 from holdfast.device.queue import OutboxQueue
 from holdfast.device.rebuild import BOARD, chain_of, fates, rebuild, standing_in
-from holdfast.device.report import DrainReport, Ended
+from holdfast.device.report import Ended
 from holdfast.device.sending import Token, bearer, reading, request_for, target_of
 from holdfast.device.upkeep import MAYBE
 from holdfast.device.world import FaultPoints
 from holdfast.errors import EntryInvalidError
 from holdfast.ports import Clock
 
-__all__ = ["UNREACHABLE", "AtSend", "Dispatcher", "Progress", "Retry", "Settle", "preset_of"]
+__all__ = ["UNREACHABLE", "AtSend", "Dispatcher", "Retry", "Settle", "preset_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -85,43 +85,6 @@ lost leaves nothing half done.
 def preset_of(profile: Profile) -> RetryPolicy:
     """Return when entries of a profile are tried again, unless the app says otherwise."""
     return DEVICE if profile is Profile.WALK else QUEUE
-
-
-class Progress:
-    """How one drain of one user stands."""
-
-    def __init__(self, user_id: str) -> None:
-        """Begin."""
-        self.report = DrainReport(user_id=user_id)
-        # Why to end; None as long as there is no reason.
-        self.ended: Ended | None = None
-        # Whether the last entry has happened, so that the next one of its lane may be sent.
-        self.is_done = False
-        # The network is away: nothing is tried for so long. None if it is there.
-        self.held_seconds: float | None = None
-        self.silences = 0
-        # The device was off for longer than was known: what is queued may be too old.
-        self.has_aged = False
-        self.refused_tokens: set[str | None] = set()
-        # How many sends in a row were answered with 401.
-        self.refusals = 0
-
-    def heard(self, verdict: Verdict) -> None:
-        """Take note that somebody has answered."""
-        if not isinstance(verdict, Misdirected):
-            self.silences = 0
-        if not isinstance(verdict, SignInNeeded):
-            self.refusals = 0
-
-    def end(self, why: Ended, detail: str | None = None) -> None:
-        """Let the drain end after this entry."""
-        self.ended = why
-        self.report.detail = detail
-
-    def hold(self, seconds: float, why: str) -> None:
-        """Let nothing be tried for so long."""
-        self.held_seconds = seconds
-        self.report.detail = why
 
 
 class Dispatcher:

@@ -17,10 +17,11 @@ from typing import Any, Final
 
 from holdfast.core.entry import Claimed, Status
 from holdfast.device.conflicts import Merge
-from holdfast.device.dispatch import AtSend, Dispatcher, Progress, Retry, Settle
+from holdfast.device.dispatch import AtSend, Dispatcher, Retry, Settle
 from holdfast.device.events import Event, EventKind
 from holdfast.device.exchange import Transport
 from holdfast.device.lease import LeaseKeeper
+from holdfast.device.progress import Progress
 from holdfast.device.queue import OutboxQueue
 from holdfast.device.report import DrainReport, Ended
 from holdfast.device.sending import Token
