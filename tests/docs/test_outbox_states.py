@@ -2,8 +2,8 @@
 
 import runpy
 
-from holdfast.core.entry import TRANSITIONS, Action
-from holdfast.device import EventKind
+from holdfast.core.outbox_entry import TRANSITIONS, Action
+from holdfast.outbox import EventKind
 from tests.docs.pages import DOCS
 
 SCRIPT = runpy.run_path(str(DOCS / "outbox_states.py"))

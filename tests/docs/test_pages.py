@@ -60,7 +60,9 @@ def test_a_decision_says_why_what_and_what_not(page: Path) -> None:
 
 def test_the_changelog_has_a_section_for_what_comes_and_for_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    version = re.search(
+        r'^version = "(.+)"$', (ROOT / "packages/holdfast/pyproject.toml").read_text(), re.MULTILINE
+    )
     assert version is not None
     assert "## [Unreleased]" in text
     assert f"## [{version[1]}]" in text

@@ -13,15 +13,15 @@ from typer.main import get_command
 
 from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy, errors
 from holdfast.cli.commands import app
-from holdfast.core.dialects import CODES
+from holdfast.core.error_formats import CODES
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER
-from holdfast.jobs.attempt import FAULT_POINTS as JOB_FAULT_POINTS
-from holdfast.observe.metrics import PrometheusWatcher
+from holdfast.jobs.executor import FAULT_POINTS as JOB_FAULT_POINTS
+from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import JobOutcome, Outcome
-from holdfast.server.intake import FAULT_POINTS
-from holdfast.services.catalogue import rooms
-from holdfast.services.settings import Settings
-from holdfast.stores.opening import open_store
+from holdfast.server.idempotency import FAULT_POINTS
+from holdfast.stores.factory import open_store
+from holdfast_services.registry import migration_packages
+from holdfast_services.settings import Settings
 from tests.docs.pages import DOCS, REFERENCE, ROOT
 
 
@@ -118,7 +118,7 @@ def test_the_presets_are_as_the_page_says(column: int, preset: Policy) -> None:
     assert row(page, "key format")[column] == preset.key_format
     assert row(page, "TTL of a success")[column] == told(preset.success_ttl)
     assert row(page, "TTL of an error")[column] in (told(preset.error_ttl), "—")
-    assert row(page, "error body")[column] == preset.dialect
+    assert row(page, "error body")[column] == preset.error_format
     assert (row(page, "staleness cap")[column] == "none") == (preset.staleness is None)
 
 
@@ -156,7 +156,7 @@ def test_every_command_and_option_is_on_the_page(name: str, command: Any) -> Non
 
 
 async def test_every_table_and_column_is_on_the_page(tmp_path: Path) -> None:
-    store = open_store(f"sqlite:///{tmp_path}/schema.db", rooms=rooms())
+    store = open_store(f"sqlite:///{tmp_path}/schema.db", migration_packages=migration_packages())
     await store.open()
     await store.close()
     page = (REFERENCE / "schema.md").read_text(encoding="utf-8")
@@ -175,7 +175,7 @@ async def test_every_table_and_column_is_on_the_page(tmp_path: Path) -> None:
 
 def test_every_metric_and_outcome_is_on_the_page() -> None:
     page = REFERENCE / "metrics-and-logs.md"
-    body, _ = PrometheusWatcher().exposition()
+    body, _ = PrometheusMetrics().exposition()
     for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", body.decode(), re.MULTILINE):
         if not name.endswith("_created"):
             assert row(page, name)[1] == kind
@@ -185,7 +185,7 @@ def test_every_metric_and_outcome_is_on_the_page() -> None:
 
 def test_every_logger_is_on_the_page() -> None:
     text = (REFERENCE / "metrics-and-logs.md").read_text(encoding="utf-8")
-    for source in (ROOT / "src/holdfast").rglob("*.py"):
+    for source in ROOT.glob("packages/*/src/**/*.py"):
         for name in re.findall(r'getLogger\("(holdfast\.[\w.]+)"\)', source.read_text()):
             # What the server says of itself while it starts is not an event to look for.
             assert name == "holdfast.server" or f"`{name}`" in text, name
@@ -200,7 +200,9 @@ def test_every_fault_point_is_explained() -> None:
 
 
 def test_the_golden_cases_are_as_the_page_says() -> None:
-    text = (ROOT / "tests/fixtures/golden_hashes.json").read_text(encoding="utf-8")
+    text = (ROOT / "packages/holdfast/tests/fixtures/golden_hashes.json").read_text(
+        encoding="utf-8"
+    )
     golden = json.loads(text)
     assert set(golden) == {"cases", "refused"}
     assert all(set(case) == {"name", "json", "canonical", "sha256"} for case in golden["cases"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.serving import ROOT, free_port
+from packages.holdfast.tests.support.serving import ROOT, free_port
 
 KEY = {"Idempotency-Key": "one-key"}
 

@@ -1,0 +1,172 @@
+"""Commands on the server's database: schema and expiry."""
+
+import asyncio
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, nullcontext
+from datetime import datetime
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Final, cast
+
+from holdfast import open_store
+from holdfast.cli.output import Failure, print_json, print_table, without_password
+from holdfast.clock import SystemClock
+from holdfast.errors import HoldfastError
+from holdfast.ports import Store
+from holdfast.server.noop_metrics import NullMetrics
+from holdfast.server.sweeper import Sweeper
+from holdfast.stores.migrations import load_migrations
+
+__all__ = ["migrate", "opened", "sweep"]
+
+_SQLITE: Final = "sqlite:///"
+_MIGRATIONS_GROUP: Final = "holdfast.migrations"
+_APPLIED: Final = "SELECT room, number, name FROM holdfast_migrations ORDER BY room, number"
+
+
+@asynccontextmanager
+async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
+    """Open the database of a URL, and close it in any case."""
+    # An app of one's own has the core's tables only: enough for records.
+    store = open_store(url, migration_packages=() if must_exist else _migration_packages())
+    # SQLite would make an empty file of every misspelt name.
+    if must_exist and _is_missing_file(url):
+        raise Failure(
+            f"{url.removeprefix(_SQLITE)} does not exist: "
+            f"give the right --database, or make it with: holdfast migrate --database {url}"
+        )
+    try:
+        # Looking must not change anything: the schema is made and brought up to date by migrate.
+        if must_exist and not await _is_up_to_date(url):
+            raise Failure(
+                f"{without_password(url)} does not have this version's tables: "
+                f"run holdfast migrate --database {without_password(url)}"
+            )
+        await store.open()
+    except HoldfastError as error:
+        raise Failure(f"{without_password(url)}: {error}") from error
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def migrate(url: str, *, as_json: bool) -> None:
+    """Apply what is missing and say what that was."""
+    applied, present = asyncio.run(_migrate(url))
+    if as_json:
+        names = [{"room": room, "number": number, "name": name} for room, number, name in applied]
+        print_json({"applied": names, "present": present})
+    elif not applied:
+        print(f"{without_password(url)} is up to date ({present} migrations)")
+    else:
+        rows = [(room, f"{number:04}", name) for room, number, name in applied]
+        print_table(("applied to", "number", "name"), rows)
+
+
+async def _migrate(url: str) -> tuple[list[tuple[str, int, str]], int]:
+    open_store(
+        url, migration_packages=_migration_packages()
+    )  # refuses a bad URL before anything is touched
+    before = await _applied_before(url, unreachable=set()) or set()
+    async with opened(url, must_exist=False) as store:
+        rows = await store.read(_APPLIED)
+    after = [(row["room"], row["number"], row["name"]) for row in rows]
+    return [found for found in after if found[:2] not in before], len(after)
+
+
+def _migration_packages() -> list[tuple[str, str]]:
+    """Return the (namespace, package) pairs of every installed package that has migrations."""
+    return [pair for point in entry_points(group=_MIGRATIONS_GROUP) for pair in point.load()()]
+
+
+def _is_missing_file(url: str) -> bool:
+    return url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists()
+
+
+async def _is_up_to_date(url: str) -> bool:
+    """Tell whether opening the store would apply nothing; an unreachable one is told by itself."""
+    applied = await _applied_before(url, unreachable=None)
+    database = "sqlite" if url.startswith(_SQLITE) else "postgres"
+    known = load_migrations("core", f"holdfast.stores.{database}.migrations")
+    return applied is None or {(m.room, m.number) for m in known} <= applied
+
+
+_Applied = set[tuple[str, int]]
+
+
+async def _applied_before(url: str, *, unreachable: _Applied | None) -> _Applied | None:
+    """Look without opening the store, which would apply everything at once."""
+    if _is_missing_file(url):
+        return set()
+    if url.startswith(_SQLITE):
+        return _applied_on_sqlite(url.removeprefix(_SQLITE), unreachable)
+    return await _applied_on_postgres(url, unreachable)
+
+
+def _applied_on_sqlite(path: str, unreachable: _Applied | None) -> _Applied | None:
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            return {row[:2] for row in database.execute(_APPLIED)}
+    except sqlite3.OperationalError:  # not migrated yet
+        return set()
+    except sqlite3.Error:  # not a database: the store says it better
+        return unreachable
+
+
+async def _applied_on_postgres(url: str, unreachable: _Applied | None) -> _Applied | None:
+    import asyncpg
+
+    try:
+        connection = await asyncpg.connect(url, timeout=5)
+    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        return unreachable  # the store says it better
+    try:
+        return {(row[0], row[1]) for row in await connection.fetch(_APPLIED)}
+    except asyncpg.UndefinedTableError:
+        return set()
+    finally:
+        await connection.close()
+
+
+class _Counted:
+    """The store as the sweeper sees it, with a word to the terminal after each batch."""
+
+    def __init__(self, store: Store, status: Any) -> None:
+        self._store = store
+        self._status = status
+        self._gone = 0
+
+    async def sweep(self, now: datetime, limit: int) -> int:
+        gone = await self._store.sweep(now, limit)
+        self._gone += gone
+        if self._status is not None:
+            self._status.update(f"{self._gone} expired records deleted")
+        return gone
+
+
+def sweep(url: str, *, as_json: bool) -> None:
+    """Delete everything expired and say how much that was."""
+    gone = asyncio.run(_sweep(url))
+    if as_json:
+        print_json({"deleted": gone})
+    else:
+        print(f"{gone} expired record{'' if gone == 1 else 's'} deleted")
+
+
+async def _sweep(url: str) -> int:
+    progress: Any = nullcontext(None)
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        progress = Console(stderr=True).status("looking for expired records")
+    async with opened(url) as store:
+        with progress as status:
+            counted = cast("Store", _Counted(store, status))
+            sweeper = Sweeper(counted, SystemClock(), NullMetrics(), every_seconds=None)
+            try:
+                return await sweeper.sweep()
+            except HoldfastError as error:
+                raise Failure(f"{without_password(url)}: {error}") from error

@@ -1,0 +1,222 @@
+"""Jobs for operators: what waits, what runs, what died and why."""
+
+import asyncio
+import getpass
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, get_args
+
+from holdfast.cli.database import opened
+from holdfast.cli.output import Failure, print_json, print_table, shown
+from holdfast.core.job import JobState
+from holdfast.jobs.admin import ALL_TENANTS, JobAdmin, JobDetail, JobView
+
+__all__ = ["list_dead", "list_jobs", "requeue", "show_job"]
+
+_AT_ONCE: Final = 1_000_000
+
+
+def list_jobs(
+    url: str,
+    *,
+    tenant: str | None,
+    state: str | None,
+    queue: str | None,
+    job_type: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List jobs, newest first."""
+    if state is not None and state not in get_args(JobState):
+        raise Failure(f"--state should be one of {', '.join(get_args(JobState))}", 2)
+    found = asyncio.run(
+        _jobs(url, tenant=_tenant(tenant), state=state, queue=queue, job_type=job_type, limit=limit)
+    )
+    if as_json:
+        print_json([_summary(view) for view in found])
+        return
+    headings = ("id", "tenant", "queue", "type", "state", "attempts", "enqueued", "due")
+    print_table(
+        headings,
+        [
+            (
+                view.id,
+                view.tenant,
+                view.queue,
+                view.type,
+                view.state,
+                _attempts(view),
+                _instant(view.enqueued_at),
+                "-" if view.due_at is None else _instant(view.due_at),
+            )
+            for view in found
+        ],
+    )
+
+
+def list_dead(
+    url: str, *, tenant: str | None, queue: str | None, limit: int, as_json: bool
+) -> None:
+    """List dead letters with the reason and the last error."""
+    found = asyncio.run(_dead(url, tenant, queue, limit))
+    if as_json:
+        print_json([_detail(job) for job in found])
+        return
+    print_table(
+        ("id", "tenant", "queue", "type", "attempts", "died", "reason", "error"),
+        [
+            (
+                job.view.id,
+                job.view.tenant,
+                job.view.queue,
+                job.view.type,
+                _attempts(job.view),
+                "-" if job.view.ended_at is None else _instant(job.view.ended_at),
+                job.view.reason or "-",
+                job.error or "-",
+            )
+            for job in found
+        ],
+    )
+
+
+def show_job(url: str, job_id: str, *, tenant: str | None, as_json: bool) -> None:
+    """Show everything about one job."""
+    found = asyncio.run(_find(url, job_id, tenant))
+    if found is None:
+        raise Failure("there is no such job, as far as these options go (try: holdfast jobs ls)")
+    facts = _detail(found)
+    if as_json:
+        print_json(facts)
+        return
+    width = max(len(name) for name in facts)
+    for name, value in facts.items():
+        if name in ("failures", "steps"):
+            continue
+        print(f"{name:<{width}}  {'-' if value is None else shown(str(value))}")
+    if found.failures:
+        print()
+        print_table(
+            ("attempt", "failed", "reason", "error", "worker"),
+            [
+                (str(f.attempt), _instant(f.failed_at), f.reason, f.error, f.worker or "-")
+                for f in found.failures
+            ],
+        )
+    if found.steps:
+        print()
+        print_table(("step", "result"), [(name, str(value)) for name, value in found.steps.items()])
+
+
+def requeue(
+    url: str, job_ids: Sequence[str], *, tenant: str | None, queue: str | None, as_json: bool
+) -> None:
+    """Put dead letters back; says which could not be."""
+    if bool(job_ids) == (queue is not None):
+        raise Failure("say which: ids of dead letters, or --queue for all of a queue", 2)
+    done, missing = asyncio.run(_requeue(url, job_ids, tenant, queue))
+    if as_json:
+        print_json({"requeued": done, "not_found": missing})
+    else:
+        print(f"{len(done)} job{'' if len(done) == 1 else 's'} requeued")
+    if missing:
+        raise Failure(f"no dead letter (any more): {', '.join(missing)}")
+
+
+async def _jobs(url: str, **wishes: Any) -> list[JobView]:
+    async with opened(url) as store:
+        return await JobAdmin(store).jobs(**wishes)
+
+
+async def _dead(url: str, tenant: str | None, queue: str | None, limit: int) -> list[JobDetail]:
+    async with opened(url) as store:
+        desk = JobAdmin(store)
+        views = await desk.jobs(tenant=_tenant(tenant), state="dead", queue=queue, limit=limit)
+        found = [await desk.find(view.id, tenant=view.tenant) for view in views]
+    return [job for job in found if job is not None]
+
+
+async def _find(url: str, job_id: str, tenant: str | None) -> JobDetail | None:
+    async with opened(url) as store:
+        return await JobAdmin(store).find(job_id, tenant=_tenant(tenant))
+
+
+async def _requeue(
+    url: str, job_ids: Sequence[str], tenant: str | None, queue: str | None
+) -> tuple[list[str], list[str]]:
+    actor = f"{getpass.getuser()} by holdfast jobs requeue"
+    done: list[str] = []
+    missing: list[str] = []
+    async with opened(url) as store:
+        desk = JobAdmin(store)
+        if queue is not None:
+            views = await desk.jobs(
+                tenant=_tenant(tenant), state="dead", queue=queue, limit=_AT_ONCE
+            )
+            job_ids = [view.id for view in views]
+        for job_id in job_ids:
+            back = await desk.requeue(job_id, tenant=_tenant(tenant), actor=actor)
+            (done if back else missing).append(job_id)
+        if done:
+            notifier = store.notifier()
+            notifier.notify()
+            await notifier.close()
+    return done, missing
+
+
+def _tenant(given: str | None) -> str:
+    return ALL_TENANTS if given is None else given
+
+
+def _summary(view: JobView) -> dict[str, Any]:
+    return {
+        "id": view.id,
+        "key": view.key,
+        "tenant": view.tenant,
+        "queue": view.queue,
+        "type": view.type,
+        "resource_id": view.resource_id,
+        "state": view.state,
+        "attempts": view.attempts,
+        "max_attempts": view.max_attempts,
+        "worker": view.worker,
+        "reason": view.reason,
+        "enqueued_at": _instant(view.enqueued_at),
+        "due_at": None if view.due_at is None else _instant(view.due_at),
+        "ended_at": None if view.ended_at is None else _instant(view.ended_at),
+        "request_id": view.request_id,
+        "correlation_id": view.correlation_id,
+    }
+
+
+def _detail(job: JobDetail) -> dict[str, Any]:
+    return _summary(job.view) | {
+        "error": job.error,
+        "payload": job.payload,
+        "payload_hash": job.payload_hash,
+        "result": job.result,
+        "merged": job.merged,
+        "coalesce_key": job.coalesce_key,
+        "order_key": job.order_key,
+        "steps": job.steps,
+        "failures": [
+            {
+                "attempt": failure.attempt,
+                "reason": failure.reason,
+                "error": failure.error,
+                "worker": failure.worker,
+                "failed_at": _instant(failure.failed_at),
+            }
+            for failure in job.failures
+        ],
+    }
+
+
+def _attempts(view: JobView) -> str:
+    return (
+        f"{view.attempts}" if view.max_attempts is None else f"{view.attempts}/{view.max_attempts}"
+    )
+
+
+def _instant(instant: datetime) -> str:
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,347 @@
+"""The device's queue on the command line: what waits, what is stuck, and what to do about it."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event as Flag
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+from holdfast.cli.outbox_output import (
+    counted,
+    print_entries,
+    print_entry,
+    print_report,
+    print_sides,
+    sending_bar,
+    tell_entry,
+)
+from holdfast.cli.output import Failure, print_json, print_table
+from holdfast.core.outbox_entry import NewEntry, Profile, Resolution, Status
+from holdfast.core.retry import DEVICE, RetryPolicy
+from holdfast.errors import EntryInvalidError, UsageError
+from holdfast.outbox.conflicts import resolve_by_hand
+from holdfast.outbox.dispatch import preset_of
+from holdfast.outbox.drain import Drain
+from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.report import Ended
+from holdfast.outbox.settings import QueueSettings, span_in
+from holdfast.outbox.transport import HttpTransport
+
+__all__ = [
+    "Place",
+    "add",
+    "discard",
+    "drain_user",
+    "edit",
+    "list_entries",
+    "prune",
+    "resolve",
+    "retry",
+    "show",
+    "stats",
+    "watchdog",
+]
+
+_BAD_INPUT: Final = 2
+_RESOLUTIONS: Final[Mapping[str, Resolution]] = {
+    "server_wins": Resolution.THEIRS,
+    "theirs": Resolution.THEIRS,
+    "client_wins": Resolution.MINE,
+    "mine": Resolution.MINE,
+    "merged": Resolution.MERGED,
+    "give_up": Resolution.GIVE_UP,
+}
+_LONGEST_WAIT: Final = DEVICE.ceiling_seconds / DEVICE.first_seconds
+"""How many times the first wait the longest is."""
+
+_ADVICE: Final[Mapping[Ended, str]] = {
+    Ended.SIGNED_OUT: "give another --token; nothing was lost",
+    Ended.OFFLINE: "what is queued stays queued",
+}
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Which queue, and how to open it."""
+
+    path: Path
+    passphrase_env: str | None
+
+    @contextmanager
+    def opened(self, *, must_exist: bool = True) -> Iterator[OutboxQueue]:
+        """Open the queue, and tell what breaks a rule as bad input."""
+        if self.path.is_dir():
+            raise Failure(f"{self.path} is a directory: --db should name the file of a queue")
+        # SQLite would make an empty file of every misspelt name.
+        if must_exist and not self.path.exists():
+            raise Failure(f"{self.path} does not exist: the first holdfast outbox … add makes it")
+        try:
+            with OutboxQueue.open(
+                self.path,
+                passphrase=self._passphrase(),
+                settings=QueueSettings.from_environment(),
+                create=not must_exist,
+            ) as queue:
+                yield queue
+        except EntryInvalidError as error:
+            raise Failure(f"{error.message} ({error.rule})", _BAD_INPUT) from error
+
+    def _passphrase(self) -> str | None:
+        if self.passphrase_env is None:
+            return None
+        found = os.environ.get(self.passphrase_env)
+        if not found:
+            raise Failure(f"the variable {self.passphrase_env} holds no passphrase", _BAD_INPUT)
+        return found
+
+
+def add(
+    place: Place,
+    *,
+    user: str,
+    operation: str,
+    entity: str,
+    endpoint: str,
+    payload: str | None,
+    headers: Sequence[str],
+    as_json: bool,
+    **more: Any,
+) -> None:
+    """Queue one mutation; the user becomes known by it."""
+    new = NewEntry(
+        user_id=user,
+        operation=operation,
+        entity_type=entity,
+        endpoint=endpoint,
+        payload=None if payload is None else _raw(payload),
+        headers=_headers(headers),
+        **{name: value for name, value in more.items() if value is not None},
+    )
+    with place.opened(must_exist=False) as queue, queue.transaction():
+        queue.add_user(user)
+        entry = queue.enqueue(new)
+    tell_entry(entry, as_json=as_json)
+
+
+def list_entries(
+    place: Place,
+    *,
+    user: str | None,
+    status: str | None,
+    entity: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List entries in the order in which they were queued."""
+    if status is not None and status not in set(Status):
+        raise Failure(f"--status should be one of {', '.join(Status)}", _BAD_INPUT)
+    wanted = None if status is None else Status(status)
+    with place.opened() as queue:
+        found = queue.entries(user, status=wanted, entity_type=entity, limit=limit)
+    print_entries(found, as_json=as_json)
+
+
+def show(place: Place, entry_id: str, *, as_json: bool) -> None:
+    """Show everything about one entry, its sends included."""
+    with place.opened() as queue:
+        entry = queue.get(entry_id)
+        attempts = queue.attempts(entry_id)
+        dependents = queue.dependents(entry_id)
+    print_entry(entry, attempts, dependents, as_json=as_json)
+
+
+def drain_user(
+    place: Place,
+    *,
+    user: str,
+    server: str,
+    token: str | None,
+    max_seconds: float | None,
+    as_json: bool,
+) -> None:
+    """Send what a user's queue holds, and say what came of it."""
+    stop = Flag()
+    with (
+        place.opened() as queue,
+        HttpTransport(server) as transport,
+        _stopping(stop),
+        sending_bar(queue, user),
+    ):
+        if user not in queue.users():
+            raise Failure(f"{place.path} knows no user {user}")
+        report = _drain(queue, transport, token).run(user, max_seconds=max_seconds, stop=stop)
+        stuck = queue.blocked_by(user)
+    print_report(report, stuck, as_json=as_json)
+    if report.ended in _ADVICE:
+        raise Failure(f"{report.detail}: {_ADVICE[report.ended]}")
+
+
+def retry(place: Place, entry_id: str, *, as_json: bool) -> None:
+    """Send a failed entry again."""
+    with place.opened() as queue:
+        entry = queue.retry(entry_id)
+    tell_entry(entry, as_json=as_json)
+
+
+def discard(
+    place: Place, entry_id: str, *, with_dependents: bool, force: bool, as_json: bool
+) -> None:
+    """Give an entry up: a failed or conflicting one, or one that was not sent yet."""
+    with place.opened() as queue:
+        if queue.get(entry_id).status is Status.PENDING:
+            entry = queue.cancel(entry_id, force=force)
+        else:
+            entry = queue.discard(entry_id, with_dependents=with_dependents)
+    tell_entry(entry, as_json=as_json)
+
+
+def resolve(
+    place: Place, entry_id: str, *, strategy: str | None, payload: str | None, as_json: bool
+) -> None:
+    """End a conflict; without a strategy, show both sides."""
+    if strategy is not None and strategy not in _RESOLUTIONS:
+        raise Failure(f"--strategy should be one of {', '.join(_RESOLUTIONS)}", _BAD_INPUT)
+    with place.opened() as queue:
+        entry = queue.get(entry_id)
+        if strategy is None:
+            print_sides(entry, as_json=as_json)
+            return
+        merged = UNSET if payload is None else msgspec.json.decode(_checked(_raw(payload)))
+        entry = resolve_by_hand(queue, entry, _RESOLUTIONS[strategy], payload=merged)
+    tell_entry(entry, as_json=as_json)
+
+
+def edit(
+    place: Place,
+    entry_id: str,
+    *,
+    payload: str | None,
+    endpoint: str | None,
+    headers: Sequence[str],
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Replace what an entry will send; it gets a new key."""
+    if payload is None and endpoint is None and not headers:
+        raise Failure("say what is to be different: --payload, --endpoint or --header", _BAD_INPUT)
+    with place.opened() as queue:
+        entry = queue.edit_payload(
+            entry_id,
+            UNSET if payload is None else _raw(payload),
+            endpoint=UNSET if endpoint is None else endpoint,
+            headers=_headers(headers) if headers else UNSET,
+            force=force,
+        )
+    tell_entry(entry, as_json=as_json)
+
+
+def stats(place: Place, *, user: str | None, as_json: bool) -> None:
+    """Count what is there."""
+    with place.opened() as queue:
+        found = queue.stats(user)
+    counts = {status.value: number for status, number in found.counts.items()}
+    facts = counts | {
+        "ready": found.ready,
+        "waiting": found.waiting,
+        "blocked": found.blocked,
+        "unsent": found.unsent,
+        "oldest_pending_seconds": found.oldest_pending_seconds,
+        "file_bytes": found.file_bytes,
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        rows = [(name, "-" if value is None else f"{value:g}") for name, value in facts.items()]
+        print_table(("what", "count"), rows)
+
+
+def prune(place: Place, *, limit: int | None, as_json: bool) -> None:
+    """Remove what was settled long ago."""
+    with place.opened() as queue:
+        removed = queue.prune(limit=limit)
+    if as_json:
+        print_json({"removed": removed})
+    else:
+        print(f"{counted(removed)} removed")
+
+
+def watchdog(place: Place, *, as_json: bool) -> None:
+    """Bring back what dead processes had claimed."""
+    with place.opened() as queue:
+        back = queue.watchdog()
+    if as_json:
+        print_json({"revived": [entry.id for entry in back]})
+    else:
+        print(f"{counted(len(back))} brought back")
+
+
+# ------------------------------------------------------------------ what can be set
+
+
+def _drain(queue: OutboxQueue, transport: HttpTransport, token: str | None) -> Drain:
+    """Return what sends; with shorter waits if that is set."""
+    first = span_in(os.environ, "HOLDFAST_OUTBOX_RETRY_SECONDS")
+    if first is None:
+        return Drain(queue, transport, token)
+    seconds = first.total_seconds()
+
+    def sooner(profile: Profile) -> RetryPolicy:
+        """Wait less, and give up when any other drain would."""
+        return replace(
+            preset_of(profile), first_seconds=seconds, ceiling_seconds=seconds * _LONGEST_WAIT
+        )
+
+    return Drain(queue, transport, token, retry=sooner)
+
+
+@contextmanager
+def _stopping(stop: Flag) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the drain after the entry that is being sent."""
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ------------------------------------------------------------------ reading and writing values
+
+
+def _raw(given: str) -> bytes:
+    """Return JSON from the option itself, from a file (@name) or from standard input (-)."""
+    if given == "-":
+        return sys.stdin.buffer.read()
+    if given.startswith("@"):
+        try:
+            return Path(given[1:]).read_bytes()
+        except OSError as error:
+            raise Failure(f"{given[1:]} cannot be read: {error.strerror}", _BAD_INPUT) from error
+    return given.encode("utf-8", "surrogateescape")
+
+
+def _checked(raw: bytes) -> bytes:
+    try:
+        msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Failure(f"the payload is not JSON: {error}", _BAD_INPUT) from error
+    return raw
+
+
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    headers = {}
+    for line in given:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise UsageError("a --header should look like 'If-Match: \"7\"'")
+        headers[name.strip()] = value.strip()
+    return headers

@@ -1,0 +1,226 @@
+"""The device's queue as people see it: tables, both sides of a conflict, a bar while it sends."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.cli.output import Failure, print_json, print_table, shown
+from holdfast.core.outbox_entry import Attempt, Entry, Status
+from holdfast.outbox.events import Event, EventKind
+from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.report import DrainReport
+
+__all__ = [
+    "counted",
+    "print_entries",
+    "print_entry",
+    "print_report",
+    "print_sides",
+    "sending_bar",
+    "tell_entry",
+]
+
+_MOST_NAMED: Final = 5
+_SETTLED: Final = frozenset(
+    {
+        EventKind.SUCCEEDED,
+        EventKind.FAILED,
+        EventKind.CONFLICT,
+        EventKind.EXPIRED,
+        EventKind.DISCARDED,
+    }
+)
+
+
+def tell_entry(entry: Entry, *, as_json: bool) -> None:
+    """Say how an entry stands after what was done to it."""
+    if as_json:
+        print_json(_facts(entry))
+    else:
+        print(f"{entry.id}  {_status(entry)}")
+
+
+def print_entries(found: Sequence[Entry], *, as_json: bool) -> None:
+    """List entries, one line each."""
+    if as_json:
+        print_json([_facts(entry) for entry in found])
+        return
+    print_table(
+        ("id", "user", "#", "what", "endpoint", "status", "attempts", "next try", "error"),
+        [
+            (
+                entry.id,
+                entry.user_id,
+                str(entry.sequence_number),
+                f"{entry.operation} {entry.entity_type}",
+                entry.endpoint,
+                _status(entry),
+                f"{entry.attempt_count}/{entry.max_attempts}",
+                _instant(entry.next_retry_at),
+                _short(entry.last_error),
+            )
+            for entry in found
+        ],
+    )
+
+
+def print_entry(
+    entry: Entry, attempts: Sequence[Attempt], dependents: Sequence[Entry], *, as_json: bool
+) -> None:
+    """Show everything about one entry, its sends included."""
+    facts = _facts(entry) | {"dependents": [one.id for one in dependents]}
+    if as_json:
+        print_json(facts | {"attempts": [_attempt(attempt) for attempt in attempts]})
+        return
+    width = max(len(name) for name in facts)
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {'-' if value is None else shown(_text(value))}")
+    if not attempts:
+        return
+    print()
+    print_table(
+        ("send", "began", "ended", "outcome", "status", "code", "request id", "error"),
+        [
+            (
+                str(one.number),
+                _instant(one.started_at),
+                _instant(one.ended_at),
+                one.outcome.value,
+                "-" if one.status is None else str(one.status),
+                one.code or "-",
+                one.request_id or "-",
+                _short(one.error),
+            )
+            for one in attempts
+        ],
+    )
+
+
+def print_report(report: DrainReport, stuck: Sequence[Entry], *, as_json: bool) -> None:
+    """Say what a drain did, and which entries a person has to look at."""
+    if as_json:
+        waiting = [{"id": one.id, "status": one.status.value} for one in stuck]
+        print_json(msgspec.to_builtins(report) | {"stuck": waiting})
+        return
+    rows = [
+        (name, str(value))
+        for name, value in msgspec.to_builtins(report).items()
+        if isinstance(value, int) and value
+    ]
+    print(f"{report.ended}: {counted(report.succeeded)} sent and done, {report.unsent} left")
+    if rows:
+        print_table(("what", "count"), rows)
+    for one in stuck[:_MOST_NAMED]:
+        ways = "resolve" if one.status is Status.CONFLICT else "retry, edit"
+        said = f": {_short(one.last_error)}" if one.last_error else ""
+        print(f"{one.id} is {_status(one)} and waits for you ({ways} or discard){said}")
+    if len(stuck) > _MOST_NAMED:
+        print(f"and {len(stuck) - _MOST_NAMED} more: see outbox ls --status failed, or conflict")
+
+
+def print_sides(entry: Entry, *, as_json: bool) -> None:
+    """Show mine and theirs beside each other, and what both began from."""
+    base, mine, theirs = (_json(text) for text in (entry.base, entry.payload, entry.theirs))
+    if as_json:
+        print_json(
+            {
+                "id": entry.id,
+                "status": entry.status.value,
+                "base": base,
+                "mine": mine,
+                "theirs": theirs,
+                "theirs_version": entry.theirs_version,
+            }
+        )
+        return
+    if entry.status is not Status.CONFLICT:
+        raise Failure(f"there is no conflict to resolve: the entry is {entry.status}")
+    sides = [_members(side) for side in (base, mine, theirs)]
+    names = list(dict.fromkeys(name for side in sides for name in side))
+    print_table(
+        ("field", "base", "mine", "theirs"),
+        [(name, *(_text(side[name]) if name in side else "-" for side in sides)) for name in names],
+    )
+    print("resolve it with --strategy client_wins, server_wins, merged --payload …, or give_up")
+
+
+@contextmanager
+def sending_bar(queue: OutboxQueue, user: str) -> Iterator[None]:
+    """Show a bar on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        waiting = queue.stats(user).counts
+        task = bar.add_task("sending", total=waiting[Status.PENDING] + waiting[Status.IN_FLIGHT])
+
+        def listen(event: Event) -> None:
+            if event.kind in _SETTLED:
+                bar.advance(task)
+            elif event.kind is EventKind.RETRYING:
+                bar.update(task, description=f"next try in {event.delay_seconds or 0:.0f} s")
+            elif event.kind is EventKind.CLAIMED:
+                bar.update(task, description="sending")
+
+        unsubscribe = queue.subscribe(listen)
+        try:
+            yield
+        finally:
+            unsubscribe()
+
+
+def counted(count: int) -> str:
+    """Return a number of entries in words."""
+    return f"{count} entr{'y' if count == 1 else 'ies'}"
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    facts = dict(msgspec.to_builtins(entry))
+    for name in ("payload", "base", "theirs"):
+        facts[name] = _json(facts[name])
+    return facts | {"method": entry.method}
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    facts = dict(msgspec.to_builtins(attempt))
+    del facts["entry_id"]
+    return facts
+
+
+def _members(side: Any) -> dict[str, Any]:
+    """Return a side field by field; one that is not known has none."""
+    if side is None:
+        return {}
+    return side if isinstance(side, dict) else {"(all)": side}
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _status(entry: Entry) -> str:
+    return entry.status.value if entry.reason is None else f"{entry.status} ({entry.reason})"
+
+
+def _short(text: str | None) -> str:
+    longest = 60
+    line = " ".join((text or "-").split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def _instant(at: datetime | None) -> str:
+    if at is None:
+        return "-"
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

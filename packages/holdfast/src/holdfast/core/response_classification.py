@@ -1,0 +1,146 @@
+"""What an answer means for the entry that was sent: a table of codes and statuses. Pure.
+
+======================================  =====================================
+2xx                                     ``Done``
+404, 410 to a delete                    ``Done``: gone is what was wanted
+409, 422                                by code, in ``BY_CODE`` below
+... with another code: 409              ``Conflicting``
+... with another code: 422              ``TryLater`` once, then ``Refused``
+412                                     ``Conflicting``
+401                                     ``SignInNeeded``
+408, 425, 429, 5xx                      ``TryLater``
+3xx                                     ``Misdirected``: never followed
+everything else                         ``Refused``
+no answer                               ``TryLater``, and nobody knows whether it happened
+======================================  =====================================
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from holdfast.core.outbox_entry import Entry, Operation
+from holdfast.core.retry import is_transient
+
+__all__ = [
+    "BY_CODE",
+    "Conflicting",
+    "Done",
+    "Misdirected",
+    "OutOfOrder",
+    "Refused",
+    "SignInNeeded",
+    "TooOld",
+    "TryLater",
+    "Verdict",
+    "classify",
+]
+
+
+class Done(msgspec.Struct, frozen=True):
+    """It has happened, now or earlier."""
+
+
+class TryLater(msgspec.Struct, frozen=True):
+    """Not now: the same key and body again."""
+
+    # It may have happened all the same.
+    outcome_unknown: bool = False
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The server will not do it as it stands: a person has to look."""
+
+
+class Conflicting(msgspec.Struct, frozen=True):
+    """The entity has moved on: the entry's strategy decides."""
+
+
+class TooOld(msgspec.Struct, frozen=True):
+    """It was made too long ago."""
+
+
+class OutOfOrder(msgspec.Struct, frozen=True):
+    """The server is elsewhere in the chain: it has to be rebuilt."""
+
+
+class SignInNeeded(msgspec.Struct, frozen=True):
+    """The token does not hold. No fault of the entry."""
+
+
+class Misdirected(msgspec.Struct, frozen=True):
+    """Somebody points elsewhere, a hotel's sign-in page for example. No fault of the entry."""
+
+
+Verdict = Done | TryLater | Refused | Conflicting | TooOld | OutOfOrder | SignInNeeded | Misdirected
+
+BY_CODE: Final[Mapping[str, Verdict]] = MappingProxyType(
+    {
+        # The key was used for another request: a bug, and to send it again would not mend it.
+        "IDEMPOTENCY_CONFLICT": Refused(),
+        "idempotency.payload_mismatch": Refused(),
+        # The first try still runs.
+        "IDEMPOTENCY_IN_PROGRESS": TryLater(outcome_unknown=True),
+        "idempotency.in_progress": TryLater(outcome_unknown=True),
+        # What was wanted is so, whoever did it.
+        "ALREADY_ALLOCATED": Done(),
+        "QUEST_ALREADY_COMPLETED": Done(),
+        "QUEST_ALREADY_IN_PROGRESS": Done(),
+        # Somebody else was faster.
+        "concurrency.version_mismatch": Conflicting(),
+        # Too late.
+        "STALE_ACTION": TooOld(),
+        "action.stale": TooOld(),
+        # No longer possible.
+        "PREREQUISITES_NOT_MET": Refused(),
+        "INSUFFICIENT_POINTS": Refused(),
+        "INSUFFICIENT_ENERGY": Refused(),
+        # Possible, but not here and now.
+        "STEP_OUT_OF_ORDER": OutOfOrder(),
+        "ORDERING_VIOLATION": OutOfOrder(),
+    }
+)
+"""409 and 422, by the server's code."""
+
+_GONE: Final = frozenset({404, 410})
+
+
+def classify(  # noqa: PLR0911 - the table
+    status: int | None, code: str | None, entry: Entry
+) -> Verdict:
+    """Say what an answer means; a status of None stands for no answer.
+
+    ``entry`` is as it was claimed: its ``attempt_count`` counts this send, its
+    ``last_error_code`` is of the one before.
+    """
+    if status is None:
+        return TryLater(outcome_unknown=True)
+    if is_transient(status):
+        # Also 425 and 429, which turn a request away before anything runs: this copy of it. They
+        # are not recorded under the key, so if a proxy on the way has sent another copy, that one
+        # may still happen.
+        return TryLater(outcome_unknown=True)
+    match status:
+        case _ if 200 <= status < 300:  # noqa: PLR2004
+            return Done()
+        case _ if 300 <= status < 400:  # noqa: PLR2004
+            return Misdirected()
+        case 401:
+            return SignInNeeded()
+        case 409 | 422:
+            return BY_CODE.get(code or "") or _unknown(status, entry)
+        case 412:
+            return Conflicting()
+        case _ if status in _GONE and entry.operation is Operation.DELETE:
+            return Done()
+        case _:
+            return Refused()
+
+
+def _unknown(status: int, entry: Entry) -> Verdict:
+    if status == 409:  # noqa: PLR2004
+        return Conflicting()
+    tried_before = entry.attempt_count > 1 and entry.last_error_code == status
+    return Refused() if tried_before else TryLater()

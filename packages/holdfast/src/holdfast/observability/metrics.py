@@ -1,0 +1,180 @@
+"""Metrics for Prometheus. No raw key and no tenant can be in there: no label takes one.
+
+Labels are the endpoint (a name or a path template), a job's queue and type, the outcome and the
+store's operation: closed sets, all written by developers. A label per tenant would grow without
+bound, and would show every reader of ``/metrics`` who the tenants are.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from holdfast.errors import ConfigurationError
+from holdfast.ports import JobOutcome, Outcome
+
+__all__ = ["PrometheusMetrics"]
+
+# From a look-up in memory to the end of a patient wait (10 s by default).
+_WAIT_BUCKETS: Final = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# From SQLite without a disk flush (50 µs) to a database in trouble.
+_STORE_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0)
+# From a job that only writes a row to one that asks a slow service.
+_JOB_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 300.0)
+_SWEEP_BUCKETS: Final = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0)
+
+_DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
+
+
+class PrometheusMetrics:
+    """A ``Metrics`` that counts.
+
+    Runs on the path of every request, so the children of each metric are looked up once and kept:
+    ``labels()`` takes a lock and builds a tuple each time.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """Count in a registry of one's own, unless one is given.
+
+        With ``PROMETHEUS_MULTIPROC_DIR`` set (before prometheus_client is first imported) counts
+        go to files there and ``exposition`` adds up all processes.
+        """
+        directory = os.environ.get(_DIRECTORY)
+        if directory and not Path(directory).is_dir():
+            raise ConfigurationError(f"{_DIRECTORY}={directory} is not a directory: make it first")
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self._requests = Counter(
+            "holdfast_requests_total",
+            "Guarded requests by how they ended.",
+            ("endpoint", "outcome"),
+            registry=self.registry,
+        )
+        self._expired = Counter(
+            "holdfast_expired_total",
+            "Records found past their time and treated as absent.",
+            ("endpoint",),
+            registry=self.registry,
+        )
+        self._wait = Histogram(
+            "holdfast_wait_seconds",
+            "How long duplicates waited for the first request.",
+            ("endpoint",),
+            registry=self.registry,
+            buckets=_WAIT_BUCKETS,
+        )
+        self._store = Histogram(
+            "holdfast_store_seconds",
+            "How long calls to the store took.",
+            ("operation",),
+            registry=self.registry,
+            buckets=_STORE_BUCKETS,
+        )
+        self._swept_records = Counter(
+            "holdfast_sweep_records_total",
+            "Expired records removed by the sweep.",
+            registry=self.registry,
+        )
+        self._sweep = Histogram(
+            "holdfast_sweep_seconds",
+            "How long a sweep took.",
+            registry=self.registry,
+            buckets=_SWEEP_BUCKETS,
+        )
+        self._jobs = Histogram(
+            "holdfast_job_seconds",
+            "Attempts at jobs by how they ended, and how long they took.",
+            ("queue", "type", "outcome"),
+            registry=self.registry,
+            buckets=_JOB_BUCKETS,
+        )
+        # Every process sees the same tables, so any one of them is right.
+        self._job_depth = Gauge(
+            "holdfast_jobs",
+            "Jobs in the tables: waiting, running or dead.",
+            ("queue", "state"),
+            registry=self.registry,
+            multiprocess_mode="mostrecent",
+        )
+        self._job_age = Gauge(
+            "holdfast_job_oldest_seconds",
+            "How long the oldest job that is due has waited.",
+            ("queue",),
+            registry=self.registry,
+            multiprocess_mode="mostrecent",
+        )
+        self._queues_seen: set[str] = set()
+        self._job_children: dict[tuple[str, str, JobOutcome], Histogram] = {}
+        self._request_children: dict[tuple[str, Outcome], Counter] = {}
+        self._expired_children: dict[str, Counter] = {}
+        self._wait_children: dict[str, Histogram] = {}
+        self._store_children: dict[str, Histogram] = {}
+
+    def outcome(self, endpoint: str, outcome: Outcome) -> None:
+        """Count how a guarded request ended."""
+        child = self._request_children.get((endpoint, outcome))
+        if child is None:
+            child = self._requests.labels(endpoint, outcome)
+            self._request_children[endpoint, outcome] = child
+        child.inc()
+
+    def waited(self, endpoint: str, seconds: float) -> None:
+        """Observe how long a duplicate waited."""
+        child = self._wait_children.get(endpoint)
+        if child is None:
+            child = self._wait_children[endpoint] = self._wait.labels(endpoint)
+        child.observe(seconds)
+
+    def expired(self, endpoint: str) -> None:
+        """Count a record that was found past its time."""
+        child = self._expired_children.get(endpoint)
+        if child is None:
+            child = self._expired_children[endpoint] = self._expired.labels(endpoint)
+        child.inc()
+
+    def store_time(self, operation: str, seconds: float) -> None:
+        """Observe how long a call to the store took."""
+        child = self._store_children.get(operation)
+        if child is None:
+            child = self._store_children[operation] = self._store.labels(operation)
+        child.observe(seconds)
+
+    def swept(self, records: int, seconds: float) -> None:
+        """Count what a sweep removed, and observe how long it took."""
+        self._swept_records.inc(records)
+        self._sweep.observe(seconds)
+
+    def job_ended(self, queue: str, job_type: str, outcome: JobOutcome, seconds: float) -> None:
+        """Observe how an attempt at a job ended."""
+        child = self._job_children.get((queue, job_type, outcome))
+        if child is None:
+            child = self._jobs.labels(queue, job_type, outcome)
+            self._job_children[queue, job_type, outcome] = child
+        child.observe(seconds)
+
+    def job_depths(self, depths: Mapping[str, tuple[int, int, int, float]]) -> None:
+        """Set the gauges of each queue; one that has become empty is set to nothing."""
+        for queue in self._queues_seen - set(depths):
+            self._set_depth(queue, 0, 0, 0, 0.0)
+        for queue, (waiting, running, dead, oldest_seconds) in depths.items():
+            self._queues_seen.add(queue)
+            self._set_depth(queue, waiting, running, dead, oldest_seconds)
+
+    def _set_depth(
+        self, queue: str, waiting: int, running: int, dead: int, oldest_seconds: float
+    ) -> None:
+        self._job_depth.labels(queue, "waiting").set(waiting)
+        self._job_depth.labels(queue, "running").set(running)
+        self._job_depth.labels(queue, "dead").set(dead)
+        self._job_age.labels(queue).set(oldest_seconds)
+
+    def exposition(self) -> tuple[bytes, str]:
+        """Return the body and the content type of ``/metrics``."""
+        registry = self.registry
+        if os.environ.get(_DIRECTORY):
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4

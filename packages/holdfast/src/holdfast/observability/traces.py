@@ -1,0 +1,86 @@
+"""Traces by OpenTelemetry, for those who have it. Spans carry names and hashes, never contents."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.errors import ConfigurationError
+from holdfast.observability.logs import is_secret
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, TracerProvider
+
+__all__ = ["SpanHandle", "Spans"]
+
+_PREFIX: Final = "holdfast."
+# As long as the hashes in logs, so that one finds the other.
+_KEY_HASH_CHARS: Final = 12
+_FIRST_SERVER_ERROR: Final = 500
+
+
+class SpanHandle:
+    """The span of one request, as far as the server needs it."""
+
+    __slots__ = ("_error_status", "_span")
+
+    def __init__(self, span: "Span", error_status: Any) -> None:
+        """Wrap a span that has begun."""
+        self._span = span
+        self._error_status = error_status
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Add what became known on the way, named as in the logs."""
+        for name, value in facts.items():
+            if not is_secret(name):
+                self._span.set_attribute(_PREFIX + name, value)
+
+    def outcome(self, status: int, replayed: bool) -> None:
+        """Say how the request was answered. A 4xx is the caller's, so the span is no error."""
+        self._span.set_attribute("http.response.status_code", status)
+        self._span.set_attribute("holdfast.replayed", replayed)
+        if status >= _FIRST_SERVER_ERROR:
+            self._span.set_status(self._error_status)
+
+
+class Spans:
+    """Makes one span for each guarded request."""
+
+    def __init__(self, tracer_provider: "TracerProvider | None" = None) -> None:
+        """Use the given provider, or the process's own."""
+        try:
+            from opentelemetry import trace  # noqa: PLC0415 - optional: only who asks for it needs it
+        except ImportError as error:
+            raise ConfigurationError(
+                'traces need OpenTelemetry: pip install "holdfast[otel]"'
+            ) from error
+        self._tracer = trace.get_tracer("holdfast", tracer_provider=tracer_provider)
+        self._error = trace.StatusCode.ERROR
+
+    def request(
+        self, endpoint: str, attributes: Mapping[str, str]
+    ) -> AbstractContextManager[SpanHandle]:
+        """Open the span of a request.
+
+        ``attributes`` are named without prefix: ``tenant``, ``key_hash``, ``request_id``,
+        ``correlation_id``. A name that stands for a secret (``idempotency_key``, ``token``, …)
+        is left out.
+        """
+        values: dict[str, str] = {"holdfast.endpoint": endpoint}
+        for name, value in attributes.items():
+            short = name.removeprefix(_PREFIX)
+            if not is_secret(short):
+                values[_PREFIX + short] = value[:_KEY_HASH_CHARS] if short == "key_hash" else value
+        return self._open(f"holdfast {endpoint}", values)
+
+    @contextmanager
+    def _open(self, name: str, attributes: Mapping[str, str]) -> Iterator[SpanHandle]:
+        # The exception is named, not recorded: its text may quote the body of the request.
+        with self._tracer.start_as_current_span(
+            name, attributes=attributes, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield SpanHandle(span, self._error)
+            except BaseException as error:
+                span.set_attribute("error.type", type(error).__qualname__)
+                span.set_status(self._error)
+                raise

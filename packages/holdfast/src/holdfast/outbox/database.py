@@ -1,0 +1,342 @@
+"""The outbox's file: opening it, encrypted or plain, and SQLite's errors in our words.
+
+Plain files go through the standard library's ``sqlite3``, encrypted ones through ``apsw`` (the
+build with SQLite3 Multiple Ciphers, in SQLCipher's format). This is the only module that knows
+either of them; everybody else sees ``execute(sql, params).fetchall()``, which both have.
+"""
+
+import importlib
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+from urllib.parse import quote
+
+from holdfast.errors import (
+    ConfigurationError,
+    DiskFullError,
+    FileBusyError,
+    FileDamagedError,
+    FileReadOnlyError,
+    OutboxFileError,
+    UsageError,
+    WrongPassphraseError,
+)
+from holdfast.stores.busy_retry import until_free
+
+__all__ = [
+    "AppConnection",
+    "Database",
+    "Driver",
+    "connect",
+    "give_key",
+    "key_text",
+    "open_database",
+]
+
+Driver = Literal["auto", "sqlite3", "apsw"]
+
+_RAW_KEY_BYTES: Final = 32
+# RETURNING, and recursive queries with more than one recursive part.
+_OLDEST_SQLITE: Final = (3, 35, 0)
+_FULL: Final = 2
+# The smallest page. SQLite takes a shorter file for an empty one, and writes over it.
+_SHORTEST_BYTES: Final = 512
+_NOT_A_DATABASE: Final = 26
+
+_PRAGMAS: Final = (
+    # With NORMAL a power cut loses what was acknowledged.
+    "PRAGMA synchronous = FULL",
+    # Sorting and sub-queries must not write payloads into files in /tmp.
+    "PRAGMA temp_store = MEMORY",
+    # What is removed is overwritten, in the file as well as in its free pages.
+    "PRAGMA secure_delete = ON",
+    "PRAGMA foreign_keys = ON",
+    # 8 MB: the inner pages of every index stay in memory with a million entries.
+    "PRAGMA cache_size = -8192",
+)
+
+
+class Cursor(Protocol):
+    """What a statement gives back."""
+
+    def fetchall(self) -> list[Any]:
+        """Run the statement to its end and return its rows."""
+
+
+class AppConnection(Protocol):
+    """A connection of ``sqlite3`` or ``apsw``, as far as the outbox uses it."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open."""
+
+    def execute(self, sql: str, params: Any = ..., /) -> Any:
+        """Run one statement."""
+
+    def executemany(self, sql: str, params: Any, /) -> Any:
+        """Run one statement for each row of parameters."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+
+class Database:
+    """One connection, with SQLite's errors translated."""
+
+    def __init__(self, path: Path, connection: AppConnection, errors: type[Exception]) -> None:
+        """Take over a connection; ``errors`` is the base of its driver's exceptions."""
+        self.path = path
+        self.connection = connection
+        self._errors = errors
+        self._execute = connection.execute
+
+    @property
+    def driver(self) -> str:
+        """``sqlite3`` or ``apsw``."""
+        return "sqlite3" if self._errors is sqlite3.Error else "apsw"
+
+    def rows(self, sql: str, params: Any = ()) -> list[Any]:
+        """Run one statement to its end and return its rows."""
+        try:
+            return self._execute(sql, params).fetchall()  # type: ignore[no-any-return]
+        except self._errors as error:
+            raise translated(error, self.path) from error
+
+    def many(self, sql: str, rows: list[tuple[Any, ...]]) -> None:
+        """Run one statement for each row of parameters."""
+        try:
+            self.connection.executemany(sql, rows).fetchall()
+        except self._errors as error:
+            raise translated(error, self.path) from error
+
+    def file_bytes(self) -> int:
+        """Return the size of the file and its log."""
+        files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def rollback(self) -> None:
+        """Undo the open transaction, if there is one still: some errors end it by themselves."""
+        if self.connection.in_transaction:
+            with suppress(self._errors):
+                self._execute("ROLLBACK", ()).fetchall()
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        with suppress(self._errors):
+            self.connection.close()
+
+    def configure(self) -> None:
+        """Set what the outbox relies on. Writes nothing."""
+        for pragma in _PRAGMAS:
+            self.rows(pragma)
+
+    def switch_to_wal(self, busy_seconds: float) -> bool:
+        """Keep the log beside the file, waiting for others who are at it; False if it cannot be."""
+        mode: list[Any] = until_free(
+            lambda: self.rows("PRAGMA journal_mode = WAL"),
+            is_busy=lambda error: isinstance(error, FileBusyError),
+            seconds=busy_seconds,
+        )
+        return bool(mode[0][0] == "wal")
+
+    def guest(self, connection: AppConnection) -> "Database":
+        """Return the app's own connection as a database of the same kind.
+
+        Refuses one that would not keep what an enqueue promises.
+        """
+        if type(connection).__module__.partition(".")[0] != self.driver:
+            raise UsageError(
+                f"the queue uses {self.driver}, so the connection must be one of {self.driver}: "
+                "two copies of SQLite in one process do not see each other's locks on a file"
+            )
+        if not connection.in_transaction:
+            raise UsageError("begin a transaction on the connection before enqueueing in it")
+        guest = Database(self.path, connection, self._errors)
+        for _, name, file in guest.rows("PRAGMA database_list"):
+            if name == "main" and not (file and self.path.exists() and self.path.samefile(file)):
+                raise UsageError(f"the connection's main database should be {self.path}")
+        if guest.rows("PRAGMA synchronous")[0][0] < _FULL:
+            raise UsageError("the connection must have PRAGMA synchronous=FULL, set before BEGIN")
+        return guest
+
+    def take_over(self, other: "Database") -> None:
+        """Go on with another connection to the same path."""
+        self.close()
+        self.connection = other.connection
+        self._execute = other.connection.execute
+
+
+def open_database(
+    path: Path,
+    *,
+    passphrase: str | bytes | None,
+    driver: Driver,
+    vfs: str | None,
+    busy_seconds: float,
+) -> Database:
+    """Open the file, or make it, ready for the outbox; see ``OutboxQueue.open``."""
+    chosen = driver
+    if chosen == "auto":
+        chosen = "sqlite3" if passphrase is None else "apsw"
+    if chosen == "sqlite3" and (passphrase is not None or vfs is not None):
+        raise ConfigurationError('passphrases and vfs need driver="apsw"')
+    key = None if passphrase is None else key_text(passphrase)
+    if not path.parent.is_dir():
+        raise OutboxFileError(f"there is no directory {path.parent} to keep the outbox in")
+    if vfs is None:
+        _make_private(path)
+        _check_usable(path)
+    if key is None and vfs is None:
+        _check_plain(path, chosen)
+    database = connect(path, chosen, vfs, busy_seconds)
+    try:
+        if key is not None:
+            give_key(database, key)
+        _check_readable(database, key)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def give_key(database: Database, key: str, *, change: bool = False) -> None:
+    """Unlock an encrypted file, or encrypt it under this key, in the format of SQLCipher 4."""
+    database.rows("PRAGMA cipher = 'sqlcipher'")
+    database.rows("PRAGMA legacy = 4")
+    # A PRAGMA takes no parameters.
+    quoted = key.replace("'", "''")
+    database.rows(f"PRAGMA {'rekey' if change else 'key'} = '{quoted}'")
+
+
+def _check_plain(path: Path, driver: str) -> None:
+    """Look at the first page only, and at nothing beside the file.
+
+    A connection that opens an encrypted file as a plain one would move its log into it when it is
+    closed; this one does not know that there is a log.
+    """
+    location = f"file:{quote(os.fspath(path.absolute()))}?mode=ro&immutable=1"
+    peek = connect(location, driver, None, 1.0)
+    try:
+        peek.rows("PRAGMA schema_version")
+    except OutboxFileError as error:
+        # Anything else may be half of what the log completes.
+        if _code_of(error.__cause__) == _NOT_A_DATABASE:
+            raise WrongPassphraseError(
+                f"{path} is encrypted, or not a database at all: "
+                "it opens with a passphrase or never"
+            ) from error
+    finally:
+        peek.close()
+
+
+def _check_readable(database: Database, key: str | None) -> None:
+    """Say why the file cannot be read: wrong passphrase, or one too many."""
+    path = database.path
+    try:
+        database.rows("SELECT count(*) FROM sqlite_schema")
+    except FileDamagedError as error:
+        if key is None:
+            raise
+        try:
+            _check_plain(path, database.driver)
+        except OutboxFileError:
+            raise WrongPassphraseError(
+                f"the passphrase does not open {path} (or the beginning of the file is damaged)"
+            ) from error
+        raise WrongPassphraseError(
+            f"{path} is not encrypted: open it without a passphrase"
+        ) from error
+
+
+def connect(location: Path | str, driver: str, vfs: str | None, busy_seconds: float) -> Database:
+    """Open a path or a URI with one of the drivers."""
+    path, is_uri = Path(location), isinstance(location, str)
+    if driver == "sqlite3":
+        if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+            raise ConfigurationError("the outbox needs SQLite 3.35 or newer")
+        try:
+            plain = sqlite3.connect(
+                location,
+                uri=is_uri,
+                timeout=busy_seconds,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=256,
+            )
+        except sqlite3.Error as error:
+            raise translated(error, path) from error
+        return Database(path, plain, sqlite3.Error)
+    try:
+        apsw: Any = importlib.import_module("apsw")
+    except ImportError:
+        raise ConfigurationError(
+            "an encrypted outbox needs the device extra: pip install 'holdfast[device]'"
+        ) from None
+    try:
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+        connection = apsw.Connection(
+            os.fspath(location),
+            flags=flags if is_uri else flags & ~apsw.SQLITE_OPEN_URI,
+            vfs=vfs,
+            statementcachesize=256,
+        )
+        connection.set_busy_timeout(int(busy_seconds * 1000))
+        # Else a statement with a bound LIMIT is compiled anew each time it runs. No plan of ours
+        # depends on a parameter.
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    except apsw.Error as error:
+        raise translated(error, path) from error
+    return Database(path, connection, apsw.Error)
+
+
+def _code_of(error: BaseException | None) -> int:
+    """Return SQLite's code for an error of either driver, without its refinements."""
+    code = getattr(error, "sqlite_errorcode", None) or getattr(error, "result", None)
+    return int(code or 0) & 0xFF
+
+
+def translated(error: Exception, path: Path) -> OutboxFileError:
+    """Return one of SQLite's errors in our words, with what a person can do about it."""
+    match _code_of(error):
+        case 5 | 6:  # BUSY, LOCKED
+            return FileBusyError(f"{path} is being written by someone else, and stayed so: {error}")
+        case 8:  # READONLY
+            return FileReadOnlyError(f"{path} cannot be written: {error}")
+        case 11 | 26:  # CORRUPT, NOTADB
+            return FileDamagedError(f"{path} is damaged, or not an outbox: {error}")
+        case 13:  # FULL
+            return DiskFullError(f"there is no room left for {path}: {error}")
+        case _:
+            return OutboxFileError(f"{path}: {error}")
+
+
+def _make_private(path: Path) -> None:
+    """Make the file, readable by its owner only, unless it is there; SQLite's own take its mode."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise FileReadOnlyError(f"{path} cannot be made: {error.strerror}") from error
+
+
+def _check_usable(path: Path) -> None:
+    """Say at once what SQLite would only find later, or not at all."""
+    if 0 < path.stat().st_size < _SHORTEST_BYTES:
+        raise FileDamagedError(f"{path} is too short to be a database")
+    for what in (path, path.parent):
+        if not os.access(what, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise FileReadOnlyError(f"{what} cannot be written, and the outbox has to")
+
+
+def key_text(passphrase: str | bytes) -> str:
+    """Return a passphrase, or a key of bytes, as SQLCipher takes it."""
+    if isinstance(passphrase, bytes):
+        if len(passphrase) != _RAW_KEY_BYTES:
+            raise ConfigurationError("a key of bytes has exactly 32 of them; a passphrase is text")
+        return f"x'{passphrase.hex()}'"
+    if not passphrase or "\0" in passphrase:
+        raise ConfigurationError("a passphrase needs at least one character, and no NUL")
+    return passphrase

@@ -1,0 +1,371 @@
+"""The outbox as an app uses it: one file, one server, and everything between them.
+
+::
+
+    outbox = Outbox.open("outbox.db", server="https://api.example", token=current_token)
+    outbox.enqueue(NewEntry(user_id="ada", operation="create", …))
+    outbox.start()          # sends by itself from now on
+    …
+    outbox.close()
+"""
+
+import asyncio
+import os
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from threading import Condition, Lock, RLock, Thread
+from threading import Event as Flag
+from typing import Any, Final, Self, TypeVar
+
+from msgspec import UNSET
+
+from holdfast.core.outbox_entry import Entry, NewEntry, Resolution
+from holdfast.core.retry import DEVICE, RetryPolicy
+from holdfast.errors import UsageError
+from holdfast.outbox.conflicts import Merge, resolve_by_hand
+from holdfast.outbox.dispatch import AtSend, Retry
+from holdfast.outbox.drain import Drain
+from holdfast.outbox.events import Event, Listener
+from holdfast.outbox.payload_migration import PayloadMigration
+from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.report import DrainReport, Ended
+from holdfast.outbox.runner import IDLE_SECONDS, Runner
+from holdfast.outbox.sending import Token
+from holdfast.outbox.settings import QueueSettings
+from holdfast.outbox.transport import HttpTransport, Transport
+
+__all__ = ["AsyncOutbox", "EventStream", "Outbox"]
+
+_MOST_EVENTS: Final = 10_000
+"""Events that wait for a reader. One that never reads loses the oldest, not the app's memory."""
+
+_Result = TypeVar("_Result")
+
+
+class EventStream:
+    """Events as an iterator: waits for the next one, ends when the stream or the outbox closes."""
+
+    def __init__(self, queue: OutboxQueue) -> None:
+        """Listen from now on."""
+        self._waiting: deque[Event] = deque(maxlen=_MOST_EVENTS)
+        self._changed = Condition()
+        self.is_closed = False
+        self._unsubscribe = queue.subscribe(self._hear)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Return the stream itself."""
+        return self
+
+    def __next__(self) -> Event:
+        """Wait for the next event."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self.is_closed)
+            if not self._waiting:
+                raise StopIteration
+            return self._waiting.popleft()
+
+    def __enter__(self) -> Self:
+        """Return the stream."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Listen no more; what has been heard can still be read."""
+        self._unsubscribe()
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+    def _hear(self, event: Event) -> None:
+        with self._changed:
+            self._waiting.append(event)
+            self._changed.notify()
+
+
+class _Run:
+    """One run of the runner, from when it is asked for: a stop may come before it begins."""
+
+    def __init__(self, work: Callable[[Flag], None], turn: Lock) -> None:
+        self.stop = Flag()
+        self._work = work
+        self._turn = turn
+        # Held while it runs. Who runs may also ask it to stop, in the handler of a signal.
+        self._running = RLock()
+
+    def __call__(self) -> None:
+        # The run before this one may still be at its last entry.
+        with self._running, self._turn:
+            try:
+                if not self.stop.is_set():
+                    self._work(self.stop)
+            finally:
+                self.stop.set()
+
+    def wait(self) -> None:
+        """Return when it is over, or has not begun."""
+        with self._running:
+            return
+
+
+class Outbox:
+    """A queue, the server it is for, and what sends from the one to the other."""
+
+    def __init__(
+        self,
+        queue: OutboxQueue,
+        transport: Transport,
+        token: Token = None,
+        *,
+        merge: Merge | None = None,
+        at_send: AtSend | None = None,
+        retry: Retry | None = None,
+        idle_seconds: float = IDLE_SECONDS,
+        back_off: RetryPolicy = DEVICE,
+    ) -> None:
+        """Put the parts together; ``open`` is the short way."""
+        self.queue = queue
+        self._transport = transport
+        self._streams: list[EventStream] = []
+
+        def new_drain() -> Drain:
+            return Drain(queue, transport, token, merge=merge, at_send=at_send, retry=retry)
+
+        self._new_drain = new_drain
+        self._runner = Runner(
+            queue, new_drain(), token, idle_seconds=idle_seconds, back_off=back_off
+        )
+        self._is_closed = False
+        self._lock = Lock()
+        self._turn = Lock()
+        self._run: _Run | None = None
+        self._thread: Thread | None = None
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        server: str,
+        token: Token = None,
+        users: Iterable[str] = (),
+        passphrase: str | bytes | None = None,
+        listeners: Iterable[Listener] = (),
+        settings: QueueSettings | None = None,
+        payloads: PayloadMigration | None = None,
+        tls: ssl.SSLContext | None = None,
+        **options: Any,
+    ) -> Self:
+        """Open the file, or make it, for one server.
+
+        ``token`` is a text, or a function that is given a user and returns their token of the
+        moment, None if they are not signed in. ``users`` are made known to the queue.
+        ``passphrase``, ``settings`` and ``payloads`` are those of ``OutboxQueue.open``, ``tls`` is
+        that of ``HttpTransport``, and ``options`` are those of the class itself.
+        """
+        transport = HttpTransport(server, tls=tls)
+        try:
+            queue = OutboxQueue.open(
+                path,
+                passphrase=passphrase,
+                listeners=listeners,
+                settings=settings,
+                payloads=payloads,
+            )
+        except BaseException:
+            transport.close()
+            raise
+        outbox = cls(queue, transport, token, **options)
+        try:
+            for user_id in users:
+                queue.add_user(user_id)
+        except BaseException:
+            outbox.close()
+            raise
+        return outbox
+
+    def __enter__(self) -> Self:
+        """Return the outbox."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Stop sending after the current entry, and let go of the file. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+        self.stop()
+        for stream in self._streams:
+            stream.close()
+        self.queue.close()
+        if isinstance(self._transport, HttpTransport):
+            self._transport.close()
+
+    # ------------------------------------------------------------------ the queue
+
+    def enqueue(self, new: NewEntry, *, coalesce: bool = False) -> Entry:
+        """Queue one mutation durably. See ``OutboxQueue.enqueue``; ``queue`` has the rest."""
+        return self.queue.enqueue(new, coalesce=coalesce)
+
+    def enqueue_many(self, news: Iterable[NewEntry], *, coalesce: bool = False) -> list[Entry]:
+        """Queue several mutations in one commit."""
+        return self.queue.enqueue_many(news, coalesce=coalesce)
+
+    def resolve(self, entry_id: str, how: Resolution, *, payload: Any = UNSET) -> Entry:
+        """End a conflict as the person has decided; what is to be sent fits the server's side."""
+        return resolve_by_hand(self.queue, self.queue.get(entry_id), how, payload=payload)
+
+    # ------------------------------------------------------------------ sending
+
+    def drain(
+        self,
+        user_id: str,
+        *,
+        max_seconds: float | None = None,
+        wait: bool | None = None,
+        stop: Flag | None = None,
+    ) -> DrainReport:
+        """Send now, on this thread. See ``Drain.run``. If there is time left, prune a little."""
+        report = self._new_drain().run(user_id, max_seconds=max_seconds, wait=wait, stop=stop)
+        if report.ended not in (Ended.STOPPED, Ended.TIME_UP):
+            self.queue.prune_in_passing()
+        return report
+
+    def run_forever(self) -> None:
+        """Send by itself, on this thread, until ``stop`` is called from another.
+
+        May be called again after that. When the outbox is closed it returns at once.
+        """
+        self._asked_for()()
+
+    def start(self) -> None:
+        """Send by itself, on a thread of its own."""
+        if self._is_closed:
+            raise UsageError("the outbox is closed")
+        thread = Thread(target=self._asked_for(), name="outbox", daemon=True)
+        thread.start()
+        self._thread = thread  # not before: nobody can wait for a thread that has not begun
+
+    def stop(self) -> None:
+        """End after the entry that is being sent; returns when that has happened."""
+        run = self._ask_to_stop()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        if run is not None:
+            run.wait()
+
+    def _asked_for(self) -> "_Run":
+        with self._lock:
+            if self._run is not None and not self._run.stop.is_set():
+                raise UsageError("the outbox is running")
+            self._run = _Run(self._runner.run, self._turn)
+            if self._is_closed:
+                self._run.stop.set()
+            return self._run
+
+    def _ask_to_stop(self) -> "_Run | None":
+        run = self._run
+        if run is not None:
+            run.stop.set()
+            self._runner.wake()
+        return run
+
+    def wake(self) -> None:
+        """Look at once whether there is something to send, after a sign-in for example."""
+        self._runner.wake()
+
+    def online(self) -> None:
+        """Say that the network is back. Retries keep their time, which the server may have set."""
+        self._runner.online()
+
+    def offline(self) -> None:
+        """Say that the network is gone: nothing is tried until ``online``."""
+        self._runner.offline()
+
+    # ------------------------------------------------------------------ events
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener`` with every event; returns what ends that."""
+        return self.queue.subscribe(listener)
+
+    def events(self) -> EventStream:
+        """Return the events from now on, as an iterator that waits for the next."""
+        stream = EventStream(self.queue)
+        self._streams = [kept for kept in self._streams if not kept.is_closed] + [stream]
+        return stream
+
+
+class AsyncOutbox:
+    """The same for asyncio: what waits for disk or network does so on a thread."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        """Wrap an outbox; closing it stays with whoever opened it."""
+        self.outbox = outbox
+
+    async def enqueue(self, new: NewEntry, *, coalesce: bool = False) -> Entry:
+        """Queue one mutation durably."""
+        return await asyncio.to_thread(self.outbox.enqueue, new, coalesce=coalesce)
+
+    async def enqueue_many(
+        self, news: Iterable[NewEntry], *, coalesce: bool = False
+    ) -> list[Entry]:
+        """Queue several mutations in one commit."""
+        return await asyncio.to_thread(self.outbox.enqueue_many, list(news), coalesce=coalesce)
+
+    async def resolve(self, entry_id: str, how: Resolution, *, payload: Any = UNSET) -> Entry:
+        """End a conflict as the person has decided."""
+        return await asyncio.to_thread(self.outbox.resolve, entry_id, how, payload=payload)
+
+    async def drain(
+        self, user_id: str, *, max_seconds: float | None = None, wait: bool | None = None
+    ) -> DrainReport:
+        """Send now. If the task is cancelled, the entry that is being sent is finished first."""
+        stop = Flag()
+        work = asyncio.ensure_future(
+            asyncio.to_thread(
+                self.outbox.drain, user_id, max_seconds=max_seconds, wait=wait, stop=stop
+            )
+        )
+        return await _finished(work, stop.set)
+
+    async def run_forever(self) -> None:
+        """Send by itself until the task is cancelled or ``Outbox.stop`` is called."""
+        # Asked for here: the thread may begin later than a cancellation comes.
+        run, stop = self.outbox._asked_for(), self.outbox._ask_to_stop  # noqa: SLF001 - its other face
+        await _finished(asyncio.ensure_future(asyncio.to_thread(run)), stop)
+
+    @asynccontextmanager
+    async def events(self) -> AsyncIterator[AsyncIterator[Event]]:
+        """Give the events from now on: ``async with outbox.events() as events: async for …``."""
+        loop = asyncio.get_running_loop()
+        heard: asyncio.Queue[Event] = asyncio.Queue()
+
+        def hear(event: Event) -> None:
+            loop.call_soon_threadsafe(heard.put_nowait, event)
+
+        async def stream() -> AsyncIterator[Event]:
+            while True:
+                yield await heard.get()
+
+        unsubscribe = self.outbox.subscribe(hear)
+        try:
+            yield stream()
+        finally:
+            unsubscribe()
+
+
+async def _finished(work: "asyncio.Future[_Result]", stop: Callable[[], object]) -> _Result:
+    """Wait for work on a thread; a cancellation stops it, and waits until it has stopped."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stop()
+        await work
+        raise

@@ -1,0 +1,70 @@
+"""The outbox's SQL, by name: read from the ``.sql`` files beside this one, as is but for macros."""
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from holdfast.errors import ConfigurationError
+from holdfast.outbox.rows import COLUMNS
+
+__all__ = ["statement"]
+
+_FILES: Final = ("enqueue.sql", "drain.sql", "hands.sql", "reading.sql", "upkeep.sql")
+_NAME: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^--.*$", re.MULTILINE)
+
+_DEAD: Final = "('failed', 'discarded', 'expired')"
+_MACROS: Final = (
+    (re.compile(r"\bENTRY\b"), ", ".join(COLUMNS)),
+    # Spelled as in the partial index on lanes, or SQLite would not use that index.
+    (
+        re.compile(r"\bIS_OPEN\b"),
+        "status <> 'succeeded' AND status <> 'discarded' AND status <> 'expired'",
+    ),
+    # Not as two conditions with OR, for which SQLite would read the whole table.
+    (
+        re.compile(r"\bMAYBE_SENT\b"),
+        """rowid IN (SELECT rowid FROM offline_sync_queue WHERE outcome_unknown = 1
+           UNION ALL SELECT rowid FROM offline_sync_queue WHERE lease_ms IS NOT NULL)""",
+    ),
+    (
+        re.compile(r"\bCREATED_BY\((\w+)\)"),
+        r"CASE WHEN \1.operation = 'create' THEN 'local/' || \1.user_id || '/' || \1.local_id END",
+    ),
+    (
+        re.compile(r"\bIS_DEAD\(([\w.]+)\)"),
+        # The statuses are constants.
+        rf"""(EXISTS (SELECT 1 FROM offline_sync_queue AS dead
+                       WHERE dead.id = \1 AND dead.status IN {_DEAD})
+           OR (SELECT maker.status FROM offline_sync_queue AS maker
+                WHERE maker.local_id = substr(\1, -36) AND maker.operation = 'create'
+                  AND 'local/' || maker.user_id || '/' || maker.local_id = \1
+                ORDER BY maker.sequence_number DESC LIMIT 1) IN {_DEAD})""",  # noqa: S608
+    ),
+)
+
+
+def statement(name: str) -> str:
+    """Return the SQL of one statement."""
+    try:
+        return _statements()[name]
+    except KeyError:
+        raise ConfigurationError(f"the outbox has no statement {name!r}") from None
+
+
+@cache
+def _statements() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for file in _FILES:
+        text = files(__package__).joinpath(file).read_text(encoding="utf-8")
+        parts = _NAME.split(text)
+        for name, sql in zip(parts[1::2], parts[2::2], strict=True):
+            found[name] = _expand(_COMMENT.sub("", sql).strip().rstrip(";"))
+    return found
+
+
+def _expand(sql: str) -> str:
+    for pattern, replacement in _MACROS:
+        sql = pattern.sub(replacement, sql)
+    return sql

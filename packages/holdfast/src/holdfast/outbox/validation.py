@@ -1,0 +1,278 @@
+"""What may be queued: every rule that can be checked by looking at the entry alone.
+
+The rules that need the queue (known user, next number, dependencies that exist) are kept where the
+entry is written, in the same transaction. Nothing is written unless all of them hold.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.core.canonical_json import MAX_DEPTH, canonical_json
+from holdfast.core.endpoint_validation import check_endpoint
+from holdfast.core.keys import KeyFormat, check_key
+from holdfast.core.local_ids import References, is_local_id, references
+from holdfast.core.outbox_entry import (
+    ConflictResolution,
+    NewEntry,
+    Operation,
+    Profile,
+    priority_of,
+)
+from holdfast.errors import BodyInvalidError, EntryInvalidError, KeyInvalidError
+from holdfast.ids import new_uuid4
+from holdfast.outbox.settings import QueueSettings
+
+__all__ = [
+    "Draft",
+    "Request",
+    "check_all",
+    "check_name",
+    "check_new",
+    "check_request",
+    "json_of",
+]
+
+_NAME: Final = re.compile(r"[\x20-\x7e\u00a0-\ud7ff\ue000-\U0010ffff]{1,200}")
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,100}")
+_HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]{0,4096}")
+_MAY_REFER: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|\{local:|\\u")
+
+_NOT_OURS: Final = frozenset(
+    {
+        # Tokens are fetched when something is sent, and never kept in the queue.
+        "authorization",
+        "proxy-authorization",
+        "cookie",
+        # Made by the drain and the transport for each send.
+        "idempotency-key",
+        "x-client-generated-at",
+        "host",
+        "connection",
+        "content-length",
+        "transfer-encoding",
+        "te",
+        "upgrade",
+        "expect",
+    }
+)
+_MAX_INT: Final = 2**63 - 1
+
+_OPERATIONS: Final = {member.value: member for member in Operation}
+_PROFILES: Final = {member.value: member for member in Profile}
+_STRATEGIES: Final[dict[str | None, ConflictResolution]] = {
+    member.value: member for member in ConflictResolution
+}
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
+
+
+class Request(msgspec.Struct, frozen=True, gc=False):
+    """What will be sent, as it is stored."""
+
+    endpoint: str
+    payload: str | None
+    headers: Mapping[str, str]
+    refers_to: References
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A new entry that keeps all the rules that can be checked without the queue."""
+
+    new: NewEntry
+    request: Request
+    operation: Operation
+    profile: Profile
+    conflict_resolution: ConflictResolution | None
+    key: str
+    priority: int
+    local_id: str | None
+    base: str | None
+    payload_version: int
+
+
+def check_all(news: Iterable[NewEntry], settings: QueueSettings) -> list[Draft]:
+    """Return entries as they will be stored, or raise ``EntryInvalidError``."""
+    return [check_new(new, settings) for new in news]
+
+
+def check_new(new: NewEntry, settings: QueueSettings) -> Draft:
+    """Return the entry as it will be stored, or raise ``EntryInvalidError``."""
+    operation = _OPERATIONS.get(new.operation)
+    if operation is None:
+        raise _unknown("operation_must_be_valid_verb", "operation", Operation)
+    profile = _PROFILES.get(new.profile)
+    if profile is None:
+        raise _unknown("profile_must_be_known", "profile", Profile)
+    strategy = _STRATEGIES.get(new.conflict_resolution)
+    if strategy is None and new.conflict_resolution is not None:
+        raise _unknown(
+            "conflict_resolution_must_be_known", "conflict_resolution", ConflictResolution
+        )
+    check_name(new.user_id, "user_id_must_reference_existing_user", "user_id")
+    check_name(new.entity_type, "entity_type_must_be_text", "entity_type")
+    if new.local_id is not None and not is_local_id(new.local_id):
+        raise EntryInvalidError("local_id_must_be_uuid", "local_id must be a lowercase UUID")
+    if new.id is not None and not is_local_id(new.id):
+        raise EntryInvalidError("id_must_be_uuid", "id must be a lowercase UUID")
+    _check_numbers(new)
+    return Draft(
+        new=new,
+        request=check_request(
+            profile, new.endpoint, new.payload, new.headers, settings.max_payload_bytes
+        ),
+        operation=operation,
+        profile=profile,
+        conflict_resolution=strategy,
+        key=new_uuid4() if new.key is None else _checked_key(new.key, profile),
+        priority=priority_of(new.entity_type) if new.priority is None else new.priority,
+        local_id=new.local_id or _entity_in_path(operation, new.endpoint),
+        base=None if new.base is None else json_of(new.base, settings.max_payload_bytes),
+        payload_version=settings.payload_version,
+    )
+
+
+def check_request(
+    profile: Profile, endpoint: str, payload: Any, headers: Mapping[str, str], max_bytes: int
+) -> Request:
+    """Return what will be sent as it will be stored, or raise ``EntryInvalidError``."""
+    refers_to = _in_path(endpoint)
+    text = None if payload is None else json_of(payload, max_bytes)
+    if profile is Profile.WALK and text is not None and not text.lstrip(" \t\r\n").startswith("{"):
+        raise EntryInvalidError(
+            "payload_must_be_valid_json",
+            "a payload for walk must be an object: it gets fields added",
+        )
+    if headers:
+        check_headers(headers)
+    # To decode the payload once more is only worth it where there can be a local id.
+    body = None
+    if text is not None and ("-" in text or "\\u" in text) and _MAY_REFER.search(text) is not None:
+        body = msgspec.json.decode(text)
+    if headers or body is not None:
+        refers_to = references(body, headers, endpoint)
+    return Request(endpoint, text, dict(headers), refers_to)
+
+
+@lru_cache(maxsize=512)
+def _in_path(endpoint: str) -> References:
+    """Check an endpoint and find what it refers to. Apps have few of them, so it is remembered."""
+    return references(None, {}, check_endpoint(endpoint))
+
+
+def json_of(value: Any, max_bytes: int) -> str:
+    """Write a JSON value, or take the bytes of a JSON text as they are; refuse everything else.
+
+    What a server of ours would refuse to read is refused here: the person is still there.
+    """
+    try:
+        raw = _checked(value) if isinstance(value, bytes) else _written(value)
+        text = raw.decode()
+    except BodyInvalidError as error:
+        raise _not_json(f"the payload cannot be sent: {error.message}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _not_json(f"the payload is not JSON: {error}") from None
+    if len(raw) > max_bytes:
+        raise _not_json(f"the payload has {len(raw)} bytes, more than the {max_bytes} allowed")
+    return text
+
+
+def _written(value: Any) -> bytes:
+    """Write a value quickly, and make sure that it was one of JSON by reading it again.
+
+    The encoder alone would write dates, sets and NaN in a way of its own choice.
+    """
+    try:
+        raw = _encode(value)
+        if _decode(raw) == value and raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
+            return raw
+    except Exception:  # noqa: BLE001, S110 - written once more, slowly, to say what is wrong
+        pass
+    _check_member_names(value)
+    slowly = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _checked(slowly.encode())
+
+
+def _checked(raw: bytes) -> bytes:
+    canonical_json(raw)
+    return raw
+
+
+def _check_member_names(value: Any) -> None:
+    waiting = [value]
+    # Deeper or wider than this it is refused anyway, and a value may hold itself.
+    for _ in range(1_000_000):
+        if not waiting:
+            return
+        current = waiting.pop()
+        if isinstance(current, dict):
+            if not all(isinstance(name, str) for name in current):
+                raise TypeError("names of members must be strings")
+            waiting.extend(current.values())
+        elif isinstance(current, list | tuple):
+            waiting.extend(current)
+
+
+def _checked_key(key: str, profile: Profile) -> str:
+    form = KeyFormat.OPAQUE if profile is Profile.PLANNING else KeyFormat.UUID4
+    try:
+        return check_key(key, form)
+    except KeyInvalidError as error:
+        raise EntryInvalidError("idempotency_key_must_be_uuid4", error.message) from None
+
+
+def _entity_in_path(operation: Operation, endpoint: str) -> str | None:
+    """Return the local id that the path ends in: that is the entity, if it is not a new one."""
+    if operation is Operation.CREATE:
+        return None
+    last = endpoint.partition("?")[0].rpartition("/")[2]
+    return last[len("{local:") : -1] if last.startswith("{local:") else None
+
+
+def _check_numbers(new: NewEntry) -> None:
+    if new.max_attempts < 1:
+        raise EntryInvalidError("max_attempts_must_be_positive", "max_attempts must be at least 1")
+    if new.sequence_number is not None and not 1 <= new.sequence_number <= _MAX_INT:
+        raise EntryInvalidError(
+            "sequence_number_must_be_monotonic", "a sequence number is at least 1"
+        )
+    if new.priority is not None and not -_MAX_INT <= new.priority <= _MAX_INT:
+        raise EntryInvalidError("priority_must_be_a_number", "the priority is too large a number")
+    made_at = new.client_generated_at
+    if made_at is not None and (not isinstance(made_at, datetime) or made_at.tzinfo is None):
+        raise EntryInvalidError(
+            "client_generated_at_must_be_aware", "client_generated_at needs a time zone"
+        )
+
+
+@lru_cache(maxsize=512)
+def check_name(value: str, rule: str, what: str) -> None:
+    """Refuse what is not a line of text of reasonable length."""
+    if not isinstance(value, str) or _NAME.fullmatch(value) is None:
+        raise EntryInvalidError(rule, f"{what} must be 1 to 200 printable characters")
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse what is not a header, and what is not for the queue to keep."""
+    rule = "headers_must_be_plain_fields"
+    for name, value in headers.items():
+        if not isinstance(name, str) or _HEADER_NAME.fullmatch(name) is None:
+            raise EntryInvalidError(rule, "a header's name has a character it must not have")
+        if name.lower() in _NOT_OURS:
+            raise EntryInvalidError(rule, f"the header {name} is made at each send, never queued")
+        if not isinstance(value, str) or _HEADER_VALUE.fullmatch(value) is None:
+            raise EntryInvalidError(rule, f"the header {name} must be printable ASCII on one line")
+
+
+def _unknown(rule: str, what: str, kind: type[StrEnum]) -> EntryInvalidError:
+    return EntryInvalidError(rule, f"{what} must be one of {', '.join(kind)}")
+
+
+def _not_json(message: str) -> EntryInvalidError:
+    return EntryInvalidError("payload_must_be_valid_json", message)

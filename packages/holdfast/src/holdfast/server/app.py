@@ -1,0 +1,347 @@
+"""Holdfast for an app: one object that wires store, intake, guards and sweep together."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, TypeVar
+
+from holdfast.clock import SystemClock
+from holdfast.core.breaker import Breaker
+from holdfast.core.job import EnqueueOutcome
+from holdfast.core.policy import Policy
+from holdfast.errors import ConfigurationError, StoreUnavailableError, UsageError
+from holdfast.ids import new_id
+from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, new_job
+from holdfast.jobs.job_store import JobStore
+from holdfast.jobs.registry import JobRegistry
+from holdfast.jobs.worker import Worker
+from holdfast.observability.traces import Spans
+from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache, Store
+from holdfast.server.asgi import GuardMiddleware, RateLimiter
+from holdfast.server.execution import Execution, current_execution
+from holdfast.server.idempotency import Idempotency
+from holdfast.server.noop_metrics import NullMetrics
+from holdfast.server.request_head import Identify, anonymous
+from holdfast.server.route_table import (
+    Guard,
+    GuardedRoute,
+    GuardTable,
+    OpenRoute,
+    guard_of,
+    mark_guarded,
+)
+from holdfast.server.sweeper import Sweeper
+from holdfast.stores.factory import open_store
+
+__all__ = ["Holdfast"]
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+_log = logging.getLogger("holdfast.server")
+
+
+class Holdfast:
+    """Exactly-once effects for the guarded operations of one app.
+
+    ::
+
+        holdfast = Holdfast("sqlite:///shop.db")
+        app = FastAPI()
+        holdfast.install(app)
+    """
+
+    def __init__(
+        self,
+        store: Store | str,
+        *,
+        policy: Policy | None = None,
+        identify: Identify = anonymous,
+        cache: RecordCache | None = None,
+        limiter: RateLimiter | None = None,
+        memory_bytes: int = 32 * 1024 * 1024,
+        sweep_every_seconds: float | None = 3600.0,
+        breaker: Breaker | None = None,
+        metrics: Metrics | None = None,
+        clock: Clock | None = None,
+        spans: Spans | None = None,
+        faults: FaultPoints | None = None,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    ) -> None:
+        """Take a store, or the URL of one. Nothing is opened before the app starts."""
+        self.store = open_store(store) if isinstance(store, str) else store
+        self.policy = policy or Policy()
+        self.identify = identify
+        self.metrics = metrics or NullMetrics()
+        self.clock = clock or SystemClock()
+        self.limiter = limiter
+        self.spans = spans
+        self.idempotency = Idempotency(
+            self.store,
+            clock=self.clock,
+            metrics=self.metrics,
+            new_id=new_id,
+            cache=cache,
+            memory_bytes=memory_bytes,
+            breaker=breaker,
+            faults=faults,
+        )
+        self._sweeper = Sweeper(
+            self.store, self.clock, self.metrics, every_seconds=sweep_every_seconds
+        )
+        self.jobs = JobRegistry()
+        self.job_store = JobStore(self.store)
+        self.notifier = self.store.notifier()
+        self.max_payload_bytes = max_payload_bytes
+        self._guarded: list[Callable[..., Any]] = []
+        self._explicit: list[GuardedRoute] = []
+        self._routes_of_app: Callable[[], Sequence[GuardedRoute | OpenRoute]] = tuple
+        self._table: GuardTable | None = None
+        self._own_table: Any = None
+        self._opening = asyncio.Lock()
+        self._is_open = False
+
+    # -- inside a handler -------------------------------------------------------------------
+
+    @property
+    def transaction(self) -> Any:
+        """What the guarded handler being served must write in. Commits with its answer."""
+        return current_execution().transaction
+
+    @property
+    def execution(self) -> Execution:
+        """The guarded request being served: who called, its ids, what to say in the audit."""
+        return current_execution()
+
+    async def enqueue(
+        self,
+        job_type: str,
+        payload: Any = None,
+        *,
+        queue: str | None = None,
+        tenant: str | None = None,
+        resource_id: str | None = None,
+        run_at: datetime | None = None,
+        delay_seconds: float = 0.0,
+        coalesce: str | None = None,
+        order: str | None = None,
+        max_attempts: int | None = None,
+    ) -> EnqueueOutcome:
+        """Enqueue a job in the transaction of the guarded request being served.
+
+        It is there if and only if the request's writes are. ``resource_id`` says what it is about:
+        the same type and resource is the same job, and is done once. ``coalesce`` is for work that
+        follows a changing state: merged while one waits, a new job once that has started.
+        ``order`` runs jobs of that name one at a time, in the order of their commits.
+        """
+        return await self.enqueue_in(
+            current_execution(),
+            job_type,
+            payload,
+            queue=queue,
+            tenant=tenant,
+            resource_id=resource_id,
+            run_at=run_at,
+            delay_seconds=delay_seconds,
+            coalesce=coalesce,
+            order=order,
+            max_attempts=max_attempts,
+        )
+
+    async def enqueue_in(
+        self,
+        execution: Execution,
+        job_type: str,
+        payload: Any = None,
+        *,
+        queue: str | None = None,
+        tenant: str | None = None,
+        max_attempts: int | None = None,
+        **wishes: Any,
+    ) -> EnqueueOutcome:
+        """Enqueue a job in the transaction of an execution that is at hand."""
+        call = execution.call
+        found = self.jobs.find(job_type)
+        job = new_job(
+            job_type,
+            payload,
+            cause=Cause(
+                tenant or call.principal.tenant,
+                call.principal.actor,
+                call.request_id,
+                call.correlation_id,
+            ),
+            queue=queue or self.jobs.queue_of(job_type),
+            max_attempts=(found.max_attempts if found else 5)
+            if max_attempts is None
+            else max_attempts,
+            max_payload_bytes=self.max_payload_bytes,
+            **wishes,
+        )
+        outcome = await self.job_store.enqueue(execution.statements, job)
+        execution.after_commit(self.notifier.notify)
+        return outcome
+
+    def worker(self, **options: Any) -> Worker:
+        """Make a worker for the jobs of this app, in this process. Takes ``Worker``'s options."""
+        options.setdefault("notifier", self.notifier)
+        options.setdefault("clock", self.clock)
+        options.setdefault("max_payload_bytes", self.max_payload_bytes)
+        return Worker(self.store, self.jobs, **options)
+
+    # -- declaring ------------------------------------------------------------------------
+
+    def guard(
+        self, endpoint: str | None = None, *, policy: Policy | None = None
+    ) -> Callable[[Handler], Handler]:
+        """Guard a handler. Stands under the framework's route decorator.
+
+        The endpoint's name is part of every stored key: give one if the path may change.
+        """
+        chosen = Guard(policy or self.policy, endpoint)
+
+        def mark(handler: Handler) -> Handler:
+            mark_guarded(handler, chosen)
+            self._guarded.append(handler)
+            self._table = None  # a route made after the first request is guarded too
+            return handler
+
+        return mark
+
+    def guard_path(
+        self, method: str, path: str, *, endpoint: str | None = None, policy: Policy | None = None
+    ) -> None:
+        """Guard an operation by method and path template, in any ASGI app."""
+        self._explicit.append(
+            GuardedRoute(method.upper(), path, Guard(policy or self.policy, endpoint))
+        )
+        self._table = None
+
+    def install(self, app: Any) -> None:
+        """Guard a FastAPI or Starlette app. Call it once; routes may be added afterwards."""
+        from holdfast.server.starlette import install  # noqa: PLC0415 - only who has it needs it
+
+        install(self, app)
+
+    def wrap(self, app: Any) -> Any:
+        """Guard any ASGI app whose operations were named with ``guard_path``."""
+        return _WithLifespan(self, self.middleware(app))
+
+    def middleware(self, app: Any) -> GuardMiddleware:
+        """Return the bare middleware around an app."""
+        return GuardMiddleware(
+            app,
+            idempotency=self.ready,
+            table=self.table,
+            identify=self.identify,
+            metrics=self.metrics,
+            limiter=self.limiter,
+            spans=self.spans,
+        )
+
+    def read_routes_with(self, routes: Callable[[], Sequence[GuardedRoute | OpenRoute]]) -> None:
+        """Let a framework's integration say which routes the app has, in its order."""
+        self._routes_of_app = routes
+
+    def use_table(self, table: Any) -> None:
+        """Let a framework's integration find guarded routes in its own way (``find``)."""
+        self._own_table = table
+
+    def table(self) -> Any:
+        """Return all guarded routes; made once the app is complete."""
+        if self._own_table is not None:
+            return self._own_table
+        if self._table is None:
+            routes = [*self._explicit, *self._routes_of_app()]
+            placed = {id(route.guard) for route in routes if isinstance(route, GuardedRoute)}
+            for handler in self._guarded:
+                if id(guard_of(handler)) not in placed:
+                    raise ConfigurationError(
+                        f"{handler.__module__}.{handler.__qualname__} is guarded but no route of "
+                        "the app leads to it: put @guard below the route decorator, and install "
+                        "Holdfast on the app that has the route"
+                    )
+            self._check_limits(routes)
+            self._table = GuardTable(routes)
+        return self._table
+
+    def _check_limits(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
+        for route in routes:
+            limit = route.guard.policy.rate_limit if isinstance(route, GuardedRoute) else None
+            if limit is None:
+                continue
+            if self.limiter is None:
+                raise ConfigurationError(
+                    f"{route.path} has a rate limit but nobody counts: give Holdfast a limiter, "
+                    "e.g. limiter=LimitsRateLimiter() of holdfast.server.rate_limits"
+                )
+            self.limiter.check(limit)
+
+    # -- running --------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open the store and start the sweep. Idempotent."""
+        async with self._opening:
+            if not self._is_open:
+                self.table()
+                await self.store.open()
+                self._sweeper.start()
+                self._is_open = True
+
+    async def close(self) -> None:
+        """Stop the sweep, finish what is running, close the store. Idempotent."""
+        async with self._opening:
+            if self._is_open:
+                self._is_open = False
+                await self._sweeper.stop()
+                await self.notifier.close()
+                await self.idempotency.close()
+                if self.idempotency.cache is not None:
+                    with suppress(Exception):
+                        await self.idempotency.cache.close()
+                await self.store.close()
+
+    async def ready(self) -> Idempotency:
+        """Return the intake, opening the store first if no lifespan has done so."""
+        if not self._is_open:
+            await self.open()
+        return self.idempotency
+
+    async def sweep(self) -> int:
+        """Delete all expired records now; returns how many went."""
+        return await self._sweeper.sweep()
+
+
+class _WithLifespan:
+    """Opens with the app and closes with it, through the ASGI lifespan."""
+
+    def __init__(self, holdfast: Holdfast, app: Any) -> None:
+        self._holdfast = holdfast
+        self._app = app
+
+    async def __call__(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[Any]],
+        send: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def opening() -> Any:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await self._holdfast.open()
+            return message
+
+        async def closing(message: Any) -> None:
+            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+                await self._holdfast.close()
+            await send(message)
+
+        try:
+            await self._app(scope, opening, closing)
+        except (UsageError, StoreUnavailableError) as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})

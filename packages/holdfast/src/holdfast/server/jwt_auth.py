@@ -1,0 +1,300 @@
+"""Sign-in by JSON Web Token. Says who is calling; what they may do is decided elsewhere.
+
+The algorithm is the server's choice, never the token's: a token that names another one, or
+``none``, is refused before any key is looked at. Times are judged on the given clock, not by
+PyJWT, so that tests can hold it. No message repeats anything of the token.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Mapping, Sequence
+from datetime import datetime, timedelta
+from hashlib import sha256
+from math import ceil, floor
+from pathlib import Path
+from threading import Lock
+from types import MappingProxyType
+from typing import Any, Final, Self
+
+import jwt
+import msgspec
+from jwt.api_jws import PyJWS
+
+from holdfast.clock import SystemClock
+from holdfast.errors import NotAuthenticatedError
+from holdfast.ports import Clock
+from holdfast.server.guarded_request import Principal
+from holdfast.server.jwt_keys import UNREADABLE, keys_unavailable, open_keys, usable_secret
+from holdfast.server.request_head import RequestHead
+
+__all__ = ["JwtIdentify", "mint_token"]
+
+# Longer than any token with a reasonable list of roles; hashing and parsing stay cheap.
+_TOKEN_MOST_BYTES: Final = 16 * 1024
+# Names become part of keys in databases and caches: short, and no NUL, which PostgreSQL refuses.
+_NAME_MOST_CHARS: Final = 256
+_UNFIT_IN_NAME: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+# A verified token costs about 2 KB; only tokens that hold get in, so strangers cannot flush it.
+_REMEMBERED_TOKENS: Final = 4096
+
+
+class JwtIdentify:
+    """Finds the caller in ``Authorization: Bearer <JWT>``.
+
+    Returns a principal at once where keys are at hand, and an awaitable where they have to be
+    fetched first. Every fault of the token is a ``NotAuthenticatedError``; keys that cannot be
+    fetched are not the caller's fault and are a ``StoreUnavailableError`` (503).
+    """
+
+    def __init__(
+        self,
+        *,
+        secret: str | None = None,
+        jwks_file: Path | None = None,
+        jwks_url: str | None = None,
+        algorithm: str = "HS256",
+        tenant_claim: str = "sub",
+        issuer: str | None = None,
+        audience: str | None = None,
+        clock: Clock | None = None,
+        leeway_seconds: float = 30.0,
+    ) -> None:
+        """Take exactly one source of keys. HS256 goes with a secret, RS256 and ES256 with a JWKS.
+
+        ``leeway_seconds`` is for an issuer whose clock runs ahead (``nbf``, ``iat``). A token
+        past its ``exp`` gets none: where our clock runs ahead, that costs the caller one refresh.
+        """
+        self._clock: Clock = clock or SystemClock()
+        self._keys = open_keys(secret, jwks_file, jwks_url, algorithm, self._clock)
+        self._algorithm = algorithm
+        self._tenant_claim = tenant_claim
+        self._issuer = issuer
+        self._audience = audience
+        self._leeway = leeway_seconds
+        self._verified = _VerifiedTokens()
+        self._jws = PyJWS(algorithms=[algorithm])
+
+    def with_tenant(self, claim: str) -> Self:
+        """Return one that reads the tenant from another claim, sharing keys and cache."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._tenant_claim = claim
+        return other
+
+    def __call__(self, head: RequestHead) -> Principal | Awaitable[Principal]:
+        """Say who is calling, or raise."""
+        token = _bearer_token(head.authorization)
+        if self._keys.is_current():
+            try:
+                return self._identify(token)
+            except _UnknownKeyError:
+                if not self._keys.may_look_again():
+                    raise
+        return self._identify_with_new_keys(token)
+
+    async def _identify_with_new_keys(self, token: bytes) -> Principal:
+        self._header(token)  # no key server is asked about a token that cannot hold anyway
+        await self._keys.fetch()
+        try:
+            return self._identify(token)
+        except _UnknownKeyError:
+            if self._keys.is_failing():  # the key may be a new one: nobody can tell now
+                raise keys_unavailable() from None
+            raise
+
+    def _identify(self, token: bytes) -> Principal:
+        digest = sha256(token).digest()
+        verified = self._verified.get(digest, self._keys.generation)
+        is_new = verified is None
+        if verified is None:
+            verified = _Verified(self._claims(token), self._keys.generation)
+        self._check_times(verified)
+        principal = verified.principals.get(self._tenant_claim)
+        if principal is None:
+            principal = self._principal(verified.claims)
+            verified.principals[self._tenant_claim] = principal
+        if is_new:
+            self._verified.put(digest, verified)
+        return principal
+
+    # -- reading a token -------------------------------------------------------------------
+
+    def _header(self, token: bytes) -> dict[str, Any]:
+        try:
+            header: dict[str, Any] = self._jws.get_unverified_header(token)
+        except UNREADABLE:
+            raise NotAuthenticatedError("the token is not a readable JWT") from None
+        if header.get("alg") != self._algorithm:
+            raise NotAuthenticatedError(f"the token must be signed with {self._algorithm}")
+        return header
+
+    def _claims(self, token: bytes) -> Mapping[str, Any]:
+        kid = self._header(token).get("kid")
+        candidates = self._keys.find(kid)
+        if not candidates:
+            raise _UnknownKeyError("the token is signed with a key that is not known here")
+        payload: bytes | None = None
+        for key in candidates:
+            try:
+                payload = self._jws.decode(token, key, algorithms=[self._algorithm])
+            except jwt.InvalidSignatureError:
+                continue
+            except UNREADABLE:
+                raise NotAuthenticatedError("the token is not a readable JWT") from None
+            break
+        if payload is None:
+            # Without a key id, a signature that does not hold may mean that keys were rotated.
+            error = NotAuthenticatedError if kid is not None else _UnknownKeyError
+            raise error("the token's signature does not hold")
+        try:
+            # msgspec, not json: NaN, half surrogate pairs and broken UTF-8 end here.
+            claims = msgspec.json.decode(payload)
+        except UNREADABLE:
+            raise NotAuthenticatedError("the token's claims are not JSON") from None
+        if not isinstance(claims, dict):
+            raise NotAuthenticatedError("the token's claims are not a JSON object")
+        self._check_party(claims)
+        return MappingProxyType(claims)
+
+    def _check_party(self, claims: Mapping[str, Any]) -> None:
+        if self._issuer is not None and claims.get("iss") != self._issuer:
+            raise NotAuthenticatedError("the token was made by another issuer")
+        if self._audience is not None:
+            audience = claims.get("aud")
+            if self._audience not in (audience if isinstance(audience, list) else [audience]):
+                raise NotAuthenticatedError("the token was made for another audience")
+
+    def _check_times(self, verified: "_Verified") -> None:
+        now = self._clock.now().timestamp()
+        if now >= verified.expires_at:
+            raise NotAuthenticatedError("the token has expired")
+        if now + self._leeway < verified.begins_at:
+            raise NotAuthenticatedError("the token is not valid yet")
+
+    def _principal(self, claims: Mapping[str, Any]) -> Principal:
+        return Principal(
+            tenant=_name(claims, self._tenant_claim),
+            actor=_name(claims, "sub"),
+            roles=_roles(claims.get("roles")),
+            claims=claims,
+        )
+
+
+def mint_token(
+    secret: str,
+    *,
+    sub: str,
+    org: str | None = None,
+    roles: Sequence[str] = (),
+    lifetime: timedelta,
+    now: datetime,
+) -> str:
+    """Make an HS256 token, for development and tests."""
+    claims: dict[str, Any] = {
+        "sub": sub,
+        "iat": floor(now.timestamp()),
+        "exp": ceil((now + lifetime).timestamp()),
+    }
+    if org is not None:
+        claims["org"] = org
+    if roles:
+        claims["roles"] = list(roles)
+    return jwt.encode(claims, usable_secret(secret), algorithm="HS256")
+
+
+# -- tokens ------------------------------------------------------------------------------------
+
+
+class _UnknownKeyError(NotAuthenticatedError):
+    """No key at hand verifies this token; newer keys might."""
+
+
+class _Verified:
+    """A token whose signature holds: its claims, its times, and who it is for each tenant claim."""
+
+    __slots__ = ("begins_at", "claims", "expires_at", "generation", "principals")
+
+    def __init__(self, claims: Mapping[str, Any], generation: int) -> None:
+        self.claims = claims
+        self.generation = generation
+        expires_at = _time(claims, "exp")
+        if expires_at is None:
+            raise NotAuthenticatedError('the token has no claim "exp"')
+        self.expires_at = expires_at
+        starts = (_time(claims, "nbf"), _time(claims, "iat"))
+        self.begins_at = max((start for start in starts if start is not None), default=0)
+        self.principals: dict[str, Principal] = {}
+
+
+class _VerifiedTokens:
+    """The tokens seen last, by hash: HMAC and JSON cost more than the rest of a replay."""
+
+    def __init__(self) -> None:
+        self._tokens: OrderedDict[bytes, _Verified] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, digest: bytes, generation: int) -> _Verified | None:
+        with self._lock:
+            verified = self._tokens.get(digest)
+            if verified is None:
+                return None
+            if verified.generation != generation:  # keys have changed: it must prove itself anew
+                del self._tokens[digest]
+                return None
+            self._tokens.move_to_end(digest)
+            return verified
+
+    def put(self, digest: bytes, verified: _Verified) -> None:
+        with self._lock:
+            self._tokens[digest] = verified
+            if len(self._tokens) > _REMEMBERED_TOKENS:
+                self._tokens.popitem(last=False)
+
+
+def _bearer_token(authorization: str | None) -> bytes:
+    if not authorization:
+        raise NotAuthenticatedError("sign in: send Authorization: Bearer <token>")
+    scheme, _, text = authorization.strip(" \t").partition(" ")
+    text = text.strip(" \t")
+    if scheme.lower() != "bearer" or not text:
+        raise NotAuthenticatedError("sign in with Authorization: Bearer <token>")
+    if len(text) > _TOKEN_MOST_BYTES:
+        raise NotAuthenticatedError("the token is too long")
+    try:
+        return text.encode("ascii")
+    except UnicodeEncodeError:
+        raise NotAuthenticatedError("the token is not a readable JWT") from None
+
+
+def _time(claims: Mapping[str, Any], claim: str) -> float | None:
+    value = claims.get(claim)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise NotAuthenticatedError(f'the token\'s claim "{claim}" is not a time in seconds')
+    return value
+
+
+def _name(claims: Mapping[str, Any], claim: str) -> str:
+    value = claims.get(claim)
+    if value is None:
+        raise NotAuthenticatedError(f'the token has no claim "{claim}"')
+    if (
+        not isinstance(value, str)
+        or not 0 < len(value) <= _NAME_MOST_CHARS
+        or _UNFIT_IN_NAME.search(value)
+    ):
+        raise NotAuthenticatedError(
+            f'the token\'s claim "{claim}" must be 1 to {_NAME_MOST_CHARS} characters of text'
+        )
+    return value
+
+
+def _roles(value: object) -> frozenset[str]:
+    if value is None:
+        return frozenset()
+    if isinstance(value, str):
+        return frozenset({value})
+    if isinstance(value, list) and all(isinstance(role, str) for role in value):
+        return frozenset(value)
+    raise NotAuthenticatedError('the token\'s claim "roles" must be a list of texts')

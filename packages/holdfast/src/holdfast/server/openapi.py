@@ -1,0 +1,144 @@
+"""OpenAPI: guarded operations document their key, their replay marker and every error."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.core.error_formats import CODES
+from holdfast.core.keys import KeyFormat
+from holdfast.core.policy import ErrorFormat, Policy
+
+if TYPE_CHECKING:
+    from holdfast.server.app import Holdfast
+    from holdfast.server.route_table import GuardedRoute
+
+__all__ = ["document", "error_schema"]
+
+_GUARD_KINDS: Final = (
+    "key_required",
+    "key_invalid",
+    "body_invalid",
+    "not_authenticated",
+    "payload_mismatch",
+    "in_progress",
+    "body_too_large",
+    "rate_limited",
+    "store_unavailable",
+)
+_MEDIA_TYPE: Final = {
+    ErrorFormat.ENVELOPE: "application/json",
+    ErrorFormat.PROBLEM: "application/problem+json",
+}
+_SCHEMA_NAME: Final = {
+    ErrorFormat.ENVELOPE: "HoldfastEnvelope",
+    ErrorFormat.PROBLEM: "HoldfastProblem",
+}
+
+
+def document(holdfast: "Holdfast", app: Any) -> None:
+    """Wrap a FastAPI app's OpenAPI document."""
+    plain = app.openapi
+
+    def with_guards() -> dict[str, Any]:
+        fresh = app.openapi_schema is None
+        schema: dict[str, Any] = plain()
+        if fresh:
+            components = schema.setdefault("components", {}).setdefault("schemas", {})
+            for error_format in {
+                route.guard.policy.error_format for route in holdfast.table().routes
+            }:
+                components[_SCHEMA_NAME[error_format]] = error_schema(error_format)
+            for route in holdfast.table().routes:
+                operation = schema.get("paths", {}).get(route.path, {}).get(route.method.lower())
+                if operation is not None:
+                    _describe(operation, route)
+        return schema
+
+    app.openapi = with_guards
+
+
+def error_schema(error_format: ErrorFormat) -> dict[str, Any]:
+    """Return the JSON schema of an error body."""
+    text = {"type": "string"}
+    common = {"details": {"type": "object"}, "requestId": text}
+    if error_format is ErrorFormat.ENVELOPE:
+        properties: dict[str, Any] = {"error": text, "message": text, **common}
+    else:
+        properties = {
+            "type": text,
+            "title": text,
+            "status": {"type": "integer"},
+            "detail": text,
+            "code": text,
+            **common,
+        }
+    return {"type": "object", "properties": properties, "required": sorted(properties)}
+
+
+def _describe(operation: dict[str, Any], route: "GuardedRoute") -> None:
+    policy = route.guard.policy
+    if policy.key_field is None:
+        operation.setdefault("parameters", []).append(_key_parameter(policy))
+    responses = operation.setdefault("responses", {})
+    responses.pop("422", None)  # FastAPI's own shape; ours is told in the policy's dialect
+    for status, response in responses.items():
+        if status.startswith(("2", "3")):
+            response.setdefault("headers", {}).update(_answer_headers())
+    for status, (description, codes) in sorted(_errors(policy).items()):
+        responses[str(status)] = {
+            "description": f"{description}: {', '.join(f'`{code}`' for code in codes)}",
+            "headers": {"X-Request-ID": _header("Id of this request.")}
+            | ({"Retry-After": _header("Seconds to wait.")} if status in (409, 429, 503) else {}),
+            "content": {
+                _MEDIA_TYPE[policy.error_format]: {
+                    "schema": {"$ref": f"#/components/schemas/{_SCHEMA_NAME[policy.error_format]}"}
+                }
+            },
+        }
+
+
+def _errors(policy: Policy) -> dict[int, tuple[str, list[str]]]:
+    kinds = [*_GUARD_KINDS, "field_not_allowed"]
+    if policy.staleness is not None:
+        kinds.append("stale_action")
+    found: dict[int, tuple[str, list[str]]] = {}
+    for kind in kinds:
+        code = CODES[kind]
+        status = 422 if policy.ietf_statuses and kind == "payload_mismatch" else code.status
+        names = found.setdefault(status, (code.title, []))[1]
+        if (name := code.name(policy.error_format)) not in names:
+            names.append(name)
+    return found
+
+
+def _key_parameter(policy: Policy) -> dict[str, Any]:
+    uuid4 = policy.key_format is KeyFormat.UUID4
+    schema: dict[str, Any] = {"type": "string", "maxLength": 36 if uuid4 else 128, "minLength": 1}
+    schema["pattern"] = (
+        "^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$"
+        if uuid4
+        else "^[!-~]{1,128}$"
+    )
+    hours = policy.success_ttl.total_seconds() / 3600
+    return {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "required": policy.key_required,
+        "schema": schema,
+        "description": (
+            "Made once per action and sent with every retry of it. The same key with the same "
+            f"request is answered from memory for {hours:g} hours; with another request it is "
+            "refused."
+        ),
+    }
+
+
+def _answer_headers() -> dict[str, Any]:
+    return {
+        "Idempotency-Replayed": _header("`true` when this answer was stored earlier."),
+        "X-Request-ID": _header("Id of this request."),
+        "X-Original-Request-ID": _header("On a replay: id of the request that did the work."),
+        "X-Correlation-ID": _header("Id of the chain of work this request belongs to."),
+    }
+
+
+def _header(description: str) -> dict[str, Any]:
+    return {"description": description, "schema": {"type": "string"}}

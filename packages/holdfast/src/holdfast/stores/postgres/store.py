@@ -1,0 +1,270 @@
+"""Records on PostgreSQL. A guarded request costs no round trip that a bare one would not."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Final
+
+import asyncpg
+
+from holdfast.core.decision import HELD, Held
+from holdfast.core.fingerprint import lock_number
+from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.errors import ConfigurationError, StoreUnavailableError
+from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.stores.migrations import Migration, check_known, load_migrations
+from holdfast.stores.postgres.dsn import check_address
+from holdfast.stores.postgres.errors import OUTAGES, raise_told, unavailable
+from holdfast.stores.postgres.literals import instant_literal, text_literal
+from holdfast.stores.postgres.notifier import PostgresNotifier
+from holdfast.stores.postgres.params import positional
+from holdfast.stores.postgres.pool import ConnectionPool
+from holdfast.stores.postgres.rows import record_of, rows_of
+from holdfast.stores.postgres.unit_of_work import PostgresUnit
+from holdfast.stores.sql_loader import load_queries
+
+__all__ = ["PostgresStore"]
+
+_SQL: Final = load_queries("holdfast.stores.postgres")
+_FIND: Final = _SQL["find_record"]
+
+# What holdfast_claim says by its number of rows: ours (and whether an expired record is there).
+_OURS: Final = {"SELECT 0": False, "SELECT 3": True}
+_HELD_TAG: Final = "SELECT 2"
+_MIGRATION_LOCK: Final = 0x686F6C64  # "hold"
+
+
+class PostgresStore:
+    """The store for many processes.
+
+    BEGIN and the claim share one message; so do the record, the audit event and COMMIT. Both are
+    sent as plain text with hexadecimal values (see ``literals``), because asyncpg cannot pipeline.
+    """
+
+    name = "postgresql"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        migrations: Sequence[Migration] = (),
+        min_connections: int = 1,
+        max_connections: int = 16,
+        acquire_seconds: float = 10.0,
+        connect_seconds: float = 5.0,
+    ) -> None:
+        """Take the address; nothing is connected before ``open``."""
+        check_address(url)
+        self._url = url
+        self._min = min_connections
+        self._max = max_connections
+        self._acquire_seconds = acquire_seconds
+        self._connect_seconds = connect_seconds
+        self._pool: ConnectionPool | None = None
+        self._migrations = [
+            *load_migrations("core", "holdfast.stores.postgres.migrations"),
+            *migrations,
+        ]
+
+    @property
+    def max_connections(self) -> int:
+        """How many transactions there can be at once."""
+        return self._max
+
+    async def open(self) -> None:
+        """Connect and bring the schema up to date."""
+        if self._pool is not None:
+            return
+        pool = ConnectionPool(self._connect, most=self._max)
+        try:
+            await pool.fill(self._min)
+        except OUTAGES as error:
+            if isinstance(error, ValueError):  # asyncpg: the URL, not the server
+                raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
+            raise unavailable(error) from error
+        except (asyncpg.PostgresError, ValueError) as error:
+            raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
+        self._pool = pool
+        try:
+            await self._migrate()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Wait for what is running, then disconnect."""
+        if self._pool is not None:
+            try:
+                await self._pool.close(timeout_seconds=10)
+            finally:
+                self._pool = None  # not before: what is running still has to give back
+
+    async def ping(self) -> None:
+        """Ask for one row."""
+        await self.read("SELECT 1 AS one")
+
+    async def find(self, record_id: RecordId, now: datetime) -> Record | None:
+        """Look a key up outside any transaction."""
+        connection = await self._acquire()
+        try:
+            row = await connection.fetchrow(_FIND, *record_id, now)
+        except OUTAGES as error:
+            raise unavailable(error) from error
+        finally:
+            self.release(connection)
+        return None if row is None else record_of(record_id, row)
+
+    async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
+        """Begin, lock and look up in one round trip. Never waits for another holder."""
+        tenant, endpoint, key = record_id
+        connection = await self._acquire()
+        try:
+            tag = await connection.execute(
+                f"BEGIN;SELECT holdfast_claim({lock_number(tenant, endpoint, key)},"
+                f"{text_literal(tenant)},{text_literal(endpoint)},{text_literal(key)},"
+                f"{instant_literal(now)})"
+            )
+            if tag in _OURS:
+                return Claimed(PostgresUnit(self, connection), after_expiry=_OURS[tag])
+            row = None
+            if tag != _HELD_TAG:
+                row = await connection.fetchrow(_FIND, *record_id, now)
+            await connection.execute("ROLLBACK")
+        except BaseException as error:  # or cancelled: the connection is in an unknown state
+            await self.undo(connection)
+            if isinstance(error, (asyncpg.PostgresError, *OUTAGES)):
+                raise unavailable(error) from error
+            raise
+        self.release(connection)
+        # No row although there was one: swept in between, so it was past its time just now.
+        return Found(record_of(record_id, row)) if row is not None else HELD
+
+    async def begin(self, *, idle_seconds: float | None = None) -> PostgresUnit:
+        """Open a transaction without a key."""
+        connection = await self._acquire()
+        begin = "BEGIN"
+        if idle_seconds is not None:
+            begin = f"BEGIN;SET LOCAL idle_in_transaction_session_timeout={idle_seconds * 1000:.0f}"
+        try:
+            await connection.execute(begin)
+        except BaseException as error:
+            await self.undo(connection)
+            if isinstance(error, OUTAGES):
+                raise unavailable(error) from error
+            raise
+        return PostgresUnit(self, connection, is_touched=idle_seconds is not None)
+
+    async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Query outside any guarded request."""
+        connection = await self._acquire()
+        try:
+            text, values = positional(sql, params)
+            return [dict(row) for row in await connection.fetch(text, *values)]
+        except OUTAGES as error:
+            raise_told(error)
+        finally:
+            self.release(connection)
+
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement, which commits by itself."""
+        return await self.read(sql, params)
+
+    def notifier(self) -> PostgresNotifier:
+        """Return the bell of everyone who works on this database."""
+        return PostgresNotifier(self._connect, self.read)
+
+    async def sweep(self, now: datetime, limit: int) -> int:
+        """Delete one small batch."""
+        connection = await self._acquire()
+        try:
+            tag: str = await connection.execute(_SQL["sweep_records"], now, limit)
+        except OUTAGES as error:
+            raise unavailable(error) from error
+        finally:
+            self.release(connection)
+        return rows_of(tag)
+
+    async def records(self, query: RecordQuery) -> Sequence[Record]:
+        """List records for operators."""
+        after = query.after or (None, None, None, None)
+        connection = await self._acquire()
+        try:
+            rows = await connection.fetch(
+                _SQL["list_records"], query.tenant, query.endpoint, query.key, *after, query.limit
+            )
+        except OUTAGES as error:
+            raise unavailable(error) from error
+        finally:
+            self.release(connection)
+        return [record_of(RecordId(row[0], row[1], row[2]), tuple(row)[3:]) for row in rows]
+
+    async def secret(self) -> bytes:
+        """Return the database's own secret."""
+        return bytes((await self.read(_SQL["read_secret"]))[0]["secret"])
+
+    # -- connections ----------------------------------------------------------------------
+
+    async def _acquire(self) -> Any:
+        if self._pool is None:
+            raise StoreUnavailableError("the store is not open")
+        try:
+            return await self._pool.acquire(self._acquire_seconds)
+        except OUTAGES as error:
+            raise unavailable(error) from error
+        except asyncpg.PostgresError as error:
+            raise unavailable(error) from error
+
+    def release(self, connection: Any) -> None:
+        """Take a connection back from a unit that has ended."""
+        if self._pool is not None:
+            self._pool.release(connection)
+
+    async def _connect(self) -> Any:
+        return await asyncpg.connect(
+            self._url,
+            timeout=self._connect_seconds,
+            server_settings={"application_name": "holdfast"},
+        )
+
+    async def undo(self, connection: Any) -> None:
+        """Roll back and give the connection back; cut it off where that does not work."""
+        try:
+            await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=5)
+        except BaseException as error:
+            with suppress(asyncpg.InterfaceError):  # gone already: asyncpg lets go by itself
+                connection.terminate()
+            self.release(connection)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self.release(connection)
+
+    async def _migrate(self) -> None:
+        """Apply what is missing. The lock makes several starters take turns."""
+        connection = await self._acquire()
+        try:
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+                await connection.execute(
+                    "CREATE TABLE IF NOT EXISTS holdfast_migrations (room text NOT NULL,"
+                    " number integer NOT NULL, name text NOT NULL,"
+                    " applied_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (room, number))"
+                )
+                rows = await connection.fetch("SELECT room, number FROM holdfast_migrations")
+                applied = {(row[0], row[1]) for row in rows}
+                check_known(applied, self._migrations)
+                for migration in self._migrations:
+                    if (migration.room, migration.number) not in applied:
+                        await connection.execute(migration.sql)
+                        await connection.execute(
+                            "INSERT INTO holdfast_migrations (room, number, name)"
+                            " VALUES ($1, $2, $3)",
+                            migration.room,
+                            migration.number,
+                            migration.name,
+                        )
+        except OUTAGES as error:
+            raise unavailable(error) from error
+        finally:
+            self.release(connection)

@@ -1,0 +1,265 @@
+"""Records on SQLite: one writer, one reader, and a fair turn for everyone who wants to write."""
+
+import sqlite3
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.core.decision import Held
+from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.errors import ConfigurationError, StoreUnavailableError
+from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.stores.busy_retry import until_free
+from holdfast.stores.migrations import Migration, check_known, load_migrations, statements_of
+from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sqlite.connection_thread import ConnectionThread
+from holdfast.stores.sqlite.group_commit import Writer
+from holdfast.stores.sqlite.notifier import SocketNotifier
+from holdfast.stores.sqlite.rows import (
+    find_any,
+    is_busy,
+    is_outage,
+    record_of,
+    rows_of,
+    to_text,
+    to_values,
+)
+from holdfast.stores.sqlite.unit_of_work import SqliteUnit
+
+__all__ = ["SqliteStore"]
+
+_SQL: Final = load_queries("holdfast.stores.sqlite")
+
+
+class SqliteStore:
+    """The store for one machine.
+
+    SQLite has one writer at a time. In this process turns are given fairly (see ``writer``), and
+    taken at the handler's first statement rather than before the handler: one that thinks for ten
+    seconds before it writes holds nobody up. Between processes SQLite's own lock decides.
+    """
+
+    name = "sqlite"
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        migrations: Sequence[Migration] = (),
+        busy_seconds: float = 20.0,
+    ) -> None:
+        """Take the file; ``:memory:`` is refused, since two connections share it."""
+        if not str(path) or ":memory:" in str(path):
+            raise ConfigurationError("SQLite needs a file: sqlite:///holdfast.db")
+        self._path = str(path)
+        self._busy_seconds = busy_seconds
+        self._migrations = [
+            *load_migrations("core", "holdfast.stores.sqlite.migrations"),
+            *migrations,
+        ]
+        self._lookup: sqlite3.Connection | None = None
+        self._is_open = False
+        self._make_threads()
+
+    async def open(self) -> None:
+        """Open the file, switch on WAL and FULL, bring the schema up to date."""
+        if self._is_open:
+            return
+        # Made anew: a thread starts only once, and a lock stays with the event loop it was used in.
+        self._make_threads()
+        try:
+            await self._writing.start()
+            await self._writing.run(self._migrate)
+            await self._reader.start()
+            await self._reader.run(self._connect_lookup)
+        except sqlite3.Error as error:
+            await self.close()
+            raise StoreUnavailableError(f"cannot open {self._path}: {error}") from error
+        except ConfigurationError:
+            await self.close()
+            raise
+        self._is_open = True
+
+    async def close(self) -> None:
+        """Finish what is running and close all connections."""
+        await self._reader.stop()
+        await self._writing.stop()
+        if self._lookup is not None:
+            self._lookup.close()
+            self._lookup = None
+        self._is_open = False
+
+    async def ping(self) -> None:
+        """Ask the reader for one row."""
+        await self._read(lambda db: db.execute("SELECT 1").fetchone())
+
+    async def find(self, record_id: RecordId, now: datetime) -> Record | None:
+        """Look a key up, here and now: a probe of one B-tree costs less than a hop to a thread."""
+        record = await self._probe(record_id)
+        return None if record is None or record.expires_at <= now else record
+
+    async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
+        """Look the key up; what is not there is ours, until the primary key says otherwise.
+
+        Duplicates within this process never get here twice at once. Those of another process
+        are found out when the write turn is taken, before the handler's first statement runs.
+        """
+        record = await self._probe(record_id)
+        if record is not None and record.expires_at > now:
+            return Found(record)
+        unit = SqliteUnit(self._writer, record_id, to_text(now))
+        return Claimed(unit, after_expiry=record is not None)
+
+    async def begin(self, *, idle_seconds: float | None = None) -> SqliteUnit:  # noqa: ARG002
+        """Open a transaction without a key. SQLite cannot end one that is left alone."""
+        if not self._is_open:
+            raise StoreUnavailableError("the store is not open")
+        return SqliteUnit(self._writer, None, "")
+
+    async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Query on the reader's connection."""
+        values = to_values(params)
+        rows: list[Row] = await self._read(lambda db: rows_of(db.execute(sql, values)))
+        return rows
+
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Write in a turn of its own."""
+        values = to_values(params)
+        rows: list[Row] = await self._in_a_turn(lambda db: rows_of(db.execute(sql, values)))
+        return rows
+
+    def notifier(self) -> SocketNotifier:
+        """Return the bell of everyone who works on this file."""
+        return SocketNotifier(self._path)
+
+    async def sweep(self, now: datetime, limit: int) -> int:
+        """Delete one small batch, in a turn of its own."""
+        instant = to_text(now)
+        gone: int = await self._in_a_turn(
+            lambda db: db.execute(_SQL["sweep_records"], (instant, limit)).rowcount
+        )
+        return gone
+
+    async def records(self, query: RecordQuery) -> Sequence[Record]:
+        """List records for operators."""
+        after = query.after
+        values = {
+            "tenant": query.tenant,
+            "endpoint": query.endpoint,
+            "key": query.key,
+            "limit": query.limit,
+            "after_at": to_text(after[0]) if after else None,
+            "after_tenant": after[1] if after else None,
+            "after_endpoint": after[2] if after else None,
+            "after_key": after[3] if after else None,
+        }
+        rows = await self._read(lambda db: db.execute(_SQL["list_records"], values).fetchall())
+        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+
+    async def secret(self) -> bytes:
+        """Return the database's own secret."""
+        row = await self._read(lambda db: db.execute(_SQL["read_secret"]).fetchone())
+        return bytes(row[0])
+
+    async def pending_migrations(self) -> list[Migration]:
+        """Return what ``open`` has not applied: nothing, after it."""
+        applied = await self._read(_applied)
+        return [m for m in self._migrations if (m.room, m.number) not in applied]
+
+    def _make_threads(self) -> None:
+        self._writing = ConnectionThread("holdfast-sqlite-writer", self._connect_writer)
+        self._reader = ConnectionThread("holdfast-sqlite-reader", self._connect)
+        self._writer = Writer(self._writing, busy_seconds=self._busy_seconds)
+
+    async def _in_a_turn(self, work: Any) -> Any:
+        unit = SqliteUnit(self._writer, None, "")
+        try:
+            result = await unit.run(work)
+        except BaseException:
+            await unit.rollback()
+            raise
+        await unit.commit(None, None)
+        return result
+
+    async def _probe(self, record_id: RecordId) -> Record | None:
+        if self._lookup is None:
+            raise StoreUnavailableError("the store is not open")
+        try:
+            return find_any(self._lookup, record_id)
+        except sqlite3.OperationalError:  # SQLite would have to wait: not here
+            record: Record | None = await self._read(lambda db: find_any(db, record_id))
+            return record
+
+    # -- the two threads ------------------------------------------------------------------
+
+    async def _read(self, work: Any) -> Any:
+        try:
+            return await self._reader.run(work)
+        except sqlite3.OperationalError as error:
+            if is_outage(error):
+                raise StoreUnavailableError(f"SQLite: {error}") from error
+            raise
+
+    def _connect_lookup(self, _reader: sqlite3.Connection) -> None:
+        # Opened on a thread, where it may wait; asked on the event loop, which waits for nobody.
+        db = self._connect()
+        db.execute("PRAGMA busy_timeout=0")
+        self._lookup = db
+
+    def _connect_writer(self) -> sqlite3.Connection:
+        # It waits for other processes only where it says so: see ``writer``.
+        db = self._connect()
+        db.execute("PRAGMA busy_timeout=0")
+        # What a savepoint would have to undo. Beyond 64 KiB SQLite keeps it in a temporary file,
+        # and each group of commits would create, write and delete one.
+        db.execute("PRAGMA temp_store=MEMORY")
+        return db
+
+    def _connect(self) -> sqlite3.Connection:
+        # isolation_level=None: BEGIN and COMMIT are ours alone.
+        db = sqlite3.connect(
+            self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
+        )
+        until_free(
+            lambda: db.execute("PRAGMA journal_mode=WAL"),
+            is_busy=is_busy,
+            seconds=self._busy_seconds,
+        )
+        # NORMAL would lose acknowledged commits at a power cut.
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("PRAGMA foreign_keys=ON")
+        return db
+
+    def _migrate(self, db: sqlite3.Connection) -> None:
+        """Apply what is missing. The write lock makes several starters take turns."""
+        db.execute(f"PRAGMA busy_timeout={int(self._busy_seconds * 1000)}")
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            db.execute(
+                "CREATE TABLE IF NOT EXISTS holdfast_migrations (room TEXT NOT NULL,"
+                " number INTEGER NOT NULL, name TEXT NOT NULL, applied_at TEXT NOT NULL,"
+                " PRIMARY KEY (room, number))"
+            )
+            applied = _applied(db)
+            check_known(applied, self._migrations)
+            for migration in self._migrations:
+                if (migration.room, migration.number) in applied:
+                    continue
+                for statement in statements_of(migration.sql):
+                    db.execute(statement)
+                db.execute(
+                    "INSERT INTO holdfast_migrations VALUES (?, ?, ?, ?)",
+                    (migration.room, migration.number, migration.name, to_text(datetime.now(UTC))),
+                )
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        finally:
+            db.execute("PRAGMA busy_timeout=0")
+
+
+def _applied(db: sqlite3.Connection) -> set[tuple[str, int]]:
+    return set(db.execute("SELECT room, number FROM holdfast_migrations").fetchall())

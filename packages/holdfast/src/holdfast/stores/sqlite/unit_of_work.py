@@ -1,0 +1,196 @@
+"""One guarded request's transaction on SQLite: begins at the first statement, ends once."""
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.errors import NoTransactionError, StoreUnavailableError, SupersededError, UsageError
+from holdfast.ports import Params, Row
+from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sqlite.group_commit import Writer
+from holdfast.stores.sqlite.rows import (
+    audit_values,
+    exists,
+    is_outage,
+    record_values,
+    rows_of,
+    to_values,
+)
+
+__all__ = ["SqliteTransaction", "SqliteUnit"]
+
+_SQL: Final = load_queries("holdfast.stores.sqlite")
+_SAVE: Final = _SQL["save_record"]
+_AUDIT: Final = _SQL["save_audit_event"]
+# The transaction is shared (see ``writer``): ending it is not the handler's to do.
+_ENDS_TRANSACTION: Final = re.compile(
+    r"(?:\s|;|--[^\n]*\n|/\*.*?\*/)*(?:BEGIN|COMMIT|END|ROLLBACK(?!.*\bTO\b))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_INSERTS_VALUES: Final = re.compile(
+    r"\s*INSERT\s+(OR\s+\w+\s+)?INTO\s+\w+\s*(\([^)]*\))?\s*VALUES\b", re.IGNORECASE
+)
+_SELECTS: Final = re.compile(r"\bSELECT\b", re.IGNORECASE)
+
+
+class SqliteTransaction:
+    """What a handler writes in on SQLite."""
+
+    __slots__ = ("_unit",)
+
+    def __init__(self, unit: "SqliteUnit") -> None:
+        """Belong to a unit, which knows when to begin."""
+        self._unit = unit
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+        _refuse_ending(sql)
+        values = to_values(params)
+        changed: int = await self._unit.run(
+            lambda db: db.execute(sql, values).rowcount, is_quick=is_quick(sql)
+        )
+        return max(changed, 0)
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+        _refuse_ending(sql)
+        values = to_values(params)
+        rows: list[Row] = await self._unit.run(
+            lambda db: rows_of(db.execute(sql, values)), is_quick=is_quick(sql)
+        )
+        return rows
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        rows = await self.fetch_all(sql, params)
+        return rows[0] if rows else None
+
+
+class SqliteUnit:
+    """Takes the write turn late and gives it back on every way out."""
+
+    __slots__ = (
+        "_claimed_at",
+        "_ended",
+        "_has_turn",
+        "_record_id",
+        "_transaction",
+        "_writer",
+        "superseded",
+    )
+
+    def __init__(self, writer: Writer, record_id: RecordId | None, claimed_at: str) -> None:
+        """Hold nothing yet."""
+        self._writer = writer
+        self._record_id = record_id
+        self._claimed_at = claimed_at
+        self._has_turn = False
+        self._ended = False
+        self._transaction: SqliteTransaction | None = None
+        self.superseded = False
+
+    @property
+    def transaction(self) -> SqliteTransaction:
+        """What to write in."""
+        if self._transaction is None:
+            self._transaction = SqliteTransaction(self)
+        return self._transaction
+
+    @property
+    def statements(self) -> SqliteTransaction:
+        """The same."""
+        return self.transaction
+
+    @property
+    def has_begun(self) -> bool:
+        """True while it holds the one write turn: nobody else can write."""
+        return self._has_turn and not self._ended
+
+    async def touch(self) -> None:
+        """Do nothing: SQLite ends no transaction by itself."""
+
+    async def run(self, work: Any, *, is_quick: bool = False) -> Any:
+        """Run one piece of work inside the transaction, beginning it if need be."""
+        if self._ended:
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+        if self.superseded:
+            raise SupersededError("another request with this key was committed first")
+        try:
+            if self._has_turn:
+                return await self._writer.run(work, is_quick=is_quick)
+            return await self._begin(work, is_quick=is_quick)
+        except sqlite3.OperationalError as error:
+            if is_outage(error):
+                raise StoreUnavailableError(f"SQLite: {error}") from error
+            raise
+
+    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        """Write record and audit event and commit, in one hop."""
+
+        def finish(db: sqlite3.Connection) -> None:
+            if record is not None and db.execute(_SAVE, record_values(record)).rowcount == 0:
+                self.superseded = True
+                raise SupersededError("another request with this key was committed first")
+            if audit is not None:
+                db.execute(_AUDIT, audit_values(audit))
+
+        if self._ended:
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+        try:
+            if not self._has_turn:
+                await self._begin(_nothing, is_quick=True)
+        except sqlite3.Error as error:
+            await self.rollback()
+            raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
+        except BaseException:
+            await self.rollback()
+            raise
+        # From here on the writer ends it, even if we are cancelled: a rollback of ours would
+        # come after the turn was passed on, and hit somebody else.
+        self._end()
+        try:
+            await self._writer.commit(finish)
+        except sqlite3.Error as error:
+            raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
+
+    async def rollback(self) -> None:
+        """Undo everything and pass the turn on."""
+        if not self._ended:
+            self._end()
+            if self._has_turn:
+                await self._writer.rollback()
+
+    def _end(self) -> None:
+        self._ended = True
+        # Else the two would hold each other until a garbage collection.
+        self._transaction = None
+
+    async def _begin(self, work: Any, *, is_quick: bool) -> Any:
+        def check_and_work(db: sqlite3.Connection) -> Any:
+            if self._record_id is not None and exists(db, self._record_id, self._claimed_at):
+                self.superseded = True
+                raise SupersededError("another request with this key was committed first")
+            return work(db)
+
+        await self._writer.take_turn()
+        self._has_turn = True
+        return await self._writer.begin(check_and_work, is_quick=is_quick)
+
+
+@lru_cache(maxsize=1024)
+def is_quick(sql: str) -> bool:
+    """Tell a statement that takes microseconds only: it inserts given values, and that is all."""
+    return _INSERTS_VALUES.match(sql) is not None and _SELECTS.search(sql) is None
+
+
+@lru_cache(maxsize=1024)
+def _refuse_ending(sql: str) -> None:
+    if _ENDS_TRANSACTION.match(sql):
+        raise UsageError("the transaction is Holdfast's: it commits with the answer")
+
+
+def _nothing(_db: sqlite3.Connection) -> None:
+    return

@@ -1,0 +1,145 @@
+"""Many requests at once, over real connections, round after round: one effect, equal answers."""
+
+import asyncio
+import os
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from packages.holdfast.tests.support.raw_http import Wires
+from packages.holdfast.tests.support.serving import ShopProcess
+
+ROUNDS = int(os.environ.get("HOLDFAST_TEST_ROUNDS", "200"))
+AT_ONCE = 50
+
+
+DATABASES = [
+    pytest.param(name, marks=pytest.mark.xdist_group(f"races-{name}"))
+    for name in ("sqlite", "postgresql")
+]
+
+
+@pytest.fixture(scope="module", params=DATABASES)
+def shops(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[ShopProcess]]:
+    """Start one process on SQLite and two on one PostgreSQL; each test has its own items."""
+    if request.param == "sqlite":
+        with ShopProcess(f"sqlite:///{tmp_path_factory.mktemp('races')}/shop.db") as shop:
+            yield [shop]
+        return
+    postgres: Any = request.getfixturevalue("postgres")
+    postgres.start()  # a test before this one may have stopped it
+    url = postgres.create_database("races")
+    with ShopProcess(url) as first, ShopProcess(url) as second:
+        yield [first, second]
+    postgres.drop_database(url)
+
+
+async def ordered(client: httpx.AsyncClient, what: str) -> Counter[str]:
+    """Count the orders of each item whose name begins with this."""
+    orders = (await client.get("/orders")).json()
+    return Counter(order["item"] for order in orders if order["item"].startswith(what))
+
+
+@pytest.fixture
+async def clients(shops: list[ShopProcess]) -> AsyncIterator[list[httpx.AsyncClient]]:
+    limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
+    made = [httpx.AsyncClient(base_url=s.url, timeout=30, limits=limits) for s in shops]
+    yield made
+    for client in made:
+        await client.aclose()
+
+
+@pytest.fixture
+async def wires(shops: list[ShopProcess]) -> AsyncIterator[Wires]:
+    async with Wires(shops, AT_ONCE) as opened:
+        yield opened
+
+
+async def test_fifty_identical_requests_have_one_effect_and_fifty_equal_answers(
+    clients: list[httpx.AsyncClient], wires: Wires
+) -> None:
+    for number in range(ROUNDS):
+        bodies = [{"item": f"same {number}"}] * AT_ONCE
+        answers = await wires.post("/orders", bodies, str(uuid.uuid4()))
+        assert {a.status_code for a in answers} == {201}
+        assert len({a.content for a in answers}) == 1
+        assert sum(not a.is_replayed for a in answers) == 1
+    assert await ordered(clients[0], "same ") == {f"same {n}": 1 for n in range(ROUNDS)}
+
+
+async def test_one_key_with_two_bodies_lets_one_body_win_and_tells_the_others(
+    clients: list[httpx.AsyncClient], wires: Wires
+) -> None:
+    rounds = max(1, ROUNDS // 5)
+    for number in range(rounds):
+        # By twos: each of two servers gets both bodies.
+        bodies = [{"item": f"either {number}", "note": "ab"[i // 2 % 2]} for i in range(AT_ONCE)]
+        answers = await wires.post("/orders", bodies, str(uuid.uuid4()))
+        by_note = {
+            note: [a for a, b in zip(answers, bodies, strict=True) if b["note"] == note]
+            for note in "ab"
+        }
+        winner = "a" if by_note["a"][0].status_code == 201 else "b"
+        loser = "b" if winner == "a" else "a"
+        assert {a.status_code for a in by_note[winner]} == {201}
+        assert len({a.content for a in by_note[winner]}) == 1
+        assert {a.status_code for a in by_note[loser]} == {409}
+        for answer in by_note[loser]:
+            problem = answer.json()
+            assert problem["code"] == "idempotency.payload_mismatch"
+            assert problem["details"]["expectedHash"] != problem["details"]["receivedHash"]
+    assert await ordered(clients[0], "either ") == {f"either {n}": 1 for n in range(rounds)}
+
+
+async def test_a_flood_of_retries_of_a_slow_request_does_not_hold_up_other_keys(
+    clients: list[httpx.AsyncClient],
+) -> None:
+    slow = {"item": "slow", "think_seconds": 3.0}
+    headers = {"Idempotency-Key": str(uuid.uuid4())}
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    flood = [
+        asyncio.create_task(c.post("/orders", json=slow, headers=headers))
+        for c in clients
+        for _ in range(AT_ONCE - 10)
+    ]
+    await asyncio.sleep(0.3)
+    others = await asyncio.gather(
+        *(
+            clients[i % len(clients)].post(
+                "/orders", json={"item": f"quick {i}"}, headers={"Idempotency-Key": f"quick-{i}"}
+            )
+            for i in range(40)
+        )
+    )
+    quick_done = clock() - started
+    answers = await asyncio.gather(*flood)
+    assert {a.status_code for a in others} == {201}
+    assert quick_done < 2.9, "other keys had to wait for the slow one"
+    assert {a.status_code for a in answers} == {201}
+    assert len({a.content for a in answers}) == 1
+
+
+async def test_a_handler_that_is_slow_after_its_write_delays_the_rest_without_errors(
+    clients: list[httpx.AsyncClient],
+) -> None:
+    slow = clients[0].post(
+        "/orders",
+        json={"item": "rest, but slow", "linger_seconds": 2.0},
+        headers={"Idempotency-Key": "rest-slow"},
+    )
+    rest = [
+        clients[i % len(clients)].post(
+            "/orders", json={"item": f"rest {i}"}, headers={"Idempotency-Key": f"rest-{i}"}
+        )
+        for i in range(30)
+    ]
+    answers = await asyncio.gather(slow, *rest)
+    assert {a.status_code for a in answers} == {201}
+    assert (await ordered(clients[0], "rest")).total() == 31

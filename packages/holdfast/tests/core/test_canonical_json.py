@@ -1,0 +1,317 @@
+"""The canonical form: locked examples, the number rule, and everything that is refused."""
+
+import hashlib
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.canonical_json import canonical_json
+from holdfast.errors import BodyInvalidError
+
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "fixtures" / "golden_hashes.json").read_text(encoding="utf-8")
+)
+
+
+def named(cases):
+    return [pytest.param(case, id=case["name"]) for case in cases]
+
+
+@pytest.mark.parametrize("case", named(GOLDEN["cases"]))
+def test_a_golden_text_keeps_its_canonical_form_and_hash(case):
+    out = canonical_json(case["json"].encode())
+    assert out == case["canonical"].encode()
+    assert hashlib.sha256(out).hexdigest() == case["sha256"]
+
+
+@pytest.mark.parametrize("case", named(GOLDEN["refused"]))
+def test_a_text_without_one_meaning_is_refused_with_one_line(case):
+    with pytest.raises(BodyInvalidError) as caught:
+        canonical_json(case["json"].encode())
+    assert caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("bits", "text"),
+    [
+        ("0000000000000001", "5e-324"),
+        ("8000000000000001", "-5e-324"),
+        ("7fefffffffffffff", "1.7976931348623157e+308"),
+        ("ffefffffffffffff", "-1.7976931348623157e+308"),
+        ("4340000000000000", "9007199254740992"),
+        ("c340000000000000", "-9007199254740992"),
+        ("4430000000000000", "295147905179352830000"),
+        ("44b52d02c7e14af5", "9.999999999999997e+22"),
+        ("44b52d02c7e14af6", "1e+23"),
+        ("44b52d02c7e14af7", "1.0000000000000001e+23"),
+        ("444b1ae4d6e2ef4e", "999999999999999700000"),
+        ("444b1ae4d6e2ef4f", "999999999999999900000"),
+        ("444b1ae4d6e2ef50", "1e+21"),
+        ("3eb0c6f7a0b5ed8c", "9.999999999999997e-7"),
+        ("3eb0c6f7a0b5ed8d", "0.000001"),
+        ("41b3de4355555553", "333333333.3333332"),
+        ("41b3de4355555554", "333333333.33333325"),
+        ("41b3de4355555555", "333333333.3333333"),
+        ("41b3de4355555556", "333333333.3333334"),
+        ("41b3de4355555557", "333333333.33333343"),
+        ("becbf647612f3696", "-0.0000033333333333333333"),
+        ("43143ff3c1cb0959", "1424953923781206.2"),
+    ],
+)
+def test_the_numbers_of_rfc_8785_appendix_b_are_printed_as_there(bits, text):
+    (number,) = struct.unpack(">d", bytes.fromhex(bits))
+    assert canonical_json(f"{number:.17e}".encode()) == text.encode()
+    assert canonical_json(f'{{"n":[{number:.25e}]}}'.encode()) == f'{{"n":[{text}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("literal", "text"),
+    [
+        ("1.0", "1"),
+        ("1e3", "1000"),
+        ("1E30", "1e+30"),
+        ("4.50", "4.5"),
+        ("2e-3", "0.002"),
+        ("1e-27", "1e-27"),
+        ("-0.0", "0"),
+        ("-0", "0"),
+        ("1e21", "1e+21"),
+        ("1e16", "10000000000000000"),
+        ("1e15", "1000000000000000"),
+        ("123456789012345680000.0", "123456789012345680000"),
+        ("1e-7", "1e-7"),
+        ("0.0000001", "1e-7"),
+        ("-0.0000001", "-1e-7"),
+        ("0.000001", "0.000001"),
+        ("0.00001", "0.00001"),
+        ("10.0000005", "10.0000005"),
+        ("999999999999.999", "999999999999.999"),
+        ("9.767254256254973", "9.767254256254972"),
+        ("-99999999999.999", "-99999999999.999"),
+        ("0.1000000000000000055511151231257827", "0.1"),
+        ("1.00000000000000000000000001", "1"),
+        ("100", "100"),
+        ("-9223372036854775809", "-9223372036854775809"),
+        ("18446744073709551616", "18446744073709551616"),
+    ],
+)
+@pytest.mark.parametrize("beside", ["1", "2.5", "5.0", "1e30", '"1.0,"'])
+def test_a_number_is_spelled_alike_whatever_stands_beside_it(literal, text, beside):
+    alone = canonical_json(beside.encode()).decode()
+    assert canonical_json(literal.encode()) == text.encode()
+    assert canonical_json(f"[{literal},{beside}]".encode()) == f"[{text},{alone}]".encode()
+
+
+def test_whole_numbers_that_share_a_double_stay_apart():
+    assert canonical_json(b"9007199254740993") != canonical_json(b"9007199254740992")
+
+
+def test_a_whole_number_of_4300_digits_keeps_them_all():
+    digits = b"7" * 4300
+    assert canonical_json(digits) == digits
+
+
+@pytest.mark.parametrize("text", [b"7" * 4301, b'{"n":[-' + b"7" * 4301 + b"]}"])
+def test_a_longer_whole_number_is_refused_with_the_limit(text):
+    with pytest.raises(BodyInvalidError, match="4300"):
+        canonical_json(text)
+
+
+@pytest.mark.parametrize("literal", ["1e309", "-1e309", "1e400", "9" * 400 + ".0", "1.0e999999999"])
+@pytest.mark.parametrize("frame", ["%s", '{"a":[1.0,%s]}', '{"a":[2.5,%s]}'])
+def test_a_number_too_large_for_a_double_is_refused(literal, frame):
+    with pytest.raises(BodyInvalidError, match="too large for a double"):
+        canonical_json((frame % literal).encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'"\xff"',
+        b'{"\xff":1}',
+        b'"\xc0\x80"',
+        b'"\xe2\x82"',
+        b'"\xed\xa0\x80"',
+        b'{"a":{"\xed\xa0\x80":1}}',
+        b'"\xf4\x90\x80\x80"',
+        b'["plain", "caf\xe9"]',
+    ],
+)
+def test_bytes_that_are_not_utf_8_are_refused(text):
+    with pytest.raises(BodyInvalidError, match="UTF-8"):
+        canonical_json(text)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_json_in_another_encoding_is_refused(encoding):
+    with pytest.raises(BodyInvalidError):
+        canonical_json('{"a":1}'.encode(encoding))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'"\ud800"',
+        r'"\ud800x"',
+        r'"\ud800 and a good deal of text after it"',
+        r'"\udc00"',
+        r'"\ud800\ud800"',
+        r'"\ud800\u0041"',
+        r'"\ud83d\\ude00"',
+        r'"\uD83D\uD83D\uDE00"',
+        r'{"a":{"\ud800":1}}',
+        r'{"a":"\ud83d\ude00\ud83d"}',
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_by_that_name(text):
+    with pytest.raises(BodyInvalidError, match="surrogate pair"):
+        canonical_json(text.encode())
+
+
+def test_an_escaped_backslash_before_the_letters_of_a_surrogate_is_no_surrogate():
+    assert canonical_json(rb'"\\ud800"') == rb'"\\ud800"'
+    with pytest.raises(BodyInvalidError, match="ends too early"):
+        canonical_json(rb'["\\ud800"')
+
+
+def test_a_long_run_of_surrogate_pairs_is_accepted():
+    assert canonical_json(rb'"%s"' % (rb"\ud83d\ude00" * 500)) == f'"{"😀" * 500}"'.encode()
+
+
+def test_a_byte_order_mark_is_refused_by_that_name():
+    with pytest.raises(BodyInvalidError, match="byte order mark"):
+        canonical_json(b"\xef\xbb\xbf{}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"a":1,"a":1}',
+        r'{"a":1,"a":1.0}',
+        r'{"a":"\"","a":"\""}',
+        r'{"a":"\u0022\u0022\u0022","a":1}',
+        r'{"a":"\u0022\u0022","b":{"c":1,"c":""}}',
+        r'{"a":"\\u0022","a":""}',
+        r'{"\\u0022":1,"\u005cu0022":2}',
+        r'{"\u0022":1,"\"":2}',
+        r'[[{"a":{},"b":[],"a":[]}]]',
+        '{"😀":1,"\\ud83d\\ude00":2}',
+    ],
+)
+def test_a_duplicate_key_is_found_whatever_escapes_surround_it(text):
+    with pytest.raises(BodyInvalidError, match="same key twice"):
+        canonical_json(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        (r'{"\"":1,"\\\"":2}', r'{"\"":1,"\\\"":2}'),
+        (r'{"\u0022":1,"\\u0022":2}', r'{"\"":1,"\\u0022":2}'),
+        (r'{"b":"\\\u0022","a":"\u0022"}', r'{"a":"\"","b":"\\\""}'),
+        (
+            r'{"a":{"a":{"a":1}},"b":[{"a":1},{"a":1}]}',
+            r'{"a":{"a":{"a":1}},"b":[{"a":1},{"a":1}]}',
+        ),
+        (r'{"a":1,"A":2}', r'{"A":2,"a":1}'),
+    ],
+)
+def test_keys_that_only_look_alike_are_no_duplicates(text, canonical):
+    assert canonical_json(text.encode()) == canonical.encode()
+
+
+def nested(levels, opening="[", closing="]", inside=""):
+    return f"{opening * levels}{inside}{closing * levels}".encode()
+
+
+@pytest.mark.parametrize(
+    "fits",
+    [
+        nested(128),
+        nested(128, '{"a":', "}", "1"),
+        nested(64, '[{"b":0,"a":', "}]", "1.0"),
+        nested(127, "[[],", "]", "[]"),
+    ],
+    ids=["arrays", "objects", "both", "with-leaves"],
+)
+def test_128_levels_pass_and_one_more_is_refused(fits):
+    assert canonical_json(fits)
+    with pytest.raises(BodyInvalidError, match="deeper than 128"):
+        canonical_json(b"[" + fits + b"]")
+
+
+@pytest.mark.parametrize("levels", [129, 500, 5_000, 200_000])
+def test_depth_is_refused_and_never_a_recursion_error(levels):
+    for text in (nested(levels), nested(levels, '{"a":', "}", "1"), b"[" * levels):
+        with pytest.raises(BodyInvalidError):
+            canonical_json(text)
+
+
+def test_depth_is_counted_by_nesting_not_by_brackets():
+    wide = b"[" + b",".join([b'{"a":[]}'] * 1000) + b"]"
+    assert canonical_json(wide) == wide
+
+
+def test_brackets_in_strings_are_no_depth():
+    text = json.dumps({"a": "[" * 500, "b": '"[\\"{' * 200}, separators=(",", ":")).encode()
+    assert canonical_json(text) == text
+
+
+def test_depth_counts_inside_volatile_fields_too():
+    text = b'{"v":' + nested(128) + b"}"
+    with pytest.raises(BodyInvalidError, match="deeper than 128"):
+        canonical_json(text, volatile=frozenset({"v"}))
+
+
+def test_a_caller_deep_down_the_stack_is_not_told_that_the_body_is_too_deep():
+    def descend(left):
+        return canonical_json(nested(100)) if left == 0 else descend(left - 1)
+
+    # A RecursionError is honest here: the stack is full, and the body is not at fault.
+    frames_left = sys.getrecursionlimit() - 120
+    for left in range(frames_left, frames_left - 60, -5):
+        try:
+            assert descend(left) == nested(100)
+        except RecursionError:
+            continue
+
+
+def test_volatile_fields_are_left_out_at_the_top_only():
+    text = b'{"t":1,"a":{"t":2},"s":"x"}'
+    assert canonical_json(text, volatile=frozenset({"t", "s", "other"})) == b'{"a":{"t":2}}'
+
+
+@pytest.mark.parametrize("value", ['"x"', '"\\""', '{"deep":["a","b"]}', "5.0", "1e30", "[]"])
+def test_what_a_volatile_field_holds_never_matters(value):
+    text = f'{{"a":1.5,"token":{value},"b":"c"}}'.encode()
+    assert canonical_json(text, volatile=frozenset({"token"})) == b'{"a":1.5,"b":"c"}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"token":1,"token":2}',
+        '{"token":{"x":1,"x":2}}',
+        '{"token":"\\u0022","a":1,"a":2}',
+        '{"token":1e400}',
+        '{"token":"\\ud800"}',
+    ],
+)
+def test_a_volatile_field_may_not_hide_what_is_refused(text):
+    with pytest.raises(BodyInvalidError):
+        canonical_json(text.encode(), volatile=frozenset({"token"}))
+
+
+@pytest.mark.parametrize("text", [b"[1]", b'"token"', b"null", b"5.0", b"{}"])
+def test_volatile_fields_mean_nothing_where_there_are_none(text):
+    assert canonical_json(text, volatile=frozenset({"token"})) == canonical_json(text)
+
+
+def test_an_unfinished_text_full_of_escapes_is_refused_quickly_however_deep():
+    # Would take minutes if each quote were tried as the start of a string.
+    with pytest.raises(BodyInvalidError):
+        canonical_json(b"[" * 2000 + b'"' + b'\\"' * 200_000)

@@ -1,0 +1,390 @@
+"""Enqueue: in the transaction of the write that causes it, under its key, with its ids."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta, timezone
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, HTTPException, Request
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+from holdfast import Holdfast, Policy, open_store
+from holdfast.core.job import AlreadyDone, Enqueued, Merged, job_id
+from holdfast.errors import JobPayloadTooLargeError, NoTransactionError, UsageError
+from holdfast.jobs.context import JobContext
+from holdfast.jobs.enqueue import Cause, new_job
+from holdfast.ports import Store
+from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from packages.holdfast.tests.support.harness import by_header
+from packages.holdfast.tests.support.jobs_harness import (
+    JobsLab,
+    eventually,
+    make_effects,
+    write_effect,
+)
+
+CAUSE = Cause("ada", "ada's phone", "request-1", "correlation-1")
+
+
+class Shop:
+    """A guarded app that writes, enqueues, and then does what it is told."""
+
+    def __init__(self, store: Store) -> None:
+        self.holdfast = Holdfast(
+            store,
+            policy=Policy(),
+            identify=by_header,
+            sweep_every_seconds=None,
+            max_payload_bytes=1000,
+        )
+        self.lab = JobsLab(store)
+        self.lab.jobs = self.holdfast.jobs
+        self.rings = 0
+        self.outcomes: list[Any] = []
+        app = FastAPI()
+        self.holdfast.install(app)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://shop")
+
+        @self.holdfast.jobs.handler("receipt", queue="mail", max_attempts=3)
+        async def receipt(job: JobContext) -> None:
+            await write_effect(job, f"receipt {job.request_id} {job.correlation_id}")
+
+        @app.post("/orders", status_code=201)
+        @self.holdfast.guard("orders.create")
+        async def create(request: Request) -> dict[str, str]:
+            wishes = (await request.json()).get("wishes", {})
+            payload = wishes.pop("payload", {"total": 7})
+            await self.holdfast.execution.statements.execute(
+                "INSERT INTO effects (name) VALUES ('order')"
+            )
+            self.outcomes.append(await self.holdfast.enqueue("receipt", payload, **wishes))
+            assert await self.lab.count("audit_events") == 0, "nothing is seen before the commit"
+            match request.headers.get("x-do"):
+                case "raise":
+                    raise RuntimeError("broken handler")
+                case str(status):
+                    raise HTTPException(int(status))
+            return {"id": "1"}
+
+        notify = self.holdfast.notifier.notify
+
+        def counted() -> None:
+            self.rings += 1
+            notify()
+
+        self.holdfast.notifier.notify = counted  # type: ignore[method-assign]
+
+    async def order(self, key: str = "key-1", do: str | None = None, **wishes: Any) -> Any:
+        headers = {"Idempotency-Key": key, "X-Request-ID": "r-7", "X-Correlation-ID": "c-7"}
+        if do is not None:
+            headers["X-Do"] = do
+        return await self.client.post("/orders", json={"wishes": wishes}, headers=headers)
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "sqlalchemy sqlite", "sqlalchemy postgresql"])
+def kind_and_url(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    if request.param.endswith("sqlite"):
+        return request.param, f"sqlite:///{tmp_path}/jobs.db"
+    return request.param, str(request.getfixturevalue("clean_jobs_url"))
+
+
+@pytest.fixture
+async def shop(kind_and_url: tuple[str, str]) -> AsyncIterator[Shop]:
+    kind, url = kind_and_url
+    engine = None
+    store: Store = open_store(url)
+    if kind.startswith("sqlalchemy"):
+        driver = "+aiosqlite://" if "sqlite" in url else "+asyncpg://"
+        engine = create_async_engine(url.replace("://", driver, 1))
+        store = SqlAlchemyStore(async_sessionmaker(engine))
+    shop = Shop(store)
+    await shop.holdfast.open()
+    await make_effects(store)
+    yield shop
+    await shop.lab.stop_workers()
+    await shop.client.aclose()
+    await shop.holdfast.close()
+    if engine is not None:
+        await engine.dispose()
+
+
+# -- one transaction ------------------------------------------------------------------------------
+
+
+async def test_job_audit_rows_and_the_write_commit_with_the_answer(shop: Shop) -> None:
+    assert (await shop.order(resource_id="order/1")).status_code == 201
+    key = "job:ada:mail:receipt:order/1"
+    assert shop.outcomes == [Enqueued(job_id(key))]
+    job = await shop.lab.job(job_id(key))
+    assert (job.view.key, job.view.queue, job.view.state) == (key, "mail", "waiting")
+    assert (job.payload, job.view.max_attempts) == ({"total": 7}, 3), "as its handler wants it"
+    assert (job.view.request_id, job.view.correlation_id) == ("r-7", "c-7")
+    assert await shop.lab.effects() == ["order"]
+    audits = await shop.lab.rows(
+        "SELECT tenant, endpoint, actor, status, resource, request_id, correlation_id,"
+        " payload_hash FROM audit_events ORDER BY endpoint"
+    )
+    ids = {"request_id": "r-7", "correlation_id": "c-7"}
+    about_job = {"status": 202, "resource": key, "payload_hash": job.payload_hash}
+    who = {"tenant": "ada", "actor": "ada's phone"}
+    assert [row["endpoint"] for row in audits] == ["job.enqueued mail receipt", "orders.create"]
+    assert dict(audits[0]) == {"endpoint": "job.enqueued mail receipt", **who, **about_job, **ids}
+    assert shop.rings == 1
+
+
+@pytest.mark.parametrize("attempts", [0, 10**12])
+async def test_attempts_that_make_no_sense_are_not_taken_for_the_handlers(
+    attempts: int, shop: Shop
+) -> None:
+    assert (await shop.order(max_attempts=attempts)).status_code == 500
+    assert await shop.lab.count("jobs") == 0
+    assert await shop.lab.effects() == []
+
+
+async def test_a_replay_enqueues_nothing(shop: Shop) -> None:
+    first = await shop.order()
+    await shop.lab.claim("one")
+    again = await shop.order()
+    assert again.headers["Idempotency-Replayed"] == "true"
+    assert (first.content, len(shop.outcomes), shop.rings) == (again.content, 1, 1)
+    assert await shop.lab.count("jobs") == 1
+    assert await shop.lab.count("audit_events") == 2
+
+
+@pytest.mark.parametrize("failure", ["raise", "500", "503", "404", "422"])
+async def test_what_undoes_the_write_undoes_the_job(shop: Shop, failure: str) -> None:
+    assert (await shop.order(do=failure)).status_code >= 400
+    for table in ("jobs", "effects", "audit_events"):
+        assert await shop.lab.count(table) == 0
+    assert (len(shop.outcomes), shop.rings) == (1, 0)
+    if failure.startswith("5"):
+        assert (await shop.order()).status_code == 201
+        assert await shop.lab.count("jobs") == 1
+        assert shop.rings == 1
+
+
+async def test_a_payload_that_is_too_large_is_413_and_nothing_is_written(shop: Shop) -> None:
+    answer = await shop.order(payload="x" * 1000)
+    assert answer.status_code == 413
+    assert "the payload of receipt has 1002 bytes, at most 1000" in answer.json()["detail"]
+    for table in ("jobs", "effects", "audit_events"):
+        assert await shop.lab.count(table) == 0
+    assert (await shop.order("key-2", payload="x" * 998)).status_code == 201
+
+
+async def test_the_same_key_is_one_job_until_it_is_done_and_done_ever_after(shop: Shop) -> None:
+    """The writes that cause it are two all the same."""
+    lab, same = shop.lab, job_id("job:ada:mail:receipt:order/1")
+
+    async def again() -> Any:
+        async with lab.transaction() as tx:
+            return await lab.enqueue_in(tx, "receipt", {"n": 2}, resource_id="order/1")
+
+    assert await again() == Enqueued(same)
+    assert await again() == Merged(same)
+    assert (await lab.rows("SELECT count(*) AS n FROM audit_events"))[0]["n"] == 1
+    job = await lab.claim_one("one")
+    assert await again() == Merged(same), "while it runs"
+    assert await lab.table.complete_alone([(job.lease, "1")], worker="one")
+    assert await again() == AlreadyDone(same)
+    assert await lab.count("jobs") == 0
+    assert await lab.count("audit_events") == 1
+
+
+async def test_two_transactions_at_once_with_one_key_make_one_job(shop: Shop) -> None:
+    async def one(n: int) -> Any:
+        unit = await shop.lab.store.begin()
+        outcome = await shop.lab.enqueue_in(unit.statements, "receipt", 1, resource_id="r")
+        await asyncio.sleep(0.01)
+        if n == 0:
+            await unit.rollback()
+        else:
+            await unit.commit(None, None)
+        return outcome
+
+    outcomes = await asyncio.gather(*(one(n) for n in range(8)))
+    assert [type(outcome) for outcome in outcomes[1:]].count(Enqueued) == 1
+    assert await shop.lab.count("jobs") == 1
+    assert await shop.lab.count("audit_events") == 1
+
+
+async def test_ids_are_carried_from_the_request_to_the_handler_of_the_job(shop: Shop) -> None:
+    worker = shop.holdfast.worker(lease_seconds=5)
+    await worker.start()
+    try:
+        await shop.order(resource_id="order/1")
+
+        async def has_run() -> bool:
+            return await shop.lab.effects() == ["order", "receipt r-7 c-7"]
+
+        await eventually(has_run)
+    finally:
+        await worker.stop()
+
+
+async def test_outside_a_guarded_request_there_is_nothing_to_enqueue_in(shop: Shop) -> None:
+    with pytest.raises(NoTransactionError):
+        await shop.holdfast.enqueue("receipt")
+
+
+# -- times ------------------------------------------------------------------------------------
+
+
+async def test_a_job_is_not_taken_before_its_time_by_the_databases_clock(shop: Shop) -> None:
+    lab = shop.lab
+    now = await lab.table.now()
+    wishes: dict[str, dict[str, Any]] = {
+        "delay": {"delay_seconds": 100.5},
+        "instant": {"run_at": now + timedelta(seconds=50)},
+        "other zone": {"run_at": (now + timedelta(seconds=50)).astimezone()},
+        "both": {"run_at": now + timedelta(seconds=50), "delay_seconds": 50},
+        "past": {"run_at": now - timedelta(days=1)},
+        "far": {"run_at": datetime(9999, 12, 30, tzinfo=UTC), "delay_seconds": 60},
+    }
+    due: dict[str, float] = {}
+    for name, wish in wishes.items():
+        async with lab.transaction() as tx:
+            outcome = await lab.enqueue_in(tx, "receipt", name, **wish)
+        due_at = (await lab.job(outcome.job_id)).view.due_at
+        assert due_at is not None
+        due[name] = (due_at - now).total_seconds()
+    assert due.pop("far") > 1e11
+    expected = {"delay": 100.5, "instant": 50, "other zone": 50, "both": 100, "past": -86400}
+    assert due == pytest.approx(expected, abs=2)
+    assert [job.decoded() for job in await lab.claim()] == ["past"]
+
+
+async def test_a_delayed_job_runs_when_its_time_has_come(shop: Shop) -> None:
+    lab = shop.lab
+    async with lab.transaction() as tx:
+        outcome = await lab.enqueue_in(tx, "receipt", 1, delay_seconds=0.4)
+    enqueued_at = (await lab.job(outcome.job_id)).view.enqueued_at
+    assert await lab.claim() == []
+
+    async def taken() -> list[Any]:
+        return list(await lab.claim())
+
+    await eventually(taken, seconds=5)
+    assert (await lab.table.now() - enqueued_at).total_seconds() >= 0.399
+
+
+# -- keys and checks --------------------------------------------------------------------------
+
+
+def test_a_job_without_a_resource_is_known_by_the_hash_of_its_payload() -> None:
+    job = new_job("receipt", {"b": 1, "a": [1.0, "ü"]}, cause=CAUSE, queue="mail")
+    digest = sha256('{"a":[1,"ü"],"b":1}'.encode()).hexdigest()
+    assert job.payload_hash == digest
+    assert job.key == f"job:ada:mail:receipt:{digest}"
+    same = new_job("receipt", {"a": [1, "ü"], "b": 1}, cause=CAUSE, queue="mail")
+    assert same.id == job.id, "the order of its fields is no difference"
+    assert new_job("receipt", {"a": [1]}, cause=CAUSE, queue="mail").id != job.id
+
+
+def test_a_job_with_a_resource_is_known_by_it_whatever_its_payload() -> None:
+    one = new_job("receipt", 1, cause=CAUSE, resource_id="order/1")
+    other = new_job("receipt", 2, cause=CAUSE, resource_id="order/1")
+    assert one.key == "job:ada:default:receipt:order/1"
+    assert one.id == other.id == job_id(one.key)
+    assert one.payload_hash != other.payload_hash
+
+
+def test_a_coalescing_job_has_a_key_of_its_own_for_every_enqueue() -> None:
+    jobs = [new_job("receipt", 1, cause=CAUSE, coalesce="day") for _ in range(100)]
+    assert len({job.id for job in jobs}) == 100
+    assert all(job.key.startswith("job:ada:default:receipt:day#") for job in jobs)
+    assert {job.coalesce_key for job in jobs} == {"day"}
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+endless: list[Any] = []
+endless.append(endless)
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (object(), "not JSON"),
+        ({"a": {1: object()}}, "not JSON"),
+        (float("nan"), "NaN"),
+        ({"a": [None, float("inf")]}, "NaN and Infinity"),
+        ({"a": (1, -float("inf"))}, "NaN and Infinity"),
+        ("\ud800", "not JSON"),
+        ({1: "a", "1": "b"}, "same key twice"),
+        (deep(129), "nested deeper"),
+        (endless, "nested too deep"),
+    ],
+    ids=["object", "inner object", "nan", "inf", "-inf", "surrogate", "twice", "deep", "endless"],
+)
+def test_a_payload_that_is_not_json_is_refused_with_the_reason(payload: Any, reason: str) -> None:
+    with pytest.raises(UsageError, match="the payload of receipt is not JSON") as raised:
+        new_job("receipt", payload, cause=CAUSE)
+    assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "payload", [None, {"a": None}, [None, 1.5], "null", deep(128), 2**70, "\x00", {"": ""}]
+)
+def test_any_json_is_taken_as_it_is(payload: Any) -> None:
+    import json
+
+    assert json.loads(new_job("receipt", payload, cause=CAUSE).payload) == payload
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"job_type": ""},
+        {"job_type": "a:b"},
+        {"job_type": "a b"},
+        {"job_type": "x" * 101},
+        {"job_type": "-a"},
+        {"queue": "ü"},
+        {"queue": ""},
+        {"queue": "a\n"},
+        {"resource_id": ""},
+        {"resource_id": "x" * 501},
+        {"resource_id": "a\x00b"},
+        {"coalesce": ""},
+        {"coalesce": "\ud800"},
+        {"order": "x" * 501},
+        {"run_at": datetime(2026, 3, 1)},  # noqa: DTZ001
+        {"run_at": datetime(9999, 12, 31, tzinfo=UTC), "delay_seconds": 2**31 - 1},
+        {"run_at": datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-12)))},
+        {"delay_seconds": -1},
+        {"delay_seconds": float("nan")},
+        {"delay_seconds": float("inf")},
+        {"delay_seconds": 1e12},
+        {"max_attempts": 0},
+        {"max_attempts": -1},
+        {"max_attempts": 1001},
+        {"max_attempts": 10**12},
+    ],
+    ids=str,
+)
+def test_a_wish_that_makes_no_sense_is_refused(wish: dict[str, Any]) -> None:
+    job_type = wish.pop("job_type", "receipt")
+    with pytest.raises(UsageError, match=r"should |do not take"):
+        new_job(job_type, 1, cause=CAUSE, **wish)
+
+
+def test_a_job_belongs_to_somebody() -> None:
+    with pytest.raises(UsageError, match="tenant"):
+        new_job("receipt", 1, cause=Cause("", "", "", ""))
+
+
+def test_the_limit_counts_bytes() -> None:
+    assert new_job("receipt", "ü" * 4, cause=CAUSE, max_payload_bytes=10).payload == '"üüüü"'
+    with pytest.raises(JobPayloadTooLargeError, match="has 12 bytes, at most 11"):
+        new_job("receipt", "ü" * 5, cause=CAUSE, max_payload_bytes=11)

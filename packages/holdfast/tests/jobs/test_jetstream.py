@@ -1,0 +1,364 @@
+"""The jetstream engine on a real NATS: whatever the broker does, the tables decide."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.js.api import RetentionPolicy, StreamConfig
+
+from holdfast import open_store
+from holdfast.core.retry import Jitter, RetryPolicy
+from holdfast.errors import NonRetryableError, StoreUnavailableError
+from holdfast.jobs.context import JobContext
+from holdfast.jobs.engines import relay
+from holdfast.jobs.worker import EngineMaker
+from holdfast.ports import Finished, Store
+from holdfast.testing.engine_contract import EngineContract
+from packages.holdfast.tests.support.jobs_harness import (
+    eventually,
+    write_effect,
+)
+from packages.holdfast.tests.support.nats_harness import NatsLab, taken
+
+# For what has to do with the broker alone, or with one database more than with the other.
+ON_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+SOON = RetryPolicy(first_seconds=0.05, ceiling_seconds=0.05, jitter=Jitter.UP_TO, attempts=5)
+
+
+class TestJetStreamEngine(EngineContract):
+    """What every engine must do."""
+
+    @pytest.fixture
+    async def store(self, database: str) -> AsyncIterator[Store]:
+        store = open_store(database)
+        await store.open()
+        yield store
+        await store.close()
+
+    @pytest.fixture
+    def new_engine(self, nats: NatsLab) -> EngineMaker:
+        return nats.engine()
+
+
+# -- the way of a job -----------------------------------------------------------------------------
+
+
+async def test_a_job_is_published_worked_and_acknowledged(effect_lab, nats):
+    await effect_lab.start_worker(engine=nats.engine())
+    job_id = await effect_lab.enqueued(resource_id="one")
+    done = await effect_lab.until(job_id, "done")
+    assert done.view.attempts == 1
+    assert await effect_lab.effects() == ["one"]
+    await nats.until_empty(seconds=3)  # not when it comes again, after 5
+    info = await nats.stream_info()
+    assert info.config.retention == RetentionPolicy.WORK_QUEUE
+    assert info.config.duplicate_window == 120
+    assert info.config.num_replicas == 1  # there is one node
+    consumer = await nats.consumer_info(effect_lab.store)
+    assert (consumer.config.max_deliver, consumer.config.ack_wait) == (-1, 5)
+
+
+async def test_many_jobs_over_two_workers_and_queues_all_end_once(lab, nats, another_store):
+    for queue in ("mail.out", "mail", "mail-out"):
+
+        @lab.jobs.handler(f"in.{queue}", queue=queue)
+        async def effect(job: JobContext) -> None:
+            await write_effect(job, f"{job.queue} {job.resource_id}")
+
+    await lab.start_worker(engine=nats.engine(), concurrency=2)
+    await lab.start_worker(await another_store(), engine=nats.engine(), concurrency=3)
+    for number in range(20):
+        for queue in lab.jobs.queues:
+            await lab.enqueue(f"in.{queue}", resource_id=str(number))
+    await lab.until_idle()
+    wanted = [f"{queue} {number}" for number in range(20) for queue in lab.jobs.queues]
+    assert sorted(await lab.effects()) == sorted(wanted)
+    await nats.until_empty()
+
+
+async def test_a_job_that_is_committed_elsewhere_starts_at_once(
+    effect_lab, nats, another_store, monkeypatch
+):
+    monkeypatch.setattr(relay, "_LOOK_SECONDS", 60)
+    await effect_lab.start_worker(engine=nats.engine())
+    first = await effect_lab.enqueued(resource_id="warm")
+    await effect_lab.until(first, "done")
+    notifier = (await another_store()).notifier()  # as an intake has that only enqueues
+    workers, effect_lab.workers = effect_lab.workers, []
+    job_id = await effect_lab.enqueued(resource_id="now")
+    effect_lab.workers = workers
+    notifier.notify()
+    await effect_lab.until(job_id, "done", seconds=20)
+    await notifier.close()
+
+
+@ON_SQLITE
+async def test_a_job_with_a_time_starts_when_it_has_come(effect_lab, nats):
+    await effect_lab.start_worker(engine=nats.engine())
+    job_id = await effect_lab.enqueued(delay_seconds=0.8)
+    began = time.monotonic()
+    await effect_lab.until(job_id, "done")
+    assert time.monotonic() - began > 0.6
+
+
+async def test_a_job_that_enqueues_another_is_followed_by_it(effect_lab, nats):
+    @effect_lab.jobs.handler("first")
+    async def first(job: JobContext) -> None:
+        await write_effect(job, "first")
+        await job.enqueue("effect", resource_id="second")
+
+    await effect_lab.start_worker(engine=nats.engine())
+    await effect_lab.enqueue("first")
+    await effect_lab.until_idle()
+    assert await effect_lab.effects() == ["first", "second"]
+
+
+async def test_ordered_jobs_stay_in_order(effect_lab, nats, another_store):
+    for number in range(15):
+        await effect_lab.enqueue(resource_id=f"{number:02}", order="ada's day")
+    for _ in range(2):
+        await effect_lab.start_worker(await another_store(), engine=nats.engine(), concurrency=4)
+    await effect_lab.until_idle()
+    assert await effect_lab.effects() == [f"{number:02}" for number in range(15)]
+
+
+# -- delivered too often --------------------------------------------------------------------------
+
+
+async def test_a_job_delivered_20_times_to_4_workers_has_one_effect(lab, nats, another_store):
+    released = asyncio.Event()
+
+    @lab.jobs.handler("effect")
+    async def effect(job: JobContext) -> None:
+        await released.wait()
+        await write_effect(job)
+
+    for _ in range(4):
+        await lab.start_worker(await another_store(), engine=nats.engine(), lease_seconds=1)
+    job_id = await lab.enqueued(resource_id="one")
+    await lab.until(job_id, "running")
+    await nats.send_job(lab.store, job_id, times=19)
+
+    async def all_delivered() -> bool:
+        return bool((await nats.consumer_info(lab.store)).num_pending == 0)
+
+    await eventually(all_delivered)
+    released.set()
+    assert (await lab.until(job_id, "done")).view.attempts == 1
+    await nats.until_empty()
+    assert await lab.effects() == ["one"]
+    assert await lab.count("job_completions") == 1
+
+
+@ON_POSTGRES
+async def test_two_messages_about_one_job_in_one_packet_give_one_lease(effect_lab, nats):
+    job_id = await effect_lab.enqueued()
+    engine = nats.engine_of(effect_lab.table, "default", relay=False, lease_seconds=0.7)
+    await engine.open()
+    try:
+        await nats.until_consumer(effect_lab.store)
+        await nats.send_job(effect_lab.store, job_id, times=3)
+        delivery = await taken(engine)
+        assert delivery.job.lease.number == 1
+        assert list(await engine.take(10, 0.2)) == []
+        assert await effect_lab.table.bury(
+            delivery.job, worker="by-hand", reason="error", error="no"
+        )
+        await engine.settle(delivery, Finished())
+
+        async def nothing_is_left() -> bool:
+            assert not await engine.take(10, 0.2)
+            return bool(await nats.messages() == 0)
+
+        await eventually(nothing_is_left)  # the others come again, and are done by then
+    finally:
+        await engine.close()
+
+
+@ON_SQLITE
+async def test_an_old_message_about_a_finished_job_is_acknowledged_without_running(
+    effect_lab, nats
+):
+    await effect_lab.start_worker(engine=nats.engine())
+    job_id = await effect_lab.enqueued()
+    await effect_lab.until(job_id, "done")
+    await nats.send_job(effect_lab.store, job_id, times=3)
+    await nats.until_empty()
+    assert effect_lab.outcomes.all == ["done"]
+
+
+@ON_SQLITE
+async def test_a_copy_published_after_the_brokers_memory_has_one_effect(effect_lab, nats):
+    """The relay died before its mark, and the broker has forgotten the number meanwhile."""
+    async with nats.broker() as broker:
+        await broker.add_stream(
+            StreamConfig(
+                name=nats.stream,
+                subjects=[f"{nats.subject}.>"],
+                retention=RetentionPolicy.WORK_QUEUE,
+                duplicate_window=0.1,
+            )
+        )
+    died: list[str] = []
+
+    class DiesOnce:
+        async def reach(self, point: str) -> None:
+            if point == "relay_before_mark" and not died:
+                died.append(point)
+                raise StoreUnavailableError("killed")
+            if died:
+                await asyncio.sleep(0.3)  # longer than the broker remembers
+
+    job_id = await effect_lab.enqueued(resource_id="one")
+    relay_only = nats.engine_of(effect_lab.table, "default", faults=DiesOnce())
+    await relay_only.open()
+
+    async def twice() -> bool:
+        return bool(await nats.messages() == 2)
+
+    await eventually(twice)
+    await relay_only.close()
+    assert died == ["relay_before_mark"]
+    await effect_lab.start_worker(engine=nats.engine(), lease_seconds=0.6)
+    await effect_lab.until(job_id, "done")
+    await nats.until_empty()
+    assert await effect_lab.effects() == ["one"]
+    assert effect_lab.outcomes.all == ["done"]
+
+
+@ON_POSTGRES
+async def test_a_long_job_is_not_delivered_to_another(lab, nats, another_store):
+    @lab.jobs.handler("long")
+    async def long(job: JobContext) -> None:
+        await asyncio.sleep(1.3)
+        await write_effect(job)
+
+    for _ in range(2):
+        await lab.start_worker(await another_store(), engine=nats.engine(), lease_seconds=0.6)
+    job_id = await lab.enqueued("long", resource_id="one")
+    done = await lab.until(job_id, "done")
+    assert done.view.attempts == 1
+    consumer = await nats.consumer_info(lab.store)
+    assert consumer.delivered.consumer_seq == 1  # in_progress kept it from coming again
+    assert lab.outcomes.all == ["done"]
+
+
+async def test_a_worker_that_dies_between_commit_and_acknowledgement_has_one_effect(
+    effect_lab, nats
+):
+    class Killed(BaseException):
+        pass
+
+    class DiesAfterCommit:
+        async def reach(self, point: str) -> None:
+            if point == "job_after_commit":
+                raise Killed
+
+    await effect_lab.start_worker(engine=nats.engine(), faults=DiesAfterCommit(), lease_seconds=1)
+    job_id = await effect_lab.enqueued(resource_id="one")
+    await effect_lab.until(job_id, "done")
+    assert await nats.messages() == 1  # nobody has acknowledged it
+    await nats.until_empty()
+    assert await effect_lab.effects() == ["one"]
+    assert effect_lab.outcomes.all == []
+
+
+# -- failing --------------------------------------------------------------------------------------
+
+
+@ON_SQLITE
+async def test_a_retry_waits_at_the_broker_for_its_delay(lab, nats):
+    started: list[float] = []
+    published: list[int] = []
+
+    @lab.jobs.handler("flaky")
+    async def flaky(job: JobContext) -> None:
+        started.append(time.monotonic())
+        published.append((await lab.rows("SELECT published FROM jobs"))[0]["published"])
+        if len(started) == 1:
+            raise RuntimeError("not yet")
+        await write_effect(job)
+
+    await lab.start_worker(engine=nats.engine())
+    job_id = await lab.enqueued("flaky")
+    done = await lab.until(job_id, "done")
+    assert done.view.attempts == 2
+    assert 1 <= started[1] - started[0] < 2.5
+    assert published[1] == 1  # the same message came again
+
+
+async def test_a_job_that_fails_five_times_is_a_dead_letter(lab, nats, monkeypatch):
+    monkeypatch.setattr("holdfast.jobs.executor.WORKER", SOON)
+
+    @lab.jobs.handler("poison")
+    async def poison(job: JobContext) -> None:
+        await write_effect(job)
+        raise RuntimeError(f"attempt {job.attempt}")
+
+    await lab.start_worker(engine=nats.engine())
+    job_id = await lab.enqueued("poison")
+    dead = await lab.until(job_id, "dead")
+    assert [failure.error for failure in dead.failures] == [
+        f"RuntimeError: attempt {number}" for number in range(1, 6)
+    ]
+    await nats.until_empty()
+    assert await lab.effects() == []
+    assert await lab.count("dead_letters") == 1
+
+
+@ON_SQLITE
+async def test_unknown_types_and_hopeless_errors_are_dead_letters_at_once(lab, nats):
+    @lab.jobs.handler("hopeless")
+    async def hopeless(job: JobContext) -> None:
+        raise NonRetryableError("never")
+
+    await lab.start_worker(engine=nats.engine())
+    unknown = await lab.enqueued("unheard.of")
+    never = await lab.enqueued("hopeless")
+    assert (await lab.until(unknown, "dead")).view.reason == "unknown_type"
+    assert (await lab.until(never, "dead")).view.reason == "non_retryable"
+    await nats.until_empty()
+    assert lab.outcomes.all == ["dead", "dead"]
+
+
+async def test_a_requeued_dead_letter_comes_at_once(lab, nats):
+    """Its first message had the same job id, which the broker remembers for two minutes."""
+    helped = asyncio.Event()
+
+    @lab.jobs.handler("helped")
+    async def work(job: JobContext) -> None:
+        if not helped.is_set():
+            raise NonRetryableError("help")
+        await write_effect(job)
+
+    await lab.start_worker(engine=nats.engine())
+    job_id = await lab.enqueued("helped", resource_id="one")
+    await lab.until(job_id, "dead")
+    helped.set()
+    assert await lab.table.requeue("ada", job_id, actor="operator")
+    lab.notify()
+    await lab.until(job_id, "done", seconds=5)
+    assert await lab.effects() == ["one"]
+
+
+@ON_POSTGRES
+async def test_garbage_in_the_stream_is_thrown_away_and_told(effect_lab, nats, caplog):
+    await effect_lab.start_worker(engine=nats.engine())
+    await effect_lab.until(await effect_lab.enqueued(resource_id="before"), "done")
+    for garbage in (
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"tenant": "ada"}',
+        b'{"tenant": "ada", "job_id": "1; DROP TABLE jobs"}',
+        b'{"tenant": "\\u0000", "job_id": "7f3b1c1e-7a0b-4c57-9f4c-0d5d5f3c1a11"}',
+    ):
+        await nats.send(effect_lab.store, garbage)
+    await nats.until_empty()
+    await effect_lab.until(await effect_lab.enqueued(resource_id="after"), "done")
+    assert await effect_lab.effects() == ["before", "after"]
+    told = [record for record in caplog.records if "names no job" in record.message]
+    assert len(told) == 6

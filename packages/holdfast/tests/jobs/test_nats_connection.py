@@ -1,0 +1,65 @@
+"""A line to NATS that breaks while answers are awaited: the wait ends, and nobody complains."""
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ConfigurationError
+from holdfast.jobs.engines.nats_connection import Broker
+from holdfast.jobs.engines.nats_stream import Names
+from holdfast.jobs.engines.nats_url import servers_of
+
+
+async def nothing() -> Any:
+    return None
+
+
+def make_broker(url: str = "nats://127.0.0.1:1") -> Broker:
+    return Broker(
+        url,
+        ["default"],
+        find_names=lambda: asyncio.sleep(0, Names.of("JOBS", "jobs", b"secret")),
+        client_name="test",
+        ack_wait_seconds=30,
+        replicas=None,
+        options={},
+        on_new_stream=nothing,
+    )
+
+
+async def test_answers_that_will_never_come_are_forgotten_without_a_word() -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    broker = make_broker()
+    publishing = asyncio.gather(*(asyncio.Event().wait() for _ in range(3)), return_exceptions=True)
+    asyncio.get_running_loop().call_later(0.01, broker._lost.set)
+    with pytest.raises(ConnectionResetError):
+        await broker._unless_lost(publishing)
+    del publishing
+    gc.collect()
+    assert complaints == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        " , ",
+        "nats://[bad",
+        "nats://127.0.0.1:abc",
+        "nats://127.0.0.1:99999",
+        "nats://",
+        "http://127.0.0.1:4222",
+        "nats://good:4222,nats://[bad",
+    ],
+)
+async def test_an_address_nobody_could_connect_to_is_refused_before_anyone_tries(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="nats://host:4222"):
+        make_broker(url)
+
+
+def test_addresses_may_be_several_of_any_kind() -> None:
+    given = "nats://me:p%40ss@a:4222, tls://b,[::1]:4222,localhost:4222 ,wss://c:443"
+    assert servers_of(given) == [server.strip() for server in given.split(",")]

@@ -1,0 +1,229 @@
+"""Leases: renewed in time, and whoever has lost one commits nothing."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast.errors import (
+    StoreUnavailableError,
+)
+from holdfast.jobs.context import JobContext
+from packages.holdfast.tests.jobs.conftest import OpenStore
+from packages.holdfast.tests.jobs.handlers import Gate, done
+from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, write_effect
+
+
+async def test_a_lease_is_renewed_before_half_of_it_is_gone(lab: JobsLab) -> None:
+    lease_seconds = 2.0
+    gate = Gate(lab)
+    await lab.start_worker(lease_seconds=lease_seconds)
+    job_id = await lab.enqueued("gated")
+    await gate.started.wait()
+    ends: set[float] = set()
+    left: list[float] = []
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 1.4
+    while loop.time() < until:
+        now = await lab.table.now()
+        due_at = (await lab.job(job_id)).view.due_at
+        assert due_at is not None
+        ends.add(due_at.timestamp())
+        left.append((due_at - now).total_seconds())
+        await asyncio.sleep(0.02)
+    gate.opened.set()
+    await done(lab, job_id)
+    assert len(ends) >= 3, "renewed twice at least"
+    assert min(left) > lease_seconds / 2
+    assert max(left) <= lease_seconds
+
+
+@pytest.mark.parametrize("writes_first", [True, False])
+async def test_a_handler_that_takes_longer_than_its_lease_succeeds_at_the_first_attempt(
+    lab: JobsLab, another_store: OpenStore, *, writes_first: bool
+) -> None:
+    """On SQLite, one that has written keeps everyone from writing: it renews its lease itself."""
+    gate = Gate(lab, writes_first=writes_first)
+    for _ in range(2):
+        await lab.start_worker(await another_store(), lease_seconds=0.8)
+    job_id = await lab.enqueued("gated", resource_id="slow")
+    await gate.started.wait()
+    await asyncio.sleep(1.2)
+    gate.opened.set()
+    detail = await done(lab, job_id)
+    assert (detail.view.attempts, gate.runs) == (1, 1)
+    assert await lab.effects() == ["slow"]
+
+
+async def test_who_holds_the_write_turn_of_sqlite_for_long_costs_nobody_the_lease(
+    lab: JobsLab,
+) -> None:
+    """On PostgreSQL nobody holds one, and it must work there too."""
+    writing = Gate(lab, writes_first=True)
+    thinking = asyncio.Event()
+
+    @lab.jobs.handler("thinks")
+    async def thinks(job: JobContext) -> None:
+        thinking.set()
+        await writing.opened.wait()
+        await write_effect(job, "thought")
+
+    await lab.start_worker(lease_seconds=0.8)
+    quiet = await lab.enqueued("thinks")
+    await thinking.wait()
+    slow = await lab.enqueued("gated", resource_id="slow")
+    await writing.started.wait()
+    await asyncio.sleep(1.2)
+    writing.opened.set()
+    for job_id in (slow, quiet):
+        assert (await done(lab, job_id)).view.attempts == 1
+    assert sorted(await lab.effects()) == ["slow", "thought"]
+
+
+async def test_as_many_long_transactions_as_the_store_has_connections_keep_their_leases(
+    lab: JobsLab,
+) -> None:
+    """Renewals and endings must not wait for what the handlers hold."""
+    if lab.store.name == "sqlite":
+        pytest.skip("one writer at a time: there is no second transaction")
+    gate = asyncio.Event()
+    started = 0
+
+    @lab.jobs.handler("long")
+    async def long(job: JobContext) -> None:
+        nonlocal started
+        await write_effect(job)
+        started += 1
+        await gate.wait()
+
+    for n in range(16):
+        await lab.enqueue("long", n)
+    await lab.start_worker(lease_seconds=0.8, concurrency=16)
+
+    async def as_many_as_there_is_room_for() -> bool:
+        return started >= 8
+
+    await eventually(as_many_as_there_is_room_for)
+    await asyncio.sleep(1.4)
+    gate.set()
+    await lab.until_idle()
+    assert set(lab.outcomes.all) == {"done"}
+    assert await lab.count("effects") == 16
+
+
+async def test_a_lost_lease_ends_the_handler_and_nothing_of_it_commits(lab: JobsLab) -> None:
+    """It finds out at the next renewal, long before it would have finished."""
+    gate = Gate(lab, writes_first=lab.store.name != "sqlite")
+    await lab.start_worker(lease_seconds=1, concurrency=1)
+    job_id = await lab.enqueued("gated", max_attempts=9)
+    await gate.started.wait()
+    gate.started.clear()
+    await lab.steal()
+
+    async def was_told() -> bool:
+        return lab.outcomes.all == ["lease_lost"]
+
+    await eventually(was_told, seconds=5)
+    assert gate.cancelled == 1
+    assert await lab.effects() == []
+    assert await lab.state(job_id) == "running", "whoever has it now ends it"
+    gate.opened.set()
+    detail = await done(lab, job_id)
+    assert (detail.view.attempts, await lab.count("effects")) == (2, 1)
+
+
+@pytest.mark.parametrize("loss", ["stolen", "ran out"])
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("order", [None, "line"])
+async def test_a_handler_that_finishes_after_its_lease_was_lost_cannot_commit(
+    lab: JobsLab, loss: str, order: str | None, *, writes: bool
+) -> None:
+    """Also when nobody else has taken the job: an expired lease is a lost one."""
+    attempts: list[int] = []
+
+    @lab.jobs.handler("effect")
+    async def effect(job: JobContext) -> None:
+        attempts.append(job.attempt)
+        if job.attempt == 1:
+            await (lab.steal() if loss == "stolen" else lab.show_in(-0.001))
+        if writes:
+            await write_effect(job, f"attempt {job.attempt}")
+
+    await lab.start_worker(concurrency=1)
+    job_id = await lab.enqueued("effect", order=order)
+
+    async def was_lost() -> bool:
+        return "lease_lost" in lab.outcomes.all
+
+    await eventually(was_lost)
+    if loss == "stolen":  # whoever has it is never heard of again
+        await lab.show_in(-0.001)
+    lab.notify()
+    detail = await done(lab, job_id)
+    assert attempts == [1, 2]
+    assert detail.view.attempts == 2
+    assert await lab.effects() == (["attempt 2"] if writes else [])
+
+
+async def test_of_markers_written_together_a_lost_one_harms_no_other(lab: JobsLab) -> None:
+    gate = asyncio.Event()
+    stolen: list[str] = []
+
+    @lab.jobs.handler("quiet")
+    async def quiet(job: JobContext) -> str:
+        if job.payload == 3 and not stolen:
+            stolen.append(job.id)
+        await gate.wait()
+        return job.id
+
+    completed: list[int] = []
+    worker = await lab.start_worker(concurrency=20)
+    complete = worker.table.complete_alone
+
+    async def counted(results: Any, *, worker: str) -> set[tuple[str, str]]:
+        batch = list(results)
+        completed.append(len(batch))
+        return await complete(batch, worker=worker)
+
+    worker.table.complete_alone = counted  # type: ignore[method-assign]
+    ids = [await lab.enqueued("quiet", n) for n in range(20)]
+
+    async def all_run() -> bool:
+        return worker.running == 20
+
+    await eventually(all_run)
+    await lab.store.write("UPDATE jobs SET lease = lease + 1 WHERE payload = '3'")
+    gate.set()
+    for job_id in ids:
+        if job_id != stolen[0]:
+            assert (await done(lab, job_id)).result == job_id
+    assert await lab.state(stolen[0]) == "running"
+    assert max(completed) > 10, "they share the commit of their markers"
+    await lab.show_in(-0.001)
+    lab.notify()
+    await done(lab, stolen[0])
+    await lab.quiet()
+    assert sorted(lab.outcomes.all) == ["done"] * 20 + ["lease_lost"]
+
+
+async def test_a_store_that_fails_one_batch_of_markers_loses_no_job(lab: JobsLab) -> None:
+    @lab.jobs.handler("quiet")
+    async def quiet(job: JobContext) -> None:
+        return
+
+    worker = await lab.start_worker(lease_seconds=1)
+    complete = worker.table.complete_alone
+    failed: list[int] = []
+
+    async def failing(results: Any, *, worker: str) -> set[tuple[str, str]]:
+        if not failed:
+            failed.append(len(list(results)))
+            raise StoreUnavailableError("away")
+        return await complete(results, worker=worker)
+
+    worker.table.complete_alone = failing  # type: ignore[method-assign]
+    for n in range(5):
+        await lab.enqueue("quiet", n)
+    await lab.until_idle()
+    assert lab.outcomes.all.count("unknown") == failed[0]
+    assert lab.outcomes.all.count("done") == 5

@@ -1,0 +1,149 @@
+"""What Prometheus gets to see, and what it never does."""
+
+import os
+import subprocess
+import sys
+import timeit
+from typing import get_args
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.errors import ConfigurationError
+from holdfast.observability.metrics import PrometheusMetrics
+from holdfast.ports import JobOutcome, Metrics, Outcome
+
+
+def samples(metrics: PrometheusMetrics) -> dict[tuple[str, ...], float]:
+    body, content_type = metrics.exposition()
+    assert content_type.startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, *(f"{name}={value}" for name, value in sorted(sample.labels.items()))): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+def test_every_outcome_is_counted_by_endpoint():
+    metrics: Metrics = PrometheusMetrics()
+    for times, outcome in enumerate(get_args(Outcome), start=1):
+        for _ in range(times):
+            metrics.outcome("tree.allocate", outcome)
+    metrics.outcome("POST /v1/projects/{project_id}/missions", "fresh")
+    assert isinstance(metrics, PrometheusMetrics)
+    seen = samples(metrics)
+    for times, outcome in enumerate(get_args(Outcome), start=1):
+        name = ("holdfast_requests_total", "endpoint=tree.allocate", f"outcome={outcome}")
+        assert seen[name] == times
+    other = "endpoint=POST /v1/projects/{project_id}/missions"
+    assert seen["holdfast_requests_total", other, "outcome=fresh"] == 1
+
+
+def test_times_and_sweeps_are_observed():
+    metrics = PrometheusMetrics()
+    metrics.waited("e", 0.2)
+    metrics.waited("e", 7.0)
+    metrics.store_time("claim", 0.0003)
+    metrics.store_time("commit", 0.02)
+    metrics.expired("e")
+    metrics.swept(500, 0.05)
+    metrics.swept(0, 0.001)
+    seen = samples(metrics)
+    assert seen["holdfast_wait_seconds_count", "endpoint=e"] == 2
+    assert seen["holdfast_wait_seconds_sum", "endpoint=e"] == 7.2
+    assert seen["holdfast_wait_seconds_bucket", "endpoint=e", "le=0.25"] == 1
+    assert seen["holdfast_store_seconds_bucket", "le=0.0005", "operation=claim"] == 1
+    assert seen["holdfast_store_seconds_bucket", "le=0.0005", "operation=commit"] == 0
+    assert seen["holdfast_expired_total", "endpoint=e"] == 1
+    assert seen["holdfast_sweep_records_total",] == 500
+    assert seen["holdfast_sweep_seconds_count",] == 2
+
+
+def test_no_label_could_hold_a_key_or_a_tenant():
+    metrics = PrometheusMetrics()
+    metrics.outcome("e", "fresh")
+    metrics.waited("e", 1)
+    metrics.expired("e")
+    metrics.store_time("claim", 1)
+    metrics.swept(1, 1)
+    labels = {label.partition("=")[0] for name in samples(metrics) for label in name[1:]}
+    assert labels == {"endpoint", "outcome", "operation", "le"}
+
+
+def test_two_watchers_do_not_get_in_each_others_way():
+    one, two = PrometheusMetrics(), PrometheusMetrics()
+    one.expired("e")
+    assert ("holdfast_expired_total", "endpoint=e") in samples(one)
+    assert ("holdfast_expired_total", "endpoint=e") not in samples(two)
+
+
+def test_an_applications_own_registry_can_be_used():
+    registry = CollectorRegistry()
+    PrometheusMetrics(registry).swept(3, 0.1)
+    assert registry.get_sample_value("holdfast_sweep_records_total") == 3
+
+
+def test_counting_costs_microseconds():
+    metrics = PrometheusMetrics()
+    for call in (
+        lambda: metrics.outcome("e", "fresh"),
+        lambda: metrics.store_time("claim", 0.0003),
+    ):
+        # About 1 µs measured; the bound is for busy machines.
+        assert min(timeit.repeat(call, number=2000, repeat=5)) / 2000 < 10e-6
+
+
+def test_the_processes_of_one_server_are_added_up(tmp_path):
+    count = """
+from holdfast.observability.metrics import PrometheusMetrics
+watcher = PrometheusMetrics()
+watcher.outcome("e", "fresh")
+watcher.store_time("claim", 0.001)
+"""
+    tell = "import sys; sys.stdout.buffer.write(watcher.exposition()[0])"
+    environment = {
+        **os.environ,
+        "PROMETHEUS_MULTIPROC_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", count], env=environment, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", count + tell], env=environment, check=True, capture_output=True
+    ).stdout.decode()
+    assert 'holdfast_requests_total{endpoint="e",outcome="fresh"} 3.0' in told
+    assert 'holdfast_store_seconds_count{operation="claim"} 3.0' in told
+
+
+def test_a_missing_directory_for_many_processes_is_told_at_start_up(monkeypatch, tmp_path):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigurationError, match="is not a directory"):
+        PrometheusMetrics()
+
+
+def test_attempts_at_jobs_are_counted_by_how_they_ended():
+    metrics = PrometheusMetrics()
+    for times, outcome in enumerate(get_args(JobOutcome), start=1):
+        for _ in range(times):
+            metrics.job_ended("mail", "mail.send", outcome, 0.02)
+    seen = samples(metrics)
+    for times, outcome in enumerate(get_args(JobOutcome), start=1):
+        labels = (f"outcome={outcome}", "queue=mail", "type=mail.send")
+        assert seen["holdfast_job_seconds_count", *labels] == times
+
+
+def test_a_queue_that_has_become_empty_is_told_as_empty():
+    metrics = PrometheusMetrics()
+    metrics.job_depths({"mail": (3, 2, 1, 7.5)})
+    seen = samples(metrics)
+    assert seen["holdfast_jobs", "queue=mail", "state=waiting"] == 3
+    assert seen["holdfast_jobs", "queue=mail", "state=running"] == 2
+    assert seen["holdfast_jobs", "queue=mail", "state=dead"] == 1
+    assert seen["holdfast_job_oldest_seconds", "queue=mail"] == 7.5
+    metrics.job_depths({})
+    seen = samples(metrics)
+    assert seen["holdfast_jobs", "queue=mail", "state=waiting"] == 0
+    assert seen["holdfast_job_oldest_seconds", "queue=mail"] == 0

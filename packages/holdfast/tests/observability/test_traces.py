@@ -1,0 +1,109 @@
+"""What a span says about a request."""
+
+import sys
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode, get_current_span
+
+from holdfast.errors import ConfigurationError
+from holdfast.observability.traces import SpanHandle, Spans
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def spans(exporter: InMemorySpanExporter) -> Spans:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Spans(provider)
+
+
+def only(exporter: InMemorySpanExporter) -> ReadableSpan:
+    (span,) = exporter.get_finished_spans()
+    return span
+
+
+def attributes_of(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def test_a_span_says_what_was_asked_and_how_it_was_answered(spans, exporter):
+    attributes = {"tenant": "acme", "key_hash": "0123456789ab", "request_id": "r1"}
+    with spans.request("tree.allocate", attributes) as span:
+        span.outcome(200, replayed=True)
+    span = only(exporter)
+    assert span.name == "holdfast tree.allocate"
+    assert attributes_of(span) == {
+        "holdfast.endpoint": "tree.allocate",
+        "holdfast.tenant": "acme",
+        "holdfast.key_hash": "0123456789ab",
+        "holdfast.request_id": "r1",
+        "holdfast.replayed": True,
+        "http.response.status_code": 200,
+    }
+    assert span.status.status_code is StatusCode.UNSET
+
+
+def test_a_whole_hash_is_cut_and_a_raw_key_left_out(spans, exporter):
+    attributes = {
+        "holdfast.key_hash": "0123456789ab" * 5,
+        "idempotency_key": "raw",
+        "holdfast.token": "raw",
+        "body": "raw",
+    }
+    with spans.request("e", attributes):
+        pass
+    assert attributes_of(only(exporter)) == {
+        "holdfast.endpoint": "e",
+        "holdfast.key_hash": "0123456789ab",
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (201, StatusCode.UNSET),
+        (409, StatusCode.UNSET),
+        (500, StatusCode.ERROR),
+        (503, StatusCode.ERROR),
+    ],
+)
+def test_only_the_servers_own_faults_are_errors(spans, exporter, status, expected):
+    with spans.request("e", {}) as span:
+        span.outcome(status, replayed=False)
+    assert only(exporter).status.status_code is expected
+
+
+def test_an_exception_is_named_and_not_quoted(spans, exporter):
+    with pytest.raises(ValueError), spans.request("e", {}):
+        raise ValueError("the body was: hunter2")
+    span = only(exporter)
+    assert span.status.status_code is StatusCode.ERROR
+    assert attributes_of(span)["error.type"] == "ValueError"
+    assert "hunter2" not in span.to_json()
+
+
+def test_what_the_handler_traces_is_below_the_request(spans, exporter):
+    with spans.request("outer", {}), spans.request("inner", {}):
+        assert get_current_span().is_recording()
+    inner, outer = exporter.get_finished_spans()
+    assert inner.parent.span_id == outer.context.span_id
+
+
+def test_without_a_provider_the_one_of_the_process_is_used():
+    with Spans().request("e", {"tenant": "acme"}) as span:
+        span.outcome(200, replayed=False)
+        assert isinstance(span, SpanHandle)
+
+
+def test_without_opentelemetry_one_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(ConfigurationError, match=r'pip install "holdfast\[otel\]"'):
+        Spans()

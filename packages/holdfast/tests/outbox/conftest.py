@@ -1,0 +1,35 @@
+"""A queue for each test that asks for one."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from packages.holdfast.tests.outbox.queue_harness import Lab
+from packages.holdfast.tests.support.outbox_harness import SECRET
+from packages.services.tests.cli.conftest import Server
+
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def quick_path() -> Iterator[Path]:
+    """A directory in memory where there is one: for rules, not for durability."""
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def lab(quick_path: Path) -> Iterator[Lab]:
+    made = Lab(quick_path / "outbox.db")
+    yield made
+    made.queue.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One real server for all tests that need one; each has users of its own."""
+    process = Server(tmp_path_factory.mktemp("server"), "--no-jobs", HOLDFAST_JWT_SECRET=SECRET)
+    yield process
+    process.close()

@@ -1,0 +1,188 @@
+"""Events: every change is told, after it is committed, in order, and never with a payload."""
+
+import logging
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.outbox import Event, EventKind, OutboxQueue, QueueSettings, Reason, Resolution
+from packages.holdfast.tests.outbox.queue_harness import Lab, local, new
+
+SECRET = "xyzzy-plugh"
+
+
+def test_each_change_is_told_once_with_the_status_after_it(lab: Lab) -> None:
+    queue = lab.queue
+    entry = lab.add(payload={"note": SECRET}, max_attempts=2)
+    queue.schedule_retry(lab.claim(), delay_seconds=0, error=SECRET, http_status=503)
+    queue.release(lab.claim())
+    queue.conflict(lab.claim(), theirs={"note": SECRET})
+    queue.resolve(entry.id, Resolution.MINE)
+    queue.fail(lab.claim(), error=SECRET, http_status=422)
+    queue.retry(entry.id)
+    queue.edit_payload(entry.id, {"note": SECRET})
+    queue.park(entry.id, reason=Reason.REBUILD)
+    queue.discard(entry.id)
+    told = [(event.kind.value, event.status) for event in lab.events]
+    assert told == [
+        ("enqueued", "pending"),
+        ("claimed", "in_flight"),
+        ("retrying", "pending"),
+        ("claimed", "in_flight"),
+        ("released", "pending"),
+        ("claimed", "in_flight"),
+        ("conflict", "conflict"),
+        ("resolved", "pending"),
+        ("claimed", "in_flight"),
+        ("failed", "failed"),
+        ("retried", "pending"),
+        ("edited", "pending"),
+        ("failed", "failed"),
+        ("discarded", "discarded"),
+    ]
+    assert {event.entry_id for event in lab.events} == {entry.id}
+    assert {event.user_id for event in lab.events} == {"ada"}
+    assert lab.events[2].delay_seconds == 0
+    assert (lab.events[9].error_code, lab.events[12].reason) == (422, Reason.REBUILD)
+
+
+def test_no_event_carries_a_payload_a_header_or_what_the_server_said(lab: Lab) -> None:
+    lab.add(payload={"note": SECRET}, headers={"X-Note": SECRET})
+    lab.queue.fail(lab.claim(), error=SECRET)
+    assert len(lab.events) == 3
+    for event in lab.events:
+        assert SECRET.encode() not in msgspec.json.encode(event)
+
+
+def test_an_event_comes_after_its_commit(lab: Lab) -> None:
+    seen = []
+
+    def look(event: Event) -> None:
+        with lab.open(listeners=[]) as other:  # another connection sees what is committed
+            seen.append((event.kind.value, len(other.entries())))
+
+    lab.queue.subscribe(look)
+    lab.add()
+    with lab.queue.transaction():
+        lab.add()
+        lab.add()
+    assert seen == [("enqueued", 1), ("enqueued", 3), ("enqueued", 3)]
+
+
+def test_nothing_is_told_of_what_was_undone(lab: Lab) -> None:
+    class Cut:
+        def reach(self, point: str) -> None:
+            if point == "enqueue.before_commit":
+                raise ZeroDivisionError
+
+    lab.reopen(fault_points=Cut())
+    with pytest.raises(ZeroDivisionError):
+        lab.add()
+    assert (lab.events, lab.queue.entries()) == ([], [])
+
+
+def test_the_points_around_each_commit_have_names(lab: Lab) -> None:
+    reached: list[str] = []
+
+    class Watch:
+        def reach(self, point: str) -> None:
+            reached.append(point)
+
+    lab.reopen(fault_points=Watch())
+    reached.clear()
+    lab.add()
+    lab.send()
+    with lab.queue.transaction():
+        lab.add()
+    assert reached == [
+        "enqueue.before_commit",
+        "enqueue.after_commit",
+        "claim.before_commit",
+        "claim.after_commit",
+        "succeed.before_commit",
+        "succeed.after_commit",
+        "enqueue.before_commit",
+        "transaction.before_commit",
+        "transaction.after_commit",
+    ]
+
+
+def test_a_listener_may_use_the_queue_and_hears_of_it_afterwards(lab: Lab) -> None:
+    heard = []
+
+    def follow(event: Event) -> None:
+        heard.append(event.kind.value)
+        if event.kind is EventKind.ENQUEUED and len(heard) < 5:
+            claimed = lab.queue.claim("ada")
+            assert claimed is not None
+            lab.queue.succeed(claimed)
+
+    lab.queue.subscribe(follow)
+    lab.add()
+    assert heard == ["enqueued", "claimed", "succeeded"]
+
+
+def test_a_listener_that_fails_is_logged_and_the_others_hear(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[Event] = []
+
+    def fail(_event: Event) -> None:
+        raise RuntimeError("the window is closed")
+
+    lab.queue.subscribe(fail)
+    lab.queue.subscribe(heard.append)
+    with caplog.at_level(logging.ERROR):
+        entry = lab.add(payload={"note": SECRET})
+    assert [event.entry_id for event in heard] == [entry.id]
+    assert "the window is closed" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_listening_can_be_ended(lab: Lab) -> None:
+    heard: list[Event] = []
+    end = lab.queue.subscribe(heard.append)
+    lab.add()
+    end()
+    lab.add()
+    assert len(heard) == 1
+
+
+def test_events_of_several_threads_come_in_the_order_of_their_commits(quick_path: Path) -> None:
+    numbers: list[int] = []
+    queue = OutboxQueue.open(quick_path / "q.db")
+    queue.add_user("ada")
+
+    def note(event: Event) -> None:
+        assert event.entry_id is not None
+        numbers.append(queue.get(event.entry_id).sequence_number)
+
+    queue.subscribe(note)
+    threads = [
+        threading.Thread(target=lambda: [queue.enqueue(new()) for _ in range(40)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert numbers == list(range(1, 161))
+    queue.close()
+
+
+def test_the_drain_can_tell_events_of_its_own(lab: Lab) -> None:
+    event = Event(kind=EventKind.DRAINED, at=lab.clock.now(), user_id="ada", count=3)
+    lab.queue.emit(event)
+    assert lab.events == [event]
+
+
+def test_without_listeners_nothing_is_kept(quick_path: Path) -> None:
+    with OutboxQueue.open(quick_path / "q.db", settings=QueueSettings()) as queue:
+        queue.add_user("ada")
+        queue.enqueue(new(local_id=local()))
+        heard: list[Event] = []
+        queue.subscribe(heard.append)
+        assert heard == []
+        queue.claim("ada")
+        assert [event.kind for event in heard] == [EventKind.CLAIMED]

@@ -1,0 +1,228 @@
+"""What was sent without an answer: asked for while the server can tell, and never after that."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from holdfast.core.outbox_entry import Reason, Status
+from holdfast.errors import OutcomeUnknownError
+from holdfast.outbox.drain import drain
+from holdfast.outbox.report import Ended
+from holdfast.outbox.transport import Answer, NoAnswer, Request
+from packages.holdfast.tests.outbox.queue_harness import Lab, walk
+from packages.holdfast.tests.support.outbox_harness import Scripted, answer
+
+SILENCE = NoAnswer("no answer: the connection broke")
+
+
+def dated(lab: Lab, status: int, body: Any = None, **headers: str) -> Answer:
+    """Answer as the service does, with its time."""
+    date = lab.clock.now().strftime("%a, %d %b %Y %H:%M:%S GMT")
+    return answer(status, body, {"date": date, "x-request-id": "r", **headers})
+
+
+def lost(lab: Lab, **fields: Any) -> str:
+    """Queue an entry, and lose the answer to its first send."""
+    entry = lab.add(**fields)
+    drain(lab.queue, "ada", Scripted([SILENCE]))
+    assert lab.queue.get(entry.id).outcome_unknown
+    return entry.id
+
+
+@pytest.mark.parametrize(("profile", "hours"), [("planning", 23), ("routes", 23), ("field", 166)])
+def test_while_the_server_remembers_the_key_it_is_asked_again(
+    lab: Lab, profile: str, hours: int
+) -> None:
+    entry_id = lost(lab, profile=profile)
+    lab.clock.pass_by(hours=hours)
+    assert drain(lab.queue, "ada", Scripted([answer(201, {"id": 1})])).succeeded == 1
+    assert lab.queue.get(entry_id).status is Status.SUCCEEDED
+
+
+@pytest.mark.parametrize("profile", ["planning", "routes"])
+def test_a_key_that_is_forgotten_is_not_sent_again_unless_a_person_says_so(
+    lab: Lab, profile: str
+) -> None:
+    entry_id = lost(lab, profile=profile)
+    lab.clock.pass_by(hours=24)
+    server = Scripted([answer(201, {"id": 1})])
+    assert drain(lab.queue, "ada", server).failed == 1
+    assert server.requests == []
+    failed = lab.queue.get(entry_id)
+    assert (failed.status, failed.reason) == (Status.FAILED, Reason.UNKNOWN)
+    assert failed.outcome_unknown
+    assert "look whether it happened" in (failed.last_error or "")
+    lab.queue.retry(entry_id)
+    assert drain(lab.queue, "ada", server).succeeded == 1
+
+
+def test_the_time_counts_from_the_first_send_not_from_the_tap(lab: Lab) -> None:
+    entry = lab.add(profile="planning")
+    lab.clock.pass_by(days=3)
+    drain(lab.queue, "ada", Scripted([SILENCE]))
+    lab.clock.pass_by(hours=20)
+    drain(lab.queue, "ada", Scripted([SILENCE]))
+    lab.clock.pass_by(hours=3)
+    assert drain(lab.queue, "ada", Scripted([answer(201, {"id": 1})])).succeeded == 1
+    assert lab.queue.get(entry.id).status is Status.SUCCEEDED
+
+
+def test_an_answer_that_settles_it_ends_the_count(lab: Lab) -> None:
+    lost(lab, profile="planning")
+    lab.clock.pass_by(hours=20)
+    drain(lab.queue, "ada", Scripted([answer(422, code="surprise")]))
+    lab.clock.pass_by(hours=20)
+    assert drain(lab.queue, "ada", Scripted([answer(201, {"id": 1})])).succeeded == 1
+
+
+def test_a_claim_whose_process_died_counts_from_the_claim(lab: Lab) -> None:
+    entry = lab.add(profile="planning")
+    lab.claim()
+    lab.clock.pass_by(hours=24)
+    server = Scripted([])
+    assert drain(lab.queue, "ada", server).failed == 1
+    assert lab.queue.get(entry.id).reason is Reason.UNKNOWN
+
+
+def test_after_a_time_switched_off_the_server_is_asked_what_time_it_is(lab: Lab) -> None:
+    first = lab.add(profile="planning")
+    drain(lab.queue, "ada", Scripted([dated(lab, 201, {"id": 1})]))
+    entry_id = lost(lab, profile="planning")
+    lab.clock.restart(days=2)
+    server = Scripted([dated(lab, 405, {"code": "request.method_not_allowed"})])
+    assert drain(lab.queue, "ada", server).failed == 1
+    assert [request.method for request in server.requests] == ["GET"]
+    assert lab.queue.get(entry_id).reason is Reason.UNKNOWN
+    assert lab.queue.get(first.id).status is Status.SUCCEEDED
+
+
+PAGE = {"content-type": "text/html"}
+
+
+@pytest.mark.parametrize("said", [Answer(405, PAGE, b"<html>"), answer(503), answer(302)])
+def test_a_server_that_does_not_say_the_time_holds_up_nobody(lab: Lab, said: Answer) -> None:
+    entry_id, other = lost(lab), lab.add()
+    lab.clock.restart(hours=1)
+
+    def reply(request: Request) -> Answer:
+        return said if request.method == "GET" else answer(201, {"id": 1})
+
+    # The device's clock says that the key is known still.
+    assert drain(lab.queue, "ada", Scripted(reply)).succeeded == 2
+    assert lab.queue.get(entry_id).status is Status.SUCCEEDED
+    assert lab.queue.get(other.id).status is Status.SUCCEEDED
+
+
+def test_what_seems_to_be_forgotten_waits_for_the_time_and_nobody_else_does(lab: Lab) -> None:
+    entry_id, other = lost(lab), lab.add()
+    lab.clock.restart(days=8)
+    told = Answer(405, PAGE, b"<html>")
+
+    def reply(request: Request) -> Answer:
+        return told if request.method == "GET" else Answer(201, PAGE, b"<html>")
+
+    assert drain(lab.queue, "ada", Scripted(reply)).succeeded == 1
+    assert lab.queue.get(entry_id).status is Status.PENDING
+    assert lab.queue.get(other.id).status is Status.SUCCEEDED
+
+
+def test_who_asks_for_another_try_without_having_been_told_has_not_looked(lab: Lab) -> None:
+    entry_id = lost(lab, profile="planning", max_attempts=1)
+    assert lab.queue.get(entry_id).reason is Reason.ATTEMPTS
+    lab.clock.pass_by(hours=1)
+    lab.queue.retry(entry_id)
+    lab.clock.pass_by(days=3)
+    server = Scripted([answer(201, {"id": 1})])
+    assert drain(lab.queue, "ada", server).failed == 1
+    assert lab.queue.get(entry_id).reason is Reason.UNKNOWN
+    lab.queue.retry(entry_id)
+    assert drain(lab.queue, "ada", server).succeeded == 1
+
+
+def test_what_turns_out_to_be_too_old_in_the_middle_of_a_drain_is_not_sent(lab: Lab) -> None:
+    lab.add()
+    drain(lab.queue, "ada", Scripted([dated(lab, 201, {"id": 1})]))
+    for _ in range(5):
+        lab.add()
+    lab.clock.restart(days=10)
+    server = Scripted(lambda _: dated(lab, 201, {"id": 2}))
+    report = drain(lab.queue, "ada", server)
+    # The first answer tells that ten days have passed.
+    assert (len(server.requests), report.succeeded, report.expired) == (1, 1, 4)
+
+
+# -- what does not settle it ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(answer(status) for status in (400, 403, 405, 413)),
+        Answer(404, {"content-type": "text/html"}, b"<html>"),
+        answer(307, headers={"location": "/api/v1/activities/"}),
+    ],
+)
+def test_a_refusal_before_the_key_was_looked_up_settles_nothing(lab: Lab, said: Answer) -> None:
+    entry_id = lost(lab)
+    lab.clock.pass_by(hours=1)
+    drain(lab.queue, "ada", Scripted([said]))
+    failed = lab.queue.get(entry_id)
+    assert (failed.status, failed.outcome_unknown) == (Status.FAILED, True)
+    with pytest.raises(OutcomeUnknownError):
+        lab.queue.edit_payload(entry_id, {"title": "another"})
+
+
+@pytest.mark.parametrize(
+    "said", [answer(404), answer(409, code="IDEMPOTENCY_CONFLICT"),
+             answer(400, headers={"idempotency-replayed": "true"})],
+)  # fmt: skip
+def test_a_refusal_with_the_key_looked_up_settles_it(lab: Lab, said: Answer) -> None:
+    entry_id = lost(lab)
+    lab.clock.pass_by(hours=1)
+    drain(lab.queue, "ada", Scripted([said]))
+    failed = lab.queue.get(entry_id)
+    assert (failed.status, failed.outcome_unknown) == (Status.FAILED, False)
+
+
+# -- whose time it is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "portal",
+    [
+        answer(302, headers={"date": "Wed, 01 Jan 2020 00:00:00 GMT", "location": "http://wifi/"}),
+        answer(502, headers={"date": "Wed, 01 Jan 2020 00:00:00 GMT"}),
+        Answer(403, {"date": "Wed, 01 Jan 2020 00:00:00 GMT"}, b"<html>"),
+        answer(200, {}, {"date": "Fri, 31 Dec 9999 23:59:59 GMT", "x-request-id": "r"}),
+        answer(200, {}, {"date": "Mon, 99999999999999999999 Jan 2020 00:00:00 GMT",
+                         "x-request-id": "r"}),
+    ],
+)  # fmt: skip
+def test_only_the_service_tells_the_time_and_only_one_that_can_be(lab: Lab, portal: Answer) -> None:
+    lab.add()
+    drain(lab.queue, "ada", Scripted([portal]))
+    assert lab.queue.server_now() == lab.clock.now()
+    assert lab.add().client_generated_at == lab.clock.now()
+
+
+def test_nothing_is_sent_before_it_was_made(lab: Lab) -> None:
+    made = lab.queue.enqueue(walk()).client_generated_at
+    lab.clock.set_by(days=-1)
+
+    def reply(request: Request) -> Answer:
+        body = json.loads(request.body or b"")
+        assert body["clientSubmittedAt"] == body["clientGeneratedAt"]
+        return answer(200, {})
+
+    assert drain(lab.queue, "ada", Scripted(reply)).ended is Ended.EMPTY
+    assert made - lab.clock.now() == timedelta(days=1)
+
+
+def test_an_id_larger_than_any_number_of_sqlite_is_kept(lab: Lab) -> None:
+    local = "0b3c0f6e-5f0e-4b4e-9d33-0d1f5f1f1f1f"
+    entry = lab.add(local_id=local)
+    drain(lab.queue, "ada", Scripted([answer(201, {"id": 2**64})]))
+    assert lab.queue.get(entry.id).status is Status.SUCCEEDED
+    assert lab.queue.mappings("ada", [local]) == {local: str(2**64)}

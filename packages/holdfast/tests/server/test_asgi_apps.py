@@ -1,0 +1,436 @@
+"""Apps of every shape: routers, mounts, Starlette, bare ASGI; and what is refused at start-up."""
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import StreamingResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from holdfast import WALK, Holdfast, Policy, ServiceError
+from holdfast.errors import ConfigurationError, NoTransactionError, StreamingResponseError
+from holdfast.server.starlette import Caller, Run, Tx
+from packages.holdfast.tests.support.harness import Connection
+
+KEY = {"Idempotency-Key": "key-1"}
+
+
+@pytest.fixture
+def holdfast(tmp_path: Path) -> Holdfast:
+    return Holdfast(f"sqlite:///{tmp_path}/apps.db", sweep_every_seconds=None)
+
+
+@asynccontextmanager
+async def client_of(
+    holdfast: Holdfast, app: Any, *, root_path: str = ""
+) -> AsyncIterator[httpx.AsyncClient]:
+    await holdfast.open()
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False, root_path=root_path)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+            yield client
+    finally:
+        await holdfast.close()
+
+
+async def fresh(request: Request) -> Response:
+    """Answer something new each time."""
+    return JSONResponse({"id": str(uuid.uuid4())}, 201)
+
+
+def guarded(holdfast: Holdfast, endpoint: str | None = None, policy: Policy | None = None) -> Any:
+    async def handler(request: Request) -> Response:
+        return await fresh(request)
+
+    return holdfast.guard(endpoint, policy=policy)(handler)
+
+
+async def assert_guarded(client: httpx.AsyncClient, path: str, method: str = "POST") -> None:
+    first = await client.request(method, path, headers=KEY)
+    again = await client.request(method, path, headers=KEY)
+    assert first.status_code == 201, first.text
+    assert "idempotency-replayed" not in first.headers
+    assert again.content == first.content
+    assert again.headers["idempotency-replayed"] == "true"
+    assert (await client.request(method, path)).status_code == 400
+
+
+# -- shapes -----------------------------------------------------------------------------------
+
+
+async def test_routers_with_prefixes(holdfast: Holdfast) -> None:
+    app, outer, inner = FastAPI(), APIRouter(prefix="/a"), APIRouter(prefix="/b/{b}")
+    holdfast.install(app)
+    inner.add_api_route("/c/{c}", guarded(holdfast), methods=["POST"])
+    inner.add_api_route("/open", fresh, methods=["POST"])
+    outer.include_router(inner)
+    app.include_router(outer, prefix="/v1")
+    async with client_of(holdfast, app) as client:
+        await assert_guarded(client, "/v1/a/b/1/c/2")
+        assert (await client.post("/v1/a/b/1/c/3", headers=KEY)).status_code == 409
+        assert (await client.post("/v1/a/b/1/open")).status_code == 201
+        assert [r.endpoint for r in holdfast.table().routes] == ["POST /v1/a/b/{b}/c/{c}"]
+
+
+async def test_a_mounted_app_answers_errors_as_the_outer_one_does(holdfast: Holdfast) -> None:
+    app, sub = FastAPI(), FastAPI()
+
+    @sub.post("/orders")
+    @holdfast.guard()
+    async def order() -> None:
+        raise ServiceError(409, "order.closed", "the shop is closed")
+
+    app.mount("/shop", sub)
+    holdfast.install(app)
+    async with client_of(holdfast, app) as client:
+        answer = await client.post("/shop/orders", headers=KEY)
+        assert answer.status_code == 409
+        assert answer.json()["code"] == "order.closed"
+
+
+async def test_a_mounted_app(holdfast: Holdfast) -> None:
+    app, sub, deeper = FastAPI(), FastAPI(), Starlette()
+    holdfast.install(app)
+    sub.add_api_route("/things/{name}", guarded(holdfast), methods=["PUT"])
+    sub.add_api_route("/open", fresh, methods=["POST"])
+    deeper.router.routes.append(Route("/things", guarded(holdfast), methods=["POST"]))
+    sub.mount("/deep", deeper)
+    app.mount("/sub", sub)
+    async with client_of(holdfast, app) as client:
+        await assert_guarded(client, "/sub/things/a", "PUT")
+        await assert_guarded(client, "/sub/deep/things")
+        assert (await client.post("/sub/open")).status_code == 201
+
+
+async def test_a_plain_starlette_app(holdfast: Holdfast) -> None:
+    routes = [
+        Route("/things", guarded(holdfast, "things.create"), methods=["POST", "PATCH"]),
+        Mount("/m", routes=[Route("/n/{id:int}", guarded(holdfast), methods=["DELETE"])]),
+        Route("/things", fresh, methods=["PUT"]),
+    ]
+    app = Starlette(routes=routes)
+    holdfast.install(app)
+    async with client_of(holdfast, app) as client:
+        await assert_guarded(client, "/things")
+        assert (await client.patch("/things", headers=KEY)).status_code == 409
+        await assert_guarded(client, "/m/n/5", "DELETE")
+        assert (await client.put("/things")).status_code == 201
+
+
+async def bare_app(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    message = await receive()
+    assert message["type"] == "http.request"
+    if "holdfast" in scope:
+        await scope["holdfast"].transaction.execute("CREATE TABLE IF NOT EXISTS t (x text)")
+    body = str(uuid.uuid4()).encode()
+    await send({"type": "http.response.start", "status": 201, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def test_a_bare_asgi_app(holdfast: Holdfast) -> None:
+    holdfast.guard_path("post", "/things/{name}", endpoint="things.create")
+    async with client_of(holdfast, holdfast.wrap(bare_app)) as client:
+        await assert_guarded(client, "/things/a")
+        answers = [await client.post("/others", headers=KEY) for _ in range(2)]
+        assert answers[0].content != answers[1].content
+
+
+async def test_a_bare_app_is_opened_and_closed_by_its_lifespan(holdfast: Holdfast) -> None:
+    app = holdfast.wrap(bare_app)
+    connection = Connection()
+    connection.scope = {"type": "lifespan"}
+    connection.to_app.put_nowait({"type": "lifespan.startup"})
+    connection.to_app.put_nowait({"type": "lifespan.shutdown"})
+    await connection.run(app)
+    kinds = [m["type"] for m in connection.sent]
+    assert kinds == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert not holdfast._is_open
+
+
+async def test_without_a_lifespan_the_first_request_opens_the_store(holdfast: Holdfast) -> None:
+    holdfast.guard_path("POST", "/things")
+    app = holdfast.wrap(bare_app)
+    try:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://app"
+        ) as client:
+            await assert_guarded(client, "/things")
+    finally:
+        await holdfast.close()
+
+
+async def test_handlers_get_transaction_caller_and_execution_as_dependencies(
+    holdfast: Holdfast,
+) -> None:
+    app = FastAPI()
+    holdfast.install(app)
+
+    @app.post("/things")
+    @holdfast.guard()
+    async def create(tx: Tx, caller: Caller, run: Run) -> dict[str, str]:
+        assert tx is run.transaction is holdfast.transaction
+        assert run is holdfast.execution
+        run.describe(resource="thing:1", version=3)
+        return {"tenant": caller.tenant}
+
+    async with client_of(holdfast, app) as client:
+        assert (await client.post("/things", headers=KEY)).json() == {"tenant": "everyone"}
+        [event] = await holdfast.store.read("SELECT resource, version FROM audit_events")
+        assert dict(event) == {"resource": "thing:1", "version": 3}
+
+
+async def test_a_handler_that_is_not_guarded_has_no_transaction(holdfast: Holdfast) -> None:
+    app = FastAPI()
+    holdfast.install(app)
+
+    @app.post("/open")
+    async def create(tx: Tx) -> None:
+        raise AssertionError
+
+    with pytest.raises(NoTransactionError, match="guard"):
+        _ = holdfast.transaction
+    await holdfast.open()
+    try:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://app"
+        ) as client:
+            with pytest.raises(NoTransactionError, match=r"POST /open .* not guarded"):
+                await client.post("/open")
+    finally:
+        await holdfast.close()
+
+
+async def test_an_error_of_a_service_is_told_in_its_own_words(holdfast: Holdfast) -> None:
+    app = FastAPI()
+    holdfast.install(app)
+
+    @app.post("/things")
+    @holdfast.guard(policy=Policy(error_format=WALK.error_format))
+    async def create() -> None:
+        raise ServiceError(409, "ALREADY_THERE", "it is there already", details={"id": 5})
+
+    async with client_of(holdfast, app) as client:
+        first, again = [await client.post("/things", headers=KEY) for _ in range(2)]
+        assert first.status_code == 409
+        assert first.json()["error"] == "ALREADY_THERE"
+        assert first.json()["details"] == {"id": 5}
+        assert again.content == first.content
+
+
+# -- no way around the guard --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "path"),
+    [
+        ("/things", "/things%0A"),
+        ("/things/{name}", "/things/a%0A"),
+        ("/things/{name}", "/things/a%0Ab"),
+        ("/things/{name}", "/things/%C3%A4%20%23"),
+        ("/things/{id:uuid}", "/things/7f0f5bd04c0a4b2e9b0e0d6d3f9c9a10"),
+        ("/things/{id:uuid}", "/things/7F0F5BD0-4c0a-4b2e-9b0e-0d6d3f9c9a10"),
+        ("/things/{n:int}", "/things/007"),
+        ("/things/{n:float}", "/things/1.50"),
+        ("/things/{rest:path}", "/things/a/b/c"),
+        ("/things/{rest:path}", "/things/"),
+        ("/a.b+c", "/a.b+c"),
+    ],
+)
+async def test_every_path_that_reaches_the_handler_is_guarded(
+    holdfast: Holdfast, template: str, path: str
+) -> None:
+    app = Starlette(routes=[Route(template, guarded(holdfast), methods=["POST"])])
+    holdfast.install(app)
+    async with client_of(holdfast, app) as client:
+        bare = await client.post(path)
+        assert bare.status_code in {400, 404}, "the handler ran without its guard"
+        if bare.status_code == 400:
+            await assert_guarded(client, path)
+
+
+@pytest.mark.parametrize("path", ["/api/things", "/api-things"])
+async def test_below_a_root_path_every_route_is_guarded(holdfast: Holdfast, path: str) -> None:
+    app = Starlette(
+        routes=[
+            Route("/things", guarded(holdfast), methods=["POST"]),
+            Route("/api-things", guarded(holdfast), methods=["POST"]),
+        ]
+    )
+    holdfast.install(app)
+    async with client_of(holdfast, app, root_path="/api") as client:
+        await assert_guarded(client, path)
+
+
+async def test_a_route_added_after_the_first_request_is_guarded(holdfast: Holdfast) -> None:
+    app = FastAPI()
+    holdfast.install(app)
+    app.add_api_route("/things", guarded(holdfast), methods=["POST"])
+    async with client_of(holdfast, app) as client:
+        await assert_guarded(client, "/things")
+        app.add_api_route("/late", guarded(holdfast), methods=["POST"])
+        await assert_guarded(client, "/late")
+
+
+async def test_the_route_that_the_app_takes_decides_what_is_guarded(holdfast: Holdfast) -> None:
+    """The first route that fits is served; a guarded one behind it has no say."""
+    app = FastAPI()
+    holdfast.install(app)
+    app.add_api_route("/things/search", fresh, methods=["POST"])
+    app.add_api_route("/things/{name}", guarded(holdfast, "template"), methods=["POST"])
+    app.add_api_route("/things/late", guarded(holdfast, "fixed"), methods=["POST"])
+    app.add_api_route("/open/{name}", fresh, methods=["POST"])
+    app.add_api_route("/open/late", guarded(holdfast), methods=["POST"])
+    async with client_of(holdfast, app) as client:
+        assert (await client.post("/things/search")).status_code == 201
+        assert (await client.post("/open/late")).status_code == 201
+        await assert_guarded(client, "/things/late")
+        [record] = await holdfast.store.read("SELECT endpoint FROM idempotency_records")
+        assert record["endpoint"] == "template"
+
+
+# -- refused at start-up ------------------------------------------------------------------------
+
+
+async def test_a_guard_without_a_route_is_refused(holdfast: Holdfast) -> None:
+    app = FastAPI()
+    holdfast.install(app)
+    guarded(holdfast)
+    with pytest.raises(ConfigurationError, match=r"handler is guarded but no route"):
+        await holdfast.open()
+
+
+async def test_a_guard_above_the_route_decorator_is_refused(holdfast: Holdfast) -> None:
+    app = FastAPI()
+    holdfast.install(app)
+
+    def wrapped(handler: Any) -> Any:
+        async def other() -> None:
+            await handler()
+
+        return other
+
+    @holdfast.guard()
+    @wrapped
+    async def create() -> None:
+        """Have no route at all."""
+
+    with pytest.raises(ConfigurationError, match="below the route decorator"):
+        await holdfast.open()
+
+
+@pytest.mark.parametrize("kind", ["fastapi", "starlette", "path"])
+async def test_a_guard_on_a_get_is_refused(holdfast: Holdfast, kind: str) -> None:
+    if kind == "path":
+        holdfast.guard_path("GET", "/things")
+    else:
+        app: Any = FastAPI() if kind == "fastapi" else Starlette()
+        holdfast.install(app)
+        app.router.routes.append(Route("/things", guarded(holdfast), methods=["GET"]))
+    with pytest.raises(ConfigurationError, match="must not write"):
+        await holdfast.open()
+
+
+async def test_an_unknown_path_converter_is_refused(holdfast: Holdfast) -> None:
+    holdfast.guard_path("POST", "/things/{id:colour}")
+    with pytest.raises(ConfigurationError, match="colour"):
+        await holdfast.open()
+
+
+async def test_a_route_that_streams_is_refused(holdfast: Holdfast) -> None:
+    app = FastAPI()
+    holdfast.install(app)
+    app.add_api_route(
+        "/things", guarded(holdfast), methods=["POST"], response_class=StreamingResponse
+    )
+    with pytest.raises(StreamingResponseError, match="/things is guarded and streams"):
+        await holdfast.open()
+
+
+@pytest.mark.parametrize("fault", ["no route", "streams"])
+async def test_a_fault_at_start_up_is_told_through_the_lifespan(
+    holdfast: Holdfast, fault: str
+) -> None:
+    app = FastAPI()
+    holdfast.install(app)
+    if fault == "no route":
+        guarded(holdfast)
+    else:
+        app.add_api_route(
+            "/things", guarded(holdfast), methods=["POST"], response_class=StreamingResponse
+        )
+    connection = Connection()
+    connection.scope = {"type": "lifespan", "app": app, "state": {}}
+    connection.to_app.put_nowait({"type": "lifespan.startup"})
+    await connection.run(app)
+    assert [m["type"] for m in connection.sent] == ["lifespan.startup.failed"]
+    assert "guarded" in connection.sent[0]["message"]
+
+
+# -- documented -------------------------------------------------------------------------------
+
+
+def test_openapi_describes_guarded_operations_and_no_others(holdfast: Holdfast) -> None:
+    app, router = FastAPI(), APIRouter(prefix="/v1")
+    holdfast.install(app)
+    for method in ("POST", "PUT"):
+        router.add_api_route("/things/{name}", guarded(holdfast), methods=[method])
+    router.add_api_route("/steps", guarded(holdfast, policy=WALK), methods=["POST"])
+    in_body = WALK.replace(key_field="idempotencyKey")
+    router.add_api_route("/ingest", guarded(holdfast, policy=in_body), methods=["POST"])
+    ietf = Policy(ietf_statuses=True, key_required=False)
+    router.add_api_route("/ietf", guarded(holdfast, policy=ietf), methods=["POST"])
+    for method in ("POST", "GET"):
+        router.add_api_route("/open", fresh, methods=[method])
+    app.include_router(router)
+    document = app.openapi()
+    assert app.openapi() is document
+
+    def key_of(path: str, method: str = "post") -> Any:
+        parameters = document["paths"][path][method].get("parameters", [])
+        found = [p for p in parameters if p["name"] == "Idempotency-Key"]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    for method in ("post", "put"):
+        operation = document["paths"]["/v1/things/{name}"][method]
+        key = key_of("/v1/things/{name}", method)
+        assert (key["in"], key["required"]) == ("header", True)
+        assert key["schema"]["maxLength"] == 128
+        assert set(operation["responses"]) >= {"200", "400", "401", "409", "413", "429", "503"}
+        assert "Idempotency-Replayed" in operation["responses"]["200"]["headers"]
+        for status in ("409", "429", "503"):
+            assert "Retry-After" in operation["responses"][status]["headers"]
+        told = operation["responses"]["409"]
+        assert "idempotency.payload_mismatch" in told["description"]
+        assert "idempotency.in_progress" in told["description"]
+        assert list(told["content"]) == ["application/problem+json"]
+
+    steps = document["paths"]["/v1/steps"]["post"]["responses"]
+    assert key_of("/v1/steps")["schema"]["maxLength"] == 36
+    assert "STALE_ACTION" in steps["422"]["description"]
+    assert "IDEMPOTENCY_CONFLICT" in steps["409"]["description"]
+    assert key_of("/v1/ingest") is None, "there the key stands in the body"
+    assert key_of("/v1/ietf")["required"] is False
+    mismatch = document["paths"]["/v1/ietf"]["post"]["responses"]["422"]["description"]
+    assert "idempotency.payload_mismatch" in mismatch
+
+    for method in ("post", "get"):
+        plain = document["paths"]["/v1/open"][method]
+        assert key_of("/v1/open", method) is None
+        assert set(plain["responses"]) == {"200"}
+        assert "headers" not in plain["responses"]["200"]
+    assert {"HoldfastProblem", "HoldfastEnvelope"} <= set(document["components"]["schemas"])

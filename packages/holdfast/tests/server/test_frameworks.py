@@ -1,0 +1,214 @@
+"""One behaviour, three faces: FastAPI, Flask and Django, as real processes, on both databases."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from packages.holdfast.tests.support.serving import ROOT, free_port
+
+FACES = [
+    pytest.param((face, database), marks=pytest.mark.xdist_group(f"face-{face}-{database}"))
+    for face in ("fastapi", "flask", "django")
+    for database in ("sqlite", "postgres")
+]
+
+
+@pytest.fixture(scope="module", params=FACES, ids="-".join)
+def app(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    face, database = request.param
+    folder: Path = tmp_path_factory.mktemp("face")
+    url = f"sqlite:///{folder}/face.db"
+    if database == "postgres":
+        server: Any = request.getfixturevalue("postgres")
+        server.start()
+        url = server.create_database("face")
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        f"packages.holdfast.tests.support.frameworks.{face}_app",
+        url,
+        str(port),
+    ]
+    with (folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                _wait_until_up(client, process, folder / "log.txt")
+                yield client
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _wait_until_up(client: httpx.Client, process: Any, log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            client.get("/nothing")
+        except httpx.TransportError:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        else:
+            # The tables of Holdfast come with the first guarded request.
+            client.post("/orders", json={"item": "first"}, headers=key())
+            return
+
+
+def key(do: str = "", **more: str) -> dict[str, str]:
+    return {"Idempotency-Key": uuid4().hex, "X-Do": do} | more
+
+
+def counted(app: httpx.Client) -> dict[str, int]:
+    found: dict[str, int] = app.get("/orders").json()
+    return found
+
+
+def test_a_replay_is_the_first_answer_byte_for_byte(app: httpx.Client) -> None:
+    before, again = counted(app), key()
+    first = app.post("/orders", json={"item": "a"}, headers=again)
+    second = app.post("/orders", content=b'{ "item" : "a" }', headers=again | _JSON)
+    assert (first.status_code, first.json()["item"]) == (201, "a")
+    assert (second.status_code, second.content) == (201, first.content)
+    assert second.headers["idempotency-replayed"] == "true"
+    assert second.headers["location"] == first.headers["location"] == "/orders/a"
+    assert second.headers["content-type"] == first.headers["content-type"]
+    assert second.headers["x-original-request-id"] == first.headers["x-request-id"]
+    assert second.headers["x-request-id"] != first.headers["x-request-id"]
+    after = counted(app)
+    assert after["orders"] == before["orders"] + 1
+    assert after["records"] == before["records"] + 1
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def test_another_body_under_the_same_key_is_a_conflict(app: httpx.Client) -> None:
+    again = key()
+    app.post("/orders", json={"item": "a"}, headers=again)
+    before = counted(app)
+    other = app.post("/orders", json={"item": "b"}, headers=again)
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency.payload_mismatch")
+    assert counted(app) == before
+
+
+@pytest.mark.parametrize("do", ["raise", "fail"])
+def test_a_failure_undoes_everything_and_frees_the_key(app: httpx.Client, do: str) -> None:
+    before, again = counted(app), key(do)
+    # Some servers close the connection behind an exception, a moment after their answer.
+    failed = app.post("/orders", json={"item": "f"}, headers=again | {"Connection": "close"})
+    assert failed.status_code == 500
+    assert counted(app) == before
+    retried = app.post("/orders", json={"item": "f"}, headers=again | {"X-Do": ""})
+    assert retried.status_code == 201
+    assert "idempotency-replayed" not in retried.headers
+    assert counted(app)["orders"] == before["orders"] + 1
+
+
+def test_a_refusal_undoes_the_writes(app: httpx.Client) -> None:
+    before = counted(app)["orders"]
+    refused = app.post("/orders", json={"item": "r"}, headers=key("refuse"))
+    assert (refused.status_code, refused.json()["code"]) == (422, "order.refused")
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert counted(app)["orders"] == before
+
+
+def test_duplicates_at_once_are_one_effect_and_equal_answers(app: httpx.Client) -> None:
+    before = counted(app)["orders"]
+    for _ in range(5):
+        again = key("slow")
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(
+                pool.map(
+                    lambda _, again=again: app.post("/orders", json={"item": "d"}, headers=again),
+                    range(12),
+                )
+            )
+        assert {answer.status_code for answer in answers} == {201}
+        assert len({answer.content for answer in answers}) == 1
+        assert sum("idempotency-replayed" not in a.headers for a in answers) == 1
+    assert counted(app)["orders"] == before + 5
+
+
+def test_different_keys_at_once_are_all_done(app: httpx.Client) -> None:
+    before = counted(app)["orders"]
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(
+            pool.map(
+                lambda n: app.post("/orders", json={"item": f"n{n}"}, headers=key()), range(60)
+            )
+        )
+    assert {answer.status_code for answer in answers} == {201}
+    assert counted(app)["orders"] == before + 60
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, "idempotency.key_required"),
+        ({"Idempotency-Key": "a b"}, "idempotency.key_invalid"),
+        ({"Idempotency-Key": "k" * 129}, "idempotency.key_invalid"),
+    ],
+)
+def test_a_bad_key_is_refused(app: httpx.Client, headers: dict[str, str], code: str) -> None:
+    before = counted(app)
+    answer = app.post("/orders", json={"item": "k"}, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (400, code)
+    assert counted(app) == before
+
+
+def test_two_keys_are_refused(app: httpx.Client) -> None:
+    answer = app.post(
+        "/orders",
+        json={"item": "k"},
+        headers=[("Idempotency-Key", "one"), ("Idempotency-Key", "two")],
+    )
+    assert (answer.status_code, answer.json()["code"]) == (400, "idempotency.key_invalid")
+
+
+def test_a_quoted_key_is_the_same_key(app: httpx.Client) -> None:
+    bare = uuid4().hex
+    first = app.post("/orders", json={"item": "q"}, headers={"Idempotency-Key": bare})
+    quoted = app.post("/orders", json={"item": "q"}, headers={"Idempotency-Key": f'"{bare}"'})
+    assert first.status_code == 201
+    assert quoted.headers["idempotency-replayed"] == "true"
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"item":1,"item":2}', b'{"item":NaN}', b"\xff"])
+def test_a_body_that_cannot_be_read_is_refused(app: httpx.Client, body: bytes) -> None:
+    before = counted(app)
+    answer = app.post("/orders", content=body, headers=key() | _JSON)
+    assert (answer.status_code, answer.json()["code"]) == (400, "request.invalid")
+    assert counted(app) == before
+
+
+def test_a_body_that_is_too_large_is_refused(app: httpx.Client) -> None:
+    before = counted(app)
+    answer = app.post("/orders", json={"item": "x" * 30_000}, headers=key())
+    assert (answer.status_code, answer.json()["code"]) == (413, "request.too_large")
+    assert counted(app) == before
+
+
+def test_a_job_is_enqueued_with_the_write_or_not_at_all(app: httpx.Client) -> None:
+    before = counted(app)["jobs"]
+    item, again = uuid4().hex, key("enqueue")
+    for _ in range(2):
+        assert app.post("/orders", json={"item": item}, headers=again).status_code == 201
+    assert counted(app)["jobs"] == before + 1
+
+
+def test_what_is_not_guarded_is_left_alone(app: httpx.Client) -> None:
+    assert app.get("/orders").status_code == 200
+    assert app.get("/nothing").status_code == 404
+    assert app.options("/orders").status_code in (200, 204, 405, 500)

@@ -1,0 +1,363 @@
+"""The store fails: before the handler, in the commit, or nobody knows. Never a wrong claim."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast import PLANNING, ROUTES, WALK, ErrorFormat, Policy
+from holdfast.core.breaker import Breaker
+from holdfast.errors import CommitUnknownError, StoreUnavailableError
+from holdfast.testing.servers import RealPostgres
+from packages.holdfast.tests.support.harness import HeldClock, Lab, fresh_database, open_lab
+
+UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
+AWAY = StoreUnavailableError("away", retry_after_seconds=2.5)
+
+
+@pytest.fixture(scope="module")
+def module_database(postgres: RealPostgres) -> Iterator[str]:
+    url = postgres.create_database("lab")
+    yield url
+    postgres.start()
+    postgres.drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return await fresh_database(request, tmp_path, request.param)
+
+
+# -- down before the handler ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error_format", "code"),
+    [
+        (ErrorFormat.PROBLEM, "idempotency.store_unavailable"),
+        (ErrorFormat.ENVELOPE, "STORE_UNAVAILABLE"),
+    ],
+)
+@pytest.mark.parametrize("key", ["key-1", None])
+async def test_a_store_that_is_down_is_503_and_the_handler_has_not_run(
+    database: str, error_format: ErrorFormat, code: str, key: str | None
+) -> None:
+    policy = Policy(error_format=error_format, key_required=False)
+    async with open_lab(database, policy, memory_bytes=0) as lab:
+        lab.store.down = AWAY
+        told = await lab.send(key)
+        assert told.status_code == 503
+        assert told.json()["code" if error_format is ErrorFormat.PROBLEM else "error"] == code
+        assert told.headers["retry-after"] == "3", "rounded up: to come back early is in vain"
+        assert lab.runs == []
+        lab.store.down = None
+        assert (await lab.send(key)).status_code == 201
+        assert await lab.effects() == 1
+
+
+async def test_the_breaker_opens_after_failures_and_recovers(tmp_path: Path) -> None:
+    clock = HeldClock()
+    breaker = Breaker(failure_limit=3, open_seconds=30)
+    options: dict[str, Any] = {"clock": clock, "breaker": breaker, "memory_bytes": 0}
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db", **options) as lab:
+        lab.store.down = AWAY
+        for _ in range(3):
+            assert (await lab.send()).headers["retry-after"] == "3"
+        assert lab.store.calls["claim"] == 3
+        refused = await lab.send()
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
+        assert lab.store.calls["claim"] == 3, "an open breaker leaves the store alone"
+        lab.store.down = None
+        assert (await lab.send()).status_code == 503, "it stays open for its time"
+
+        clock.pass_by(seconds=30)
+        lab.store.down = AWAY
+        assert (await lab.send()).headers["retry-after"] == "3"  # the probe, which fails
+        lab.store.down = None
+        assert (await lab.send()).status_code == 503, "a failed probe closes the door again"
+        assert lab.store.calls["claim"] == 4
+
+        clock.pass_by(seconds=30)
+        assert (await lab.send()).status_code == 201
+        assert lab.store.calls["claim"] == 5
+        lab.store.down = AWAY
+        for _ in range(2):
+            assert (await lab.send("key-2")).headers["retry-after"] == "3"
+        lab.store.down = None
+        assert (await lab.send("key-2")).status_code == 201, "a success forgives earlier failures"
+        assert lab.runs == ["", ""]
+
+
+async def test_only_one_request_at_a_time_tries_a_store_that_was_down(tmp_path: Path) -> None:
+    clock = HeldClock()
+    breaker = Breaker(failure_limit=1, open_seconds=30)
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db", clock=clock, breaker=breaker) as lab:
+        lab.store.down = AWAY
+        assert (await lab.send()).status_code == 503
+        clock.pass_by(seconds=30)
+        claims = lab.store.calls["claim"]
+        await asyncio.gather(*(lab.send(f"key-{n}") for n in range(5)))
+        assert lab.store.calls["claim"] == claims + 1
+
+
+async def test_an_answer_of_the_store_that_is_no_outage_does_not_open_the_breaker(
+    tmp_path: Path,
+) -> None:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db", breaker=Breaker(failure_limit=1)) as lab:
+        for number in range(3):
+            assert (await lab.send(f"key-{number}", do="raise")).status_code == 500
+        assert (await lab.send("key-1")).status_code == 201
+
+
+# -- failing in the commit --------------------------------------------------------------------
+
+
+async def lost_after_committing(unit: Any, record: Any, audit: Any) -> None:
+    await unit.commit(record, audit)
+    raise CommitUnknownError("the connection is gone")
+
+
+async def lost_before_committing(unit: Any, record: Any, audit: Any) -> None:
+    await unit.rollback()
+    raise CommitUnknownError("the connection is gone")
+
+
+async def rolled_back(unit: Any, record: Any, audit: Any) -> None:
+    await unit.rollback()
+    raise StoreUnavailableError("the disk is full")
+
+
+async def broken(unit: Any, record: Any, audit: Any) -> None:
+    await unit.rollback()
+    raise RuntimeError("a bug in the store")
+
+
+async def counts(lab: Lab) -> tuple[int, int, int]:
+    return await lab.effects(), len(await lab.records()), len(await lab.audits())
+
+
+async def test_a_commit_that_happened_unseen_is_answered_as_what_it_was(database: str) -> None:
+    async with open_lab(database) as lab:
+        lab.store.commits.append(lost_after_committing)
+        answer = await lab.send()
+        assert answer.status_code == 201
+        assert "idempotency-replayed" not in answer.headers
+        assert len(lab.background) == 1
+        again = await lab.send()
+        assert again.content == answer.content
+        assert again.headers["idempotency-replayed"] == "true"
+        assert await counts(lab) == (1, 1, 1)
+
+
+async def test_a_commit_that_did_not_happen_is_503_and_the_retry_has_the_one_effect(
+    database: str,
+) -> None:
+    async with open_lab(database) as lab:
+        lab.store.commits.append(lost_before_committing)
+        told = await lab.send()
+        assert told.status_code == 503
+        assert "retry-after" in told.headers
+        assert await counts(lab) == (0, 0, 0)
+        assert lab.background == []
+        again = await lab.send()
+        assert again.status_code == 201
+        assert "idempotency-replayed" not in again.headers
+        assert await counts(lab) == (1, 1, 1)
+
+
+async def test_when_looking_it_up_fails_too_the_retry_learns_the_truth(database: str) -> None:
+    async with open_lab(database) as lab:
+
+        async def lost_with_the_server(unit: Any, record: Any, audit: Any) -> None:
+            await unit.commit(record, audit)
+            lab.store.down = AWAY
+            raise CommitUnknownError("the server is gone")
+
+        lab.store.commits.append(lost_with_the_server)
+        told = await lab.send()
+        assert (told.status_code, lab.background) == (503, [])
+        lab.store.down = None
+        again = await lab.send()
+        assert again.status_code == 201
+        assert again.headers["idempotency-replayed"] == "true"
+        assert await counts(lab) == (1, 1, 1)
+
+
+async def test_as_long_as_the_old_transaction_lives_nothing_is_claimed(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Only PostgreSQL has connections that can be lost while their transaction goes on."""
+    database = await fresh_database(request, tmp_path, "postgresql")
+    policy = Policy(wait=timedelta(milliseconds=80))
+    async with open_lab(database, policy) as lab:
+        left_open: list[tuple[Any, ...]] = []
+
+        async def lost_while_committing(*args: Any) -> None:
+            left_open.append(args)
+            raise CommitUnknownError("the connection is gone")
+
+        lab.store.commits.append(lost_while_committing)
+        assert (await lab.send()).status_code == 503
+        assert (await lab.send()).json()["code"] == "idempotency.in_progress"
+        unit, record, audit = left_open[0]
+        await unit.commit(record, audit)
+        again = await lab.send()
+        assert (again.status_code, again.headers["idempotency-replayed"]) == (201, "true")
+        assert len(lab.runs) == 1
+        assert await counts(lab) == (1, 1, 1)
+
+
+async def test_a_lost_commit_overtaken_by_a_retry_elsewhere_tells_the_retrys_answer(
+    database: str,
+) -> None:
+    """Clients send the same X-Request-ID again with a retry: it does not say whose record it is."""
+    ids = {"X-Request-ID": "the-same"}
+    async with open_lab(database) as lab, open_lab(database) as other:
+        elsewhere: list[Any] = []
+
+        async def lost_and_retried(unit: Any, record: Any, audit: Any) -> None:
+            await unit.rollback()
+            elsewhere.append(await other.send(headers=ids))
+            raise CommitUnknownError("the connection is gone")
+
+        lab.store.commits.append(lost_and_retried)
+        answer = await lab.send(headers=ids)
+        assert answer.status_code == elsewhere[0].status_code == 201
+        assert answer.content == elsewhere[0].content, "told of an effect that was rolled back"
+        assert answer.headers["idempotency-replayed"] == "true"
+        assert lab.background == []
+        assert (await lab.send()).content == answer.content
+        assert await counts(lab) == (1, 1, 1)
+
+
+async def test_a_lost_commit_overtaken_by_another_request_is_a_conflict(database: str) -> None:
+    async with open_lab(database) as lab, open_lab(database) as other:
+
+        async def lost_and_taken(unit: Any, record: Any, audit: Any) -> None:
+            await unit.rollback()
+            await other.send(json={"item": "hat"})
+            raise CommitUnknownError("the connection is gone")
+
+        lab.store.commits.append(lost_and_taken)
+        answer = await lab.send()
+        assert (answer.status_code, answer.json()["code"]) == (409, "idempotency.payload_mismatch")
+        assert lab.background == []
+        assert await counts(lab) == (1, 1, 1)
+
+
+async def test_without_a_key_a_lost_commit_is_503(database: str) -> None:
+    async with open_lab(database, ROUTES) as lab:
+        lab.store.commits.append(lost_after_committing)
+        told = await lab.send(None)
+        assert (told.status_code, lab.background) == (503, [])
+        assert told.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("lost", [lost_after_committing, lost_before_committing])
+@pytest.mark.parametrize("do", ["404", "keep 404"])
+async def test_a_refusal_whose_commit_was_lost_is_never_told_otherwise(
+    database: str, lost: Any, do: str
+) -> None:
+    async with open_lab(database, PLANNING) as lab:
+        lab.store.commits.append(lost)
+        told = await lab.send(do=do)
+        again = await lab.send(do=do)
+        assert again.status_code == 404
+        assert told.status_code in {404, 503}
+        if "idempotency-replayed" in again.headers and told.status_code == 404:
+            assert again.content == told.content
+        assert await counts(lab) == (1 if "keep" in do else 0, 1, 0)
+
+
+@pytest.mark.parametrize(("failure", "status"), [(rolled_back, 503), (broken, 500)])
+@pytest.mark.parametrize("key", ["key-1", None])
+async def test_a_commit_that_fails_runs_no_background_task_and_frees_the_key(
+    database: str, failure: Any, status: int, key: str | None
+) -> None:
+    async with open_lab(database, Policy(key_required=False)) as lab:
+        lab.store.commits.append(failure)
+        told = await lab.send(key)
+        assert told.status_code == status
+        assert lab.background == []
+        assert await counts(lab) == (0, 0, 0)
+        assert (await lab.send(key)).status_code == 201
+        assert len(lab.background) == 1
+        assert await lab.effects() == 1
+
+
+async def test_a_waiter_of_a_leader_whose_commit_fails_runs_itself(database: str) -> None:
+    async with open_lab(database) as lab:
+        lab.store.commits.append(rolled_back)
+        first = lab.send_soon(do="wait")
+        await lab.started.wait()
+        waiter = lab.send_soon()
+        await asyncio.sleep(0.05)
+        lab.gate.set()
+        assert (await first).status_code == 503
+        assert (await waiter).status_code == 201
+        assert await counts(lab) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("lost", [lost_after_committing, lost_before_committing, rolled_back])
+async def test_a_stale_attempt_that_cannot_be_recorded_is_503(tmp_path: Path, lost: Any) -> None:
+    clock = HeldClock()
+    old = {"clientGeneratedAt": "2020-01-01T00:00:00Z"}
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db", WALK, clock=clock) as lab:
+        lab.store.commits.append(lost)
+        told = await lab.send(UUID4, json=old)
+        assert (told.status_code, told.json()["error"]) == (503, "STORE_UNAVAILABLE")
+        assert (await lab.send(UUID4, json=old)).json()["error"] == "STALE_ACTION"
+        assert [r["response_status"] for r in await lab.records()] == [422]
+
+
+async def test_a_connection_cut_under_the_handler_is_503_and_the_retry_has_the_one_effect(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    database = await fresh_database(request, tmp_path, "postgresql")
+    async with open_lab(database) as lab:
+        first = lab.send_soon(do="wait")
+        await lab.started.wait()
+        waiter = lab.send_soon()
+        connection = await asyncpg.connect(database)
+        cut = await connection.fetch(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND state = 'idle in transaction'"
+        )
+        await connection.close()
+        assert len(cut) == 1
+        lab.gate.set()
+        told = await first
+        assert (told.status_code, told.json()["code"]) == (503, "idempotency.store_unavailable")
+        assert (await waiter).status_code == 201
+        assert await counts(lab) == (1, 1, 1)
+        assert len(lab.background) == 1
+
+
+class Raising:
+    """A fault point that raises once."""
+
+    def __init__(self, point: str) -> None:
+        self.point: str | None = point
+
+    async def reach(self, point: str) -> None:
+        if point == self.point:
+            self.point = None
+            raise RuntimeError(f"fault at {point}")
+
+
+@pytest.mark.parametrize("point", ["after_claim", "after_business_write", "before_commit"])
+@pytest.mark.parametrize("do", ["201", "404"])
+async def test_whatever_goes_wrong_before_the_commit_the_key_is_free_again(
+    database: str, point: str, do: str
+) -> None:
+    policy = Policy(wait=timedelta(seconds=1))
+    async with open_lab(database, policy, faults=Raising(point)) as lab:
+        assert (await lab.send(do=do)).status_code == 500
+        assert await counts(lab) == (0, 0, 0)
+        again = await asyncio.wait_for(lab.send(), 5)
+        assert again.status_code == 201
+        assert await counts(lab) == (1, 1, 1)

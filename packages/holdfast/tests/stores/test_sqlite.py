@@ -1,0 +1,442 @@
+"""SQLite's own ways to fail: other processes, a full disk, and the driver's transactions."""
+
+import asyncio
+import gc
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import (
+    ConfigurationError,
+    NoTransactionError,
+    StoreUnavailableError,
+    UsageError,
+)
+from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite.unit_of_work import SqliteUnit
+from holdfast.testing.samples import NOW, a_record, an_audit_event, claimed, commit
+
+OPENERS = 6
+TURNS_OF_OPENING = 60
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "test.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path)
+    await store.open()
+    unit = await store.begin()
+    await unit.transaction.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, value BLOB NOT NULL)")
+    await unit.commit(None, None)
+    yield store
+    await store.close()
+
+
+async def count(store: SqliteStore) -> int:
+    return int((await store.read("SELECT count(*) AS n FROM t"))[0]["n"])
+
+
+async def test_commits_survive_a_power_cut(store):
+    unit = await store.begin()
+    assert await unit.transaction.fetch_one("PRAGMA synchronous") == {"synchronous": 2}
+    assert await unit.transaction.fetch_one("PRAGMA journal_mode") == {"journal_mode": "wal"}
+    assert await unit.transaction.fetch_one("PRAGMA foreign_keys") == {"foreign_keys": 1}
+    await unit.rollback()
+
+
+def test_a_new_file_may_be_opened_by_several_at_once(tmp_path):
+    # SQLite itself refuses one in a hundred: switching to WAL does not heed the busy time-out.
+    def open_at_once(path: Path, start: threading.Barrier) -> None:
+        async def opened_and_closed() -> None:
+            store = SqliteStore(path)
+            start.wait()
+            await store.open()
+            await store.close()
+
+        asyncio.run(opened_and_closed())
+
+    with ThreadPoolExecutor(OPENERS) as pool:
+        for turn in range(TURNS_OF_OPENING):
+            start = threading.Barrier(OPENERS)
+            path = tmp_path / f"{turn}.db"
+            opened = [pool.submit(open_at_once, path, start) for _ in range(OPENERS)]
+            assert [one.exception() for one in opened] == [None] * OPENERS
+
+
+async def test_a_new_file_that_stays_locked_is_said_to_be_locked(path):
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        store = SqliteStore(path, busy_seconds=0.1)
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            await store.open()
+        other.execute("ROLLBACK")
+        await store.open()
+        await store.close()
+
+
+async def test_savepoints_write_no_temporary_files(store):
+    unit = await store.begin()
+    in_memory = 2
+    assert await unit.transaction.fetch_one("PRAGMA temp_store") == {"temp_store": in_memory}
+    await unit.rollback()
+
+
+async def test_a_finished_unit_goes_without_a_garbage_collection(store):
+    def units() -> int:
+        return sum(isinstance(kept, SqliteUnit) for kept in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = units()
+        unit = await store.begin()
+        await unit.transaction.execute("INSERT INTO t (value) VALUES ('ours')")
+        await unit.commit(None, None)
+        del unit
+        assert units() == before
+    finally:
+        gc.enable()
+
+
+def test_a_database_in_memory_is_refused():
+    with pytest.raises(ConfigurationError, match="file"):
+        SqliteStore(":memory:")
+
+
+async def test_a_file_that_is_no_database_is_refused(path):
+    path.write_bytes(b"this is not a database, whatever its name says" * 100)
+    store = SqliteStore(path)
+    with pytest.raises(StoreUnavailableError, match="cannot open"):
+        await store.open()
+    await store.close()
+
+
+async def test_a_directory_that_is_not_there_is_an_outage(tmp_path):
+    store = SqliteStore(tmp_path / "missing" / "test.db")
+    with pytest.raises(StoreUnavailableError):
+        await store.open()
+    await store.close()
+
+
+async def test_another_process_that_writes_makes_commits_wait(store, path):
+    code = (
+        "import sqlite3, sys, time\n"
+        "db = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "db.execute('BEGIN IMMEDIATE')\n"
+        "db.execute(\"INSERT INTO t (value) VALUES ('theirs')\")\n"
+        "print('locked', flush=True)\n"
+        "time.sleep(0.8)\n"
+        "db.execute('COMMIT')\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == b"locked\n"
+        started = time.monotonic()
+
+        async def one(number: int) -> None:
+            record = a_record(f"key-{number}")
+            unit = await claimed(store, record.id)
+            await unit.transaction.execute("INSERT INTO t (value) VALUES ('ours')")
+            await unit.commit(record, None)
+
+        waiting = asyncio.gather(*(one(number) for number in range(5)))
+        # Reading goes on all the while: a replay does not wait for a writer.
+        assert await asyncio.wait_for(store.find(a_record().id, NOW), 0.5) is None
+        await waiting
+        assert time.monotonic() - started > 0.3
+    assert await count(store) == 6
+
+
+async def test_another_process_that_never_ends_is_an_outage(path):
+    store = SqliteStore(path, busy_seconds=0.2)
+    await store.open()
+    other = sqlite3.connect(path, isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        record = a_record()
+        unit = await claimed(store, record.id)
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            await unit.commit(record, None)
+        other.execute("ROLLBACK")
+        await commit(store, record)
+    finally:
+        other.close()
+        await store.close()
+
+
+async def test_one_wait_in_vain_is_enough_for_all_who_queue(path):
+    """Each in turn would wait for the same stuck process: the last of eight for eight waits."""
+    wait, many = 0.6, 8
+    store = SqliteStore(path, busy_seconds=wait)
+    await store.open()
+    loop = asyncio.get_running_loop()
+
+    async def refused_after(name: str) -> float:
+        record = a_record(name)
+        started = loop.time()
+        unit = await claimed(store, record.id)
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            await unit.commit(record, None)
+        return loop.time() - started
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        waits = await asyncio.gather(*(refused_after(f"early-{n}") for n in range(many)))
+        assert wait * 0.9 <= min(waits)
+        assert max(waits) < 2 * wait
+        late = await asyncio.gather(*(refused_after(f"late-{n}") for n in range(many)))
+        assert max(late) < wait * 0.9
+        other.execute("ROLLBACK")
+        started = loop.time()
+        await asyncio.gather(
+            *(
+                commit(store, a_record(f"{when}-{n}"))
+                for n in range(many)
+                for when in ("early", "late")
+            )
+        )
+        assert loop.time() - started < wait
+        # And from here on there is patience again.
+        other.execute("BEGIN IMMEDIATE")
+        assert await refused_after("another") >= wait * 0.9
+        other.execute("ROLLBACK")
+    await store.close()
+
+
+async def test_who_leaves_the_queue_as_it_is_refused_gives_no_turn_away(path, monkeypatch):
+    store = SqliteStore(path, busy_seconds=0.1)
+    await store.open()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        async def one(name: str) -> None:
+            unit = await claimed(store, a_record(name).id)
+            await unit.commit(a_record(name), None)
+
+        first = asyncio.create_task(one("first"))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(one("second"))
+        while not store._writer._waiting:
+            await asyncio.sleep(0)
+        refuse, give = store._writer._refuse_waiting, store._writer._give_turn
+        given: list[None] = []
+
+        def refuse_and_cancel() -> None:
+            refuse()
+            second.cancel()  # told already, and not awake yet
+
+        monkeypatch.setattr(store._writer, "_refuse_waiting", refuse_and_cancel)
+        monkeypatch.setattr(store._writer, "_give_turn", lambda: given.append(give()))
+        for task, error in ((first, StoreUnavailableError), (second, asyncio.CancelledError)):
+            with pytest.raises(error):
+                await task
+        assert len(given) == 1  # by the first: the second never had it
+        other.execute("ROLLBACK")
+    await asyncio.wait_for(commit(store, a_record("third")), 5)
+    await store.close()
+
+
+async def fill_up(store: SqliteStore, unit, spare_pages: int) -> None:
+    """Leave room for a few pages only, as on a disk that is nearly full."""
+    row = await unit.transaction.fetch_one("PRAGMA page_count")
+    await unit.transaction.execute(f"PRAGMA max_page_count = {row['page_count'] + spare_pages}")
+
+
+async def test_a_full_disk_undoes_everything(store):
+    record = a_record(audit_id="audit-1")
+    unit = await claimed(store, record.id)
+    await fill_up(store, unit, 3)
+    await unit.transaction.execute("INSERT INTO t (value) VALUES ('first')")
+    with pytest.raises(StoreUnavailableError, match="full"):
+        await unit.transaction.execute("INSERT INTO t (value) VALUES (zeroblob(1000000))")
+    await unit.rollback()
+    assert await count(store) == 0
+    await commit(store, a_record("small"))
+
+
+async def test_after_a_full_disk_nothing_commits_by_itself(store, path):
+    """SQLite may have ended the transaction: a handler that goes on must not write for good."""
+    record = a_record()
+    unit = await claimed(store, record.id)
+    await fill_up(store, unit, 3)
+    await unit.transaction.execute("INSERT INTO t (value) VALUES ('first')")
+    with pytest.raises(StoreUnavailableError):
+        await unit.transaction.execute("INSERT INTO t (value) VALUES (zeroblob(1000000))")
+    # As when SQLite rolls back by itself, which it may or may not do for a full disk.
+    await store._writing.run(lambda db: db.rollback())
+    with pytest.raises(StoreUnavailableError):
+        await unit.transaction.execute("INSERT INTO t (value) VALUES ('second')")
+    with pytest.raises(StoreUnavailableError):
+        await unit.commit(record, None)
+    assert await count(store) == 0
+    assert await store.find(record.id, NOW) is None
+    await commit(store, record)
+
+
+async def test_a_disk_that_is_full_at_the_commit_undoes_everything(store):
+    record = a_record(body=b"x" * 1_000_000)
+    unit = await claimed(store, record.id)
+    await fill_up(store, unit, 3)
+    await unit.transaction.execute("INSERT INTO t (value) VALUES ('first')")
+    with pytest.raises(StoreUnavailableError, match="full"):
+        await unit.commit(record, None)
+    assert await count(store) == 0
+    assert await store.find(record.id, NOW) is None
+    await commit(store, a_record("small"))
+
+
+async def test_a_full_disk_is_told_to_all_who_share_the_commit(store):
+    """Whatever became of each: a record stands beside its row, or neither is there."""
+    unit = await store.begin()
+    await fill_up(store, unit, 12)
+    await unit.rollback()
+
+    async def one(number: int) -> bool:
+        record = a_record(f"key-{number}")
+        unit = await claimed(store, record.id)
+        try:
+            await unit.transaction.execute("INSERT INTO t (value) VALUES (zeroblob(2000))")
+            await unit.commit(record, None)
+        except StoreUnavailableError:
+            await unit.rollback()
+            return False
+        return True
+
+    ends = await asyncio.gather(*(one(number) for number in range(40)))
+    assert any(ends)
+    assert not all(ends)
+    kept = [await store.find(a_record(f"key-{number}").id, NOW) for number in range(40)]
+    assert [record is not None for record in kept] == ends
+    assert await count(store) == sum(ends)
+
+
+async def test_a_failed_neighbour_does_not_take_others_along(store):
+    """A constraint, bad SQL or a rollback is one request's own affair."""
+
+    async def one(number: int) -> bool:
+        record = a_record(f"key-{number}")
+        unit = await claimed(store, record.id)
+        try:
+            await unit.transaction.execute(
+                "INSERT INTO t (id, value) VALUES (:id, 'x')", {"id": number // 2}
+            )
+        except sqlite3.IntegrityError:
+            await unit.rollback()
+            return False
+        if number % 10 == 0:  # the handler fails
+            await unit.rollback()
+            return False
+        await unit.commit(record, None)
+        return True
+
+    ends = await asyncio.gather(*(one(number) for number in range(60)))
+    kept = [await store.find(a_record(f"key-{number}").id, NOW) for number in range(60)]
+    assert [record is not None for record in kept] == ends
+    assert await count(store) == sum(ends) == 30
+
+
+async def test_a_broken_deferred_constraint_fails_at_the_commit(store):
+    setup = await store.begin()
+    await setup.transaction.execute(
+        "CREATE TABLE child (parent INTEGER REFERENCES t (id) DEFERRABLE INITIALLY DEFERRED)"
+    )
+    await setup.commit(None, None)
+    record = a_record(audit_id="audit-1")
+    unit = await claimed(store, record.id)
+    await unit.transaction.execute("INSERT INTO child VALUES (42)")
+    with pytest.raises(StoreUnavailableError, match="FOREIGN KEY"):
+        await unit.commit(record, an_audit_event(record))
+    assert await store.find(record.id, NOW) is None
+    await commit(store, record, audit=True)
+
+
+@pytest.mark.parametrize("ending", ["COMMIT", "-- x\nROLLBACK", ";end", "BEGIN"])
+@pytest.mark.parametrize("method", ["execute", "fetch_all", "fetch_one"])
+async def test_a_handler_cannot_end_the_transaction(store, ending, method):
+    unit = await store.begin()
+    await unit.transaction.execute("INSERT INTO t (value) VALUES ('x')")
+    with pytest.raises(UsageError):
+        await getattr(unit.transaction, method)(ending)
+    await unit.rollback()
+    assert await count(store) == 0
+
+
+async def test_a_handler_may_use_savepoints(store):
+    record = a_record()
+    unit = await claimed(store, record.id)
+    tx = unit.transaction
+    await tx.execute("SAVEPOINT mine")
+    await tx.execute("INSERT INTO t (value) VALUES ('undone')")
+    await tx.execute("ROLLBACK TO mine")
+    await tx.execute("RELEASE mine")
+    await tx.execute("INSERT INTO t (value) VALUES ('kept')")
+    await unit.commit(record, None)
+    assert [row["value"] for row in await store.read("SELECT value FROM t")] == ["kept"]
+
+
+async def test_a_transaction_that_ended_says_so(store):
+    record = a_record()
+    unit = await claimed(store, record.id)
+    await unit.commit(record, None)
+    with pytest.raises(NoTransactionError):
+        await unit.transaction.execute("INSERT INTO t (value) VALUES ('late')")
+    assert await count(store) == 0
+
+
+async def test_bad_sql_is_the_authors_error_not_an_outage(store):
+    unit = await store.begin()
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        await unit.transaction.execute("INSERT INTO nowhere VALUES (1)")
+    await unit.rollback()
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        await store.read("SELECT * FROM nowhere")
+
+
+async def test_a_handler_that_thinks_before_it_writes_holds_nobody_up(store):
+    slow = await claimed(store, a_record("slow").id)
+    await asyncio.wait_for(commit(store, a_record("quick")), 1)
+    await slow.commit(a_record("slow"), None)
+    assert await store.find(a_record("quick").id, NOW) is not None
+    assert await store.find(a_record("slow").id, NOW) is not None
+
+
+async def test_processes_that_open_a_new_file_at_once_all_succeed(path):
+    code = (
+        "import asyncio, sys\n"
+        "from holdfast.stores.sqlite import SqliteStore\n"
+        "async def main():\n"
+        "    store = SqliteStore(sys.argv[1])\n"
+        "    sys.stdin.readline()\n"
+        "    await store.open()\n"
+        "    print((await store.secret()).hex())\n"
+        "    await store.close()\n"
+        "asyncio.run(main())\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    answers = await asyncio.gather(
+        *(asyncio.to_thread(process.communicate, "go\n", 30) for process in processes)
+    )
+    assert [process.returncode for process in processes] == [0] * 4, answers
+    assert len({out for out, _ in answers}) == 1

@@ -1,0 +1,59 @@
+"""The test app in FastAPI. Run as a module with the arguments URL and PORT."""
+
+import asyncio
+import sys
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from holdfast import Holdfast, Policy, ServiceError
+from holdfast.server.starlette import Tx
+from packages.holdfast.tests.support.frameworks.words import CREATE, LIMIT
+
+holdfast = Holdfast(sys.argv[1], policy=Policy().replace(max_body_bytes=LIMIT))
+app = FastAPI()
+
+
+@app.post("/orders")
+@holdfast.guard("orders.create")
+async def create(request: Request, tx: Tx) -> Any:
+    wish = request.headers.get("x-do", "")
+    item = (await request.json())["item"]
+    await tx.execute("INSERT INTO orders (item) VALUES (:item)", {"item": item})
+    row = await tx.fetch_one("SELECT count(*) AS n FROM orders")
+    assert row is not None
+    if wish == "raise":
+        raise RuntimeError("as asked")
+    if wish == "refuse":
+        raise ServiceError(422, "order.refused", "as asked")
+    if wish == "fail":
+        return JSONResponse({"oops": True}, 500)
+    if wish == "slow":
+        await asyncio.sleep(0.4)
+    if wish == "enqueue":
+        await holdfast.enqueue("order.made", {"item": item}, resource_id=item)
+    return JSONResponse({"item": item, "n": row["n"]}, 201, headers={"location": f"/orders/{item}"})
+
+
+@app.get("/orders")
+async def count() -> dict[str, int]:
+    orders = await holdfast.store.read("SELECT count(*) AS n FROM orders")
+    records = await holdfast.store.read("SELECT count(*) AS n FROM idempotency_records")
+    jobs = await holdfast.store.read("SELECT count(*) AS n FROM jobs")
+    return {"orders": orders[0]["n"], "records": records[0]["n"], "jobs": jobs[0]["n"]}
+
+
+holdfast.install(app)
+
+
+async def _prepare() -> None:
+    await holdfast.store.open()
+    await holdfast.store.write(CREATE)
+    await holdfast.store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_prepare())
+    uvicorn.run(app, port=int(sys.argv[2]), log_level="critical")

@@ -1,0 +1,71 @@
+"""The app in Flask: ``python -m packages.holdfast.tests.support.frameworks.flask_app URL PORT``."""
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+from flask import Flask, request
+from werkzeug.serving import make_server
+
+from holdfast import Holdfast, Policy, ServiceError, open_store
+from holdfast.server.wsgi import WsgiGuard
+from packages.holdfast.tests.support.frameworks.words import CREATE, LIMIT
+
+app = Flask(__name__)
+app.config["PROPAGATE_EXCEPTIONS"] = True
+holdfast = Holdfast(sys.argv[1], policy=Policy().replace(max_body_bytes=LIMIT))
+holdfast.guard_path("POST", "/orders", endpoint="orders.create")
+guard = WsgiGuard(app.wsgi_app, holdfast)
+app.wsgi_app = guard  # type: ignore[method-assign]
+
+
+@app.post("/orders")
+def create() -> Any:
+    wish = request.headers.get("x-do", "")
+    item = request.get_json()["item"]
+    tx = guard.transaction
+    tx.execute("INSERT INTO orders (item) VALUES (:item)", {"item": item})
+    row = tx.fetch_one("SELECT count(*) AS n FROM orders")
+    assert row is not None
+    if wish == "raise":
+        raise RuntimeError("as asked")
+    if wish == "refuse":
+        raise ServiceError(422, "order.refused", "as asked")
+    if wish == "fail":
+        return {"oops": True}, 500
+    if wish == "slow":
+        time.sleep(0.4)
+    if wish == "enqueue":
+        guard.execution.enqueue("order.made", {"item": item}, resource_id=item)
+    return {"item": item, "n": row["n"]}, 201, {"location": f"/orders/{item}"}
+
+
+@app.get("/orders")
+def count() -> Any:
+    async def read() -> dict[str, int]:
+        store = open_store(sys.argv[1])
+        await store.open()
+        found = {}
+        for name, table in (
+            ("orders", "orders"),
+            ("records", "idempotency_records"),
+            ("jobs", "jobs"),
+        ):
+            found[name] = (await store.read(f"SELECT count(*) AS n FROM {table}"))[0]["n"]
+        await store.close()
+        return found
+
+    return asyncio.run(read())
+
+
+async def _prepare() -> None:
+    store = open_store(sys.argv[1])
+    await store.open()
+    await store.write(CREATE)
+    await store.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_prepare())
+    make_server("127.0.0.1", int(sys.argv[2]), app, threaded=True).serve_forever()

@@ -1,0 +1,110 @@
+"""One stream on a real NATS, and what a test wants to know about it."""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import nats
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerInfo, StreamInfo
+
+from holdfast.jobs.engines.jetstream import JetStreamEngine, jetstream
+from holdfast.jobs.engines.nats_stream import Names
+from holdfast.jobs.job_store import JobStore
+from holdfast.jobs.worker import EngineMaker
+from holdfast.ports import Delivery, Store
+from packages.holdfast.tests.support.jobs_harness import PATIENCE_SECONDS, TENANT, eventually
+
+
+class NatsLab:
+    """A stream of its own for every test, so that none finds another's messages."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        name = secrets.token_hex(4)
+        self.stream, self.subject = f"JOBS_{name}", f"jobs.{name}"
+
+    def options(self, **more: Any) -> dict[str, Any]:
+        return {"url": self.url, "stream": self.stream, "subject": self.subject, **more}
+
+    def engine(self, **more: Any) -> EngineMaker:
+        """Return what a worker makes its engine with."""
+        return jetstream(**self.options(**more))
+
+    def engine_of(
+        self, table: JobStore, *queues: str, worker: str = "by-hand", **more: Any
+    ) -> JetStreamEngine:
+        """Return an engine without a worker."""
+        more = {"lease_seconds": 30.0, **more}
+        return JetStreamEngine(table, queues, worker=worker, **self.options(**more))
+
+    @asynccontextmanager
+    async def broker(self) -> AsyncIterator[JetStreamContext]:
+        client = await nats.connect(self.url.split(","))
+        try:
+            yield client.jetstream()
+        finally:
+            await client.close()
+
+    async def names(self, store: Store) -> Names:
+        return Names.of(self.stream, self.subject, await store.secret())
+
+    async def stream_info(self) -> StreamInfo:
+        async with self.broker() as broker:
+            return await broker.stream_info(self.stream)
+
+    async def messages(self) -> int:
+        """Return how many messages the stream holds."""
+        return (await self.stream_info()).state.messages
+
+    async def consumer_info(self, store: Store, queue: str = "default") -> ConsumerInfo:
+        async with self.broker() as broker:
+            name = (await self.names(store)).consumer_of(queue)
+            info: ConsumerInfo = await broker.consumer_info(self.stream, name)
+            return info
+
+    async def until_consumer(self, store: Store) -> None:
+        """Wait until an engine has made its consumer."""
+
+        async def is_there() -> bool:
+            try:
+                await self.consumer_info(store)
+            except Exception:  # noqa: BLE001 - not there yet
+                return False
+            return True
+
+        await eventually(is_there)
+
+    async def send(
+        self, store: Store, data: bytes, *, queue: str = "default", times: int = 1
+    ) -> None:
+        """Publish past the relay; no two of these are duplicates to the broker."""
+        subject = (await self.names(store)).subject_of(queue)
+        async with self.broker() as broker:
+            for _ in range(times):
+                await broker.publish(subject, data, headers={"Nats-Msg-Id": secrets.token_hex(8)})
+
+    async def send_job(self, store: Store, job_id: str, *, times: int = 1) -> None:
+        """Name a job once more."""
+        data = msgspec.json.encode({"tenant": TENANT, "job_id": job_id})
+        await self.send(store, data, times=times)
+
+    async def until_empty(self, *, seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until every message has been acknowledged."""
+
+        async def check() -> bool:
+            return await self.messages() == 0
+
+        await eventually(check, seconds=seconds)
+
+
+async def taken(engine: JetStreamEngine, *, seconds: float = PATIENCE_SECONDS) -> Delivery:
+    """Take exactly one job, however long that takes."""
+
+    async def take() -> list[Delivery]:
+        return list(await engine.take(10, 0.2))
+
+    (delivery,) = await eventually(take, seconds=seconds, pause=0)
+    return delivery

@@ -1,0 +1,261 @@
+"""A real server, a proxy that loses answers, and draining processes that can be killed anywhere.
+
+Run as a module it is a fork server: it imports everything once and forks a draining process for
+each line of JSON that it reads.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+
+from holdfast.core.outbox_entry import NewEntry
+from holdfast.core.retry import Jitter, RetryPolicy
+from holdfast.outbox import OutboxQueue, QueueSettings
+from holdfast.outbox.drain import drain
+from holdfast.outbox.transport import Answer, HttpTransport, NoAnswer, Request
+
+ROOT = Path(__file__).parents[4]
+SECRET = "a secret of the outbox's tests, long enough"
+SOON = RetryPolicy(
+    first_seconds=0.01, ceiling_seconds=0.05, jitter=Jitter.PLUS_MINUS, jitter_fraction=0.25
+)
+
+
+def token_of(user: str) -> str:
+    from holdfast.server.jwt_auth import mint_token
+
+    return mint_token(
+        SECRET,
+        sub=user,
+        org=None,
+        roles=[],
+        lifetime=timedelta(hours=1),
+        now=datetime.now(UTC),
+    )
+
+
+def reader(url: str, user: str) -> httpx.Client:
+    """Return a client that looks at the server directly."""
+    return httpx.Client(
+        base_url=url, headers={"Authorization": f"Bearer {token_of(user)}"}, timeout=20
+    )
+
+
+def titles_of(url: str, user: str, kind: str = "activities") -> list[str]:
+    """Return what there is, by its last change."""
+    with reader(url, user) as client:
+        items = client.get(f"/api/v1/{kind}", params={"limit": 500}).json()["items"]
+    return [item["title"] for item in items]
+
+
+def activity(user: str, title: str, **more: Any) -> NewEntry:
+    return NewEntry(
+        user_id=user,
+        operation="create",
+        entity_type="activity",
+        endpoint="/api/v1/activities",
+        payload={"title": title},
+        **more,
+    )
+
+
+def answer(
+    status: int, body: Any = None, headers: dict[str, str] | None = None, code: str | None = None
+) -> Answer:
+    content = {"code": code} if code is not None else body
+    raw = b"" if content is None else json.dumps(content).encode()
+    return Answer(status, headers or {}, raw)
+
+
+class Scripted:
+    """A transport that answers as it is told, and keeps what was sent."""
+
+    def __init__(self, reply: Callable[[Request], Answer | NoAnswer] | Sequence[Any]) -> None:
+        self._answers = None if callable(reply) else list(reply)
+        self._reply = reply if callable(reply) else None
+        self.requests: list[Request] = []
+
+    def send(self, request: Request) -> Answer | NoAnswer:
+        self.requests.append(request)
+        if self._reply is not None:
+            return self._reply(request)
+        assert self._answers, f"unexpected {request.method} {request.target}"
+        given: Answer | NoAnswer = self._answers.pop(0)
+        return given
+
+    @property
+    def keys(self) -> list[str | None]:
+        return [request.headers.get("Idempotency-Key") for request in self.requests]
+
+
+class CuttingProxy:
+    """Forwards every request, and loses every n-th answer after the server has given it."""
+
+    def __init__(self, url: str, every: int = 3) -> None:
+        parts = urlsplit(url)
+        self.every = every
+        self.lost = 0
+        # Of every request that the server has answered: method, path, key, status.
+        self.seen: list[tuple[str, str, str | None, int]] = []
+        self._lock = threading.Lock()
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _forward(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                upstream = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=20)
+                try:
+                    upstream.request(self.command, self.path, body, dict(self.headers.items()))
+                    response = upstream.getresponse()
+                    content = response.read()
+                finally:
+                    upstream.close()
+                key = self.headers.get("Idempotency-Key")
+                if proxy._cuts((self.command, self.path, key, response.status)):
+                    self.close_connection = True
+                    return
+                self.send_response_only(response.status)
+                for name, value in response.getheaders():
+                    if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                        self.send_header(name, value)
+                if response.status != 204:
+                    self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _forward  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                return
+
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, *_: Any) -> None:
+                """Killed clients break their connections."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _cuts(self, seen: tuple[str, str, str | None, int]) -> bool:
+        with self._lock:
+            self.seen.append(seen)
+            cut = self.every > 0 and len(self.seen) % self.every == 0
+            self.lost += cut
+            return cut
+
+
+class KillAt:
+    """Kills this process when a fault point is reached for the n-th time."""
+
+    def __init__(self, point: str | None, nth: int) -> None:
+        self._point = point
+        self._nth = nth
+        self._reached: Counter[str] = Counter()
+
+    def reach(self, point: str) -> None:
+        self._reached[point] += 1
+        if point == self._point and self._reached[point] == self._nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Nursery:
+    """Draining processes that start quickly, because they are forked."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "packages.holdfast.tests.support.outbox_harness"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+    def run(self, *orders: dict[str, Any]) -> list[int]:
+        """Run one process for each order, at once; returns how each ended (negative: killed)."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(orders).encode() + b"\n")
+        self._process.stdin.flush()
+        return list(json.loads(self._process.stdout.readline()))
+
+
+def serve_orders() -> None:
+    for line in sys.stdin:
+        pids = []
+        for order in json.loads(line):
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                with contextlib.suppress(BaseException):
+                    status = _obey(order)
+                os._exit(status)
+            pids.append(pid)
+        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        print(json.dumps(ends), flush=True)
+
+
+def _obey(order: dict[str, Any]) -> int:
+    points = KillAt(order.get("point"), order.get("nth", 1))
+    with (
+        HttpTransport(order["server"], timeout_seconds=10) as transport,
+        OutboxQueue.open(
+            order["path"],
+            settings=QueueSettings(lease_seconds=order.get("lease_seconds", 0.15)),
+            fault_points=points,
+        ) as queue,
+    ):
+        drain(
+            queue,
+            order["user"],
+            transport,
+            order["token"],
+            max_seconds=order.get("max_seconds", 20),
+            retry=SOON,
+            fault_points=points,
+        )
+    return 0
+
+
+def all_entries(queue: OutboxQueue, user: str) -> Iterator[Any]:
+    after = None
+    while page := queue.entries(user, limit=500, after=after):
+        yield from page
+        after = page[-1].id
+
+
+if __name__ == "__main__":
+    serve_orders()

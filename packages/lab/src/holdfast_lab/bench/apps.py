@@ -1,0 +1,190 @@
+"""The apps under the load: one handler, one insert, one commit; bare, guarded, and by a peer.
+
+Each is served by one uvicorn worker with 16 database connections. The bare handler is what a
+FastAPI user writes with the same driver: a transaction of its own, one insert, one commit.
+"""
+
+import asyncio
+import os
+import sqlite3
+import uuid
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from holdfast import Holdfast, Policy, open_store
+from holdfast.stores.sqlite.connection_thread import ConnectionThread
+
+CONNECTIONS = 16
+INSERT = "INSERT INTO orders (id, item, quantity) VALUES (:id, :item, :quantity)"
+INSERT_NUMBERED = "INSERT INTO orders (id, item, quantity) VALUES ($1, $2, $3)"
+
+
+class Order(BaseModel):
+    item: str
+    quantity: int
+
+
+def _url() -> str:
+    return os.environ["BENCH_DATABASE"]
+
+
+async def _nothing(_connection: Any) -> None:
+    return
+
+
+def _postgres_pool(**options: Any) -> Any:
+    import asyncpg
+
+    return asyncpg.create_pool(_url(), min_size=CONNECTIONS, max_size=CONNECTIONS, **options)
+
+
+def bare_postgres(**options: Any) -> FastAPI:
+    """Write with asyncpg as its manual has it: a pool, a transaction, an insert."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI):
+        async with _postgres_pool(**options) as app.state.pool:
+            yield
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.post("/orders", status_code=201)
+    async def create(order: Order):
+        new = str(uuid.uuid4())
+        async with app.state.pool.acquire() as connection, connection.transaction():
+            await connection.execute(INSERT_NUMBERED, new, order.item, order.quantity)
+        return {"id": new, "item": order.item}
+
+    return app
+
+
+def tuned_postgres() -> FastAPI:
+    """Leave out the reset that asyncpg's pool does after each use: one round trip less."""
+    return bare_postgres(reset=_nothing)
+
+
+def bare_sqlite() -> FastAPI:
+    """Write with aiosqlite as its manual has it: a connection, an insert, a commit.
+
+    The lock is needed: without it requests would share each other's transactions.
+    """
+    import aiosqlite
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI):
+        app.state.turn = asyncio.Lock()
+        async with aiosqlite.connect(_url().removeprefix("sqlite:///")) as app.state.db:
+            await app.state.db.execute("PRAGMA journal_mode=WAL")
+            await app.state.db.execute("PRAGMA synchronous=FULL")
+            yield
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.post("/orders", status_code=201)
+    async def create(order: Order):
+        new = str(uuid.uuid4())
+        values = {"id": new, "item": order.item, "quantity": order.quantity}
+        async with app.state.turn:
+            await app.state.db.execute(INSERT, values)
+            await app.state.db.commit()
+        return {"id": new, "item": order.item}
+
+    return app
+
+
+def tuned_sqlite() -> FastAPI:
+    """Insert and commit in one hop to a thread: the fastest bare alternative we know."""
+    path = _url().removeprefix("sqlite:///")
+
+    def connect() -> sqlite3.Connection:
+        db = sqlite3.connect(path, isolation_level=None, timeout=60)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        return db
+
+    writer = ConnectionThread("bare", connect)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI):
+        await writer.start()
+        yield
+        await writer.stop()
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.post("/orders", status_code=201)
+    async def create(order: Order):
+        new = str(uuid.uuid4())
+        values = {"id": new, "item": order.item, "quantity": order.quantity}
+
+        def insert(db: sqlite3.Connection) -> None:
+            db.execute("BEGIN IMMEDIATE")
+            db.execute(INSERT, values)
+            db.execute("COMMIT")
+
+        await writer.run(insert)
+        return {"id": new, "item": order.item}
+
+    return app
+
+
+def guarded(*, memory_bytes: int = 32 * 1024 * 1024, audit: bool = True) -> FastAPI:
+    options: dict[str, Any] = {}
+    if _url().startswith("postgresql"):
+        options = {"min_connections": CONNECTIONS, "max_connections": CONNECTIONS}
+    holdfast = Holdfast(
+        open_store(_url(), **options), policy=Policy(audit=audit), memory_bytes=memory_bytes
+    )
+    app = FastAPI()
+    holdfast.install(app)
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard()
+    async def create(order: Order):
+        new = str(uuid.uuid4())
+        await holdfast.transaction.execute(
+            INSERT, {"id": new, "item": order.item, "quantity": order.quantity}
+        )
+        return {"id": new, "item": order.item}
+
+    return app
+
+
+def guarded_without_memory() -> FastAPI:
+    return guarded(memory_bytes=0)
+
+
+def guarded_without_audit() -> FastAPI:
+    return guarded(audit=False)
+
+
+def idemkit_postgres() -> FastAPI:
+    import asyncpg
+    from idemkit import HttpConfig, IdempotencyMiddleware, PostgresBackend
+
+    backend = PostgresBackend.from_url(_url())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI):
+        async with _postgres_pool() as app.state.pool:
+            yield
+
+    app = FastAPI(lifespan=lifespan)
+    app.add_middleware(
+        IdempotencyMiddleware,
+        backend=backend,
+        config=HttpConfig(scope=lambda _request: "everyone"),
+    )
+
+    @app.post("/orders", status_code=201)
+    async def create(order: Order):
+        new = str(uuid.uuid4())
+        async with app.state.pool.acquire() as connection, connection.transaction():
+            await connection.execute(INSERT_NUMBERED, new, order.item, order.quantity)
+        return {"id": new, "item": order.item}
+
+    assert asyncpg
+    return app

@@ -1,0 +1,73 @@
+"""A guarded handler against the same one bare, over HTTP, on both databases, beside a peer."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from holdfast_lab.bench.races import Contender, race, ratio, served
+
+CREATE = "CREATE TABLE orders (id text PRIMARY KEY, item text NOT NULL, quantity integer NOT NULL)"
+
+
+def postgres(url: str, rounds: int, seconds: float, step: Callable[[], None]) -> dict[str, Any]:
+    asyncio.run(_create(url))
+    idemkit = Path(sys.executable).parent / "idemkit"
+    subprocess.run([idemkit, "init-pg", url], check=True, capture_output=True)
+    contenders = [
+        Contender("bare", "bare_postgres", url),
+        Contender("bare, pool tuned", "tuned_postgres", url),
+        Contender("guarded", "guarded", url),
+        Contender("guarded, no audit event", "guarded_without_audit", url),
+        Contender("replays from the store", "guarded_without_memory", url, replay=True),
+        Contender("replays from memory", "guarded", url, replay=True),
+        Contender("idemkit", "idemkit_postgres", url),
+        Contender("idemkit, replays", "idemkit_postgres", url, replay=True),
+    ]
+    return _race(contenders, rounds, seconds, step)
+
+
+def sqlite(folder: Path, rounds: int, seconds: float, step: Callable[[], None]) -> dict[str, Any]:
+    contenders = [
+        Contender("bare", "bare_sqlite", ""),
+        Contender("bare, one hop to a thread", "tuned_sqlite", ""),
+        Contender("guarded", "guarded", ""),
+        Contender("guarded, no audit event", "guarded_without_audit", ""),
+        Contender("replays from the store", "guarded_without_memory", "", replay=True),
+        Contender("replays from memory", "guarded", "", replay=True),
+    ]
+    for number, contender in enumerate(contenders):
+        path = folder / f"{number}.db"
+        with sqlite3.connect(path) as db:
+            db.execute(CREATE)
+        db.close()
+        contender.database = f"sqlite:///{path}"
+    return _race(contenders, rounds, seconds, step)
+
+
+async def _create(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(CREATE)
+    await connection.close()
+
+
+def _race(
+    contenders: list[Contender], rounds: int, seconds: float, step: Callable[[], None]
+) -> dict[str, Any]:
+    with served(contenders):
+        race(contenders, rounds, seconds, step)
+    results = {}
+    for contender in contenders:
+        middle, least, most = ratio(contender, contenders[0])
+        results[contender.name] = {
+            "ratio": round(middle, 3),
+            "least": round(least, 3),
+            "most": round(most, 3),
+            "per_second": round(contender.median, 1),
+        }
+    return results

@@ -1,0 +1,168 @@
+"""The claim beside a million finished jobs, and beside a million that wait for later."""
+
+import asyncio
+import sqlite3
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from holdfast.jobs.enqueue import Cause, new_job
+from holdfast.jobs.job_store import JobStore
+from holdfast.ports import Store
+from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.sqlite import SqliteStore
+from holdfast_lab.bench.curves import Point, sizes
+
+ROWS = 1_000_000
+ROUNDS = 9
+CLAIMS = 20
+AT_ONCE = 16
+
+_DONE = "tenant, job_id, key, queue, type, payload_hash, attempts, request_id, correlation_id"
+_LATER = (
+    "tenant, id, key, queue, type, payload, payload_hash, max_attempts, actor, request_id,"
+    " correlation_id"
+)
+_POSTGRES = {
+    "finished": f"""
+        INSERT INTO job_completions ({_DONE}, enqueued_at)
+        SELECT 'tenant-' || n % 1000, gen_random_uuid(), 'job:' || n, 'default', 'order.placed',
+               repeat('a', 64), 1, repeat('r', 32), repeat('r', 32), now()
+          FROM generate_series(1, $1::bigint) AS n""",
+    "later": f"""
+        INSERT INTO jobs ({_LATER}, visible_at, run_at)
+        SELECT 'tenant-' || n % 1000, gen_random_uuid(), 'job:' || n, 'default', 'order.placed',
+               '{{}}', repeat('a', 64), 5, 'someone', repeat('r', 32), repeat('r', 32),
+               now() + interval '1 day', now() + interval '1 day'
+          FROM generate_series(1, $1::bigint) AS n""",
+}
+_COUNT = "WITH RECURSIVE count(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < ?1) "
+_SQLITE = {
+    "finished": f"""{_COUNT}
+        INSERT INTO job_completions ({_DONE}, enqueued_at, completed_at)
+        SELECT 'tenant-' || (n % 1000), lower(hex(randomblob(16))), 'job:' || n, 'default',
+               'order.placed', ?2, 1, 'r', 'r', ?3, ?3
+          FROM count""",
+    "later": f"""{_COUNT}
+        INSERT INTO jobs ({_LATER}, visible_at, run_at, enqueued_at)
+        SELECT 'tenant-' || (n % 1000), lower(hex(randomblob(16))), 'job:' || n, 'default',
+               'order.placed', '{{}}', ?2, 5, 'someone', 'r', 'r',
+               ?3 + 86400000, ?3 + 86400000, ?3
+          FROM count""",
+}
+
+
+async def postgres(
+    urls: Sequence[str], rows: int = ROWS, rounds: int = ROUNDS
+) -> tuple[dict[str, float], list[Point]]:
+    """Measure on three databases: one as it is, one with finished jobs, one with later ones.
+
+    Returns the comparison, and the claims beside ever more finished jobs.
+    """
+    stores = [PostgresStore(url, min_connections=1) for url in urls]
+    for store in stores:
+        await store.open()
+    empty, finished, later = [await asyncpg.connect(url) for url in urls]
+    points: list[Point] = []
+    try:
+        there = 0
+        for step in sizes(min(1_000, rows), rows):
+            await _fill_postgres(finished, "finished", step - there)
+            await _tidy(empty)
+            there = step
+            points.append(await _point(step, stores[0], stores[1], min(7, rounds)))
+        await _fill_postgres(later, "later", rows)
+        for connection in (empty, finished):
+            await _tidy(connection)
+        return {"rows": rows, **await _compared(stores, rounds)}, points
+    finally:
+        for connection in (empty, finished, later):
+            await connection.close()
+        for store in stores:
+            await store.close()
+
+
+async def _fill_postgres(connection: Any, what: str, rows: int) -> None:
+    await connection.execute(_POSTGRES[what], rows, timeout=900)
+    await _tidy(connection)
+
+
+async def _tidy(connection: Any) -> None:
+    """Forget the rows that claims have left behind: they would slow one side down and not both."""
+    for table in ("jobs", "job_completions"):
+        await connection.execute(f"VACUUM ANALYZE {table}", timeout=900)
+
+
+async def sqlite(folder: Path, rows: int = ROWS, rounds: int = ROUNDS) -> dict[str, float]:
+    """Measure on three files."""
+    paths = [str(folder / f"claims-{what}.db") for what in ("empty", "finished", "later")]
+    stores = [SqliteStore(path) for path in paths]
+    for store in stores:
+        await store.open()
+    try:
+        for path, what in zip(paths[1:], ("finished", "later"), strict=True):
+            await asyncio.to_thread(_fill_sqlite, path, _SQLITE[what], rows)
+        return {"rows": rows, **await _compared(stores, rounds)}
+    finally:
+        for store in stores:
+            await store.close()
+
+
+def _fill_sqlite(path: str, statement: str, rows: int) -> None:
+    with sqlite3.connect(path, timeout=60) as db:
+        db.execute("PRAGMA cache_size=-400000")
+        db.execute(statement, (rows, "a" * 64, int(time.time() * 1000)))
+    db.close()
+
+
+async def _compared(stores: Sequence[Store], rounds: int) -> dict[str, float]:
+    """Claim in all three by turns; each ratio is the median of the rounds' own ratios."""
+    tables = [JobStore(store) for store in stores]
+    for table in tables:
+        await claim_seconds(table)  # prepared statements, caches
+    times = [[await claim_seconds(table) for table in tables] for _ in range(rounds)]
+    found = {"claim_empty_ms": statistics.median(empty for empty, _, _ in times) * 1e3}
+    for at, what in ((1, "finished"), (2, "later")):
+        found[f"claim_{what}_ms"] = statistics.median(row[at] for row in times) * 1e3
+        ratios = sorted(row[at] / row[0] for row in times)
+        found[f"claim_{what}_ratio"] = statistics.median(ratios)
+        found[f"claim_{what}_ratio_least"] = ratios[0]
+        found[f"claim_{what}_ratio_most"] = ratios[-1]
+    return found
+
+
+async def _point(rows: int, empty: Store, full: Store, rounds: int) -> Point:
+    """Claim in both by turns."""
+    times = [
+        (await claim_seconds(JobStore(empty)), await claim_seconds(JobStore(full)))
+        for _ in range(rounds)
+    ]
+    return Point(
+        rows,
+        statistics.median(mine for _, mine in times) * 1e6,
+        statistics.median(mine / other for other, mine in times),
+    )
+
+
+async def claim_seconds(table: JobStore) -> float:
+    """Enqueue what is due, and return the median of the times its claims take."""
+    unit = await table.store.begin()
+    for number in range(CLAIMS * AT_ONCE):
+        about = f"{time.time_ns()}-{number}"
+        cause = Cause("bench", "someone", about, about)
+        await table.enqueue(
+            unit.statements, new_job("order.placed", {}, cause=cause, resource_id=about)
+        )
+    await unit.commit(None, None)
+    times = []
+    for _ in range(CLAIMS):
+        started = time.perf_counter()
+        taken = await table.claim(("default",), worker="w", limit=AT_ONCE, lease_seconds=60)
+        times.append(time.perf_counter() - started)
+        assert len(taken) == AT_ONCE
+        await table.complete_alone([(job.lease, None) for job in taken], worker="w")
+    return statistics.median(times)

@@ -1,0 +1,98 @@
+"""A versioned PATCH over HTTP, with the guard and without: one worker, 16 connections, fsync on."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast_lab.bench import planning
+from holdfast_lab.bench.in_process import CLIENTS, versus
+from holdfast_lab.bench.races import free_port, wait_until_up
+
+BODY = b'{"starts_at": "2026-06-01T07:00:00Z", "ends_at": "2026-06-01T15:00:00Z"}'
+
+
+def app() -> Any:
+    """Make the app that uvicorn serves."""
+    office = planning.Office(os.environ["BENCH_DATABASE"], Path(os.environ["BENCH_HOME"]))
+    return office.app
+
+
+def measure(url: str, rounds: int, seconds: float) -> dict[str, float]:
+    """Return guarded ÷ bare, medians of interleaved rounds."""
+    with _served(url) as port:
+        asyncio.run(planning.fill(url, {"missions": _missions(rounds, seconds)}))
+        command = [
+            sys.executable,
+            "-m",
+            "holdfast_lab.bench.patches",
+            str(port),
+            str(rounds),
+            str(seconds),
+        ]
+        load = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    found: dict[str, float] = json.loads(load.stdout)
+    return found
+
+
+@contextmanager
+def _served(url: str) -> Iterator[int]:
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "holdfast_lab.bench.patches:app", "--factory"]
+    command += ["--port", str(port), "--no-access-log", "--log-level", "warning"]
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as home:
+        where = {"BENCH_DATABASE": url, "BENCH_HOME": home}
+        process = subprocess.Popen(command, env=os.environ | where)
+        try:
+            wait_until_up(port)
+            yield port
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _missions(rounds: int, seconds: float) -> int:
+    """Return more than a run can change. Each is changed once, from version 1."""
+    return 1_000 + int(2 * (rounds + 1) * max(seconds, 0.7) * 4_000)
+
+
+async def _run(port: int, rounds: int, seconds: float) -> dict[str, float]:
+    """Be the load: a process of its own, so that it takes nothing from the server's."""
+    missions = iter(range(1, _missions(rounds, seconds) + 1))
+    signed = planning.token()
+    free = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CLIENTS)]
+
+    async def patch(path: str) -> None:
+        reader, writer = stream = free.pop()
+        head = (
+            f"PATCH {path}/{next(missions):08x}-0000-7000-8000-000000000000 HTTP/1.1\r\n"
+            f'host: bench\r\nauthorization: Bearer {signed}\r\nif-match: "1"\r\n'
+            f"idempotency-key: {uuid.uuid4()}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(BODY)}\r\n\r\n"
+        )
+        writer.write(head.encode() + BODY)
+        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if not answer.startswith(b"http/1.1 200"):
+            raise RuntimeError(answer.decode())
+        at = answer.index(b"content-length: ") + 16
+        await reader.readexactly(int(answer[at : answer.index(b"\r", at)]))
+        free.append(stream)
+
+    found = await versus(lambda: patch("/v1/missions"), lambda: patch("/v1/bare"), rounds, seconds)
+    for _, writer in free:
+        writer.close()
+    return found
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    where, how_often, how_long = sys.argv[1:4]
+    print(json.dumps(uvloop.run(_run(int(where), int(how_often), float(how_long)))))

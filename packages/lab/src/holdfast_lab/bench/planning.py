@@ -1,0 +1,172 @@
+"""Planning and field on PostgreSQL: far pages, and a bare PATCH beside the guarded one."""
+
+import json
+import statistics
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from fastapi import FastAPI, Request, Response
+
+from holdfast import update_with_version
+from holdfast.server.jwt_auth import mint_token
+from holdfast_lab.bench.in_process import beside, call, spread
+from holdfast_services.app import create_app
+from holdfast_services.auth import SignedIn
+from holdfast_services.planning.aggregates import IfMatch, json_answer
+from holdfast_services.planning.model import MissionPatch, check_period, shown
+from holdfast_services.planning.repository import change_mission, find
+from holdfast_services.settings import load_settings
+
+SECRET = "a secret for the benchmark, long enough for HS256"
+PAGES = 10_000
+PER_PAGE = 5
+
+# Ids that grow, as version 7 does: the n-th in its first characters.
+_ID = "(lpad(to_hex({n}), 8, '0') || '-0000-7000-8000-000000000000')"
+_PROJECT = f"""
+INSERT INTO planning_projects (tenant, id, name, version, created_at, updated_at)
+VALUES ('acme', {_ID.format(n="1")}, 'a project', 1, now(), now())
+"""
+_FILL = {
+    "missions": f"""
+INSERT INTO planning_missions (tenant, id, project_id, title, status, version, created_at,
+                               updated_at)
+SELECT 'acme', {_ID.format(n="n")}, {_ID.format(n="1")}, 'a mission', 'planned', 1, now(),
+       now()
+  FROM generate_series(1, $1::int) AS n
+""",
+    "audit": f"""
+INSERT INTO audit_events (tenant, id, actor, endpoint, payload_hash, status, resource, request_id,
+                          correlation_id, created_at)
+SELECT 'acme', {_ID.format(n="n")}, 'ada', 'PATCH /v1/missions/{{mission_id}}', repeat('0', 64),
+       200, 'mission:1', 'r', 'c', now()
+  FROM generate_series(1, $1::int) AS n
+""",
+    "activities": f"""
+INSERT INTO field_items (tenant, kind, id, version, document, seq, created_at, updated_at)
+SELECT 'acme', 'activities', {_ID.format(n="n")}, 1, '{{"title": "an activity"}}', n, now(), now()
+  FROM generate_series(1, $1::int) AS n
+""",
+}
+
+
+def token() -> str:
+    """Sign someone of the organization in."""
+    now, lifetime = datetime.now(UTC), timedelta(hours=4)
+    return mint_token(SECRET, sub="acme", org="acme", roles=["admin"], lifetime=lifetime, now=now)
+
+
+class Office:
+    """An app with one organization in it, and someone who works there."""
+
+    def __init__(self, url: str, home: Path) -> None:
+        settings = load_settings(
+            database_url=url,
+            jwt_secret=SECRET,
+            home=home,
+            run_jobs=False,
+            log_level="CRITICAL",
+        )
+        self.app = create_app(settings)
+        _add_bare_patch(self.app)
+        self.headers = {"authorization": f"Bearer {token()}"}
+
+    async def page(self, path: str) -> tuple[float, str | None]:
+        """Read a page; returns the seconds it took and the next one's cursor."""
+        started = time.perf_counter()
+        status, answer = await call(self.app, "GET", path, b"", self.headers)
+        took = time.perf_counter() - started
+        if status != 200:
+            raise RuntimeError(f"{path} answered {status}: {answer!r}")
+        found = json.loads(answer)
+        return took, found.get("next")
+
+
+def _add_bare_patch(app: FastAPI) -> None:
+    """The same PATCH in a transaction of its own: no key, no record, no audit event."""
+    holdfast = app.state.holdfast
+
+    with beside(app, "/v1/missions/{mission_id}") as router:
+
+        @router.patch("/v1/bare/{mission_id}")
+        async def patch(
+            mission_id: str,
+            mission: MissionPatch,
+            caller: SignedIn,
+            request: Request,
+            _tag: IfMatch = None,
+        ) -> Response:
+            fields = mission.model_dump(exclude={"version"}, exclude_unset=True)
+            unit = await holdfast.store.begin()
+            tx, tenant = unit.statements, caller.tenant
+            row = await update_with_version(
+                if_match=request.headers.getlist("if-match"),
+                in_body=mission.version,
+                current=lambda: find(tx, "mission", tenant, mission_id),
+                write=lambda version: change_mission(
+                    tx, tenant, mission_id, fields, version=version, now=holdfast.clock.now()
+                ),
+            )
+            check_period(row)
+            await unit.commit(None, None)
+            return json_answer(shown(row))
+
+
+async def pages(url: str, rounds: int, count: int = PAGES) -> dict[str, Any]:
+    """Return how much slower the last of many pages is than the first, list by list."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        office = Office(url, Path(folder))
+        await office.app.state.holdfast.open()
+        try:
+            rows = count * PER_PAGE
+            await fill(url, {"missions": rows, "audit": rows, "activities": rows})
+            project = "00000001-0000-7000-8000-000000000000"
+            return {
+                name: await _far_page(office, f"{path}limit={PER_PAGE}", rounds, count)
+                for name, path in {
+                    "missions": f"/v1/projects/{project}/missions?",
+                    "audit": "/v1/audit?",
+                    "activities": "/api/v1/activities?",
+                }.items()
+            }
+        finally:
+            await office.app.state.holdfast.close()
+
+
+async def _far_page(office: Office, path: str, rounds: int, count: int) -> dict[str, Any]:
+    """Walk to the last page by cursors, as a client does; then read both ends in turns."""
+    cursor, last, turned = None, None, 1
+    while True:
+        _, following = await office.page(path if cursor is None else f"{path}&after={cursor}")
+        if following is None or turned >= count:
+            break
+        cursor, last, turned = following, following, turned + 1
+    far = f"{path}&after={last}"
+    ratios, first_ms = [], []
+    for _ in range(rounds):
+        ends: dict[str, float] = {}
+        for name, target in (("first", path), ("far", far), ("far", far), ("first", path)):
+            took, _ = await office.page(target)
+            ends[name] = min(took, ends.get(name, took))
+        ratios.append(ends["far"] / ends["first"])
+        first_ms.append(ends["first"] * 1e3)
+    return spread(ratios) | {
+        "pages_turned": turned,
+        "first_ms": round(statistics.median(first_ms), 3),
+    }
+
+
+async def fill(url: str, rows: dict[str, int]) -> None:
+    """Fill the tables of one organization."""
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(_PROJECT)
+        for name, count in rows.items():
+            await connection.execute(_FILL[name], count)
+        await connection.execute("VACUUM ANALYZE")
+    finally:
+        await connection.close()

@@ -1,0 +1,240 @@
+"""The walk service on PostgreSQL: guarded against the same logic without the guard, in one process.
+
+Both apps answer over ASGI without a socket between, so nothing hides what the guard costs. Every
+request comes from a walker of its own, as with many devices.
+"""
+
+import json
+import os
+import tempfile
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header
+
+from holdfast.core.idempotency_record import RequestFingerprint
+from holdfast.server.execution import Execution, running_as
+from holdfast.server.guarded_request import GuardedRequest
+from holdfast.server.jwt_auth import mint_token
+from holdfast_lab.bench.in_process import beside, call, spread, versus
+from holdfast_services.app import create_app
+from holdfast_services.auth import SignedIn
+from holdfast_services.dev_secrets import development_app_check_key
+from holdfast_services.settings import load_settings
+from holdfast_services.walk import model, tree
+from holdfast_services.walk.api import allocation_views, node_views
+from holdfast_services.walk.attestation import AppCheck
+from holdfast_services.walk.catalogue import bundled_catalogue
+from holdfast_services.walk.steps_intake import StepIntake
+from holdfast_services.walk.steps_model import StepReport
+
+SECRET = "a secret for the benchmark, long enough for HS256"
+_WALKERS = """
+INSERT INTO walkers (tenant, points_banked, energy_balance, allocation_seq, ledger_seq, event_seq,
+                     created_at, updated_at)
+SELECT 'w-' || n, 100, 0, 0, 0, 0, now(), now() FROM generate_series(1, $1::bigint) AS n
+"""
+
+
+async def measure(url: str, rounds: int, seconds: float, *, count: int = 200_000) -> dict[str, Any]:
+    """Return guarded ÷ bare for allocate and ingest, medians of interleaved rounds.
+
+    Every request is that of another walker, of so many.
+    """
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        settings = load_settings(
+            database_url=url,
+            jwt_secret=SECRET,
+            home=Path(folder),
+            run_jobs=False,
+            log_level="CRITICAL",
+            step_ingest_rate_limit="",
+        )
+        app = create_app(settings)
+        holdfast = app.state.holdfast
+        _add_bare_routes(app, settings)
+        await holdfast.open()
+        try:
+            import asyncpg
+
+            connection = await asyncpg.connect(url)
+            await connection.execute(_WALKERS, count)
+            await connection.close()
+            walkers = iter(range(1, count))
+            app_check = _app_check_token(settings)
+            token = app_check()
+            found = {}
+            for name, guarded, bare, body in (
+                ("tree.allocate", "/tree/allocate", "/tree/bare-allocate", _allocation),
+                ("step.ingest", "/step/ingest", "/tree/bare-ingest", _report),
+            ):
+
+                async def send(path: str, body: Any = body) -> None:
+                    await _post(app, path, f"w-{next(walkers)}", body, token)
+
+                found[name] = await versus(
+                    partial(send, guarded), partial(send, bare), rounds, seconds
+                )
+            return found
+        finally:
+            await holdfast.close()
+
+
+def _add_bare_routes(app: FastAPI, settings: Any) -> None:
+    """The same logic in a transaction of its own: no key, no look-up, no record, no audit event."""
+    holdfast = app.state.holdfast
+    catalogue = bundled_catalogue()
+    nodes = node_views(catalogue, energy_required=False)
+    idempotency = StepIntake(holdfast, settings, AppCheck(settings, settings.home, holdfast.clock))
+    policy = settings.policies().walk.replace(audit=False)
+
+    with beside(app, "/tree/allocate") as router:
+
+        @router.post("/tree/bare-allocate")
+        async def allocate(wanted: model.TreeAllocation, caller: SignedIn) -> model.TreeAllocated:
+            unit = await holdfast.store.begin()
+            after = await tree.allocate(
+                unit.statements,
+                caller.tenant,
+                [choice.node_id for choice in wanted.allocations],
+                now=holdfast.clock.now(),
+                catalogue=catalogue,
+                energy_required=False,
+            )
+            await unit.commit(None, None)
+            return model.TreeAllocated(
+                walker_id=caller.tenant,
+                points_banked=after.points_banked,
+                energy_balance=after.energy_balance,
+                allocations=allocation_views(after.allocations),
+                nodes=nodes,
+            )
+
+        @router.post("/tree/bare-ingest")
+        async def ingest(
+            report: StepReport,
+            caller: SignedIn,
+            tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
+        ) -> Any:
+            unit = await holdfast.store.begin()
+            call = GuardedRequest(
+                endpoint="bare",
+                policy=policy,
+                principal=caller,
+                record_id=None,
+                mark=RequestFingerprint("0" * 64, "0" * 64),
+                body=b"",
+                request_id="r",
+                correlation_id="c",
+            )
+            run = Execution(holdfast.idempotency, call, unit)
+            running_as(run)
+            answer = await idempotency.take(unit.statements, run, report, tokens or [])
+            await unit.commit(None, None)
+            return answer
+
+
+def _allocation(_key: str) -> dict[str, Any]:
+    return {
+        "allocations": [{"nodeId": "node.even-stride"}],
+        "clientGeneratedAt": datetime.now(UTC).isoformat(),
+    }
+
+
+def _report(key: str) -> dict[str, Any]:
+    end = datetime.now(UTC)
+    return {
+        "day": end.date().isoformat(),
+        "count": 4000,
+        "source": "HealthKit",
+        "tz": "UTC",
+        "sampleSpan": {"start": (end - timedelta(hours=2)).isoformat(), "end": end.isoformat()},
+        "sourceBundleId": "com.apple.health",
+        "idempotencyKey": key,
+        "clientSubmittedAt": end.isoformat(),
+    }
+
+
+def _app_check_token(settings: Any) -> Any:
+    from holdfast_services.cli import tokens
+
+    os.environ["HOLDFAST_HOME"] = str(settings.home)
+    development_app_check_key(settings.home)
+    return lambda: tokens._app_check(None, timedelta(minutes=4))  # noqa: SLF001 - our own
+
+
+_HISTORY = """
+INSERT INTO tree_refunds (tenant, seq, node_id, points_cost, energy_cost, allocated_at, reason,
+                          refunded_at)
+SELECT 'old-' || w, n, 'node.even-stride', 1, 0, now(), 'rejected', now()
+  FROM generate_series(1, $1::bigint) AS w, generate_series(1, $2::bigint) AS n;
+"""
+_EVENTS = """
+INSERT INTO walker_events (tenant, seq, type, data, created_at)
+SELECT 'old-' || w, n, 'tree.allocated', '{}', now()
+  FROM generate_series(1, $1::bigint) AS w, generate_series(1, $2::bigint) AS n;
+"""
+_OLD = """
+INSERT INTO walkers (tenant, points_banked, energy_balance, allocation_seq, ledger_seq, event_seq,
+                     created_at, updated_at)
+SELECT prefix || n, 100, 0, $2::bigint, 0, $2::bigint, now(), now()
+  FROM generate_series(1, $1::bigint) AS n, (VALUES ($3::text)) AS named(prefix);
+"""
+
+
+async def history(url: str, walkers: int = 40, length: int = 10_000) -> dict[str, Any]:
+    """Return how much slower a walker with a long history is served than a new one."""
+    import asyncpg
+
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        settings = load_settings(
+            database_url=url,
+            jwt_secret=SECRET,
+            home=Path(folder),
+            run_jobs=False,
+            log_level="CRITICAL",
+        )
+        app = create_app(settings)
+        await app.state.holdfast.open()
+        try:
+            connection = await asyncpg.connect(url)
+            await connection.execute(_OLD, walkers, length, "old-")
+            await connection.execute(_OLD, walkers, 0, "new-")
+            await connection.execute(_HISTORY, walkers, length, timeout=300)
+            await connection.execute(_EVENTS, walkers, length, timeout=300)
+            await connection.execute("VACUUM ANALYZE", timeout=300)
+            await connection.close()
+            ratios = []
+            for number in range(1, walkers + 1):
+                took = {}
+                order = ("old-", "new-") if number % 2 else ("new-", "old-")
+                for kind in order:
+                    took[kind] = await _allocated_in(app, f"{kind}{number}")
+                ratios.append(took["old-"] / took["new-"])
+            return spread(ratios[5:])
+        finally:
+            await app.state.holdfast.close()
+
+
+async def _allocated_in(app: Any, sub: str) -> float:
+    started = time.perf_counter()
+    await _post(app, "/tree/allocate", sub, _allocation, "")
+    return time.perf_counter() - started
+
+
+async def _post(app: Any, path: str, sub: str, body: Any, app_check: str) -> None:
+    key = str(uuid.uuid4())
+    now = datetime.now(UTC)
+    signed = mint_token(SECRET, sub=sub, org=None, roles=[], lifetime=timedelta(hours=1), now=now)
+    headers = {
+        "authorization": f"Bearer {signed}",
+        "idempotency-key": key,
+        "x-firebase-appcheck": app_check,
+    }
+    status, answer = await call(app, "POST", path, json.dumps(body(key)).encode(), headers)
+    if status != 200:
+        raise RuntimeError(f"{path} answered {status}: {answer!r}")

@@ -1,0 +1,34 @@
+"""``holdfast bench``: run the benchmarks in a process of their own."""
+
+import importlib.util
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.cli.output import Failure
+
+__all__ = ["run_bench"]
+
+
+def run_bench(arguments: Sequence[str]) -> int:
+    """Run the benchmarks and return their exit code.
+
+    Raises ``Failure`` if the peers to compare with are not installed.
+    """
+    if importlib.util.find_spec("pygal") is None:
+        raise Failure('the peers are not installed: pip install "holdfast-lab[bench]"')
+    command = [sys.executable, "-m", "holdfast_lab.bench", *arguments]
+    # Ctrl-C is for us, and we pass it on: else everything it has started would end by itself.
+    with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - ours
+
+        def stop(_number: int, _frame: Any) -> None:
+            process.send_signal(signal.SIGINT)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,190 @@
+"""`holdfast conform`: checks a server over HTTP and tells what came, as a table, lines or JSON."""
+
+import asyncio
+import ipaddress
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from holdfast.cli.output import Failure, print_json, shown
+from holdfast_lab.conformance import (
+    BUILT_IN,
+    NotSignedInError,
+    Plan,
+    Profile,
+    ProfileError,
+    Result,
+    SignIn,
+    UnreachableError,
+    Verdict,
+    conform,
+    plan_checks,
+    read_profile,
+)
+
+__all__ = ["run_conform"]
+
+_BAD_INPUT: Final = 2
+_STYLES: Final = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SKIP: "yellow"}
+
+_Show = Callable[[Result], None]
+_Watch = Callable[[str], None]
+
+
+def run_conform(
+    url: str,
+    *,
+    sign_in: SignIn,
+    service: str | None,
+    profile_file: Path | None,
+    as_json: bool,
+) -> int:
+    """Check a server; returns 0 if all it was asked is as the contract says, else 1."""
+    host = _host(url)
+    if service is not None and service not in BUILT_IN:
+        raise Failure(f"--service should be one of {', '.join(BUILT_IN)}", _BAD_INPUT)
+    if service is not None and profile_file is not None:
+        raise Failure("--service is one of ours, --profile another: give one of them", _BAD_INPUT)
+    profile = None if profile_file is None else _profile(profile_file)
+    if profile is None and sign_in == SignIn():
+        sign_in = _local_sign_in(host)
+    plans = plan_checks(profile, service)
+    try:
+        results = asyncio.run(_collect(url, plans, sign_in, as_json=as_json))
+    except (UnreachableError, NotSignedInError) as error:
+        raise Failure(str(error), _BAD_INPUT) from error
+    counts = Counter(result.verdict for result in results)
+    if as_json:
+        print_json(
+            {"url": url}
+            | {name: counts[verdict] for name, verdict in _COUNTED.items()}
+            | {"results": msgspec.to_builtins(results)}
+        )
+    else:
+        _sum_up(counts, is_table=sys.stdout.isatty(), results=results)
+    return 1 if counts[Verdict.FAIL] else 0
+
+
+_COUNTED: Final = {"passed": Verdict.PASS, "failed": Verdict.FAIL, "skipped": Verdict.SKIP}
+
+
+async def _collect(
+    url: str, plans: Sequence[Plan], sign_in: SignIn, *, as_json: bool
+) -> list[Result]:
+    results = []
+    total = sum(len(plan.checks) for plan in plans)
+    with _showing(total, as_json=as_json) as (watch, show):
+        async for result in conform(url, plans, sign_in, watch=watch):
+            results.append(result)
+            show(result)
+    return results
+
+
+@contextmanager
+def _showing(total: int, *, as_json: bool) -> Iterator[tuple[_Watch, _Show]]:
+    """Give what is told of the next check and of each result: a bar, lines, or nothing."""
+    if as_json:
+        yield lambda _check: None, lambda _result: None
+    elif not sys.stdout.isatty():
+        yield lambda _check: None, _line
+    else:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, transient=True) as progress:
+            task = progress.add_task("", total=total)
+            yield (
+                lambda check: progress.update(task, description=check),
+                lambda _result: progress.advance(task),
+            )
+
+
+def _line(result: Result) -> None:
+    cells = (result.verdict, result.service, result.section, result.check)
+    told = f"expected {result.expected}; came {result.came}"
+    print("\t".join([*cells, shown(told)]), flush=True)
+
+
+def _sum_up(counts: Counter[Verdict], *, is_table: bool, results: Sequence[Result]) -> None:
+    if is_table:
+        _table(results)
+    told = ", ".join(f"{counts[verdict]} {name}" for name, verdict in _COUNTED.items())
+    holds = "the contract is kept"
+    if counts[Verdict.FAIL]:
+        holds = "THE CONTRACT IS NOT KEPT"
+    elif counts[Verdict.SKIP]:
+        holds = "the contract is kept, as far as it was checked"
+    print(f"{told}: {holds}")
+
+
+def _table(results: Sequence[Result]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan")
+    for heading in ("", "service", "contract", "check", "expected", "came"):
+        table.add_column(heading, overflow="fold")
+    for result in results:
+        style = _STYLES[result.verdict]
+        table.add_row(
+            Text(result.verdict, style=style),
+            result.service,
+            result.section,
+            Text(result.check),
+            Text(result.expected, style="dim"),
+            Text(shown(result.came), style=style if result.verdict is Verdict.FAIL else ""),
+        )
+    Console().print(table)
+
+
+def _host(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if host is None or parts.scheme not in ("http", "https"):
+        raise Failure("the URL should be like http://127.0.0.1:8000", _BAD_INPUT)
+    return host
+
+
+def _profile(path: Path) -> Profile:
+    try:
+        return read_profile(path.read_bytes())
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}", _BAD_INPUT) from error
+    except ProfileError as error:
+        raise Failure(f"{path}: {error}", _BAD_INPUT) from error
+
+
+def _local_sign_in(host: str) -> SignIn:
+    """Take the secret of the server of this directory; it never signs for another machine."""
+    from holdfast_services.dev_secrets import JWT_SECRET, development_secret
+    from holdfast_services.settings import load_settings
+
+    settings = load_settings()
+    if _is_loopback(host):
+        if settings.jwt_secret is not None:
+            return SignIn(secret=settings.jwt_secret.get_secret_value())
+        if settings.needs_development_secret and (settings.home / JWT_SECRET).is_file():
+            return SignIn(secret=development_secret(settings.home))
+    raise Failure(
+        "say how to sign in: --token, or --secret to make tokens (a server of this machine needs "
+        "neither if the command runs in its directory)",
+        _BAD_INPUT,
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

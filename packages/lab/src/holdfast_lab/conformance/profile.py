@@ -1,0 +1,112 @@
+"""Where a server's guarded operation is and what it takes: built in for ours, a file for others."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.core.keys import KeyFormat
+from holdfast.core.policy import VOLATILE_FIELDS, ErrorFormat
+
+__all__ = ["BUILT_IN", "Profile", "ProfileError", "RequestTemplate", "read_profile"]
+
+_VERSION: Final = 1
+_UNIQUE: Final = "{unique}"
+
+
+class ProfileError(Exception):
+    """The profile cannot be used as it stands."""
+
+
+class RequestTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request to the guarded operation. ``{unique}`` in a text is new for every action."""
+
+    path: str
+    body: dict[str, Any]
+    method: str = "POST"
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One guarded operation, and which of the contract's settings it has."""
+
+    version: int
+    request: RequestTemplate
+    name: str = "profile"
+    error_format: ErrorFormat = ErrorFormat.PROBLEM
+    key_format: KeyFormat = KeyFormat.OPAQUE
+    key_required: bool = True
+    # 422 for servers set to the IETF draft's statuses.
+    mismatch_status: int = 409
+    volatile_fields: tuple[str, ...] = tuple(sorted(VOLATILE_FIELDS))
+    # Two executions of one body give different answers, because there is an id in them.
+    answers_are_unique: bool = True
+    # A success names what it made by its Location.
+    gives_location: bool = True
+    # The operation takes members it does not know, so that all kinds of JSON can be tried on it.
+    takes_any_member: bool = False
+    # Headers of who is signed in, and of somebody else: another tenant.
+    sign_in: dict[str, str] = msgspec.field(default_factory=dict)
+    other_sign_in: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be checked."""
+        if self.version != _VERSION:
+            raise ValueError(f"version should be {_VERSION}")
+        if not self.request.path.startswith("/"):
+            raise ValueError('request.path should begin with "/"')
+        headers = (
+            *self.request.headers.items(),
+            *self.sign_in.items(),
+            *self.other_sign_in.items(),
+        )
+        if not all(text.isascii() and text.isprintable() for pair in headers for text in pair):
+            raise ValueError("headers should have only visible ASCII characters")
+        if _UNIQUE not in msgspec.json.encode(self.request.body).decode():
+            raise ValueError(f"request.body should have {_UNIQUE} in one of its texts")
+
+
+def read_profile(raw: bytes) -> Profile:
+    """Read a profile file. Raises ``ProfileError`` with one line for whoever wrote it."""
+    try:
+        return msgspec.json.decode(raw, type=Profile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProfileError(f"the profile cannot be used: {error}") from error
+
+
+def _ours(name: str, path: str, body: dict[str, Any], **settings: Any) -> Profile:
+    request = RequestTemplate(path=path, body=body)
+    return Profile(version=_VERSION, name=name, request=request, **settings)
+
+
+BUILT_IN: Final[Mapping[str, Profile]] = MappingProxyType(
+    {
+        "walk": _ours(
+            "walk",
+            # The quest and its step are chosen by how far the walker is.
+            "/quest/{quest}/step/{step}/advance",
+            {"clientGeneratedAt": _UNIQUE},
+            error_format=ErrorFormat.ENVELOPE,
+            key_format=KeyFormat.UUID4,
+            answers_are_unique=False,
+            gives_location=False,
+        ),
+        "planning": _ours("planning", "/v1/projects", {"name": f"conformance {_UNIQUE}"}),
+        "routes": _ours(
+            "routes",
+            "/api/v1/routes",
+            {"start": {"lat": 55.95, "lon": -3.19}, "minutes": 30, "interests": [_UNIQUE]},
+            key_format=KeyFormat.UUID4,
+            key_required=False,
+        ),
+        "field": _ours(
+            "field",
+            "/api/v1/contacts",
+            {"name": f"conformance {_UNIQUE}"},
+            key_format=KeyFormat.UUID4,
+            takes_any_member=True,
+        ),
+    }
+)
+"""The four services of this project."""

@@ -1,0 +1,71 @@
+"""Empty databases, made once: to migrate them for every seed would take longer than to run it."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from holdfast.outbox.queue import OutboxQueue
+from holdfast.stores.migrations import Migration
+from holdfast.stores.sqlite import SqliteStore
+from holdfast_lab.simulation.app import SCHEMA
+from holdfast_lab.simulation.database import ServerDatabase
+
+__all__ = ["Templates", "place_for_worlds"]
+
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a place in memory, if there is one
+_PREFIX: Final = "holdfast-torture-"
+
+
+def place_for_worlds() -> "tempfile.TemporaryDirectory[str]":
+    """Make a directory for the worlds of several processes: it goes, however they end."""
+    return tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_memory(), ignore_cleanup_errors=True)
+
+
+def _memory() -> Path | None:
+    return _MEMORY if os.access(_MEMORY, os.W_OK) else None
+
+
+class Templates:
+    """A directory for the worlds of one process, in memory where that is possible."""
+
+    def __init__(self, base: str | None = None) -> None:
+        """Make the empty databases, in a directory of another's or in one of our own."""
+        self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base or _memory()))
+        self._numbers = count()
+        server = self._directory / "server.db"
+        asyncio.run(_migrate(server))
+        self.server = ServerDatabase(server)
+        outbox = self._directory / "outbox.db"
+        OutboxQueue.open(outbox, driver="apsw").close()
+        self.device = outbox.read_bytes()
+
+    def new_directory(self) -> Path:
+        """Make a directory for one world."""
+        directory = self._directory / str(next(self._numbers))
+        directory.mkdir()
+        return directory
+
+    def __enter__(self) -> Self:
+        """Return the templates."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Remove them."""
+        self.server.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+async def _migrate(path: Path) -> None:
+    store = SqliteStore(path, migrations=[Migration("simulate", 1, "simulate", SCHEMA)])
+    await store.open()
+    await store.close()

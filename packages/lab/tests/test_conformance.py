@@ -1,0 +1,316 @@
+"""The conformance kit: our own server passes all of it, and every broken server fails it."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from holdfast.cli.main import _run, tell_errors
+from holdfast_lab.conformance import (
+    Plan,
+    Profile,
+    ProfileError,
+    Result,
+    SignIn,
+    Verdict,
+    conform,
+    plan_checks,
+    read_profile,
+)
+from packages.lab.tests.tiny_server import PROFILE, TinyServer
+from packages.services.tests.cli.conftest import Server, environment
+from tests.docs.pages import ROOT, blocks
+
+# One server for all of them, in one worker.
+pytestmark = pytest.mark.xdist_group("conform")
+
+SECRET = "a secret of this test alone, and long enough"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("conform")
+    server = Server(
+        directory,
+        "--database",
+        f"sqlite:///{directory}/server.db",
+        "--no-jobs",
+        HOLDFAST_JWT_SECRET=SECRET,
+        HOLDFAST_LOG_LEVEL="ERROR",
+    )
+    assert server.url, server.line
+    yield server
+    server.stop()
+    server.close()
+
+
+async def checked(url: str, **options: Any) -> list[Result]:
+    plans = plan_checks(options.pop("profile", None), options.pop("service", None))
+    only = options.pop("only", None)
+    if only is not None:
+        plans = [Plan(p.profile, tuple(c for c in p.checks if c.name in only)) for p in plans]
+    sign_in = options.pop("sign_in", SignIn(secret=SECRET))
+    return [result async for result in conform(url, plans, sign_in, **options)]
+
+
+async def checked_tiny(
+    broken: str = "", *, only: set[str] | None = None, **changes: Any
+) -> list[Result]:
+    return await checked(
+        "http://tiny",
+        profile=read_profile(json.dumps(PROFILE | changes).encode()),
+        sign_in=SignIn(),
+        only=only,
+        transport=httpx.ASGITransport(TinyServer(broken)),
+    )
+
+
+def failures(results: list[Result]) -> dict[str, str]:
+    return {r.check: r.came for r in results if r.verdict is not Verdict.PASS}
+
+
+async def test_our_own_server_passes_every_check_of_every_service(server: Server) -> None:
+    results = await checked(server.url)
+    assert failures(results) == {}
+    assert {result.service for result in results} == {"walk", "planning", "routes", "field"}
+    assert len(results) >= 150
+
+
+async def test_with_one_token_only_what_needs_another_tenant_is_left_out(server: Server) -> None:
+    token = SignIn(secret=SECRET).person(None)
+    assert token is not None
+    sign_in = SignIn(token=token.headers["Authorization"].removeprefix("Bearer "))
+    needs_two = {
+        "another tenant's key is not replayed",
+        "another tenant's key is not hinted at",
+        "another tenant's resource",
+        "a change of another tenant's resource",
+    }
+    results = await checked(
+        server.url, service="field", sign_in=sign_in, only=needs_two | {"replay", "not signed in"}
+    )
+    assert {r.check for r in results if r.verdict is Verdict.SKIP} == needs_two
+    assert set(failures(results)) == needs_two
+
+
+async def test_a_server_of_somebody_else_passes_by_its_profile() -> None:
+    results = await checked_tiny()
+    assert failures(results) == {}
+    assert len(results) >= 30
+
+
+async def test_a_server_may_be_below_a_path_of_its_address() -> None:
+    tiny = TinyServer(prefix="/shop")
+    results = await checked(
+        "http://tiny/shop",
+        profile=read_profile(json.dumps(PROFILE).encode()),
+        sign_in=SignIn(),
+        only={"GET with a known key", "another tenant's resource", "replay"},
+        transport=httpx.ASGITransport(tiny),
+    )
+    assert failures(results) == {}
+    assert len(results) == 3
+
+
+async def test_a_location_on_another_server_gets_no_token() -> None:
+    tiny = TinyServer(prefix="http://elsewhere")
+    failed = failures(
+        await checked(
+            "http://tiny",
+            profile=read_profile(json.dumps(PROFILE).encode()),
+            sign_in=SignIn(),
+            only={"GET with a known key"},
+            transport=httpx.ASGITransport(tiny),
+        )
+    )
+    assert failed == {"GET with a known key": "the Location leads to another server"}
+
+
+@pytest.mark.parametrize(
+    ("broken", "checks"),
+    [
+        ("does not mark replays", {"replay"}),
+        ("answers with a new body", {"replay"}),
+        ("forgets the stored headers", {"replay"}),
+        ("does not say which request it was", {"replay"}),
+        ("gives the first request's id for its own", {"replay"}),
+        ("dies of bad JSON", {"malformed JSON", "invalid UTF-8", "NaN"}),
+        ("burns the key of a bad body", {"malformed JSON"}),
+        ("takes the last of duplicate keys", {"duplicate keys in JSON"}),
+        ("replays whatever is sent", {"same key, other body"}),
+        ("gives no hashes", {"same key, other body"}),
+        ("forgets the query", {"same key, other query"}),
+        (
+            "looks before it locks",
+            {"identical requests at once", "two bodies at once under one key"},
+        ),
+        (
+            "forgets the tenant",
+            {"another tenant's key is not replayed", "another tenant's key is not hinted at"},
+        ),
+        ("shows orders to everyone", {"another tenant's resource"}),
+        ("replays to strangers", {"a replay needs sign-in", "not signed in"}),
+        ("tells errors as plain JSON", {"key missing", "same key, other body"}),
+        ("makes a key up", {"key missing"}),
+        ("takes any text for a key", {"key malformed"}),
+        ("takes the first of two keys", {"two different keys in one request"}),
+        ("knows no quotes", {"bare and quoted are one key"}),
+        ("hashes volatile fields", {"volatile fields"}),
+        ("hashes the bytes as they came", {"replay of another spelling"}),
+        ("hashes the top level only", {"nested fields count"}),
+        ("reads integers as doubles", {"integers beyond 2^53 keep their digits"}),
+    ],
+)
+async def test_a_broken_server_fails_the_checks_of_its_fault(broken: str, checks: set[str]) -> None:
+    # Not everything is said to be broken: a report has to lead to the fault.
+    failed = failures(await checked_tiny(broken, only=checks | {"first time"}))
+    assert set(failed) == checks
+
+
+async def test_the_wrong_dialect_is_found_out() -> None:
+    failed = failures(await checked_tiny(error_format="envelope"))
+    assert {"key missing", "same key, other body", "not signed in"} <= set(failed)
+
+
+@pytest.mark.parametrize(
+    ("profile", "told"),
+    [
+        (b"{", "truncated"),
+        (b"[]", "object"),
+        (b'{"version":1}', "request"),
+        (json.dumps(PROFILE | {"version": 2}).encode(), "version should be 1"),
+        (json.dumps(PROFILE | {"surprise": 1}).encode(), "surprise"),
+        (json.dumps(PROFILE | {"error_format": "polite"}).encode(), "polite"),
+        (json.dumps(PROFILE | {"request": {"path": "x", "body": {}}}).encode(), "begin with"),
+        (json.dumps(PROFILE | {"request": {"path": "/x", "body": {}}}).encode(), "{unique}"),
+        (json.dumps(PROFILE | {"sign_in": {"A": "\n"}}).encode(), "visible ASCII"),
+    ],
+)
+def test_a_profile_that_cannot_be_used_is_refused_in_one_line(profile: bytes, told: str) -> None:
+    with pytest.raises(ProfileError, match="cannot be used") as caught:
+        read_profile(profile)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_page_shows_a_profile_that_can_be_used_and_names_every_field() -> None:
+    page = ROOT / "docs/how-to/conform.md"
+    shown = [block.text for block in blocks(page) if block.language == "json"]
+    assert [read_profile(text.encode()).name for text in shown] == ["orders"]
+    text = page.read_text(encoding="utf-8")
+    for field in msgspec.structs.fields(Profile):
+        assert f"`{field.name}`" in text
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Run it in this process and in a directory of its own: a new process takes seconds."""
+    monkeypatch.chdir(tmp_path)
+    for name in set(os.environ) - set(environment()):
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["holdfast", "conform", *arguments])
+        code = tell_errors(_run)
+        told = capsys.readouterr()
+        return Done(code, told.out, told.err)
+
+    return run
+
+
+def test_the_command_tells_lines_over_a_pipe_and_ends_with_0(
+    server: Server, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_JWT_SECRET", SECRET)
+    done = command(server.url, "--service", "routes")
+    assert done.code == 0, done
+    *lines, last = done.out.splitlines()
+    assert all(line.split("\t")[:2] == ["pass", "routes"] for line in lines)
+    assert last == f"{len(lines)} passed, 0 failed, 0 skipped: the contract is kept"
+    assert "\x1b" not in done.out
+
+
+def test_the_command_ends_with_1_and_json_if_a_check_fails(
+    server: Server, command: Command, tmp_path: Path
+) -> None:
+    profile = {
+        "version": 1,
+        "error_format": "envelope",
+        "key_format": "uuid4",
+        "request": {"path": "/api/v1/contacts", "body": {"name": "{unique}"}},
+    }
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    done = command(server.url, "--profile", "profile.json", "--secret", SECRET, "--json")
+    assert done.code == 1, done
+    told = json.loads(done.out)
+    assert told["failed"] == sum(r["verdict"] == "fail" for r in told["results"]) > 0
+    assert told["passed"] > 0
+    assert set(told["results"][0]) == {
+        "service",
+        "check",
+        "section",
+        "expected",
+        "came",
+        "verdict",
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--token", "bad"],
+        ["--secret", "another secret that is long enough to sign with"],
+        ["--secret", SECRET, "--other-token", "bad"],
+    ],
+)
+def test_a_sign_in_that_is_not_taken_is_one_line_and_ends_with_2(
+    arguments: list[str], server: Server, command: Command
+) -> None:
+    done = command(server.url, *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert "the server does not take the sign-in" in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["http://127.0.0.1:9", "--secret", SECRET], "no server answers at http://127.0.0.1:9"),
+        (["ftp://somewhere"], "the URL should be like"),
+        (["http://127.0.0.1:99999"], "the URL should be like"),
+        (["http://somewhere.example"], "say how to sign in"),
+        (["http://127.0.0.1:9", "--service", "tea"], "--service should be one of"),
+        (["http://127.0.0.1:9", "--service", "walk", "--profile", "x"], "give one of them"),
+        (["http://127.0.0.1:9", "--profile", "nowhere.json"], "nowhere.json"),
+        (["http://127.0.0.1:9", "--secret", "short"], "secret"),
+        (["http://127.0.0.1:9", "--token", "é"], "visible ASCII"),
+    ],
+)
+def test_bad_input_is_one_line_and_ends_with_2(
+    arguments: list[str], told: str, command: Command
+) -> None:
+    done = command(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err
+    assert done.err.count("\n") == 1

@@ -1,0 +1,353 @@
+"""The vectors of `conformance/`: our core satisfies every case, generated files are up to date."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.core.canonical_json import canonical_json
+from holdfast.core.decision import (
+    HELD,
+    Expired,
+    Fresh,
+    InProgress,
+    Mismatched,
+    Replayed,
+    decide,
+)
+from holdfast.core.endpoint_validation import check_endpoint
+from holdfast.core.error_formats import CODES, render_error
+from holdfast.core.fingerprint import body_hash
+from holdfast.core.idempotency_record import Record, RecordId, RequestFingerprint
+from holdfast.core.keys import KeyFormat, parse_key
+from holdfast.core.local_ids import (
+    references,
+    replace_in_body,
+    replace_in_headers,
+    replace_in_path,
+)
+from holdfast.core.outbox_entry import Action, Status, after
+from holdfast.core.policy import FIELD, PLANNING, ROUTES, WALK, ErrorFormat
+from holdfast.core.response_classification import BY_CODE, TryLater, classify
+from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, is_transient, parse_retry_after
+from holdfast.core.staleness import (
+    check_not_stale,
+    check_submitted_after_generated,
+    parse_instant,
+)
+from holdfast.errors import (
+    BodyInvalidError,
+    EntryInvalidError,
+    KeyInvalidError,
+    StaleActionError,
+    TransitionError,
+)
+from holdfast_lab.vectors import GENERATED, VERSION, entry_of, generated, main, said
+
+CONFORMANCE = Path(__file__).parents[3] / "conformance"
+FILES = sorted(path.name for path in CONFORMANCE.glob("*.json"))
+HAND_WRITTEN = {
+    "canonical.json",
+    "decisions.json",
+    "endpoints.json",
+    "keys.json",
+    "local_ids.json",
+    "staleness.json",
+}
+PRESETS = {"device": DEVICE, "queue": QUEUE, "client": CLIENT, "worker": WORKER}
+POLICIES = {"walk": WALK, "planning": PLANNING, "routes": ROUTES, "field": FIELD}
+# What our own message for each reason says; the reasons are for people, the code is the contract's.
+REASONS = {
+    "byte_order_mark": "byte order mark",
+    "duplicate_key": "same key twice",
+    "empty": "empty",
+    "integer_too_long": "4300",
+    "invalid_utf8": "UTF-8",
+    "lone_surrogate": "surrogate",
+    "not_json": "not JSON",
+    "number_too_large": "too large for a double",
+    "too_deep": "deeper than 128",
+}
+
+
+def load(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((CONFORMANCE / name).read_text(encoding="utf-8"))
+    return content
+
+
+# -- what each case demands ------------------------------------------------------------------------
+
+
+def canonical_holds(case: dict[str, Any]) -> None:
+    raw = (
+        base64.b64decode(case["input_base64"]) if "input_base64" in case else case["input"].encode()
+    )
+    volatile = frozenset(case.get("volatile", ()))
+    if case["about"] == "body":
+        assert body_hash(raw, case["content_type"]) == case["sha256"]
+    elif "refused" in case:
+        with pytest.raises(BodyInvalidError, match=REASONS[case["reason"]]) as caught:
+            canonical_json(raw, volatile=volatile)
+        assert caught.value.kind == case["refused"]
+    else:
+        out = canonical_json(raw, volatile=volatile)
+        assert out == case["canonical"].encode()
+        assert hashlib.sha256(out).hexdigest() == case["sha256"]
+
+
+def keys_hold(case: dict[str, Any]) -> None:
+    values = (
+        [base64.b64decode(value) for value in case["values_base64"]]
+        if "values_base64" in case
+        else [value.encode("ascii") for value in case["values"]]
+    )
+    if "refused" in case:
+        with pytest.raises(KeyInvalidError) as caught:
+            parse_key(values, KeyFormat(case["format"]))
+        assert caught.value.kind == case["refused"]
+    else:
+        assert parse_key(values, KeyFormat(case["format"])) == case["key"]
+
+
+def decisions_hold(case: dict[str, Any]) -> None:
+    if case["about"] == "storing":
+        ttl = POLICIES[case["policy"]].ttl_for(case["status"])
+        assert (None if ttl is None else ttl.total_seconds()) == case["ttl_seconds"]
+        return
+    known = case["known"]
+    decision = decide(
+        HELD if known == "held" else known and record_of(known),
+        RequestFingerprint(case["request"]["body_hash"], case["request"]["fingerprint"]),
+        datetime.fromisoformat(case["now"]),
+    )
+    kinds = {
+        "fresh": Fresh,
+        "replay": Replayed,
+        "mismatch": Mismatched,
+        "in_progress": InProgress,
+        "expired": Expired,
+    }
+    assert isinstance(decision, kinds[case["decision"]])
+    if isinstance(decision, Mismatched):
+        assert decision.expected_hash == case["expected_hash"]
+        assert decision.received_hash == case["received_hash"]
+
+
+def record_of(known: dict[str, str]) -> Record:
+    expires_at = datetime.fromisoformat(known["expires_at"])
+    return Record(
+        id=RecordId("tenant", "endpoint", "key"),
+        mark=RequestFingerprint(known["body_hash"], known["fingerprint"]),
+        status=201,
+        headers={},
+        body=b"",
+        created_at=expires_at - timedelta(days=1),
+        expires_at=expires_at,
+        request_id="request",
+        correlation_id="correlation",
+    )
+
+
+def staleness_holds(case: dict[str, Any]) -> None:
+    grace = timedelta(hours=case["grace_hours"])
+    outcome, age_days = "passes", None
+    try:
+        generated_at = parse_instant(case["client_generated_at"], "clientGeneratedAt")
+        if case["about"] == "age":
+            check_not_stale(
+                generated_at,
+                datetime.fromisoformat(case["now"]),
+                cap=timedelta(days=case["cap_days"]),
+                grace=grace,
+            )
+        else:
+            submitted_at = parse_instant(case["client_submitted_at"], "clientSubmittedAt")
+            check_submitted_after_generated(submitted_at, generated_at, grace=grace)
+    except (StaleActionError, BodyInvalidError) as error:
+        outcome, age_days = error.kind, error.details.get("ageDays")
+    assert outcome == case["outcome"]
+    assert age_days == case.get("age_days")
+
+
+def endpoints_hold(case: dict[str, Any]) -> None:
+    if case.get("accepted"):
+        assert check_endpoint(case["endpoint"]) == case["endpoint"]
+        return
+    with pytest.raises(EntryInvalidError) as caught:
+        check_endpoint(case["endpoint"])
+    assert caught.value.rule == case["refused"]
+
+
+def local_ids_hold(case: dict[str, Any]) -> None:
+    path, headers, body = (case["request"][part] for part in ("path", "headers", "body"))
+    ids = case["ids"]
+    sent, rule = None, None
+    try:
+        found = references(body, headers, path)
+        unresolved = sorted(found.placeholders - set(ids))
+        assert unresolved == case.get("blocked", [])
+        if unresolved:
+            return
+        sent = {
+            "path": replace_in_path(path, ids),
+            "headers": replace_in_headers(headers, ids),
+            "body": replace_in_body(body, ids),
+        }
+    except EntryInvalidError as error:
+        rule = error.rule
+    assert rule == case.get("refused")
+    assert sent == case.get("result")
+
+
+def errors_hold(case: dict[str, Any]) -> None:
+    if case["about"] == "answer":
+        entry = entry_of(
+            case["operation"], attempt=case["attempt"], previous_status=case["previous_status"]
+        )
+        told = said(classify(case["status"], case["code"], entry))
+        assert told == {name: case[name] for name in ("device", "outcome_unknown") if name in case}
+        return
+    for error_format, member in (ErrorFormat.ENVELOPE, "error"), (ErrorFormat.PROBLEM, "code"):
+        for ietf, status in (False, case["status"]), (True, case["ietf_status"]):
+            reply = render_error(case["name"], error_format, "request", ietf_statuses=ietf)
+            assert reply.status == status
+            assert json.loads(reply.body)[member] == case[error_format]
+    again = is_transient(case["status"]) or isinstance(BY_CODE.get(case["problem"]), TryLater)
+    assert again == case["retryable"]
+
+
+def retries_hold(case: dict[str, Any]) -> None:
+    match case["about"]:
+        case "transient":
+            assert is_transient(case["status"]) == case["transient"]
+        case "retry_after_header":
+            now = datetime.fromisoformat(case["now"])
+            assert parse_retry_after(case["value"], now) == case["seconds"]
+        case _:
+            policy, attempt = PRESETS[case["preset"]], case["attempt"]
+            floor = case.get("retry_after_seconds")
+            for dice in (0.0, 0.25, 0.5, 0.999):
+                delay = policy.delay_seconds(attempt, random=dice, retry_after_seconds=floor)
+                assert case["min_seconds"] <= delay <= case["max_seconds"]
+                assert floor is None or delay >= floor
+            if "gives_up" in case:
+                limit = case["max_attempts"]
+                assert policy.gives_up_after(attempt, max_attempts=limit) == case["gives_up"]
+                assert policy.attempts in (None, limit)
+
+
+def transitions_hold(case: dict[str, Any]) -> None:
+    action, status = Action(case["action"]), Status(case["from"])
+    if "to" in case:
+        assert after(action, status) == case["to"]
+        return
+    with pytest.raises(TransitionError):
+        after(action, status)
+
+
+HOLDS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "canonical.json": canonical_holds,
+    "decisions.json": decisions_hold,
+    "endpoints.json": endpoints_hold,
+    "errors.json": errors_hold,
+    "keys.json": keys_hold,
+    "local_ids.json": local_ids_hold,
+    "retries.json": retries_hold,
+    "staleness.json": staleness_holds,
+    "transitions.json": transitions_hold,
+}
+
+
+# -- tests -----------------------------------------------------------------------------------------
+
+
+def test_every_file_is_either_written_by_hand_or_generated() -> None:
+    assert set(FILES) == HAND_WRITTEN | set(GENERATED) == set(HOLDS)
+    readme = (CONFORMANCE / "README.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in readme for name in FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_has_its_version_and_cases_with_unique_names(name: str) -> None:
+    content = load(name)
+    assert content["version"] == VERSION
+    assert content["what"].endswith(".")
+    names = [case["name"] for case in content["cases"]]
+    assert names
+    assert len(set(names)) == len(names)
+
+
+# One test per file: six hundred cases would be six hundred lines of report.
+@pytest.mark.parametrize("name", FILES)
+def test_our_own_core_satisfies_every_case(name: str) -> None:
+    wrong = []
+    for case in load(name)["cases"]:
+        try:
+            HOLDS[name](case)
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - all are told at once
+            wrong.append(f"{case['name']}: {type(error).__name__} {error}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", sorted(HAND_WRITTEN))
+def test_a_case_that_demands_the_opposite_is_found_out(name: str) -> None:
+    opposites = {
+        "canonical": lambda case: case | {"canonical": "{}", "sha256": "0"},
+        "decision": lambda case: (
+            case | {"decision": "replay" if case["known"] is None else "fresh"}
+        ),
+        "key": lambda case: case | {"key": "another"},
+        "outcome": lambda case: case | {"outcome": "stale_action"},
+        "accepted": lambda case: {"endpoint": case["endpoint"], "refused": "x"},
+        "result": lambda case: case | {"result": {}},
+    }
+    for case in load(name)["cases"]:
+        for field, opposite in opposites.items():
+            if field in case:
+                turned = opposite(case)
+                if turned == case or case.get("outcome") == "stale_action":
+                    continue
+                with pytest.raises((AssertionError, pytest.fail.Exception)):
+                    HOLDS[name](turned)
+                return
+    pytest.fail("no case was turned round")
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_file_is_what_the_tables_say_now(name: str) -> None:
+    assert (CONFORMANCE / name).read_text(encoding="utf-8") == generated(name), (
+        "run: python -m holdfast_lab.vectors --write"
+    )
+
+
+def test_the_script_says_what_differs_and_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("differs") == len(GENERATED)
+    assert main(["--write", str(tmp_path)]) == 0
+    assert main([str(tmp_path)]) == 0
+
+
+def test_every_code_and_every_code_of_the_outbox_has_cases() -> None:
+    cases = load("errors.json")["cases"]
+    assert {case["name"] for case in cases if case["about"] == "code"} == set(CODES)
+    assert set(BY_CODE) <= {case.get("code") for case in cases}
+
+
+def test_the_golden_hashes_are_among_the_vectors() -> None:
+    golden = json.loads(
+        (
+            CONFORMANCE.parent
+            / "packages/holdfast/packages/holdfast/tests/fixtures/golden_hashes.json"
+        ).read_text(encoding="utf-8")
+    )
+    ours = {case["name"]: case for case in load("canonical.json")["cases"]}
+    for case in golden["cases"]:
+        assert ours[case["name"]]["sha256"] == case["sha256"]
+    assert {case["name"] for case in golden["refused"]} <= set(ours)

@@ -1,0 +1,167 @@
+"""The one place where a server is put together: settings in, app out."""
+
+import logging
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI
+
+from holdfast import Holdfast
+from holdfast.clock import SystemClock
+from holdfast.core.breaker import Breaker
+from holdfast.errors import ConfigurationError
+from holdfast.jobs.noop_metrics import NullJobMetrics
+from holdfast.observability.metrics import PrometheusMetrics
+from holdfast.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store
+from holdfast.server.jwt_auth import JwtIdentify
+from holdfast.server.rate_limits import LimitsRateLimiter
+from holdfast.server.request_head import Identify, RequestHead
+from holdfast_services import health as ops
+from holdfast_services.bootstrap import create_holdfast, store_of
+from holdfast_services.dev_secrets import development_secret
+from holdfast_services.error_handlers import Edge, tell_errors_in_dialect
+from holdfast_services.jobs import make_worker, register_jobs
+from holdfast_services.registry import SERVICES, service_at
+from holdfast_services.routing import put_together
+from holdfast_services.settings import Settings
+
+__all__ = ["create_app", "create_holdfast", "store_of"]
+
+_log = logging.getLogger("holdfast_services")
+
+_DESCRIPTION: Final = """
+Exactly-once effects: every write takes an `Idempotency-Key`, and the same key with the same
+request is answered from memory, byte for byte.
+"""
+
+
+def create_app(
+    settings: Settings,
+    *,
+    clock: Clock | None = None,
+    faults: FaultPoints | None = None,
+    metrics: Metrics | None = None,
+    only: Collection[str] = (),
+    counts_file: Path | None = None,
+) -> FastAPI:
+    """Put together one server with all services, or ``only`` those that are named.
+
+    Several processes of one machine count rate limits together in ``counts_file``. Nothing is
+    opened before the app starts.
+    """
+    clock = clock or SystemClock()
+    metrics = metrics or PrometheusMetrics()
+    store = store_of(settings)
+    cache = _cache_of(settings, store)
+    limiter = LimitsRateLimiter(_counts_of(settings, counts_file), clock=clock)
+    holdfast = Holdfast(
+        store,
+        identify=_identify_of(settings, clock),
+        cache=cache,
+        limiter=limiter,
+        memory_bytes=settings.memory_bytes,
+        # Where jobs run, the sweep is one of them, and only one process does it.
+        sweep_every_seconds=None if settings.run_jobs else settings.sweep_every_seconds,
+        max_payload_bytes=settings.jobs_payload_bytes,
+        breaker=Breaker(
+            failure_limit=settings.breaker_failure_limit,
+            open_seconds=settings.breaker_open_seconds,
+        ),
+        metrics=metrics,
+        clock=clock,
+        faults=faults,
+    )
+
+    register_jobs(holdfast, settings)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        worker = (
+            make_worker(holdfast, settings, _job_watcher(metrics)) if settings.run_jobs else None
+        )
+        if worker is not None:
+            await worker.start()
+        try:
+            yield
+        finally:
+            if worker is not None:
+                await worker.stop()
+            await limiter.close()
+
+    app = FastAPI(
+        title="Holdfast",
+        version=version("holdfast"),
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        # A redirect would send a write, its key and its token wherever the Host header says.
+        redirect_slashes=False,
+    )
+    app.state.holdfast = holdfast
+    tell_errors_in_dialect(app)
+    for service in SERVICES:
+        if only and service.name not in only:
+            continue
+        put_together(app.router, _router(service.package, holdfast, settings))
+    put_together(app.router, ops.router(holdfast, metrics))
+    holdfast.install(app)
+    app.add_middleware(Edge)
+    return app
+
+
+def _job_watcher(metrics: Metrics) -> JobMetrics:
+    return metrics if isinstance(metrics, PrometheusMetrics) else NullJobMetrics()
+
+
+def _router(package: str, holdfast: Holdfast, settings: Settings) -> APIRouter:
+    build: Any = import_module(f"{package}.api").router
+    router: APIRouter = build(holdfast, settings)
+    return router
+
+
+def _identify_of(settings: Settings, clock: Clock) -> Identify:
+    """Sign in by the token; which claim is the tenant depends on the service asked."""
+    secret = settings.jwt_secret.get_secret_value() if settings.jwt_secret else None
+    if settings.needs_development_secret:
+        secret = development_secret(settings.home)
+        _log.info(
+            "no HOLDFAST_JWT_SECRET is set: tokens are signed with a development secret kept in %s",
+            settings.home,
+        )
+    by_token = JwtIdentify(
+        secret=secret,
+        jwks_file=settings.jwks_file,
+        jwks_url=settings.jwks_url,
+        algorithm=settings.algorithm,
+        clock=clock,
+    )
+    by_claim = {
+        claim: by_token.with_tenant(claim)
+        for claim in {service.tenant_claim for service in SERVICES}
+    }
+
+    def identify(head: RequestHead) -> Any:
+        service = service_at(head.path)
+        return (by_token if service is None else by_claim[service.tenant_claim])(head)
+
+    return identify
+
+
+def _counts_of(settings: Settings, counts_file: Path | None) -> str:
+    """Say where rate limits are counted: several processes keep one only by one counter."""
+    if settings.redis_url is not None:
+        return settings.redis_url
+    return "async+memory://" if counts_file is None else f"file://{counts_file}"
+
+
+def _cache_of(settings: Settings, store: Store) -> RecordCache | None:
+    if settings.redis_url is None:
+        return None
+    try:
+        from holdfast.stores.redis import RedisRecords  # noqa: PLC0415 - adapters are optional
+    except ImportError as error:
+        raise ConfigurationError('Redis needs its driver: pip install "holdfast[redis]"') from error
+    return RedisRecords(settings.redis_url, environment=settings.environment, secret=store.secret)

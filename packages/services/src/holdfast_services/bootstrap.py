@@ -1,0 +1,37 @@
+"""What a server and a worker share: the store, and everyone's jobs. Imports no web framework."""
+
+from holdfast import Holdfast, open_store
+from holdfast.ports import Metrics, Store
+from holdfast_services.jobs import register_jobs
+from holdfast_services.registry import migration_packages
+from holdfast_services.settings import Settings
+
+__all__ = ["create_holdfast", "store_of"]
+
+
+def create_holdfast(settings: Settings, *, metrics: Metrics | None = None) -> Holdfast:
+    """Put together what a worker needs: the store and everyone's jobs, no HTTP."""
+    holdfast = Holdfast(
+        store_of(settings.model_copy(update={"run_jobs": True})),
+        sweep_every_seconds=None,
+        metrics=metrics,
+        max_payload_bytes=settings.jobs_payload_bytes,
+    )
+    register_jobs(holdfast, settings)
+    return holdfast
+
+
+def store_of(settings: Settings) -> Store:
+    """Make the store of all services; it is not opened yet."""
+    is_sqlite = settings.database_url.startswith("sqlite:")
+    options = {} if is_sqlite else {"max_connections": _connections(settings)}
+    return open_store(settings.database_url, migration_packages=migration_packages(), **options)
+
+
+def _connections(settings: Settings) -> int:
+    """Return how many a process may have: as many as it needs, and one for each job at a time.
+
+    A job that writes holds a connection until it commits. Were they taken from the requests'
+    share, a burst of slow jobs would be answered with 503.
+    """
+    return settings.pool_size + (settings.jobs_concurrency if settings.run_jobs else 0)

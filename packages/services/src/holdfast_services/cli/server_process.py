@@ -1,0 +1,53 @@
+"""One worker process of ``holdfast serve --workers``. Started by the supervisor, not by people."""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from holdfast.cli.gc import hold_collector, release_collector
+from holdfast.cli.main import tell_errors
+
+if TYPE_CHECKING:
+    import uvicorn
+
+__all__: list[str] = []
+
+
+def _run() -> int:
+    from holdfast_services.app import create_app
+    from holdfast_services.cli.logs import log_as_set
+    from holdfast_services.cli.serve import serve_here
+    from holdfast_services.settings import load_settings
+
+    listener, ready = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    settings = load_settings()
+    log_as_set(settings)
+
+    def say_ready() -> None:
+        release_collector()
+        os.write(ready, b".")
+        os.close(ready)
+
+    def end_with_parent(server: "uvicorn.Server") -> None:
+        """Stop when the supervisor is gone, however it went: its end of our input is closed."""
+
+        def watch() -> None:
+            # The bare descriptor: a thread in a buffered read aborts the interpreter's end.
+            while os.read(0, 1):
+                pass
+            server.handle_exit(signal.SIGTERM, None)
+
+        Thread(target=watch, name="holdfast-parent", daemon=True).start()
+
+    app = create_app(settings, counts_file=Path(sys.argv[3]))
+    serve_here(app, settings, listener, say_ready, started=end_with_parent)
+    return 0
+
+
+if __name__ == "__main__":
+    hold_collector()
+    sys.exit(tell_errors(_run))

@@ -1,0 +1,168 @@
+"""Field documents in the database. The same SQL on SQLite and PostgreSQL, always by user."""
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from holdfast import Transaction
+from holdfast.ports import Row, Store
+from holdfast.stores.sql_loader import Queries, load_queries
+from holdfast_services.field.model import Kind, shown, written
+
+__all__ = [
+    "Change",
+    "Item",
+    "add",
+    "change",
+    "find",
+    "find_in",
+    "list_items",
+    "next_change",
+    "remove",
+]
+
+# Ids are ours, so anything else need not be looked up; PostgreSQL would choke on some of it.
+_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class Change(NamedTuple):
+    """The number and the instant of one change."""
+
+    seq: int
+    at: datetime
+
+
+class Item(NamedTuple):
+    """One document as it stands."""
+
+    id: str
+    version: int
+    fields: dict[str, Any]
+    seq: int
+    created_at: datetime
+    updated_at: datetime
+    is_deleted: bool
+
+    def shown(self) -> dict[str, Any]:
+        """Return it as it is answered."""
+        return shown(
+            document_id=self.id,
+            version=self.version,
+            fields=self.fields,
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+            deleted=self.is_deleted,
+        )
+
+
+def _sql() -> Queries:
+    return load_queries("holdfast_services.field")
+
+
+async def next_change(tx: Transaction, tenant: str, now: datetime) -> Change:
+    """Line up with the user's other writes and take the next number."""
+    row = await tx.fetch_one(_sql()["next_change"], {"tenant": tenant, "now": now})
+    assert row is not None  # noqa: S101 - an upsert returns its row
+    return Change(row["seq"], _instant(row["changed_at"]))
+
+
+async def find(tx: Transaction, tenant: str, kind: Kind, item_id: str) -> Item | None:
+    """Return a document that is there, inside a transaction."""
+    if _ID.fullmatch(item_id) is None:
+        return None
+    row = await tx.fetch_one(_sql()["find"], {"tenant": tenant, "kind": kind, "id": item_id})
+    return _alive(row)
+
+
+async def find_in(store: Store, tenant: str, kind: Kind, item_id: str) -> Item | None:
+    """Return a document that is there, outside any transaction."""
+    if _ID.fullmatch(item_id) is None:
+        return None
+    rows = await store.read(_sql()["find"], {"tenant": tenant, "kind": kind, "id": item_id})
+    return _alive(rows[0] if rows else None)
+
+
+async def add(
+    tx: Transaction, tenant: str, kind: Kind, *, item_id: str, fields: dict[str, Any], at: Change
+) -> Item:
+    """Keep a new document."""
+    await tx.execute(
+        _sql()["add"],
+        {
+            "tenant": tenant,
+            "kind": kind,
+            "id": item_id,
+            "document": written(fields),
+            "seq": at.seq,
+            "now": at.at,
+        },
+    )
+    return Item(item_id, 1, fields, at.seq, at.at, at.at, is_deleted=False)
+
+
+async def change(
+    tx: Transaction, tenant: str, kind: Kind, *, item: Item, fields: dict[str, Any], at: Change
+) -> Item:
+    """Keep the next version of a document."""
+    await tx.execute(
+        _sql()["change"],
+        {
+            "tenant": tenant,
+            "kind": kind,
+            "id": item.id,
+            "document": written(fields),
+            "version": item.version + 1,
+            "seq": at.seq,
+            "now": at.at,
+        },
+    )
+    return item._replace(version=item.version + 1, fields=fields, seq=at.seq, updated_at=at.at)
+
+
+async def remove(tx: Transaction, tenant: str, kind: Kind, item: Item, at: Change) -> None:
+    """Leave a mark in place of a document."""
+    await tx.execute(
+        _sql()["remove"],
+        {
+            "tenant": tenant,
+            "kind": kind,
+            "id": item.id,
+            "version": item.version + 1,
+            "seq": at.seq,
+            "now": at.at,
+        },
+    )
+
+
+async def list_items(
+    store: Store, tenant: str, kind: Kind, *, after: int, since: datetime | None, limit: int
+) -> Sequence[Item]:
+    """Return documents by their last change; since an instant, marks of deleted ones too."""
+    values: dict[str, Any] = {"tenant": tenant, "kind": kind, "after": after, "limit": limit}
+    if since is None:
+        rows = await store.read(_sql()["list"], values)
+    else:
+        rows = await store.read(_sql()["list_changes"], values | {"since": since})
+    return [_item(row) for row in rows]
+
+
+def _alive(row: Row | None) -> Item | None:
+    return None if row is None or row["deleted_at"] is not None else _item(row)
+
+
+def _item(row: Row) -> Item:
+    return Item(
+        row["id"],
+        row["version"],
+        json.loads(row["document"]),
+        row["seq"],
+        _instant(row["created_at"]),
+        _instant(row["updated_at"]),
+        row["deleted_at"] is not None,
+    )
+
+
+def _instant(value: Any) -> datetime:
+    return value if isinstance(value, datetime) else datetime.fromisoformat(value).astimezone(UTC)

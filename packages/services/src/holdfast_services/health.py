@@ -1,0 +1,61 @@
+"""For whoever runs the server: is it alive, can it work, what does it count. No sign-in."""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from fastapi import APIRouter, Response
+
+from holdfast import Holdfast
+from holdfast.errors import StoreError
+from holdfast.observability.metrics import PrometheusMetrics
+from holdfast.ports import Metrics
+from holdfast_services.jobs import look_at_jobs
+
+__all__ = ["router"]
+
+# A balancer asks every few seconds; a store that takes longer than this is not ready.
+_STORE_ANSWERS_WITHIN_SECONDS: Final = 2.0
+
+_log = logging.getLogger("holdfast.ops")
+
+
+def router(holdfast: Holdfast, metrics: Metrics) -> APIRouter:
+    """Build the operator's routes; metrics only where they are counted for Prometheus."""
+    api = APIRouter(tags=["ops"])
+
+    @api.head("/healthz", include_in_schema=False)
+    @api.get("/healthz", summary="The process runs")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @api.head("/readyz", include_in_schema=False)
+    @api.get(
+        "/readyz",
+        summary="The store answers",
+        responses={503: {"description": "The store does not answer; `reason` says why."}},
+    )
+    async def readyz(response: Response) -> dict[str, Any]:
+        try:
+            await asyncio.wait_for(holdfast.store.ping(), _STORE_ANSWERS_WITHIN_SECONDS)
+        except (StoreError, TimeoutError) as error:
+            # The details name hosts and files: they are for the log, not for everyone.
+            _log.warning("not ready: %s", str(error) or type(error).__name__)
+            response.status_code = 503
+            return {"status": "unavailable", "reason": "the store does not answer"}
+        return {"status": "ok", "store": holdfast.store.name}
+
+    if isinstance(metrics, PrometheusMetrics):
+
+        @api.get(
+            "/metrics",
+            summary="Prometheus metrics",
+            response_class=Response,
+            responses={200: {"content": {"text/plain": {}}}},
+        )
+        async def show_metrics() -> Response:
+            await look_at_jobs(holdfast, metrics)
+            body, content_type = metrics.exposition()
+            return Response(body, headers={"content-type": content_type})
+
+    return api

@@ -1,0 +1,93 @@
+"""The jobs of the server: each service's own, and the house-keeping of all. One wiring place."""
+
+import asyncio
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final
+
+from holdfast import Holdfast
+from holdfast.errors import ConfigurationError, StoreError
+from holdfast.jobs.admin import JobAdmin
+from holdfast.jobs.cleaner import clean_up
+from holdfast.jobs.context import JobContext
+from holdfast.jobs.worker import EngineMaker, Worker
+from holdfast.ports import JobMetrics
+from holdfast_services.registry import SERVICES
+from holdfast_services.settings import Settings
+
+__all__ = ["look_at_jobs", "make_worker", "register_jobs"]
+
+_HOUSEKEEPING: Final = "housekeeping"
+_STORE_ANSWERS_WITHIN_SECONDS: Final = 2.0
+
+
+def register_jobs(holdfast: Holdfast, settings: Settings) -> None:
+    """Register the handlers of all services, and what is done by the clock."""
+    for service in SERVICES:
+        if find_spec(f"{service.package}.jobs") is not None:
+            register: Any = import_module(f"{service.package}.jobs").register
+            register(holdfast, settings)
+    jobs = holdfast.jobs
+
+    @jobs.handler("records.sweep", queue=_HOUSEKEEPING, time_limit_seconds=3600)
+    async def sweep(_job: JobContext) -> dict[str, int]:
+        return {"deleted": await holdfast.sweep()}
+
+    @jobs.handler("jobs.cleanup", queue=_HOUSEKEEPING, time_limit_seconds=3600)
+    async def clean(_job: JobContext) -> dict[str, int]:
+        return await clean_up(
+            holdfast.job_store,
+            keep_done_days=settings.jobs_keep_done_days,
+            keep_dead_days=settings.jobs_keep_dead_days,
+        )
+
+    jobs.every(settings.sweep_every_seconds, "records.sweep", queue=_HOUSEKEEPING)
+    jobs.daily(settings.cleanup_at, "jobs.cleanup", queue=_HOUSEKEEPING)
+
+
+def make_worker(
+    holdfast: Holdfast,
+    settings: Settings,
+    metrics: JobMetrics,
+    *,
+    queues: list[str] | None = None,
+    **options: Any,
+) -> Worker:
+    """Make the worker the settings ask for: on the database, or through NATS."""
+    if settings.nats_url is not None:
+        options["engine"] = _jetstream(settings.nats_url)
+    return holdfast.worker(
+        queues=queues or None,
+        concurrency=settings.jobs_concurrency,
+        lease_seconds=settings.jobs_lease_seconds,
+        poll_seconds=settings.jobs_poll_seconds,
+        shutdown_seconds=settings.shutdown_seconds,
+        metrics=metrics,
+        **options,
+    )
+
+
+def _jetstream(url: str) -> EngineMaker:
+    try:
+        from holdfast.jobs.engines.jetstream import JetStreamEngine  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise ConfigurationError('NATS needs its driver: pip install "holdfast[nats]"') from error
+
+    def make(table: Any, queues: Any, worker: str, lease_seconds: float) -> JetStreamEngine:
+        return JetStreamEngine(table, queues, worker=worker, lease_seconds=lease_seconds, url=url)
+
+    return make
+
+
+async def look_at_jobs(holdfast: Holdfast, metrics: JobMetrics) -> None:
+    """Tell the metrics what waits, as of now; without the store, nothing."""
+    with suppress(StoreError, TimeoutError):
+        async with asyncio.timeout(_STORE_ANSWERS_WITHIN_SECONDS):
+            depths = await JobAdmin(holdfast.store).depths()
+        metrics.job_depths(
+            {
+                queue: (depth.waiting, depth.running, depth.dead, depth.oldest_seconds)
+                for queue, depth in depths.items()
+            }
+        )

@@ -1,0 +1,23 @@
+"""The HTTP face of planning: projects, missions, assignments, and the log of who did what."""
+
+from fastapi import APIRouter
+
+from holdfast import Holdfast
+from holdfast_services.planning import assignments, audit, missions, projects
+from holdfast_services.planning.aggregates import AggregateService
+from holdfast_services.planning.read_cache import ReadCache
+from holdfast_services.routing import service_router
+from holdfast_services.settings import Settings
+
+__all__ = ["router"]
+
+
+def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
+    """Build the planning service."""
+    desk = AggregateService(
+        holdfast, settings.policies().planning, ReadCache(settings.planning_cache_bytes)
+    )
+    api = service_router("planning", prefix="/v1")
+    for part in (projects, missions, assignments, audit):
+        part.add_routes(api, desk)
+    return api

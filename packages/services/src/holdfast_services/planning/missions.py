@@ -1,0 +1,220 @@
+"""Missions: the aggregate that many people change at once. Every change names a version."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Body, Query, Request, Response
+
+from holdfast import Execution, update_with_version
+from holdfast.server.starlette import Caller, Run, Tx
+from holdfast_services.auth import SignedIn
+from holdfast_services.planning.aggregates import (
+    AggregateService,
+    IfMatch,
+    IfNoneMatch,
+    json_answer,
+)
+from holdfast_services.planning.jobs import recount_projects, reindex_mission, searchable
+from holdfast_services.planning.model import (
+    MissionPatch,
+    MissionReplacement,
+    MissionView,
+    NewMission,
+    Page,
+    VersionOnly,
+    check_period,
+)
+from holdfast_services.planning.openapi import LISTED, changed, created, deleted, read
+from holdfast_services.planning.paging import After, Limit, page, read_cursor
+from holdfast_services.planning.repository import (
+    add,
+    change_mission,
+    find,
+    list_in,
+    remove_mission,
+)
+
+__all__ = ["add_routes"]
+
+_ONE: Final = "/missions/{mission_id}"
+_WORDED: Final = frozenset({"title", "description"})
+
+
+def add_routes(api: APIRouter, desk: AggregateService) -> None:
+    """Add the routes of missions."""
+    _add_reads(api, desk)
+    _add_writes(api, desk)
+
+
+def _add_reads(api: APIRouter, desk: AggregateService) -> None:
+    @api.get(
+        "/projects/{project_id}/missions",
+        summary="List a project's missions",
+        operation_id="list_missions",
+        description="Oldest first. `search` looks through title and description as jobs have last "
+        "seen them, soon after the writes.",
+        response_model=Page[MissionView],
+        responses=LISTED,
+    )
+    async def listing(
+        project_id: str,
+        caller: SignedIn,
+        limit: Limit = 50,
+        after: After = None,
+        search: Annotated[
+            str | None, Query(max_length=200, description="Only missions with this text in them.")
+        ] = None,
+    ) -> Response:
+        position = read_cursor(after, "missions")
+        await desk.there(caller.tenant, "project", project_id)
+        of = {"project_id": project_id}
+        if search is not None:
+            of["pattern"] = _pattern(search)
+        rows = await list_in(
+            desk.holdfast.store,
+            "list_missions" if search is None else "search_missions",
+            caller.tenant,
+            after=position,
+            limit=limit + 1,
+            **of,
+        )
+        return json_answer(page(rows, limit, "missions"))
+
+    @api.get(
+        _ONE,
+        summary="Read a mission",
+        operation_id="read_mission",
+        response_model=MissionView,
+        responses=read(MissionView),
+    )
+    async def look(
+        mission_id: str, caller: SignedIn, request: Request, _tag: IfNoneMatch = None
+    ) -> Response:
+        return await desk.read(request, "mission", caller.tenant, mission_id)
+
+
+def _add_writes(api: APIRouter, desk: AggregateService) -> None:
+    holdfast, policy = desk.holdfast, desk.policy
+
+    @api.post(
+        "/projects/{project_id}/missions",
+        status_code=201,
+        summary="Add a mission to a project",
+        operation_id="create_mission",
+        responses=created(MissionView, under=True),
+    )
+    @holdfast.guard("POST /v1/projects/{project_id}/missions", policy=policy)
+    async def create(
+        project_id: str, mission: NewMission, tx: Tx, caller: Caller, run: Run
+    ) -> Response:
+        fields = mission.model_dump()
+        check_period(fields)
+        await desk.parent(tx, "project", caller.tenant, project_id)
+        now = holdfast.clock.now()
+        fields = {"project_id": project_id} | fields
+        row = await add(tx, "mission", caller.tenant, desk.new_id(), fields=fields, now=now)
+        await recount_projects(holdfast, project_id)
+        await reindex_mission(holdfast, row["id"])
+        return desk.answer(run, "mission", row, status=201)
+
+    async def change(
+        run: Execution,
+        request: Request,
+        mission_id: str,
+        *,
+        fields: Mapping[str, Any],
+        seen: int | None,
+    ) -> Response:
+        # Of the run itself, not by dependencies: FastAPI takes its time for each, and this is the
+        # write that there are many of.
+        tx, tenant = run.transaction, run.call.principal.tenant
+        row = await update_with_version(
+            what="mission",
+            if_match=request.headers.getlist("if-match"),
+            in_body=seen,
+            current=lambda: find(tx, "mission", tenant, mission_id),
+            write=lambda version: change_mission(
+                tx, tenant, mission_id, fields, version=version, now=holdfast.clock.now()
+            ),
+        )
+        check_period(row)  # of the whole, so after the merge; refused, all of it is undone
+        if "status" in fields:
+            await recount_projects(holdfast, row["project_id"])
+        if not _WORDED.isdisjoint(fields):
+            await reindex_mission(holdfast, mission_id)
+        return desk.answer(run, "mission", row)
+
+    @api.put(
+        _ONE,
+        summary="Replace a mission",
+        operation_id="replace_mission",
+        description="What is left out goes back to its default.",
+        responses=changed(MissionView),
+    )
+    @holdfast.guard(f"PUT /v1{_ONE}", policy=policy)
+    async def replace(
+        mission_id: str,
+        mission: MissionReplacement,
+        run: Run,
+        request: Request,
+        _tag: IfMatch = None,
+    ) -> Response:
+        fields = mission.model_dump(exclude={"version"})
+        return await change(run, request, mission_id, fields=fields, seen=mission.version)
+
+    @api.patch(
+        _ONE,
+        summary="Change a mission",
+        operation_id="change_mission",
+        description="What is left out stays as it is; null clears `description`, `starts_at` and "
+        "`ends_at`. Every accepted change is a new version, also one that sets what was there.",
+        responses=changed(MissionView),
+    )
+    @holdfast.guard(f"PATCH /v1{_ONE}", policy=policy)
+    async def patch(
+        mission_id: str, mission: MissionPatch, run: Run, request: Request, _tag: IfMatch = None
+    ) -> Response:
+        fields = mission.model_dump(exclude={"version"}, exclude_unset=True)
+        return await change(run, request, mission_id, fields=fields, seen=mission.version)
+
+    @api.delete(
+        _ONE,
+        status_code=204,
+        response_class=Response,
+        summary="Delete a mission",
+        operation_id="delete_mission",
+        description="Its assignments stay, count nowhere, and can be moved to another mission.",
+        responses=deleted(),
+    )
+    @holdfast.guard(f"DELETE /v1{_ONE}", policy=policy)
+    async def delete(
+        mission_id: str,
+        *,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        request: Request,
+        seen: Annotated[VersionOnly | None, Body()] = None,
+        _tag: IfMatch = None,
+    ) -> Response:
+        row = await update_with_version(
+            what="mission",
+            if_match=request.headers.getlist("if-match"),
+            in_body=None if seen is None else seen.version,
+            current=lambda: find(tx, "mission", caller.tenant, mission_id),
+            write=lambda version: remove_mission(
+                tx, caller.tenant, mission_id, version=version, now=holdfast.clock.now()
+            ),
+        )
+        await recount_projects(holdfast, row["project_id"])
+        await reindex_mission(holdfast, mission_id)
+        desk.note(run, "mission", mission_id, row["version"])
+        return Response(status_code=204)
+
+
+def _pattern(search: str) -> str:
+    """Return what LIKE is to look for: the text itself, wherever it stands."""
+    text = searchable(search).replace("\x00", "\ufffd")
+    for special in "!%_":
+        text = text.replace(special, f"!{special}")
+    return f"%{text}%"

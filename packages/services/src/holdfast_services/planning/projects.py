@@ -1,0 +1,77 @@
+"""Projects: created, read, listed; and the dashboard, which jobs keep up."""
+
+from fastapi import APIRouter, Request, Response
+
+from holdfast.server.starlette import Caller, Run, Tx
+from holdfast_services.auth import SignedIn
+from holdfast_services.planning.aggregates import AggregateService, IfNoneMatch, json_answer
+from holdfast_services.planning.model import DashboardView, NewProject, Page, ProjectView
+from holdfast_services.planning.openapi import LISTED, created, read
+from holdfast_services.planning.paging import After, Limit, page, read_cursor
+from holdfast_services.planning.repository import add, list_in
+
+__all__ = ["add_routes"]
+
+
+def add_routes(api: APIRouter, desk: AggregateService) -> None:
+    """Add the routes of projects."""
+    holdfast = desk.holdfast
+
+    @api.post(
+        "/projects",
+        status_code=201,
+        summary="Begin a project",
+        operation_id="create_project",
+        responses=created(ProjectView, under=False),
+    )
+    @holdfast.guard("POST /v1/projects", policy=desk.policy)
+    async def create(project: NewProject, tx: Tx, caller: Caller, run: Run) -> Response:
+        now = holdfast.clock.now()
+        row = await add(
+            tx, "project", caller.tenant, desk.new_id(), fields=project.model_dump(), now=now
+        )
+        return desk.answer(run, "project", row, status=201)
+
+    @api.get(
+        "/projects",
+        summary="List projects",
+        operation_id="list_projects",
+        description="Oldest first.",
+        response_model=Page[ProjectView],
+        responses=LISTED,
+    )
+    async def listing(caller: SignedIn, limit: Limit = 50, after: After = None) -> Response:
+        rows = await list_in(
+            holdfast.store,
+            "list_projects",
+            caller.tenant,
+            after=read_cursor(after, "projects"),
+            limit=limit + 1,
+        )
+        return json_answer(page(rows, limit, "projects"))
+
+    @api.get(
+        "/projects/{project_id}",
+        summary="Read a project",
+        operation_id="read_project",
+        response_model=ProjectView,
+        responses=read(ProjectView),
+    )
+    async def look(
+        project_id: str, caller: SignedIn, request: Request, _tag: IfNoneMatch = None
+    ) -> Response:
+        return await desk.read(request, "project", caller.tenant, project_id)
+
+    @api.get(
+        "/projects/{project_id}/dashboard",
+        summary="See how a project stands",
+        operation_id="read_dashboard",
+        description="Counted by jobs, soon after the writes. Every write that was answered before "
+        "`as_of` is in the counters.",
+        response_model=DashboardView,
+        responses=read(DashboardView),
+    )
+    async def dashboard(
+        project_id: str, caller: SignedIn, request: Request, _tag: IfNoneMatch = None
+    ) -> Response:
+        return await desk.read(request, "dashboard", caller.tenant, project_id)

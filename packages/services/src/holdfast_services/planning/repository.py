@@ -1,0 +1,125 @@
+"""Planning in the database. The same SQL on SQLite and PostgreSQL, always by organization."""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from holdfast import Transaction
+from holdfast.ports import Row, Store
+from holdfast.stores.sql_loader import Queries, load_queries
+from holdfast_services.planning.read_cache import Kind
+
+__all__ = [
+    "add",
+    "change_mission",
+    "find",
+    "find_in",
+    "list_in",
+    "move_assignment",
+    "remove_mission",
+    "sql",
+    "version_in",
+]
+
+# Ids are ours, so anything else need not be looked up; PostgreSQL would choke on some of it.
+_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_CHANGEABLE: Final = ("title", "description", "status", "starts_at", "ends_at")
+
+
+def sql(name: str) -> str:
+    """Return one of planning's queries."""
+    queries: Queries = load_queries("holdfast_services.planning")
+    return queries[name]
+
+
+async def find(tx: Transaction, kind: Kind, tenant: str, item_id: str) -> Row | None:
+    """Return what is there, inside a transaction."""
+    if _ID.fullmatch(item_id) is None:
+        return None
+    return await tx.fetch_one(sql(f"find_{kind}"), {"tenant": tenant, "id": item_id})
+
+
+async def find_in(store: Store, kind: Kind, tenant: str, item_id: str) -> Row | None:
+    """Return what is there, outside any transaction."""
+    if _ID.fullmatch(item_id) is None:
+        return None
+    rows = await store.read(sql(f"find_{kind}"), {"tenant": tenant, "id": item_id})
+    return rows[0] if rows else None
+
+
+async def version_in(store: Store, kind: Kind, tenant: str, item_id: str) -> int | None:
+    """Return the version as it is now, or None where there is nothing."""
+    if _ID.fullmatch(item_id) is None:
+        return None
+    rows = await store.read(sql(f"version_of_{kind}"), {"tenant": tenant, "id": item_id})
+    return rows[0]["version"] if rows else None
+
+
+async def list_in(
+    store: Store,
+    query: str,
+    tenant: str,
+    *,
+    after: str | None,
+    limit: int,
+    **of: str,
+) -> Sequence[Row]:
+    """Return up to ``limit`` rows of a list, behind the last one seen."""
+    values = {"tenant": tenant, "after": after or "", "limit": limit, **of}
+    return await store.read(sql(query), values)
+
+
+async def add(
+    tx: Transaction,
+    kind: Kind,
+    tenant: str,
+    item_id: str,
+    *,
+    fields: Mapping[str, Any],
+    now: datetime,
+) -> Row:
+    """Keep something new and return it as it stands."""
+    values = {"tenant": tenant, "id": item_id, **fields, "now": now}
+    await tx.execute(sql(f"add_{kind}"), values)
+    return {"id": item_id, **fields, "version": 1, "created_at": now, "updated_at": now}
+
+
+async def change_mission(
+    tx: Transaction,
+    tenant: str,
+    mission_id: str,
+    fields: Mapping[str, Any],
+    *,
+    version: int,
+    now: datetime,
+) -> Row | None:
+    """Set these fields if the mission has this version; None where it has not."""
+    values: dict[str, Any] = {"tenant": tenant, "id": mission_id, "version": version, "now": now}
+    for name in _CHANGEABLE:
+        values[name] = fields.get(name)
+        values[f"sets_{name}"] = name in fields
+    return await tx.fetch_one(sql("change_mission"), values)
+
+
+async def remove_mission(
+    tx: Transaction, tenant: str, mission_id: str, *, version: int, now: datetime
+) -> Row | None:
+    """Mark the mission as deleted if it has this version; None where it has not."""
+    values = {"tenant": tenant, "id": mission_id, "version": version, "now": now}
+    return await tx.fetch_one(sql("remove_mission"), values)
+
+
+async def move_assignment(
+    tx: Transaction, tenant: str, assignment_id: str, target: Row, *, version: int, now: datetime
+) -> Row | None:
+    """Put the assignment under another mission if it has this version; None where it has not."""
+    values = {
+        "tenant": tenant,
+        "id": assignment_id,
+        "version": version,
+        "mission_id": target["id"],
+        "project_id": target["project_id"],
+        "now": now,
+    }
+    return await tx.fetch_one(sql("move_assignment"), values)

@@ -1,0 +1,55 @@
+"""Which services there are: one line each. Imports no framework, so every command can read it."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast import ErrorFormat
+
+__all__ = ["SERVICES", "Service", "migration_packages", "service_at"]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One service: where it is mounted, in which words it refuses, whose data it keeps apart.
+
+    Its package has ``api.py`` with ``router(holdfast, settings)``, ``migrations/`` and, where it
+    has jobs, ``jobs.py`` with ``register(holdfast, settings)``.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    error_format: ErrorFormat
+    # The claim of the token that names the tenant.
+    tenant_claim: str
+
+    @property
+    def package(self) -> str:
+        """Where its code is."""
+        return f"holdfast_services.{self.name}"
+
+
+SERVICES: Final = (
+    Service("routes", ("/api/v1/routes",), ErrorFormat.PROBLEM, "sub"),
+    Service("walk", ("/tree", "/quest", "/step", "/walker", "/admin"), ErrorFormat.ENVELOPE, "sub"),
+    Service(
+        "field",
+        ("/api/v1/activities", "/api/v1/contacts", "/api/v1/expenses"),
+        ErrorFormat.PROBLEM,
+        "sub",
+    ),
+    Service("planning", ("/v1",), ErrorFormat.PROBLEM, "org"),
+)
+
+
+def migration_packages() -> list[tuple[str, str]]:
+    """Return whose migrations a store of this server has to apply, for ``open_store``."""
+    return [(service.name, f"{service.package}.migrations") for service in SERVICES]
+
+
+def service_at(path: str) -> Service | None:
+    """Return the service that answers for a path, or None."""
+    for service in SERVICES:
+        for prefix in service.paths:
+            if path == prefix or path.startswith(prefix + "/"):
+                return service
+    return None

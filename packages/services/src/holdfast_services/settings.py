@@ -1,0 +1,347 @@
+"""Settings of the server, read from the environment: one variable each, checked at start-up."""
+
+import os
+from collections.abc import Mapping
+from datetime import time, timedelta
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy, Staleness
+from holdfast.errors import ConfigurationError
+from holdfast.server.rate_limits import check_limit
+from holdfast_services.planning.settings import PlanningSettings
+from holdfast_services.walk.settings import WalkSettings
+from holdfast_services.walk.steps_settings import StepSettings
+
+__all__ = ["Policies", "Settings", "load_settings", "strange_variables"]
+
+_PREFIX: Final = "HOLDFAST_"
+
+# A hundred years: more is a slip of the finger, and would run off the calendar's end.
+_MOST_HOURS: Final = 876_000
+# 3.6 milliseconds: less would round to a lifetime of nothing.
+_LEAST_HOURS: Final = 0.000001
+
+Hours = Annotated[float, Field(ge=_LEAST_HOURS, le=_MOST_HOURS, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0, le=2**40)]
+
+_HOURS: Final = "a number of hours above 0, such as 24 or 0.5"
+_SECRET_LEAST_BYTES: Final = 32
+_SECONDS: Final = "a number of seconds from 0 to 86400"
+_BYTES: Final = "a whole number of bytes"
+_URL: Final = "a URL"
+_SEED_004: Final = "ROUTES_IDEMPOTENCY_TTL_HOURS"
+_LIMIT: Final = 'a rate such as "50/minute", or empty for none'
+
+
+def _rate(value: object) -> object:
+    """Take a rate the limiter can read; empty is off."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    try:
+        check_limit(str(value))
+    except ConfigurationError as error:
+        raise ValueError(str(error)) from error
+    return value
+
+
+def _long_enough(secret: SecretStr) -> SecretStr:
+    """Refuse what can be guessed: RFC 7518 §3.2 wants as many bytes as the hash has."""
+    if len(secret.get_secret_value().encode("utf-8", "surrogatepass")) < _SECRET_LEAST_BYTES:
+        raise ValueError("too short")
+    return secret
+
+
+Level = Annotated[
+    Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"],
+    BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
+]
+Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
+Rate = Annotated[str | None, BeforeValidator(_rate)]
+
+
+class Policies(NamedTuple):
+    """The presets of the contract with this server's settings applied."""
+
+    walk: Policy
+    step_ingest: Policy
+    planning: Policy
+    routes: Policy
+    field: Policy
+
+
+class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
+    """Everything that can be set. ``HOLDFAST_WAIT_SECONDS`` sets ``wait_seconds``, and so on.
+
+    The description of a field is what its variable should be; error messages quote it.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX, extra="forbid", populate_by_name=True, hide_input_in_errors=True
+    )
+
+    # Where things are.
+    database_url: str = Field(
+        "sqlite:///holdfast.db", description="sqlite:///file.db or postgresql://…"
+    )
+    redis_url: str | None = Field(None, description=_URL)
+    nats_url: str | None = Field(None, description=_URL)
+    environment: str = Field(
+        "development",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="a name of letters, digits, dots, dashes and underscores",
+    )
+    home: Path = Field(Path(".holdfast"), description="a directory")
+
+    # Sign-in: a secret, or a JWKS; with neither, a secret made for development.
+    jwt_secret: Secret | None = Field(
+        None, description=f"a random text of at least {_SECRET_LEAST_BYTES} bytes"
+    )
+    jwt_algorithm: Literal["HS256", "RS256", "ES256"] | None = Field(
+        None, description="HS256, RS256 or ES256"
+    )
+    jwks_file: Path | None = Field(None, description="a file with a JWKS")
+    jwks_url: str | None = Field(None, description=_URL)
+
+    # What is told.
+    log_level: Level = Field("INFO", description="DEBUG, INFO, WARNING, ERROR or CRITICAL")
+    log_json: bool | None = Field(None, description="true or false")
+
+    # How requests are treated.
+    wait_seconds: Seconds = Field(10.0, description=_SECONDS)
+    max_body_bytes: Bytes = Field(1024 * 1024, description=_BYTES)
+    # Room over the body's limit: answers repeat what was sent, and add to it.
+    max_response_bytes: Bytes = Field(2 * 1024 * 1024, description=_BYTES)
+    ietf_statuses: bool = Field(default=False, description="true or false")
+    shutdown_seconds: Seconds = Field(30.0, description=_SECONDS)
+
+    # The store.
+    memory_bytes: Bytes = Field(32 * 1024 * 1024, description=_BYTES)
+    sweep_every_seconds: float = Field(
+        3600.0, ge=1, le=31_536_000, description="a number of seconds from 1 to 31536000"
+    )
+    breaker_failure_limit: int = Field(
+        5, ge=1, le=1_000_000, description="a whole number of failures in a row, at least 1"
+    )
+    breaker_open_seconds: float = Field(
+        1.0, gt=0, le=3600, description="a number of seconds above 0, at most 3600"
+    )
+    pool_size: int = Field(
+        16, ge=1, le=10_000, description="a whole number of connections, at least 1"
+    )
+
+    # Jobs (contract §8).
+    run_jobs: bool = Field(default=True, description="true or false")
+    jobs_concurrency: int = Field(
+        8, ge=1, le=10_000, description="a whole number of jobs at a time, at least 1"
+    )
+    jobs_lease_seconds: float = Field(
+        30.0, ge=1, le=86_400, description="a number of seconds from 1 to 86400"
+    )
+    jobs_poll_seconds: float = Field(
+        1.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
+    )
+    jobs_payload_bytes: Bytes = Field(256 * 1024, description=_BYTES)
+    jobs_keep_done_days: float = Field(
+        7.0, gt=0, le=36_500, description="a number of days above 0, such as 7 or 0.5"
+    )
+    jobs_keep_dead_days: float = Field(
+        30.0, gt=0, le=36_500, description="a number of days above 0, such as 30"
+    )
+    cleanup_at: time = Field(time(3, 0), description="a time of day in UTC, such as 03:00")
+
+    # How long answers are remembered (contract §2). Routes stores no errors, so it has one TTL.
+    walk_success_ttl_hours: Hours = Field(168.0, description=_HOURS)
+    walk_error_ttl_hours: Hours = Field(168.0, description=_HOURS)
+    planning_success_ttl_hours: Hours = Field(24.0, description=_HOURS)
+    planning_error_ttl_hours: Hours = Field(4.0, description=_HOURS)
+    routes_success_ttl_hours: Hours = Field(24.0, description=_HOURS)
+    # The same by an older name; the one above wins where both are set.
+    routes_idempotency_ttl_hours: Hours | None = Field(
+        None, validation_alias=_SEED_004, description=_HOURS
+    )
+    field_success_ttl_hours: Hours = Field(168.0, description=_HOURS)
+    field_error_ttl_hours: Hours = Field(4.0, description=_HOURS)
+
+    # How old an action may be (contract §5).
+    walk_staleness_cap_days: float = Field(
+        7.0, gt=0, le=36_500, description="a number of days above 0, such as 7 or 0.5"
+    )
+    walk_staleness_grace_hours: float = Field(
+        6.0, ge=0, le=_MOST_HOURS, description="a number of hours from 0"
+    )
+
+    # How many requests per tenant and endpoint (contract §4).
+    step_ingest_rate_limit: Rate = Field("50/minute", description=_LIMIT)
+    walk_rate_limit: Rate = Field(None, description=_LIMIT)
+    planning_rate_limit: Rate = Field(None, description=_LIMIT)
+    routes_rate_limit: Rate = Field(None, description=_LIMIT)
+    field_rate_limit: Rate = Field(None, description=_LIMIT)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_unset(cls, values: Any) -> Any:
+        """Take ``VAR=`` as not set, as container files write it; a rate it switches off."""
+        if not isinstance(values, Mapping):
+            return values
+        return {
+            name: value
+            for name, value in values.items()
+            if value != "" or str(name).endswith("rate_limit")
+        }
+
+    @model_validator(mode="after")
+    def _one_way_to_sign_in(self) -> Self:
+        ways = [w for w in (self.jwt_secret, self.jwks_file, self.jwks_url) if w is not None]
+        if len(ways) > 1:
+            raise ConfigurationError(
+                "set only one of HOLDFAST_JWT_SECRET, HOLDFAST_JWKS_FILE and HOLDFAST_JWKS_URL"
+            )
+        by_jwks = self.jwks_file is not None or self.jwks_url is not None
+        if by_jwks and self.jwt_algorithm == "HS256":
+            raise ConfigurationError(
+                "HOLDFAST_JWT_ALGORITHM should be RS256 or ES256 where keys come from a JWKS"
+            )
+        if not by_jwks and self.jwt_algorithm in ("RS256", "ES256"):
+            raise ConfigurationError(
+                f"HOLDFAST_JWT_ALGORITHM={self.jwt_algorithm} needs HOLDFAST_JWKS_FILE or "
+                "HOLDFAST_JWKS_URL"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _routes_ttl_by_either_name(self) -> Self:
+        seed = self.routes_idempotency_ttl_hours
+        if seed is not None and "routes_success_ttl_hours" not in self.model_fields_set:
+            self.routes_success_ttl_hours = seed
+        return self
+
+    @property
+    def algorithm(self) -> str:
+        """The one algorithm tokens are signed with."""
+        if self.jwt_algorithm is not None:
+            return self.jwt_algorithm
+        return "HS256" if self.jwks_file is None and self.jwks_url is None else "RS256"
+
+    @property
+    def needs_development_secret(self) -> bool:
+        """True when nobody has said how people sign in."""
+        return self.jwt_secret is None and self.jwks_file is None and self.jwks_url is None
+
+    @property
+    def _forgets_what_counts(self) -> bool:
+        """True when someone has chosen a lifetime in which actions are forgotten that still count.
+
+        The default's number is no choice: a file that lists every default must change nothing.
+        """
+        default = type(self).model_fields["walk_success_ttl_hours"].default
+        hours = self.walk_success_ttl_hours
+        return hours != default and hours < self._action_counts_hours
+
+    @property
+    def _action_counts_hours(self) -> float:
+        return 24 * self.walk_staleness_cap_days + self.walk_staleness_grace_hours
+
+    def cautions(self) -> list[str]:
+        """Return one line for each setting that is obeyed and costs more than it seems to."""
+        lines = []
+        if self._forgets_what_counts:
+            lines.append(
+                f"HOLDFAST_WALK_SUCCESS_TTL_HOURS={self.walk_success_ttl_hours:g} is shorter than "
+                f"the {self._action_counts_hours:g} hours for which an action of walk counts: one "
+                "that is sent again after its record has expired happens a second time"
+            )
+        return lines
+
+    def policies(self) -> Policies:
+        """Return the presets with these settings applied."""
+        common = {
+            "wait": timedelta(seconds=self.wait_seconds),
+            "max_body_bytes": self.max_body_bytes,
+            "max_response_bytes": self.max_response_bytes,
+            "ietf_statuses": self.ietf_statuses,
+        }
+        walk = WALK.replace(
+            **common,
+            success_ttl=timedelta(hours=self.walk_success_ttl_hours),
+            error_ttl=timedelta(hours=self.walk_error_ttl_hours),
+            staleness=Staleness(
+                cap=timedelta(days=self.walk_staleness_cap_days),
+                grace=timedelta(hours=self.walk_staleness_grace_hours),
+            ),
+            outlive_staleness=not self._forgets_what_counts,
+            rate_limit=self.walk_rate_limit,
+        )
+        return Policies(
+            walk=walk,
+            # A report is about a day: how old that may be is judged in the walker's zone.
+            step_ingest=walk.replace(
+                key_field="idempotencyKey",
+                staleness=None,
+                rate_limit=self.step_ingest_rate_limit,
+            ),
+            planning=PLANNING.replace(
+                **common,
+                success_ttl=timedelta(hours=self.planning_success_ttl_hours),
+                error_ttl=timedelta(hours=self.planning_error_ttl_hours),
+                rate_limit=self.planning_rate_limit,
+            ),
+            routes=ROUTES.replace(
+                **common,
+                success_ttl=timedelta(hours=self.routes_success_ttl_hours),
+                rate_limit=self.routes_rate_limit,
+            ),
+            field=FIELD.replace(
+                **common,
+                success_ttl=timedelta(hours=self.field_success_ttl_hours),
+                error_ttl=timedelta(hours=self.field_error_ttl_hours),
+                rate_limit=self.field_rate_limit,
+            ),
+        )
+
+
+def load_settings(**given: Any) -> Settings:
+    """Read the environment; what is given and not None wins over it.
+
+    Raises ``ConfigurationError``: one line that names the variable and what it should be.
+    """
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise ConfigurationError(_in_one_line(error)) from None
+
+
+def strange_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return one line for each ``HOLDFAST_…`` variable that is no setting: often a misspelling."""
+    known = {_PREFIX + name.upper() for name in Settings.model_fields}
+    known.discard(_PREFIX + _SEED_004)
+    lines = []
+    for name in sorted(environment):
+        if name.startswith(_PREFIX) and name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.85)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            lines.append(f"{name} is not a setting and is ignored{hint}")
+    return lines
+
+
+def _in_one_line(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    name = str(first["loc"][0])
+    if name == _SEED_004:
+        variable, field = name, Settings.model_fields["routes_idempotency_ttl_hours"]
+    else:
+        variable, field = _PREFIX + name.upper(), Settings.model_fields[name]
+    told = "" if name == "jwt_secret" else f", not {first['input']!r}"
+    return f"{variable} should be {field.description}{told}"

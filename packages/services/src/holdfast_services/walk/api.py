@@ -1,0 +1,356 @@
+"""The HTTP face of tree, quests, walker and events. Steps and reviews are in ``steps_api``."""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from holdfast import ErrorFormat, Holdfast, Principal
+from holdfast.errors import BodyInvalidError
+from holdfast.server.starlette import Caller, Run, Tx
+from holdfast_services.auth import SignedIn
+from holdfast_services.openapi import errors
+from holdfast_services.routing import put_together, service_router
+from holdfast_services.settings import Settings
+from holdfast_services.walk import model, quests, steps_api, tree
+from holdfast_services.walk.catalogue import Catalogue, bundled_catalogue
+from holdfast_services.walk.errors import STATUSES
+from holdfast_services.walk.events import list_events
+from holdfast_services.walk.profile import read_profile
+from holdfast_services.walk.sse import Notifiers, server_is_stopping, stream_events
+from holdfast_services.walk.steps_model import StreakView
+
+__all__ = ["allocation_views", "node_views", "router"]
+
+# The largest number a database gives an event, and how many digits it has.
+_MOST_SEQ: Final = 2**63 - 1
+_SEQ_DIGITS: Final = 19
+_STREAM: Final = "text/event-stream"
+_WHOLE: Final = re.compile(r"0|-?[1-9][0-9]*")
+
+
+def _plain(value: object) -> object:
+    """Refuse 01, +1, 1.0 and 1_0: a step has one spelling, or one action has several paths."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value) is None:
+        raise PydanticCustomError("int_parsing", "should be a whole number, such as 1")
+    return value
+
+
+Step = Annotated[int, BeforeValidator(_plain), Path(examples=[1])]
+
+
+def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
+    """Build the walk service. A catalogue that does not hold together is told here."""
+    catalogue = bundled_catalogue()
+    notifiers = Notifiers()
+    return put_together(
+        APIRouter(),
+        _tree(holdfast, settings, catalogue, notifiers),
+        _quests(holdfast, settings, catalogue, notifiers),
+        _walker(holdfast, settings, notifiers),
+        steps_api.router(holdfast, settings),
+    )
+
+
+# -- the tree -------------------------------------------------------------------------------------
+
+
+def _tree(
+    holdfast: Holdfast, settings: Settings, catalogue: Catalogue, notifiers: Notifiers
+) -> APIRouter:
+    api = service_router("walk", prefix="/tree")
+    energy_required = settings.walk_energy_required
+    nodes = node_views(catalogue, energy_required=energy_required)
+
+    @api.get("/state", summary="See the tree", responses=_errors(401, 503))
+    async def state(caller: SignedIn) -> model.TreeState:
+        found = await tree.read_tree(holdfast.store, caller.tenant)
+        return model.TreeState(
+            walker_id=caller.tenant,
+            points_banked=found.points_banked,
+            allocations=allocation_views(found.allocations),
+            nodes=nodes,
+        )
+
+    @api.post(
+        "/allocate",
+        summary="Take nodes",
+        description=_refused(
+            "Takes nodes in the order given, all or none. A node may come in the same batch as "
+            "those it requires, after them.",
+            "ALREADY_ALLOCATED",
+            "UNKNOWN_NODE",
+            "PREREQUISITES_NOT_MET",
+            "INSUFFICIENT_POINTS",
+            "INSUFFICIENT_ENERGY",
+        ),
+        responses=_errors(),
+    )
+    @holdfast.guard("tree.allocate", policy=settings.policies().walk)
+    async def allocate(
+        wanted: model.TreeAllocation, tx: Tx, caller: Caller, run: Run
+    ) -> model.TreeAllocated:
+        after = await tree.allocate(
+            tx,
+            caller.tenant,
+            [choice.node_id for choice in wanted.allocations],
+            now=holdfast.clock.now(),
+            catalogue=catalogue,
+            energy_required=energy_required,
+        )
+        run.describe(resource=f"walker:{caller.tenant}")
+        run.after_commit(lambda: notifiers.notify(caller.tenant))
+        return model.TreeAllocated(
+            walker_id=caller.tenant,
+            points_banked=after.points_banked,
+            energy_balance=after.energy_balance,
+            allocations=allocation_views(after.allocations),
+            nodes=nodes,
+        )
+
+    return api
+
+
+def node_views(catalogue: Catalogue, *, energy_required: bool) -> list[model.NodeView]:
+    """Show all nodes, taken or not."""
+    return [
+        model.NodeView(
+            node_id=node.id,
+            kind=node.kind,
+            title=node.title,
+            points_cost=node.points,
+            energy_cost=node.energy if energy_required else 0,
+            prerequisites=list(node.requires),
+            reveals_quest=node.reveals is not None,
+        )
+        for node in catalogue.nodes.values()
+    ]
+
+
+def allocation_views(allocations: Sequence[tree.Allocation]) -> list[model.AllocationView]:
+    """Show what a walker has taken."""
+    return [
+        model.AllocationView.model_construct(
+            node_id=allocation.node_id,
+            kind=allocation.kind,
+            provisional=allocation.provisional,
+            allocated_at=allocation.allocated_at,
+        )
+        for allocation in allocations
+    ]
+
+
+# -- quests ---------------------------------------------------------------------------------------
+
+
+def _quests(
+    holdfast: Holdfast, settings: Settings, catalogue: Catalogue, notifiers: Notifiers
+) -> APIRouter:
+    api = service_router("walk", prefix="/quest")
+    policy = settings.policies().walk
+
+    @api.get("/available", summary="See the quests", responses=_errors(401, 503))
+    async def available(caller: SignedIn) -> model.QuestBoard:
+        standings = await quests.read_board(holdfast.store, caller.tenant, catalogue)
+        return model.QuestBoard(quests=[model.QuestView(**_seen(s)) for s in standings])
+
+    @api.post(
+        "/start",
+        summary="Begin a quest",
+        description=_refused(
+            "Without a key each request is its own, and a second start of a quest is refused.",
+            "QUEST_ALREADY_IN_PROGRESS",
+            "QUEST_ALREADY_COMPLETED",
+            "PREREQUISITES_NOT_MET",
+        ),
+        responses=_errors(404),
+    )
+    # Older clients send no key, and no times: there is nothing to be stale.
+    @holdfast.guard("quest.start", policy=policy.replace(key_required=False, staleness=None))
+    async def start(wanted: model.QuestStart, tx: Tx, caller: Caller, run: Run) -> model.QuestView:
+        standing = await quests.start_quest(
+            tx, caller.tenant, wanted.quest_id, now=holdfast.clock.now(), catalogue=catalogue
+        )
+        _note(run, notifiers, standing)
+        return model.QuestView(**_seen(standing))
+
+    @api.post(
+        "/{quest_id}/step/{step}/advance",
+        summary="Do a step",
+        description=_refused(
+            "Steps count from 1 and are done in order.",
+            "STEP_OUT_OF_ORDER",
+            "QUEST_NOT_IN_PROGRESS",
+            "QUEST_ALREADY_COMPLETED",
+            "PREREQUISITES_NOT_MET",
+        ),
+        responses=_errors(404),
+    )
+    @holdfast.guard("quest.advance", policy=policy)
+    async def advance(
+        quest_id: Annotated[str, Path(examples=["quest.001"])],
+        step: Step,
+        _action: model.QuestAdvance,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+    ) -> model.QuestView:
+        standing = await quests.advance_quest(
+            tx, caller.tenant, quest_id, step, now=holdfast.clock.now(), catalogue=catalogue
+        )
+        _note(run, notifiers, standing)
+        return model.QuestView(**_seen(standing))
+
+    @api.post(
+        "/complete",
+        summary="Complete a quest",
+        description=_refused(
+            "Awards the quest's points, once.",
+            "QUEST_INCOMPLETE",
+            "QUEST_NOT_IN_PROGRESS",
+            "QUEST_ALREADY_COMPLETED",
+            "PREREQUISITES_NOT_MET",
+        ),
+        responses=_errors(404),
+    )
+    @holdfast.guard("quest.complete", policy=policy)
+    async def complete(
+        done: model.QuestCompletion, tx: Tx, caller: Caller, run: Run
+    ) -> model.QuestCompleted:
+        standing, points = await quests.complete_quest(
+            tx, caller.tenant, done.quest_id, now=holdfast.clock.now(), catalogue=catalogue
+        )
+        _note(run, notifiers, standing)
+        return model.QuestCompleted(**_seen(standing), points_banked=points)
+
+    return api
+
+
+def _seen(standing: quests.Standing) -> dict[str, Any]:
+    quest = standing.quest
+    return {
+        "quest_id": quest.id,
+        "title": quest.title,
+        "steps": quest.steps,
+        "current_step": standing.current_step,
+        "status": standing.status,
+        "points_awarded": quest.points,
+    }
+
+
+def _note(run: Run, notifiers: Notifiers, standing: quests.Standing) -> None:
+    """Say in the audit what was changed, and wake who watches once it is committed."""
+    tenant = run.call.principal.tenant
+    run.describe(resource=f"quest:{standing.quest.id}")
+    run.after_commit(lambda: notifiers.notify(tenant))
+
+
+# -- the walker -----------------------------------------------------------------------------------
+
+
+def _walker(holdfast: Holdfast, settings: Settings, notifiers: Notifiers) -> APIRouter:
+    api = service_router("walk", prefix="/walker")
+
+    @api.get("/me", summary="See who is signed in", responses=_errors(401, 503))
+    async def me(caller: SignedIn) -> model.WalkerView:
+        profile = await read_profile(
+            holdfast.store, caller.tenant, settings.streak_rules, holdfast.clock.now()
+        )
+        return model.WalkerView(
+            walker_id=caller.tenant,
+            points_banked=profile.points_banked,
+            energy_balance=profile.energy_balance,
+            last_event_id=profile.last_event_id,
+            streak_state=StreakView(
+                current_length_days=profile.streak.length,
+                last_attested_date=profile.streak.last_attested,
+                bonus_tier=profile.streak.tier,
+                decay_at=profile.streak.decay_at,
+                total_lifetime_steps=profile.total_steps,
+            ),
+        )
+
+    @api.get(
+        "/events",
+        summary="See what happened",
+        description=(
+            "A page of events after one, oldest first. With `Accept: text/event-stream` it does "
+            "not end: events come as they happen, and `Last-Event-ID` goes on after one."
+        ),
+        response_model=model.EventPage,
+        responses={
+            200: {"content": {_STREAM: {"schema": {"type": "string"}}}},
+            **_errors(400, 401, 422, 503),
+        },
+    )
+    async def events(
+        caller: SignedIn,
+        after: Annotated[int, Query(ge=0, le=_MOST_SEQ)] = 0,
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+        accept: Annotated[str, Header(include_in_schema=False)] = "",
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> Response | model.EventPage:
+        if not _wants_stream(accept):
+            found = await list_events(holdfast.store, caller.tenant, after=after, limit=limit + 1)
+            items = [
+                model.EventView(id=e.seq, type=e.type, data=e.data, created_at=e.created_at)
+                for e in found[:limit]
+            ]
+            return model.EventPage(items=items, next=items[-1].id if len(found) > limit else None)
+        return StreamingResponse(
+            stream_events(
+                holdfast.store,
+                caller.tenant,
+                after=_resume_after(last_event_id, after),
+                notifiers=notifiers,
+                clock=holdfast.clock,
+                until=_signed_in_until(caller),
+                poll_seconds=settings.walk_events_poll_seconds,
+                keep_alive_seconds=settings.walk_events_keep_alive_seconds,
+                is_stopping=server_is_stopping,
+            ),
+            media_type=_STREAM,
+            # What stands between must neither keep it nor wait for more of it.
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    return api
+
+
+def _wants_stream(accept: str) -> bool:
+    kinds = (part.partition(";")[0].strip().lower() for part in accept.split(","))
+    return _STREAM in kinds
+
+
+def _resume_after(last_event_id: str | None, after: int) -> int:
+    """Return where to go on: a reader that comes back says so in the header, not in the query."""
+    if not last_event_id:
+        return after
+    is_number = last_event_id.isascii() and last_event_id.isdigit()
+    if not is_number or len(last_event_id) > _SEQ_DIGITS:
+        raise BodyInvalidError("Last-Event-ID should be the id of an event")
+    return min(int(last_event_id), _MOST_SEQ)
+
+
+def _signed_in_until(caller: Principal) -> datetime | None:
+    """Return when the token ends, and with it what it lets one see."""
+    expires = caller.claims.get("exp")
+    return None if expires is None else datetime.fromtimestamp(float(expires), UTC)
+
+
+# -- documentation --------------------------------------------------------------------------------
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return errors(*statuses, error_format=ErrorFormat.ENVELOPE)
+
+
+def _refused(description: str, *codes: str) -> str:
+    """Add to a description what the operation refuses; the guard documents the rest."""
+    listed = ", ".join(f"`{code}` ({STATUSES[code]})" for code in codes)
+    return f"{description}\n\nRefused with {listed}."

@@ -1,0 +1,170 @@
+"""What there is to take and to do: ``nodes.toml`` and ``quests.toml``, read once and checked.
+
+A deployment with other ones replaces the files. What is wrong in them is told at start-up.
+"""
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from importlib.resources import files
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.errors import ConfigurationError
+
+__all__ = ["Catalogue", "Node", "Quest", "bundled_catalogue", "parse_catalogue"]
+
+# Ids stand in paths and in logs.
+_Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+_Text = Annotated[str, Meta(min_length=1, max_length=100)]
+# Nothing is for nothing: a node without a price could be taken by a walker who has done nothing.
+_Points = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node of the tree. A keystone is one that may reveal a hidden quest."""
+
+    id: _Id
+    kind: Literal["node", "keystone"]
+    title: _Text
+    points: _Points
+    energy: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    requires: tuple[_Id, ...] = ()
+    reveals: _Id | None = None
+
+
+class Quest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A quest: so many steps in order, then so many points."""
+
+    id: _Id
+    title: _Text
+    steps: Annotated[int, Meta(ge=1, le=1000)]
+    points: _Points
+    requires: tuple[_Id, ...] = ()
+    hidden: bool = False
+
+
+class Catalogue:
+    """Nodes and quests by id, in the order of their files."""
+
+    def __init__(self, nodes: Iterable[Node], quests: Iterable[Quest]) -> None:
+        """Take what ``parse_catalogue`` has checked."""
+        self.nodes: Mapping[str, Node] = {node.id: node for node in nodes}
+        self.quests: Mapping[str, Quest] = {quest.id: quest for quest in quests}
+        self._revealers: dict[str, tuple[str, ...]] = {}
+        for node in self.nodes.values():
+            if node.reveals is not None:
+                known = self._revealers.get(node.reveals, ())
+                self._revealers[node.reveals] = (*known, node.id)
+
+    def revealed_by(self, quest_id: str) -> tuple[str, ...]:
+        """Return the keystones any of which reveals a hidden quest."""
+        return self._revealers.get(quest_id, ())
+
+    def with_dependents(self, node_ids: Iterable[str], among: Iterable[str]) -> set[str]:
+        """Return these nodes and those among the others that cannot stand without them."""
+        falling, others = set(node_ids), list(among)
+        grew = True
+        while grew:
+            more = {
+                id_
+                for id_ in others
+                if id_ not in falling
+                and id_ in self.nodes
+                and not falling.isdisjoint(self.nodes[id_].requires)
+            }
+            falling |= more
+            grew = bool(more)
+        return falling
+
+
+@cache
+def bundled_catalogue() -> Catalogue:
+    """Return what comes with the package."""
+    here = files("holdfast_services.walk")
+    return parse_catalogue(
+        here.joinpath("nodes.toml").read_bytes(), here.joinpath("quests.toml").read_bytes()
+    )
+
+
+def parse_catalogue(nodes_toml: bytes, quests_toml: bytes) -> Catalogue:
+    """Read both files, or say in one line what is wrong and where."""
+    nodes = _entries(nodes_toml, "nodes.toml", "node", Node)
+    quests = _entries(quests_toml, "quests.toml", "quest", Quest)
+    _check_ids([node.id for node in nodes], "nodes.toml")
+    _check_ids([quest.id for quest in quests], "quests.toml")
+    _check_requires({node.id: node.requires for node in nodes}, "nodes.toml", "node")
+    _check_requires({quest.id: quest.requires for quest in quests}, "quests.toml", "quest")
+    catalogue = Catalogue(nodes, quests)
+    _check_reveals(catalogue)
+    return catalogue
+
+
+_Entry = TypeVar("_Entry")
+
+
+def _entries(data: bytes, source: str, name: str, type_: type[_Entry]) -> list[_Entry]:
+    try:
+        table: dict[str, Any] = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{source}: {error}") from error
+    if set(table) != {name}:
+        raise ConfigurationError(f"{source}: there should be [[{name}]] tables and nothing else")
+    entries = table[name]
+    if not isinstance(entries, list):
+        raise ConfigurationError(f"{source}: write [[{name}]] with two brackets")
+    found = []
+    for number, entry in enumerate(entries, 1):
+        try:
+            found.append(msgspec.convert(entry, type_))
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"{source}: {name} {number}: {error}") from error
+    return found
+
+
+def _check_ids(ids: list[str], source: str) -> None:
+    for id_, times in Counter(ids).items():
+        if times > 1:
+            raise ConfigurationError(f"{source}: the id {id_!r} is there {times} times")
+
+
+def _check_requires(requires: Mapping[str, tuple[str, ...]], source: str, name: str) -> None:
+    for id_, needed in requires.items():
+        for other in needed:
+            if other not in requires:
+                raise ConfigurationError(
+                    f"{source}: {id_!r} requires {other!r}, and there is no such {name}"
+                )
+    try:
+        TopologicalSorter(requires).prepare()
+    except CycleError as error:
+        circle = " → ".join(reversed(error.args[1]))
+        raise ConfigurationError(f"{source}: these require each other: {circle}") from error
+
+
+def _check_reveals(catalogue: Catalogue) -> None:
+    for node in catalogue.nodes.values():
+        if node.reveals is None:
+            continue
+        if node.kind != "keystone":
+            raise ConfigurationError(
+                f"nodes.toml: {node.id!r} reveals a quest, which only a keystone may"
+            )
+        quest = catalogue.quests.get(node.reveals)
+        if quest is None:
+            raise ConfigurationError(
+                f"nodes.toml: {node.id!r} reveals {node.reveals!r}, and there is no such quest"
+            )
+        if not quest.hidden:
+            raise ConfigurationError(
+                f"nodes.toml: {node.id!r} reveals {quest.id!r}, which is not hidden"
+            )
+    for quest in catalogue.quests.values():
+        if quest.hidden and not catalogue.revealed_by(quest.id):
+            raise ConfigurationError(
+                f"quests.toml: {quest.id!r} is hidden and no keystone reveals it"
+            )

@@ -1,0 +1,66 @@
+"""What a walker's devices are told, in order: numbered without a gap, read after a cursor."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast import Transaction
+from holdfast.ports import Store
+from holdfast.stores.sql_loader import load_queries
+from holdfast_services.walk.walkers import instant, move_walker
+
+__all__ = ["WalkerEvent", "add_event", "list_events", "put_event"]
+
+
+class WalkerEvent(msgspec.Struct, frozen=True):
+    """One thing that happened to a walker."""
+
+    seq: int
+    type: str
+    data: Mapping[str, Any]
+    created_at: datetime
+
+
+async def add_event(
+    tx: Transaction,
+    tenant: str,
+    type: str,  # noqa: A002 - its name on the wire
+    data: Mapping[str, Any],
+    now: datetime,
+) -> int:
+    """Tell the walker's devices something and return its number. The caller has locked the walker.
+
+    Numbers follow the order of commits: who has seen N has seen everything up to N.
+    """
+    walker = await move_walker(tx, tenant, now, events=1)
+    await put_event(tx, tenant, WalkerEvent(walker.event_seq, type, data, now))
+    return walker.event_seq
+
+
+async def put_event(tx: Transaction, tenant: str, event: WalkerEvent) -> None:
+    """Write an event whose number the caller has taken from the walker's row."""
+    await tx.execute(
+        load_queries("holdfast_services.walk")["add_event"],
+        {
+            "tenant": tenant,
+            "seq": event.seq,
+            "type": event.type,
+            "data": json.dumps(event.data, separators=(",", ":")),
+            "now": event.created_at,
+        },
+    )
+
+
+async def list_events(store: Store, tenant: str, *, after: int, limit: int) -> list[WalkerEvent]:
+    """Return up to so many events after one, oldest first."""
+    rows = await store.read(
+        load_queries("holdfast_services.walk")["list_events"],
+        {"tenant": tenant, "after": after, "limit": limit},
+    )
+    return [
+        WalkerEvent(row["seq"], row["type"], json.loads(row["data"]), instant(row["created_at"]))
+        for row in rows
+    ]

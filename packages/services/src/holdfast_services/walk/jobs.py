@@ -1,0 +1,56 @@
+"""The jobs of the walk service: days are settled, allocations given back, old logs deleted."""
+
+from datetime import date, timedelta
+from typing import Final
+
+from holdfast import Holdfast
+from holdfast.jobs.context import JobContext
+from holdfast_services.settings import Settings
+from holdfast_services.walk.reconcile import next_refund_at, settle_day
+from holdfast_services.walk.steps_intake import QUEUE, RECONCILE
+from holdfast_services.walk.steps_repository import delete_attestations
+from holdfast_services.walk.tree import refund_due_allocations
+from holdfast_services.walk.walkers import lock_walker
+
+__all__ = ["CLEAN_UP", "REFUND", "register"]
+
+REFUND: Final = "steps.refund"
+CLEAN_UP: Final = "walk.cleanup"
+# Small enough to be no burden to those who write at the same time.
+_BATCH: Final = 500
+_HOUR_SECONDS: Final = 3600
+
+
+def register(holdfast: Holdfast, settings: Settings) -> None:
+    """Register the handlers."""
+    jobs = holdfast.jobs
+
+    @jobs.handler(RECONCILE, queue=QUEUE)
+    async def reconcile(job: JobContext) -> None:
+        now, tx = holdfast.clock.now(), job.transaction
+        await lock_walker(tx, job.tenant, now)
+        day = date.fromisoformat(job.payload["day"])
+        due_at = await settle_day(tx, job.tenant, day, settings=settings, now=now)
+        if due_at is not None:
+            await job.enqueue(REFUND, queue=QUEUE, run_at=due_at, coalesce=REFUND)
+
+    @jobs.handler(REFUND, queue=QUEUE)
+    async def refund(job: JobContext) -> None:
+        now, tx = holdfast.clock.now(), job.transaction
+        await lock_walker(tx, job.tenant, now)
+        await refund_due_allocations(tx, job.tenant, now)
+        due_at = await next_refund_at(tx, job.tenant)
+        if due_at is not None:
+            # By our clock, not the database's: where they differ, this would come back at once.
+            seconds = max(1.0, (due_at - now).total_seconds())
+            await job.enqueue(REFUND, queue=QUEUE, delay_seconds=seconds, coalesce=REFUND)
+
+    @jobs.handler(CLEAN_UP, queue=QUEUE, time_limit_seconds=_HOUR_SECONDS)
+    async def clean_up(_job: JobContext) -> dict[str, int]:
+        before = holdfast.clock.now() - timedelta(days=settings.step_attestation_retention_days)
+        deleted = 0
+        while batch := await delete_attestations(holdfast.store, before=before, limit=_BATCH):
+            deleted += batch
+        return {"deleted": deleted}
+
+    jobs.daily(settings.cleanup_at, CLEAN_UP, queue=QUEUE)

@@ -1,0 +1,53 @@
+"""A walker as their device sees them: points, energy, streak. Read only."""
+
+from datetime import date, datetime
+
+import msgspec
+
+from holdfast.ports import Row, Store
+from holdfast.stores.sql_loader import load_queries
+from holdfast_services.walk.steps_rules import find_zone
+from holdfast_services.walk.streaks import (
+    AttestedDay,
+    StreakRules,
+    StreakState,
+    state_on,
+    today_in,
+)
+
+__all__ = ["Profile", "read_profile"]
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What a walker has, of one moment."""
+
+    points_banked: int = 0
+    energy_balance: int = 0
+    last_event_id: int = 0
+    streak: StreakState = StreakState()
+    total_steps: int = 0
+
+
+async def read_profile(store: Store, tenant: str, rules: StreakRules, now: datetime) -> Profile:
+    """Read a walker; one nobody has seen yet has nothing."""
+    rows = await store.read(load_queries("holdfast_services.walk")["profile"], {"tenant": tenant})
+    if not rows:
+        return Profile()
+    row = rows[0]
+    return Profile(
+        points_banked=row["points_banked"],
+        energy_balance=row["energy_balance"],
+        last_event_id=row["event_seq"],
+        streak=_streak(row, rules, now),
+        total_steps=row["total_lifetime_steps"] or 0,
+    )
+
+
+def _streak(row: Row, rules: StreakRules, now: datetime) -> StreakState:
+    """Return the streak as it is today, in the zone the walker was last heard from."""
+    if row["day"] is None or row["streak_length"] is None:
+        return StreakState()
+    zone = find_zone(row["tz"])
+    day = date.fromisoformat(row["day"])
+    last = AttestedDay(day, row["streak_length"], row["streak_tier"])
+    return state_on(last, today_in(zone, now), zone, rules)

@@ -1,0 +1,335 @@
+"""The tree: what a walker has taken, taking more, and giving back what did not hold.
+
+Every function here that takes a transaction wants the walker locked before it is called.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast import Transaction
+from holdfast.ports import Row, Store
+from holdfast.stores.sql_loader import load_queries
+from holdfast_services.walk.catalogue import Catalogue, Node, bundled_catalogue
+from holdfast_services.walk.errors import refusal
+from holdfast_services.walk.events import WalkerEvent, add_event, put_event
+from holdfast_services.walk.ledger import credit, debit
+from holdfast_services.walk.steps_repository import has_pending_steps
+from holdfast_services.walk.walkers import Walker, instant, lock_walker, move_walker
+
+__all__ = [
+    "Allocation",
+    "Tree",
+    "allocate",
+    "confirm_allocations",
+    "provisional_allocations",
+    "read_tree",
+    "refund_due_allocations",
+    "schedule_refund",
+]
+
+
+class Allocation(msgspec.Struct, frozen=True):
+    """A node that a walker has, and what was taken for it."""
+
+    seq: int
+    node_id: str
+    kind: str
+    points_cost: int
+    energy_cost: int
+    provisional: bool
+    allocated_at: datetime
+    # Set once the steps it rests on were rejected: then it is given back, unless confirmed before.
+    refund_due_at: datetime | None = None
+
+
+class Tree(msgspec.Struct, frozen=True):
+    """A walker's points, energy and allocations, of one moment."""
+
+    points_banked: int
+    energy_balance: int
+    allocations: Sequence[Allocation]
+
+
+# -- taking ---------------------------------------------------------------------------------------
+
+
+async def allocate(
+    tx: Transaction,
+    tenant: str,
+    node_ids: Sequence[str],
+    *,
+    now: datetime,
+    catalogue: Catalogue,
+    energy_required: bool,
+) -> Tree:
+    """Take these nodes, in this order, all or none. Locks the walker."""
+    walker = await lock_walker(tx, tenant, now)
+    held = {a.node_id: a for a in await _held(tx, tenant)}
+    nodes = _choose(node_ids, catalogue, held)
+    _check_means(nodes, walker, energy_required=energy_required)
+    revealed = _revealed(nodes, catalogue, held)
+    is_provisional = await has_pending_steps(tx, tenant)
+    moved = await move_walker(
+        tx,
+        tenant,
+        now,
+        points=-sum(node.points for node in nodes),
+        allocations=len(nodes),
+        events=1 + len(revealed),
+    )
+    taken: list[Allocation] = []
+    for seq, node in enumerate(nodes, walker.allocation_seq + 1):
+        below = [held[id_] for id_ in node.requires]
+        allocation = Allocation(
+            seq=seq,
+            node_id=node.id,
+            kind=node.kind,
+            points_cost=node.points,
+            energy_cost=node.energy if energy_required else 0,
+            # What stands on something provisional falls with it.
+            provisional=is_provisional or any(a.provisional for a in below),
+            allocated_at=now,
+            refund_due_at=min((a.refund_due_at for a in below if a.refund_due_at), default=None),
+        )
+        held[node.id] = allocation
+        taken.append(allocation)
+        await _add(tx, tenant, allocation)
+    energy = moved.energy_balance
+    for allocation in taken:
+        if allocation.energy_cost:
+            energy = await debit(
+                tx,
+                tenant,
+                allocation.energy_cost,
+                reason="allocation",
+                reference=str(allocation.seq),
+                now=now,
+            )
+    told: list[tuple[str, Mapping[str, Any]]] = [
+        (
+            "tree.allocated",
+            {
+                "nodeIds": [a.node_id for a in taken],
+                "provisional": any(a.provisional for a in taken),
+                "pointsBanked": moved.points_banked,
+            },
+        ),
+        *(("quest.revealed", {"questId": quest_id}) for quest_id in revealed),
+    ]
+    for event_seq, (type_, data) in enumerate(told, walker.event_seq + 1):
+        await put_event(tx, tenant, WalkerEvent(event_seq, type_, data, now))
+    return Tree(moved.points_banked, energy, list(held.values()))
+
+
+def _choose(
+    node_ids: Sequence[str], catalogue: Catalogue, held: Mapping[str, Allocation]
+) -> list[Node]:
+    """Return the nodes asked for, or raise why they cannot be had."""
+    unknown = [id_ for id_ in node_ids if id_ not in catalogue.nodes]
+    if unknown:
+        raise refusal("UNKNOWN_NODE", f"there is no node {unknown[0]!r}", nodeIds=unknown)
+    doubled = [id_ for id_ in node_ids if id_ in held]
+    if doubled:
+        raise refusal("ALREADY_ALLOCATED", f"{doubled[0]!r} is allocated already", nodeIds=doubled)
+    nodes = [catalogue.nodes[id_] for id_ in node_ids]
+    there = set(held)
+    for node in nodes:
+        missing = [id_ for id_ in node.requires if id_ not in there]
+        if missing:
+            raise refusal(
+                "PREREQUISITES_NOT_MET",
+                f"{node.id!r} comes after {missing[0]!r}",
+                nodeId=node.id,
+                missing=missing,
+            )
+        there.add(node.id)
+    return nodes
+
+
+def _check_means(nodes: Sequence[Node], walker: Walker, *, energy_required: bool) -> None:
+    points = sum(node.points for node in nodes)
+    if points > walker.points_banked:
+        raise refusal(
+            "INSUFFICIENT_POINTS",
+            f"this takes {points} points and there are {walker.points_banked}",
+            pointsRequired=points,
+            pointsBanked=walker.points_banked,
+        )
+    energy = sum(node.energy for node in nodes)
+    if energy_required and energy > walker.energy_balance:
+        raise refusal(
+            "INSUFFICIENT_ENERGY",
+            f"this takes {energy} energy and there is {walker.energy_balance}",
+            energyRequired=energy,
+            energyBalance=walker.energy_balance,
+        )
+
+
+def _revealed(
+    nodes: Iterable[Node], catalogue: Catalogue, held: Mapping[str, Allocation]
+) -> list[str]:
+    """Return the quests that come into sight with these nodes."""
+    found = dict.fromkeys(node.reveals for node in nodes if node.reveals is not None)
+    return [id_ for id_ in found if held.keys().isdisjoint(catalogue.revealed_by(id_))]
+
+
+# -- what reconciliation decides ------------------------------------------------------------------
+
+
+async def provisional_allocations(tx: Transaction, tenant: str) -> list[Allocation]:
+    """Return what was taken on steps that nobody has looked at yet, oldest first."""
+    return [a for a in await _held(tx, tenant) if a.provisional]
+
+
+async def confirm_allocations(
+    tx: Transaction, tenant: str, node_ids: Iterable[str], now: datetime
+) -> list[str]:
+    """Let provisional allocations stand for good, a scheduled refund or not; returns which."""
+    confirmed = []
+    for node_id in node_ids:
+        params = {"tenant": tenant, "node_id": node_id}
+        if await tx.execute(_sql("confirm_allocation"), params):
+            confirmed.append(node_id)
+    if confirmed:
+        await add_event(tx, tenant, "allocation.confirmed", {"nodeIds": confirmed}, now)
+    return confirmed
+
+
+async def schedule_refund(
+    tx: Transaction, tenant: str, node_ids: Iterable[str], due_at: datetime
+) -> list[str]:
+    """Have these given back at a time, and what stands on them; returns which.
+
+    One that is due sooner stays so: a second rejection does not prolong the grace of the first.
+    """
+    held = await _held(tx, tenant)
+    falling = bundled_catalogue().with_dependents(node_ids, [a.node_id for a in held])
+    scheduled = []
+    for allocation in held:
+        due = allocation.refund_due_at
+        if allocation.node_id in falling and (due is None or due_at < due):
+            await tx.execute(
+                _sql("schedule_refund"),
+                {"tenant": tenant, "node_id": allocation.node_id, "due_at": due_at},
+            )
+            scheduled.append(allocation.node_id)
+    return scheduled
+
+
+async def refund_due_allocations(tx: Transaction, tenant: str, now: datetime) -> list[str]:
+    """Give back what is due, and what stands on it: points, energy, an event each; returns which.
+
+    A hidden quest that no keystone reveals any more is out of sight again; what was done of it is
+    kept, and what it has awarded stays.
+    """
+    catalogue = bundled_catalogue()
+    held = await _held(tx, tenant)
+    due = [a.node_id for a in held if a.refund_due_at is not None and a.refund_due_at <= now]
+    if not due:
+        return []
+    falling = catalogue.with_dependents(due, [a.node_id for a in held])
+    # The last taken goes first, so that nothing ever stands on nothing.
+    given_back = [a for a in reversed(held) if a.node_id in falling]
+    for allocation in given_back:
+        reason = "steps_rejected" if allocation.node_id in due else "prerequisite_reverted"
+        await _give_back(tx, tenant, allocation, reason, now)
+    left = {a.node_id for a in held} - falling
+    for quest_id in _hidden_again(catalogue, falling, left):
+        await add_event(tx, tenant, "quest.hidden", {"questId": quest_id}, now)
+    return [allocation.node_id for allocation in given_back]
+
+
+async def _give_back(
+    tx: Transaction, tenant: str, allocation: Allocation, reason: str, now: datetime
+) -> None:
+    taken = {
+        "tenant": tenant,
+        "seq": allocation.seq,
+        "node_id": allocation.node_id,
+        "points_cost": allocation.points_cost,
+        "energy_cost": allocation.energy_cost,
+        "allocated_at": allocation.allocated_at,
+    }
+    await tx.execute(_sql("remove_allocation"), taken)
+    await tx.execute(_sql("add_refund"), taken | {"reason": reason, "now": now})
+    moved = await move_walker(tx, tenant, now, points=allocation.points_cost, events=1)
+    if allocation.energy_cost:
+        await credit(
+            tx,
+            tenant,
+            allocation.energy_cost,
+            reason="refund",
+            reference=str(allocation.seq),
+            now=now,
+        )
+    reverted = {
+        "nodeId": allocation.node_id,
+        "kind": allocation.kind,
+        "reason": reason,
+        "pointsReturned": allocation.points_cost,
+        "energyReturned": allocation.energy_cost,
+        "pointsBanked": moved.points_banked,
+    }
+    await put_event(tx, tenant, WalkerEvent(moved.event_seq, "allocation.reverted", reverted, now))
+
+
+def _hidden_again(catalogue: Catalogue, gone: Iterable[str], left: set[str]) -> list[str]:
+    found = {catalogue.nodes[id_].reveals for id_ in gone if id_ in catalogue.nodes}
+    return sorted(
+        id_ for id_ in found if id_ is not None and left.isdisjoint(catalogue.revealed_by(id_))
+    )
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+async def read_tree(store: Store, tenant: str) -> Tree:
+    """Return a walker's tree, read outside any transaction."""
+    rows = await store.read(_sql("tree_state"), {"tenant": tenant})
+    if not rows:
+        return Tree(0, 0, [])
+    allocations = [_allocation(row) for row in rows if row["seq"] is not None]
+    return Tree(rows[0]["points_banked"], rows[0]["energy_balance"], allocations)
+
+
+async def _held(tx: Transaction, tenant: str) -> list[Allocation]:
+    rows = await tx.fetch_all(_sql("allocations"), {"tenant": tenant})
+    return [_allocation(row) for row in rows]
+
+
+async def _add(tx: Transaction, tenant: str, allocation: Allocation) -> None:
+    await tx.execute(
+        _sql("add_allocation"),
+        {
+            "tenant": tenant,
+            "seq": allocation.seq,
+            "node_id": allocation.node_id,
+            "kind": allocation.kind,
+            "points_cost": allocation.points_cost,
+            "energy_cost": allocation.energy_cost,
+            "provisional": allocation.provisional,
+            "allocated_at": allocation.allocated_at,
+            "refund_due_at": allocation.refund_due_at,
+        },
+    )
+
+
+def _allocation(row: Row) -> Allocation:
+    due_at = row["refund_due_at"]
+    return Allocation(
+        seq=row["seq"],
+        node_id=row["node_id"],
+        kind=row["kind"],
+        points_cost=row["points_cost"],
+        energy_cost=row["energy_cost"],
+        provisional=bool(row["provisional"]),
+        allocated_at=instant(row["allocated_at"]),
+        refund_due_at=None if due_at is None else instant(due_at),
+    )
+
+
+def _sql(name: str) -> str:
+    return load_queries("holdfast_services.walk")[name]

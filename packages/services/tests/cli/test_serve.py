@@ -1,0 +1,232 @@
+"""``holdfast serve`` as a real process: asked, stopped, started again, killed."""
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from holdfast.cli.output import Failure
+from holdfast_services.cli.serve import _bind
+from holdfast_services.settings import load_settings
+
+from .conftest import ROUTES, WALK, Cli, Here, Server, one_line, token
+
+KEY = {"Idempotency-Key": "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"}
+Serve = Callable[..., Server]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_a_record_survives_a_restart_and_a_kill(cli: Cli, serve: Serve) -> None:
+    first = serve()
+    assert first.line == f"Holdfast is ready on {first.url} (sqlite:///holdfast.db)"
+    assert "no HOLDFAST_JWT_SECRET is set" in first.stderr()
+    assert (cli.directory / ".holdfast" / "jwt-secret").stat().st_mode & 0o777 == 0o600
+    signature = cli("token", "--sub", "ada").stdout.decode().strip()
+    with first.client(signature) as client:
+        accepted = client.post(ROUTES, json=WALK, headers=KEY)
+        assert accepted.status_code == 202
+        assert "server" not in accepted.headers
+        again = client.post(ROUTES, json=WALK, headers=KEY)
+        assert again.content == accepted.content
+        assert again.headers["idempotency-replayed"] == "true"
+        conflict = client.post(ROUTES, json=WALK | {"minutes": 5}, headers=KEY)
+        assert conflict.json()["code"] == "idempotency.payload_mismatch"
+        assert client.get(accepted.headers["location"]).status_code == 200
+        first.process.kill()
+    first.process.wait()
+
+    second = serve()
+    with second.client(signature) as client:
+        replay = client.post(ROUTES, json=WALK, headers=KEY)
+        assert replay.content == accepted.content
+        assert replay.headers["idempotency-replayed"] == "true"
+    assert second.stop() == 0
+    assert second.rest_of_output() == ""
+    listed = json.loads(cli("keys", "ls", "--tenant", "ada", "--json").stdout)
+    assert [record["key"] for record in listed] == [KEY["Idempotency-Key"]]
+
+
+def test_what_is_running_is_finished_before_the_end(cli: Cli, serve: Serve) -> None:
+    server = serve()
+    body = json.dumps(WALK).encode()
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port), timeout=20) as wire:
+        wire.sendall(
+            f"POST {ROUTES} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token(cli)}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body[:5]
+        )
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert server.process.poll() is None
+        wire.sendall(body[5:])
+        assert wire.recv(1000).startswith(b"HTTP/1.1 202")
+    assert server.process.wait(20) == 0
+
+
+def test_expired_records_are_forgotten_and_swept(cli: Cli, serve: Serve) -> None:
+    server = serve(ROUTES_IDEMPOTENCY_TTL_HOURS="0.0001")
+    with server.client(token(cli)) as client:
+        first = client.post(ROUTES, json=WALK, headers=KEY).json()
+        time.sleep(0.4)
+        again = client.post(ROUTES, json=WALK, headers=KEY)
+        assert "idempotency-replayed" not in again.headers
+        assert again.json()["request_id"] != first["request_id"]
+        time.sleep(0.4)
+        assert json.loads(cli("sweep", "--json").stdout) == {"deleted": 1}
+    assert server.stop() == 0
+
+
+def living_children(parent: psutil.Process) -> set[int]:
+    living = set()
+    for child in parent.children():
+        with suppress(psutil.NoSuchProcess):  # gone between being listed and being asked
+            if child.status() != psutil.STATUS_ZOMBIE:
+                living.add(child.pid)
+    return living
+
+
+def test_several_workers_share_the_port_the_keys_and_the_metrics(cli: Cli, serve: Serve) -> None:
+    server = serve("--workers", "2")
+    parent = psutil.Process(server.process.pid)
+    signature = token(cli)
+    first_two = {child.pid for child in parent.children()}
+    assert len(first_two) == 2
+
+    answers: list[httpx.Response] = []
+
+    def send() -> None:
+        with server.client(signature) as client:
+            answers.append(client.post(ROUTES, json=WALK, headers=KEY))
+
+    threads = [threading.Thread(target=send) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {answer.status_code for answer in answers} == {202}
+    assert len({answer.content for answer in answers}) == 1
+
+    def count() -> str:
+        return httpx.get(f"{server.url}/metrics").text
+
+    requests = 'holdfast_requests_total{endpoint="POST /api/v1/routes",outcome='
+    assert {count() for _ in range(6)} == {count()}
+    assert f'{requests}"replayed"}} 15.0' in count()
+
+    psutil.Process(next(iter(first_two))).kill()
+    until(
+        lambda: len(living_children(parent) - first_two) == 1,
+        "no worker took the place of the one that was killed",
+    )
+    with server.client(signature) as client:
+        assert client.post(ROUTES, json=WALK, headers=KEY).status_code == 202
+    workers = parent.children()
+    assert server.stop() == 0
+    assert server.rest_of_output() == ""
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_several_workers_keep_one_rate_limit(cli: Cli, serve: Serve) -> None:
+    server = serve("--workers", "3", "--no-jobs", HOLDFAST_ROUTES_RATE_LIMIT="10/hour")
+    signature = token(cli)
+
+    def send() -> int:
+        with server.client(signature) as client:  # a connection each, so any worker may get it
+            return client.post(ROUTES, json=WALK).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        statuses = [sent.result() for sent in [pool.submit(send) for _ in range(40)]]
+    assert (statuses.count(202), statuses.count(429)) == (10, 30)
+
+
+def test_workers_do_not_outlive_a_supervisor_that_was_killed(serve: Serve) -> None:
+    server = serve("--workers", "2")
+    workers = psutil.Process(server.process.pid).children()
+    server.process.kill()
+    server.process.wait()
+    assert len(workers) == 2
+    until(lambda: not any(w.is_running() for w in workers), "workers were left behind")
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = cli("serve", "--port", str(taken.getsockname()[1]))
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert "choose another --port" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "code", "told"),
+    [
+        (["--host", "0.0.0.0"], {}, 2, "HOLDFAST_JWT_SECRET"),
+        (["--host", "nowhere.invalid"], {}, 2, "nowhere.invalid"),
+        (["--database", "mysql://x"], {}, 2, "mysql"),
+        (["--database", "postgresql://[bad"], {}, 2, "no address of PostgreSQL"),
+        (["--database", "postgresql://127.0.0.1:99999/x"], {}, 2, "no address of PostgreSQL"),
+        (["--nats", "nats://[bad"], {}, 2, "the address of NATS"),
+        (["--workers", "2", "--nats", "nats://127.0.0.1:abc"], {}, 2, "the address of NATS"),
+        (["--database", "postgresql://me:hunter2@127.0.0.1:1/x"], {}, 1, "me:***@127.0.0.1"),
+        (["--database", "sqlite:////nowhere/x.db"], {}, 1, "/nowhere/x.db"),
+        ([], {"HOLDFAST_WAIT_SECONDS": "soon"}, 2, "HOLDFAST_WAIT_SECONDS"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_told_in_one_line(
+    here: Here, arguments: list[str], variables: dict[str, str], code: int, told: str
+) -> None:
+    done = here("serve", "--port", "0", *arguments, **variables)
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert told in one_line(done.stderr)
+
+
+def test_several_workers_that_cannot_start_say_so_once(cli: Cli) -> None:
+    arguments = ("serve", "--port", "0", "--workers", "2")
+    done = cli(*arguments, HOLDFAST_JWKS_FILE="nowhere.json")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert "nowhere.json" in one_line(done.stderr)
+
+
+def test_what_it_ignores_is_said(serve: Serve) -> None:
+    secret = "x" * 32
+    server = serve("--no-jobs", HOLDFAST_HOEM="y", HOLDFAST_JWT_SECRET=secret)
+    assert server.stop() == 0
+    warnings = [line for line in server.stderr().splitlines() if "warning" in line.lower()]
+    assert len(warnings) == 1
+    assert "HOLDFAST_HOEM is not a setting" in warnings[0]
+    assert secret not in server.stderr()
+
+
+def test_what_it_obeys_at_a_price_is_said(serve: Serve) -> None:
+    ttl = {"HOLDFAST_WALK_SUCCESS_TTL_HOURS": "0.0005", "HOLDFAST_JWT_SECRET": "x" * 32}
+    server = serve("--no-jobs", "--workers", "2", **ttl)
+    assert server.stop() == 0
+    warnings = [line for line in server.stderr().splitlines() if "warning" in line.lower()]
+    assert len([line for line in warnings if "WALK_SUCCESS_TTL_HOURS=0.0005" in line]) == 1
+
+
+def test_a_development_secret_binds_to_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_JWT_SECRET", raising=False)
+    development, real = load_settings(), load_settings(jwt_secret="x" * 32)
+    for host in ("127.0.0.1", "127.8.8.8", "localhost"):
+        _bind(host, 0, development).close()
+    with pytest.raises(Failure, match="refusing to listen"):
+        _bind("0.0.0.0", 0, development)
+    with pytest.raises(Failure):
+        _bind("::", 0, development)
+    _bind("0.0.0.0", 0, real).close()

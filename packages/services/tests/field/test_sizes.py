@@ -1,0 +1,104 @@
+"""Documents at the limits of their size: what is valid is kept, what is not is refused for good."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from holdfast.clock import SystemClock
+from holdfast_services.field.model import OURS_BYTES, shown, written
+from packages.services.tests.conftest import Serve
+
+ACTIVITIES = "/api/v1/activities"
+LIMIT = 1_048_576
+
+
+def key() -> dict[str, str]:
+    return {"Idempotency-Key": str(uuid4()), "Content-Type": "application/json"}
+
+
+def of_bytes(size: int) -> bytes:
+    body = b'{"note":"' + b"x" * (size - 11) + b'"}'
+    assert len(body) == size
+    return body
+
+
+@pytest.fixture
+async def client(serve: Serve, database_url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with serve(database_url) as made:
+        yield made
+
+
+async def listed(client: httpx.AsyncClient) -> list[Any]:
+    items: list[Any] = (await client.get(ACTIVITIES)).json()["items"]
+    return items
+
+
+async def refused(client: httpx.AsyncClient, method: str, path: str, body: bytes) -> None:
+    """Expect the same final answer as often as it is sent."""
+    before, again = await listed(client), key()
+    for _ in range(2):
+        answer = await client.request(method, path, content=body, headers=again)
+        assert (answer.status_code, answer.json()["code"]) == (413, "request.too_large")
+    assert answer.headers["idempotency-replayed"] == "true"
+    assert await listed(client) == before
+
+
+async def test_the_largest_body_is_kept_and_replayed(client: httpx.AsyncClient) -> None:
+    again = key()
+    made = await client.post(ACTIVITIES, content=of_bytes(LIMIT), headers=again)
+    assert made.status_code == 201, made.text[:300]
+    replay = await client.post(ACTIVITIES, content=of_bytes(LIMIT), headers=again)
+    assert (replay.status_code, replay.content) == (201, made.content)
+    one = made.headers["location"]
+    put = await client.put(one, content=of_bytes(LIMIT), headers=key())
+    assert (put.status_code, put.json()["version"]) == (200, 2)
+    assert len((await client.get(one)).json()["note"]) == LIMIT - 11
+
+
+async def test_a_document_that_outgrows_the_limit_by_a_merge_is_refused(
+    client: httpx.AsyncClient,
+) -> None:
+    made = await client.post(ACTIVITIES, json={"a": "x" * 700_000}, headers=key())
+    assert made.status_code == 201
+    more = json.dumps({"b": "y" * 400_000}).encode()
+    await refused(client, "PATCH", made.headers["location"], more)
+    less = await client.patch(made.headers["location"], json={"b": "y" * 300_000}, headers=key())
+    assert less.status_code == 200
+
+
+async def test_numbers_that_are_longer_written_out_are_counted_as_they_are_kept(
+    client: httpx.AsyncClient,
+) -> None:
+    body = b'{"a":[' + b",".join([b"1e9"] * 100_000) + b"]}"
+    await refused(client, "POST", ACTIVITIES, body)
+    made = await client.post(ACTIVITIES, json={"a": 1}, headers=key())
+    await refused(client, "PUT", made.headers["location"], body)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_response_bytes": 1000},
+        {"max_body_bytes": 1000, "max_response_bytes": 1000},
+        {"max_body_bytes": 4 * LIMIT},
+    ],
+)
+async def test_whatever_the_limits_are_nothing_is_an_internal_error(
+    serve: Serve, sqlite_url: str, limits: dict[str, int]
+) -> None:
+    async with serve(sqlite_url, **limits) as client:
+        for size in (500, 700, 744, 745, 900, 1000, 1001, 2 * LIMIT - 100, 2 * LIMIT, 3 * LIMIT):
+            answer = await client.post(ACTIVITIES, content=of_bytes(size), headers=key())
+            assert answer.status_code in (201, 413), (size, answer.text[:300])
+
+
+def test_what_the_server_adds_fits_its_share() -> None:
+    now = SystemClock().now()
+    largest = shown(
+        document_id=str(uuid4()), version=2**63 - 1, fields={}, created_at=now, updated_at=now
+    )
+    assert len(written(largest)) < OURS_BYTES

@@ -1,0 +1,171 @@
+"""A member of an organization at work: signed in, with a new key for every action unless told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import httpx
+
+from holdfast import Holdfast
+from holdfast.ports import Row
+from holdfast.server.jwt_auth import mint_token
+from holdfast_services.planning import api
+from holdfast_services.planning.read_cache import ReadCache
+from packages.services.tests.conftest import SECRET, Serve
+
+NOWHERE = "01970000-0000-7000-8000-000000000000"
+
+
+def token(sub: str, org: str | None) -> dict[str, str]:
+    """Return what signs a person of an organization in."""
+    made = mint_token(SECRET, sub=sub, org=org, lifetime=timedelta(hours=1), now=datetime.now(UTC))
+    return {"Authorization": f"Bearer {made}"}
+
+
+def tag(version: int) -> dict[str, str]:
+    return {"If-Match": f'"{version}"'}
+
+
+class Member:
+    """One person of one organization."""
+
+    def __init__(self, client: httpx.AsyncClient, sub: str = "ada", org: str = "acme") -> None:
+        self._client = client
+        self._signed_in = token(sub, org)
+
+    async def send(
+        self, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: Any
+    ) -> httpx.Response:
+        """Send a request; ``If_Match`` and the like become headers."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        keyed = {} if method == "GET" else {"Idempotency-Key": key or str(uuid4())}
+        json = {} if body is None else {"json": body}
+        return await self._client.request(
+            method, path, headers=self._signed_in | keyed | named, **json
+        )
+
+    async def get(self, path: str, **headers: Any) -> httpx.Response:
+        return await self.send("GET", path, **headers)
+
+    async def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        return await self.send("POST", path, body, **more)
+
+    async def patch(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        return await self.send("PATCH", path, body, **more)
+
+    async def put(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        return await self.send("PUT", path, body, **more)
+
+    async def delete(self, path: str, **more: Any) -> httpx.Response:
+        return await self.send("DELETE", path, **more)
+
+    # -- making -----------------------------------------------------------------------------------
+
+    async def project(self, name: str = "Harbour") -> str:
+        """Begin a project and return its path."""
+        return made(await self.post("/v1/projects", {"name": name}))
+
+    async def mission(self, project: str | None = None, **fields: Any) -> str:
+        """Add a mission and return its path."""
+        project = project or await self.project()
+        return made(await self.post(f"{project}/missions", {"title": "Survey"} | fields))
+
+    async def assignment(self, mission: str | None = None, assignee: str = "bob") -> str:
+        """Assign someone and return the assignment's path."""
+        mission = mission or await self.mission()
+        return made(await self.post(f"{mission}/assignments", {"assignee": assignee}))
+
+    async def read(self, path: str) -> Any:
+        return ok(await self.get(path))
+
+    async def pages(self, path: str, limit: int) -> list[list[Any]]:
+        """Walk a list to its end."""
+        glue = "&" if "?" in path else "?"
+        found, cursor = [], ""
+        while True:
+            page = await self.read(f"{path}{glue}limit={limit}{cursor}")
+            found.append(page["items"])
+            if page["next"] is None:
+                return found
+            cursor = f"&after={page['next']}"
+
+
+class Office(Member):
+    """A running server as tests see it: people outside, tables and workers inside."""
+
+    def __init__(self, client: httpx.AsyncClient, holdfast: Holdfast, cache: ReadCache) -> None:
+        super().__init__(client)
+        self.client = client
+        self.holdfast = holdfast
+        self.cache = cache
+
+    def member(self, sub: str = "eve", org: str = "globex") -> Member:
+        return Member(self.client, sub, org)
+
+    async def rows(self, sql: str, **params: Any) -> list[Row]:
+        return list(await self.holdfast.store.read(sql, params))
+
+    async def count(self, table: str) -> int:
+        return int((await self.rows(f"SELECT count(*) AS n FROM {table}"))[0]["n"])
+
+    @asynccontextmanager
+    async def working(self, **options: Any) -> AsyncIterator[Any]:
+        """Run the server's own worker."""
+        worker = self.holdfast.worker(queues=["planning"], **options)
+        await worker.start()
+        try:
+            yield worker
+        finally:
+            await worker.stop()
+
+    async def all_jobs_done(self, **options: Any) -> None:
+        """Work until there is nothing left to do."""
+        async with self.working(**options), asyncio.timeout(30):
+            while await self.count("jobs"):
+                await asyncio.sleep(0.01)
+
+
+def made(answer: httpx.Response) -> str:
+    assert answer.status_code == 201, answer.text
+    return answer.headers["location"]
+
+
+def ok(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(answer: httpx.Response, status: int, code: str) -> Any:
+    """Check an error's status, code and shape; returns its details."""
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert set(answer.json()) == {
+        "type", "title", "status", "detail", "code", "details", "requestId",
+    }  # fmt: skip
+    assert answer.json()["detail"]
+    return answer.json()["details"]
+
+
+OpenOffice = Callable[..., Any]
+
+
+def opener(serve: Serve, database_url: str, monkeypatch: Any) -> OpenOffice:
+    caches: list[ReadCache] = []
+
+    class Watched(ReadCache):
+        def __init__(self, max_bytes: int) -> None:
+            super().__init__(max_bytes)
+            caches.append(self)
+
+    monkeypatch.setattr(api, "ReadCache", Watched)
+
+    @asynccontextmanager
+    async def open_office(**settings: Any) -> AsyncIterator[Office]:
+        apps: list[Any] = []
+        async with serve(database_url, prepare=apps.append, **settings) as client:
+            yield Office(client, apps[0].state.holdfast, caches[-1])
+
+    return open_office

@@ -1,0 +1,172 @@
+"""Unit: key parsing and validation, payload hash canonicalization, optimistic lock evaluator,
+replay response builder; and what planning adds to them. No server, no database."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from holdfast import PLANNING, body_hash, check_version, expected_version, update_with_version
+from holdfast.core.idempotency_record import Record, RecordId, RequestFingerprint
+from holdfast.core.keys import parse_key
+from holdfast.errors import (
+    BodyInvalidError,
+    KeyInvalidError,
+    NotFoundError,
+    VersionMismatchError,
+    VersionRequiredError,
+)
+from holdfast_services.planning.paging import page, read_cursor
+
+JSON = "application/json"
+
+
+# -- idempotency key parsing and validation -------------------------------------------------------
+
+
+def test_idempotency_key_parsing_takes_128_visible_characters_bare_or_quoted() -> None:
+    for key in ("k", "~" * 128, "!#$%&'()*+,-./:;<=>?@[]^_`{|}~"):
+        assert parse_key([key.encode()], PLANNING.key_format) == key
+    assert parse_key([b'"k"', b"k"], PLANNING.key_format) == "k"
+    assert parse_key([], PLANNING.key_format) is None
+
+
+@pytest.mark.parametrize("key", ["", " ", "a b", "é", "x" * 129, "a\tb", "\x7f"])
+def test_idempotency_key_validation_refuses_the_rest(key: str) -> None:
+    with pytest.raises(KeyInvalidError):
+        parse_key([key.encode()], PLANNING.key_format)
+
+
+# -- payload hash canonicalization ----------------------------------------------------------------
+
+
+def test_payload_hash_canonicalization_knows_no_order_no_spaces_and_no_spelling() -> None:
+    same = {
+        b'{"title":"Survey","nested":{"a":1,"b":2}}',
+        b' { "nested" : {"b":2.0, "a":1}, "title" : "S\\u0075rvey" } ',
+    }
+    assert len({body_hash(body, JSON) for body in same}) == 1
+
+
+def test_payload_hash_canonicalization_tells_nested_fields_apart() -> None:
+    bodies = [b'{"a":{"b":1}}', b'{"a":{"b":2}}', b'{"a":{"c":1}}', b'{"a":[1]}', b'{"version":1}']
+    assert len({body_hash(body, JSON) for body in bodies}) == len(bodies)
+
+
+# -- optimistic lock evaluator --------------------------------------------------------------------
+
+
+def test_optimistic_lock_evaluator_passes_the_seen_version_and_tells_the_current_one() -> None:
+    check_version(expected_version(if_match=['"3"']), 3)
+    check_version(expected_version(in_body=3), 3)
+    with pytest.raises(VersionMismatchError) as moved_on:
+        check_version(expected_version(in_body=3), 4)
+    assert moved_on.value.details == {"currentVersion": 4, "expectedVersion": 3}
+    with pytest.raises(VersionRequiredError):
+        expected_version(if_match=["*"])
+
+
+class Row:
+    """One row that has a version, and what happens to it between our statements."""
+
+    def __init__(self, version: int | None, *meanwhile: int | None) -> None:
+        self.version = version
+        self.meanwhile = list(meanwhile)
+        self.writes = 0
+
+    async def current(self) -> Any:
+        if self.meanwhile:
+            self.version = self.meanwhile.pop(0)
+        return None if self.version is None else {"version": self.version}
+
+    async def write(self, version: int) -> Any:
+        self.writes += 1
+        if self.version != version:
+            return None
+        self.version += 1
+        return {"version": self.version}
+
+    async def update_with_version(self, *tags: str, in_body: Any = None, **options: Any) -> int:
+        row = await update_with_version(
+            if_match=tags, in_body=in_body, current=self.current, write=self.write, **options
+        )
+        return int(row["version"])
+
+
+async def test_a_write_over_the_seen_version_takes_one_statement() -> None:
+    row = Row(4)
+    assert await row.update_with_version('"4"') == 5
+    assert row.writes == 1
+
+
+async def test_a_write_over_an_old_version_is_a_mismatch_and_over_nothing_not_found() -> None:
+    with pytest.raises(VersionMismatchError) as moved_on:
+        await Row(5).update_with_version('"4"')
+    assert moved_on.value.details["currentVersion"] == 5
+    for tags, in_body in (('"4"',), None), ((), 4), ((), None), (("*",), None), (("W/",), None):
+        with pytest.raises(NotFoundError):
+            await Row(None).update_with_version(*tags, in_body=in_body)
+    with pytest.raises(NotFoundError):
+        await Row(5, None).update_with_version('"4"')  # deleted between the two statements
+
+
+async def test_a_version_reached_between_two_statements_is_written_over_after_all() -> None:
+    row = Row(3, 4)
+    assert await row.update_with_version('"4"') == 5
+    assert row.writes == 2
+
+
+async def test_a_star_writes_over_whatever_there_is_where_it_may() -> None:
+    row = Row(7, 8)
+    assert await row.update_with_version("*", allow_any=True) == 9
+    assert row.writes == 1
+    with pytest.raises(NotFoundError):
+        await Row(None).update_with_version("*", allow_any=True)
+    with pytest.raises(VersionRequiredError):
+        await Row(7).update_with_version("*")
+
+
+async def test_of_several_tags_the_current_one_is_written_over() -> None:
+    assert await Row(7).update_with_version('"3", "7"') == 8
+    row = Row(7)
+    with pytest.raises(VersionMismatchError):
+        await row.update_with_version('"3", "4"')
+    with pytest.raises(VersionMismatchError):
+        await row.update_with_version('"nonsense"')
+    assert row.writes == 0
+
+
+# -- replay response builder ----------------------------------------------------------------------
+
+
+def test_replay_response_builder_repeats_status_body_and_the_headers_that_belong_to_it() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    record = Record(
+        RecordId("acme", "POST /v1/projects", "k"),
+        RequestFingerprint("hash", "fingerprint"),
+        201,
+        {"content-type": JSON, "etag": '"1"', "location": "/v1/projects/p"},
+        b'{"id":"p"}',
+        at,
+        at + timedelta(hours=24),
+        "request",
+        "correlation",
+    )
+    reply = record.reply()
+    assert (reply.status, reply.body) == (201, b'{"id":"p"}')
+    assert dict(reply.headers)[b"etag"] == b'"1"'
+    assert reply.stored_headers() == record.headers
+
+
+# -- cursors --------------------------------------------------------------------------------------
+
+
+def test_a_cursor_leads_behind_the_last_row_and_fits_no_other_list() -> None:
+    rows = [{"id": f"01970000-0000-7000-8000-00000000000{n}"} for n in range(3)]
+    assert page(rows, 3, "projects") == {"items": rows, "next": None}
+    cut = page(rows, 2, "projects")
+    assert cut["items"] == rows[:2]
+    assert read_cursor(cut["next"], "projects") == rows[1]["id"]
+    assert read_cursor(None, "projects") is None
+    with pytest.raises(BodyInvalidError):
+        read_cursor(cut["next"], "missions")

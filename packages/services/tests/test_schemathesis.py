@@ -1,0 +1,168 @@
+"""Whatever the OpenAPI document allows, and what it does not, is answered as the document says.
+
+Schemathesis makes the requests. No answer may be a 500, have a status, a content type or a shape
+that the document does not name.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import (
+    content_type_conformance,
+    not_a_server_error,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from schemathesis.core.failures import FailureGroup
+
+from holdfast_services.app import create_app
+from holdfast_services.settings import load_settings
+
+from .conftest import SECRET
+from .test_isolation import NAMED, Person
+
+CHECKS: Any = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+# Of each kind, lawful and not, for each operation.
+EXAMPLES = 8
+
+
+class Server:
+    """The app in a loop of its own, spoken to from outside, and some things that are there."""
+
+    def __init__(self, database: Path) -> None:
+        self.app = create_app(
+            load_settings(
+                database_url=f"sqlite:///{database}", jwt_secret=SECRET, walk_events_poll_seconds=1
+            )
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.ids: dict[str, str] = {}
+        self._run(self._open())
+
+    async def _open(self) -> None:
+        holdfast = self.app.state.holdfast
+        await holdfast.open()
+        transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://holdfast")
+        person = Person(self._client, "ada", "acme", holdfast.store)
+        self.signed_in = person.signed_in
+        for path, named in NAMED.items():
+            self.ids |= {
+                f"{path} {name}": value for name, value in (await named.make(person)).items()
+            }
+
+    def close(self) -> None:
+        self._run(self._client.aclose())
+        self._run(self.app.state.holdfast.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def send(self, case: Any) -> httpx.Response:
+        """Send a request as it was made up, byte for byte."""
+        made: Any = requests.Request(
+            **case.as_transport_kwargs(base_url="http://holdfast")
+        ).prepare()
+        body = made.body.encode() if isinstance(made.body, str) else made.body
+        answer: httpx.Response = self._run(
+            self._client.request(
+                made.method, made.url, headers=list(made.headers.items()), content=body
+            )
+        )
+        return answer
+
+    def _run(self, what: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(timeout=30)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    running = Server(tmp_path / "services.db")
+    yield running
+    running.close()
+
+
+def documented(app: Any) -> Any:
+    """Return the document without its answer for all other errors: it would name every status."""
+    document = app.openapi()
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            operation["responses"].pop("default", None)
+    return schemathesis.openapi.from_dict(document)
+
+
+def faults_of(operation: Any, server: Server) -> list[str]:
+    """Try an operation out and return what is wrong with its answers."""
+    faults: dict[str, str] = {}
+    known = {
+        name.partition(" ")[2]: value
+        for name, value in server.ids.items()
+        if operation.path.startswith(name.partition(" ")[0])
+    }
+
+    def tried(case: Any, data: st.DataObject) -> None:
+        # Else hardly any request would get as far as the handler.
+        for name, value in known.items():
+            if data.draw(st.integers(0, 3)):
+                case.path_parameters[name] = value
+        if data.draw(st.integers(0, 5)):
+            case.headers.update(server.signed_in)
+        if "Idempotency-Key" in case.headers and data.draw(st.integers(0, 3)):
+            case.headers["Idempotency-Key"] = str(uuid4())
+        if "If-Match" in case.headers and data.draw(st.booleans()):
+            case.headers["If-Match"] = '"1"'
+        answer = server.send(case)
+        try:
+            case.validate_response(answer, checks=CHECKS)
+        except FailureGroup as group:
+            told = f"{operation.label} answered {answer.status_code}"
+            for fault in group.exceptions:
+                # The first request that shows a fault stands for all of them.
+                faults.setdefault(f"{told}: {' '.join(str(fault).split())}", str(answer.url))
+
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        quietly = settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        cases = operation.as_strategy(generation_mode=mode)
+        with suppress(Unsatisfiable):  # an operation that takes nothing takes nothing wrong
+            seed(20)(quietly(given(cases, st.data())(tried)))()
+    return [f"{fault}\n  {url}" for fault, url in faults.items()]
+
+
+def test_every_answer_is_one_that_the_document_names(server: Server) -> None:
+    schema = documented(server.app)
+    tried = 0
+    faults: list[str] = []
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        faults += faults_of(operation, server)
+        tried += 1
+    assert tried >= 40
+    assert not faults, "\n".join(faults)

@@ -1,0 +1,208 @@
+"""What all services share: errors nobody raised on purpose, ops, and the OpenAPI document."""
+
+import logging
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from fastapi import FastAPI
+
+from holdfast.errors import ConfigurationError, StoreUnavailableError
+from holdfast.server.noop_metrics import NullMetrics
+from holdfast.stores.sqlite.unit_of_work import SqliteTransaction
+from holdfast_services.app import create_app
+from holdfast_services.settings import load_settings
+
+from .conftest import SECRET, Serve
+
+PATH = "/api/v1/routes"
+WALK = {"start": {"lat": 1, "lon": 2}, "minutes": 30}
+
+
+async def test_an_unknown_path_is_a_problem(serve: Serve, sqlite_url: str) -> None:
+    async with serve(sqlite_url) as client:
+        answer = await client.get("/nowhere", headers={"X-Request-ID": "abc"})
+        assert answer.status_code == 404
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["code"] == "resource.not_found"
+        assert answer.json()["requestId"] == answer.headers["x-request-id"] == "abc"
+
+
+async def test_a_wrong_method_is_a_problem_that_names_the_right_one(
+    serve: Serve, sqlite_url: str
+) -> None:
+    async with serve(sqlite_url) as client:
+        answer = await client.delete(PATH)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        assert answer.json()["code"] == "request.method_not_allowed"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/v1/missions/x", "DELETE, GET, PATCH, PUT"),
+        ("DELETE", "/v1/projects", "GET, POST"),
+        ("POST", "/api/v1/contacts/x", "DELETE, GET, PATCH, PUT"),
+        ("PUT", "/tree/allocate", "POST"),
+        ("POST", "/healthz", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_names_all_the_right_ones(
+    serve: Serve, sqlite_url: str, method: str, path: str, allowed: str
+) -> None:
+    async with serve(sqlite_url) as client:
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+async def test_a_trailing_slash_is_not_redirected(serve: Serve, sqlite_url: str) -> None:
+    async with serve(sqlite_url) as client:
+        assert (await client.post(f"{PATH}/", json=WALK)).status_code in {404, 405}
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_what_nobody_foresaw_is_a_500_that_tells_nothing(
+    serve: Serve, sqlite_url: str, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    async def fail(*_args: object) -> Any:
+        raise RuntimeError("the password is hunter2")
+
+    def break_it(app: FastAPI) -> None:
+        store: Any = app.state.holdfast.store
+        store.read = store.claim = fail
+
+    async with serve(sqlite_url, prepare=break_it) as client:
+        path = PATH if method == "POST" else f"{PATH}/{uuid4()}"
+        headers = {"Idempotency-Key": str(uuid4())}
+        with caplog.at_level(logging.ERROR, "holdfast.request"):
+            answer = await client.request(method, path, json=WALK, headers=headers)
+        assert answer.status_code == 500
+        assert answer.json()["code"] == "server.internal"
+        assert answer.json()["requestId"] == answer.headers["x-request-id"] != ""
+        assert "hunter2" not in answer.text
+        logged = [record for record in caplog.records if record.exc_info]
+        assert logged[0].__dict__["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_a_store_that_is_down_is_503_for_reading_too(serve: Serve, sqlite_url: str) -> None:
+    async def down(*_args: object) -> Any:
+        raise StoreUnavailableError("away")
+
+    def break_it(app: FastAPI) -> None:
+        store: Any = app.state.holdfast.store
+        store.read = store.ping = down
+
+    async with serve(sqlite_url, prepare=break_it) as client:
+        answer = await client.get(f"{PATH}/{uuid4()}")
+        assert answer.status_code == 503
+        assert answer.json()["code"] == "idempotency.store_unavailable"
+        assert "retry-after" in answer.headers
+        ready = await client.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json() == {"status": "unavailable", "reason": "the store does not answer"}
+        assert (await client.get("/healthz")).json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("where", ["claim", "transaction", "read"])
+async def test_why_the_store_is_away_is_for_the_log_only(
+    serve: Serve, sqlite_url: str, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    why = "PostgreSQL does not answer: [Errno 111] Connect call failed ('10.0.0.7', 5432)"
+
+    async def down(*_args: object) -> Any:
+        raise StoreUnavailableError(why)
+
+    def break_it(app: FastAPI) -> None:
+        store: Any = app.state.holdfast.store
+        if where == "transaction":
+            monkeypatch.setattr(SqliteTransaction, "fetch_all", down)
+            monkeypatch.setattr(SqliteTransaction, "execute", down)
+        else:
+            setattr(store, where, down)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        async with serve(sqlite_url, prepare=break_it) as client:
+            method, path = ("GET", f"{PATH}/{uuid4()}") if where == "read" else ("POST", PATH)
+            headers = {"Idempotency-Key": str(uuid4())}
+            with caplog.at_level(logging.WARNING, "holdfast.request"):
+                answer = await client.request(method, path, json=WALK, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (503, "idempotency.store_unavailable")
+    assert answer.json()["detail"] == "the store does not answer; try again shortly"
+    for inside in ("PostgreSQL", "Errno", "10.0.0.7", "5432"):
+        assert inside not in answer.text
+    [logged] = [record for record in caplog.records if why in record.getMessage()]
+    assert logged.levelno == logging.WARNING
+    assert logged.__dict__["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_ops_need_no_sign_in(serve: Serve, database_url: str) -> None:
+    async with serve(database_url) as client:
+        del client.headers["Authorization"]
+        assert (await client.get("/healthz")).json() == {"status": "ok"}
+        assert (await client.get("/readyz")).json()["status"] == "ok"
+        assert (await client.get("/docs")).status_code == 200
+
+
+async def test_metrics_count_outcomes_and_show_no_key(serve: Serve, sqlite_url: str) -> None:
+    key = str(uuid4())
+    async with serve(sqlite_url) as client:
+        for _ in range(3):
+            await client.post(PATH, json=WALK, headers={"Idempotency-Key": key})
+        metrics = await client.get("/metrics")
+        assert metrics.headers["content-type"].startswith("text/plain")
+        requests = 'holdfast_requests_total{endpoint="POST /api/v1/routes",outcome='
+        assert f'{requests}"fresh"}} 1.0' in metrics.text
+        assert f'{requests}"replayed"}} 2.0' in metrics.text
+        assert key not in metrics.text
+
+
+async def test_another_watcher_has_no_metrics_to_show(sqlite_url: str) -> None:
+    settings = load_settings(database_url=sqlite_url, jwt_secret=SECRET)
+    app = create_app(settings, metrics=NullMetrics())
+    assert "/metrics" not in app.openapi()["paths"]
+
+
+async def test_each_request_is_logged_with_its_ids_and_without_its_body(
+    serve: Serve, sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve(sqlite_url) as client:
+        with caplog.at_level(logging.INFO, "holdfast.request"):
+            answer = await client.post(PATH, json=WALK, headers={"X-Correlation-ID": "chain"})
+    facts = next(r.__dict__ for r in caplog.records if r.getMessage() == "request")
+    assert (facts["method"], facts["path"], facts["status"]) == ("POST", PATH, 202)
+    assert facts["request_id"] == answer.headers["x-request-id"]
+    assert facts["correlation_id"] == "chain"
+
+
+def test_every_operation_documents_its_errors_and_none_has_the_frameworks_own(
+    sqlite_url: str,
+) -> None:
+    app = create_app(load_settings(database_url=sqlite_url, jwt_secret=SECRET))
+    document = app.openapi()
+    submit = document["paths"][PATH]["post"]
+    assert {"202", "400", "401", "409", "413", "422", "429", "503"} <= set(submit["responses"])
+    look = document["paths"][PATH + "/{request_id}"]["get"]
+    assert {"200", "401", "404", "503", "default"} == set(look["responses"])
+    for operation in (submit, look):
+        assert operation["security"] == [{"HTTPBearer": []}]
+        for status, response in operation["responses"].items():
+            if not status.startswith("2"):
+                assert list(response["content"]) == ["application/problem+json"]
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+    assert "HoldfastProblem" in document["components"]["schemas"]
+
+
+def test_a_redis_url_that_is_none_is_told(sqlite_url: str) -> None:
+    settings = load_settings(database_url=sqlite_url, jwt_secret=SECRET, redis_url="http://x")
+    with pytest.raises(ConfigurationError, match="Redis"):
+        create_app(settings)
+
+
+async def test_a_path_that_ends_in_a_newline_is_not_the_route(
+    serve: Serve, sqlite_url: str
+) -> None:
+    async with serve(sqlite_url) as client:
+        for path in ("/healthz%0a", "/metrics%0a", "/api/v1/routes%0a"):
+            assert (await client.get(path)).status_code == 404
+        assert (await client.head("/healthz")).status_code == 200
+        assert (await client.head("/readyz")).status_code == 200

@@ -1,0 +1,192 @@
+"""Settings: every variable is read, and a bad one is named in one line."""
+
+from datetime import timedelta
+
+import pytest
+
+from holdfast import FIELD, PLANNING, ROUTES, WALK
+from holdfast.errors import ConfigurationError
+from holdfast_services.settings import Settings, load_settings, strange_variables
+
+
+def test_without_variables_the_policies_are_the_presets_of_the_contract() -> None:
+    policies = load_settings().policies()
+    assert policies.walk == WALK
+    assert policies.planning == PLANNING
+    assert policies.routes == ROUTES
+    assert policies.field == FIELD
+
+
+def test_step_ingest_has_its_key_in_the_body_and_its_own_limit() -> None:
+    policies = load_settings().policies()
+    assert policies.step_ingest == WALK.replace(
+        key_field="idempotencyKey", rate_limit="50/minute", staleness=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "policy", "attribute", "expected"),
+    [
+        ("HOLDFAST_WALK_SUCCESS_TTL_HOURS", "walk", "success_ttl", timedelta(seconds=3.6)),
+        ("HOLDFAST_WALK_ERROR_TTL_HOURS", "walk", "error_ttl", timedelta(seconds=3.6)),
+        ("HOLDFAST_PLANNING_SUCCESS_TTL_HOURS", "planning", "success_ttl", timedelta(seconds=3.6)),
+        ("HOLDFAST_PLANNING_ERROR_TTL_HOURS", "planning", "error_ttl", timedelta(seconds=3.6)),
+        ("HOLDFAST_ROUTES_SUCCESS_TTL_HOURS", "routes", "success_ttl", timedelta(seconds=3.6)),
+        ("ROUTES_IDEMPOTENCY_TTL_HOURS", "routes", "success_ttl", timedelta(seconds=3.6)),
+        ("HOLDFAST_FIELD_SUCCESS_TTL_HOURS", "field", "success_ttl", timedelta(seconds=3.6)),
+        ("HOLDFAST_FIELD_ERROR_TTL_HOURS", "field", "error_ttl", timedelta(seconds=3.6)),
+        ("HOLDFAST_WAIT_SECONDS", "routes", "wait", timedelta(milliseconds=1)),
+    ],
+)
+def test_each_time_has_a_variable_that_takes_fractions(
+    monkeypatch: pytest.MonkeyPatch, variable: str, policy: str, attribute: str, expected: timedelta
+) -> None:
+    monkeypatch.setenv(variable, "0.001")
+    policies = load_settings().policies()
+    assert getattr(getattr(policies, policy), attribute) == expected
+
+
+def test_staleness_has_its_two_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_WALK_STALENESS_CAP_DAYS", "0.5")
+    monkeypatch.setenv("HOLDFAST_WALK_STALENESS_GRACE_HOURS", "0")
+    staleness = load_settings().policies().walk.staleness
+    assert staleness is not None
+    assert (staleness.cap, staleness.grace) == (timedelta(hours=12), timedelta(0))
+
+
+def test_our_name_for_the_routes_ttl_wins_over_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUTES_IDEMPOTENCY_TTL_HOURS", "1")
+    monkeypatch.setenv("HOLDFAST_ROUTES_SUCCESS_TTL_HOURS", "2")
+    assert load_settings().policies().routes.success_ttl == timedelta(hours=2)
+
+
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_WAIT_SECONDS", "")
+    monkeypatch.setenv("HOLDFAST_JWT_SECRET", "")
+    monkeypatch.setenv("HOLDFAST_ROUTES_SUCCESS_TTL_HOURS", "")
+    monkeypatch.setenv("ROUTES_IDEMPOTENCY_TTL_HOURS", "3")
+    settings = load_settings()
+    assert settings.wait_seconds == 10
+    assert settings.needs_development_secret
+    assert settings.policies().routes.success_ttl == timedelta(hours=3)
+
+
+def test_an_empty_rate_limit_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_STEP_INGEST_RATE_LIMIT", "")
+    assert load_settings().policies().step_ingest.rate_limit is None
+
+
+@pytest.mark.parametrize("service", ["walk", "planning", "routes", "field"])
+def test_each_service_has_a_rate_limit_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    monkeypatch.setenv(f"HOLDFAST_{service.upper()}_RATE_LIMIT", "5/second")
+    limits = {
+        name: policy.rate_limit for name, policy in load_settings().policies()._asdict().items()
+    }
+    usual = {"walk": None, "planning": None, "routes": None, "field": None}
+    assert limits == usual | {"step_ingest": "50/minute"} | {service: "5/second"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "wanted"),
+    [
+        ("HOLDFAST_WAIT_SECONDS", "ten", "a number of seconds"),
+        ("HOLDFAST_WAIT_SECONDS", "nan", "a number of seconds"),
+        ("HOLDFAST_WAIT_SECONDS", "-1", "a number of seconds"),
+        ("HOLDFAST_ROUTES_SUCCESS_TTL_HOURS", "0", "a number of hours above 0"),
+        ("ROUTES_IDEMPOTENCY_TTL_HOURS", "inf", "a number of hours above 0"),
+        ("HOLDFAST_FIELD_ERROR_TTL_HOURS", "1e-12", "a number of hours above 0"),
+        ("HOLDFAST_MAX_BODY_BYTES", "1.5", "a whole number of bytes"),
+        ("HOLDFAST_POOL_SIZE", "0", "a whole number of connections"),
+        ("HOLDFAST_BREAKER_FAILURE_LIMIT", "0", "failures in a row"),
+        ("HOLDFAST_BREAKER_OPEN_SECONDS", "0", "seconds above 0"),
+        ("HOLDFAST_SWEEP_EVERY_SECONDS", "0", "seconds from 1"),
+        ("HOLDFAST_WALK_STALENESS_CAP_DAYS", "x", "a number of days above 0"),
+        ("HOLDFAST_ROUTES_RATE_LIMIT", "often", "a rate such as"),
+        ("HOLDFAST_LOG_LEVEL", "LOUD", "DEBUG, INFO"),
+        ("HOLDFAST_LOG_JSON", "maybe", "true or false"),
+        ("HOLDFAST_JWT_ALGORITHM", "none", "HS256, RS256 or ES256"),
+        ("HOLDFAST_ENVIRONMENT", "a:b", "a name of letters"),
+    ],
+)
+def test_a_bad_value_is_one_line_with_the_variable_and_what_it_should_be(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, wanted: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    message = str(caught.value)
+    assert message.startswith(f"{variable} should be ")
+    assert wanted in message
+    assert repr(value) in message
+    assert "\n" not in message
+
+
+def test_a_short_secret_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_JWT_SECRET", "hunter2")
+    with pytest.raises(ConfigurationError, match="HOLDFAST_JWT_SECRET should be") as caught:
+        load_settings()
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"jwt_secret": "s" * 40, "jwks_url": "https://id.example/keys"},
+        {"jwks_file": "keys.json", "jwks_url": "https://id.example/keys"},
+        {"jwks_url": "https://id.example/keys", "jwt_algorithm": "HS256"},
+        {"jwt_secret": "s" * 40, "jwt_algorithm": "RS256"},
+    ],
+)
+def test_there_is_one_way_to_sign_in(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="HOLDFAST_J"):
+        load_settings(**given)
+
+
+def test_the_algorithm_follows_from_the_keys() -> None:
+    assert load_settings(jwt_secret="s" * 40).algorithm == "HS256"
+    assert load_settings(jwks_url="https://id.example/keys").algorithm == "RS256"
+    es256 = load_settings(jwks_url="https://id.example/keys", jwt_algorithm="ES256")
+    assert es256.algorithm == "ES256"
+
+
+def test_a_secret_is_not_shown_with_the_settings() -> None:
+    assert "s" * 40 not in repr(load_settings(jwt_secret="s" * 40))
+
+
+def test_the_level_may_be_written_small() -> None:
+    assert load_settings(log_level="debug").log_level == "DEBUG"
+
+
+def test_a_misspelt_variable_is_noticed() -> None:
+    lines = strange_variables({"HOLDFAST_WAIT_SECOND": "1", "HOLDFAST_HOME": "x", "PATH": "/"})
+    assert lines == [
+        "HOLDFAST_WAIT_SECOND is not a setting and is ignored; did you mean HOLDFAST_WAIT_SECONDS?"
+    ]
+
+
+def test_every_setting_says_what_it_should_be() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize("hours", ["0.0005", "167", "170"])
+def test_a_walk_ttl_that_is_shorter_than_actions_count_is_obeyed_and_warned_of(
+    monkeypatch: pytest.MonkeyPatch, hours: str
+) -> None:
+    monkeypatch.setenv("HOLDFAST_WALK_SUCCESS_TTL_HOURS", hours)
+    settings = load_settings()
+    assert not settings.policies().walk.outlive_staleness
+    [line] = settings.cautions()
+    assert f"HOLDFAST_WALK_SUCCESS_TTL_HOURS={hours}" in line
+    assert "174 hours" in line
+
+
+@pytest.mark.parametrize("hours", ["168", "174", "500", ""])
+def test_a_walk_ttl_that_forgets_nothing_needs_no_warning(
+    monkeypatch: pytest.MonkeyPatch, hours: str
+) -> None:
+    monkeypatch.setenv("HOLDFAST_WALK_SUCCESS_TTL_HOURS", hours)
+    settings = load_settings()
+    assert settings.policies().walk.outlive_staleness
+    assert settings.cautions() == []

@@ -1,0 +1,221 @@
+"""A walker's device against the server, and a clock that only a test moves."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import httpx
+
+from holdfast import Holdfast
+from holdfast.clock import SystemClock
+from holdfast.ports import Row, Store
+from holdfast.server.jwt_auth import mint_token
+from holdfast_services.walk.catalogue import bundled_catalogue
+from packages.services.tests.conftest import SECRET, Serve
+
+NOON = datetime(2026, 5, 22, 12, 0, tzinfo=UTC)
+CATALOGUE = bundled_catalogue()
+
+
+class HeldClock(SystemClock):
+    """Stands still until it is moved."""
+
+    def __init__(self, at: datetime = NOON) -> None:
+        self.at = at
+
+    def now(self) -> datetime:
+        return self.at
+
+    def move(self, by: timedelta) -> None:
+        self.at += by
+
+
+def text(instant: datetime) -> str:
+    """Write an instant as a device does."""
+    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def new_key() -> str:
+    return str(uuid4())
+
+
+class Device:
+    """One signed-in device. Every action gets a key and the time on the clock, unless told."""
+
+    def __init__(self, client: httpx.AsyncClient, clock: Any, walker: str = "ada") -> None:
+        self._client = client
+        self._clock = clock
+        self.walker = walker
+
+    def headers(self) -> dict[str, str]:
+        token = mint_token(
+            SECRET,
+            sub=self.walker,
+            org=None,
+            roles=[],
+            lifetime=timedelta(hours=1),
+            now=self._clock.now(),
+        )
+        return {"Authorization": f"Bearer {token}"}
+
+    async def get(self, path: str, **headers: str) -> httpx.Response:
+        return await self._client.get(path, headers=self.headers() | headers)
+
+    async def post(
+        self, path: str, body: Any, *, key: str | None = None, headers: Mapping[str, str] = {}
+    ) -> httpx.Response:
+        sent = self.headers() | dict(headers)
+        if key is not None:
+            sent["Idempotency-Key"] = key
+        return await self._client.post(path, json=body, headers=sent)
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    async def allocate(
+        self, *node_ids: str, key: str | None = None, at: datetime | None = None, **fields: Any
+    ) -> httpx.Response:
+        body = {"allocations": [{"nodeId": id_} for id_ in node_ids]} | self.times(at) | fields
+        return await self.post("/tree/allocate", body, key=key or new_key())
+
+    async def start(self, quest_id: str, *, key: str | None = None) -> httpx.Response:
+        return await self.post("/quest/start", {"questId": quest_id}, key=key)
+
+    async def advance(
+        self, quest_id: str, step: Any, *, key: str | None = None, at: datetime | None = None
+    ) -> httpx.Response:
+        path = f"/quest/{quest_id}/step/{step}/advance"
+        return await self.post(path, self.times(at), key=key or new_key())
+
+    async def complete(
+        self, quest_id: str, *, key: str | None = None, at: datetime | None = None
+    ) -> httpx.Response:
+        body = {"questId": quest_id} | self.times(at)
+        return await self.post("/quest/complete", body, key=key or new_key())
+
+    def times(self, at: datetime | None = None) -> dict[str, str]:
+        return {"clientGeneratedAt": text(at or self._clock.now())}
+
+    # -- whole ways --------------------------------------------------------------------------------
+
+    async def finish(self, *quest_ids: str) -> int:
+        """Take quests from start to end; returns the points banked then."""
+        points = 0
+        for quest_id in quest_ids:
+            ok(await self.start(quest_id))
+            for step in range(1, CATALOGUE.quests[quest_id].steps + 1):
+                ok(await self.advance(quest_id, step))
+            points = ok(await self.complete(quest_id))["pointsBanked"]
+        return points
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def tree(self) -> Any:
+        return ok(await self.get("/tree/state"))
+
+    async def allocated(self) -> list[str]:
+        return [each["nodeId"] for each in (await self.tree())["allocations"]]
+
+    async def points(self) -> int:
+        return int((await self.tree())["pointsBanked"])
+
+    async def quests(self) -> dict[str, Any]:
+        board = ok(await self.get("/quest/available"))
+        return {quest["questId"]: quest for quest in board["quests"]}
+
+    async def me(self) -> Any:
+        return ok(await self.get("/walker/me"))
+
+    async def events(self, after: int = 0) -> list[Any]:
+        page = ok(await self.get(f"/walker/events?after={after}&limit=500"))
+        return list(page["items"])
+
+
+def ok(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(answer: httpx.Response, status: int, code: str) -> Any:
+    """Check an error's status, code and shape; returns its details."""
+    assert (answer.status_code, answer.json()["error"]) == (status, code), answer.text
+    assert set(answer.json()) == {"error", "message", "details", "requestId"}
+    assert answer.json()["message"]
+    assert answer.json()["requestId"] == answer.headers["x-request-id"]
+    assert answer.headers["content-type"] == "application/json"
+    return answer.json()["details"]
+
+
+class World:
+    """A running server as tests see it: devices outside, tables inside, a clock above."""
+
+    def __init__(self, client: httpx.AsyncClient, clock: HeldClock, holdfast: Holdfast) -> None:
+        self.client = client
+        self.clock = clock
+        self.holdfast = holdfast
+        self.ada = Device(client, clock)
+
+    def device(self, walker: str = "ada") -> Device:
+        return Device(self.client, self.clock, walker)
+
+    @property
+    def store(self) -> Store:
+        return self.holdfast.store
+
+    async def count(self, table: str) -> int:
+        rows = await self.store.read(f"SELECT count(*) AS n FROM {table}")
+        return int(rows[0]["n"])
+
+    async def rows(self, sql: str, **params: Any) -> list[Row]:
+        return list(await self.store.read(sql, params))
+
+    async def balance_is_the_sum(self, walker: str = "ada") -> int:
+        """Check the ledger of a walker and return the balance."""
+        entries = await self.rows(
+            "SELECT seq, delta, balance_after FROM energy_ledger WHERE tenant = :tenant"
+            " ORDER BY seq",
+            tenant=walker,
+        )
+        balance = 0
+        for number, entry in enumerate(entries, 1):
+            balance += entry["delta"]
+            assert (entry["seq"], entry["balance_after"]) == (number, balance)
+        found = await self.rows(
+            "SELECT energy_balance FROM walkers WHERE tenant = :tenant", tenant=walker
+        )
+        assert [row["energy_balance"] for row in found] in ([], [balance])
+        return balance
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        """Give a transaction as a job has it; commits at the end."""
+        unit = await self.store.begin()
+        try:
+            yield unit.transaction
+        except BaseException:
+            await unit.rollback()
+            raise
+        await unit.commit(None, None)
+
+
+OpenWorld = Callable[..., Any]
+
+
+def opener(serve: Serve, database_url: str) -> OpenWorld:
+    @asynccontextmanager
+    async def open_world(
+        clock: HeldClock | None = None, prepare: Any = None, **settings: Any
+    ) -> AsyncIterator[World]:
+        held = clock or HeldClock()
+        apps: list[Any] = []
+
+        def keep(app: Any) -> None:
+            apps.append(app)
+            if prepare is not None:
+                prepare(app)
+
+        async with serve(database_url, clock=held, prepare=keep, **settings) as client:
+            yield World(client, held, apps[0].state.holdfast)
+
+    return open_world

@@ -1,0 +1,112 @@
+"""A long history costs nothing: every query finds its rows by an index of the tenant's."""
+
+import re
+from typing import Any
+
+import pytest
+
+from holdfast.stores.sql_loader import load_queries
+
+from .fixtures import World, ok
+
+HISTORY = 3000
+TABLES = [
+    "walkers",
+    "tree_allocations",
+    "tree_refunds",
+    "quest_progress",
+    "energy_ledger",
+    "walker_events",
+]
+# What each query is asked with here; those that only insert have nothing to find.
+SMALL = {"walkers", "quest_progress", "tree_allocations", "streak_states", "step_logs"}
+PARAMS: dict[str, dict[str, Any]] = {
+    "profile": {},
+    "find_entry": {"reason": "steps", "reference": "7"},
+    "list_events": {"after": HISTORY - 10, "limit": 10},
+    "allocations": {},
+    "tree_state": {},
+    "quest_board": {},
+    "confirm_allocation": {"node_id": "node.even-stride"},
+    "advance_quest": {"quest_id": "quest.001", "steps_done": 1},
+    "complete_quest": {"quest_id": "quest.001", "points": 1},
+}
+# The database makes the rows by itself: one statement for each takes longer than all the tests.
+NUMBERS = (
+    "WITH RECURSIVE numbers (n) AS"
+    f" (SELECT 1000 UNION ALL SELECT n + 1 FROM numbers WHERE n < {1000 + HISTORY - 1})"
+)
+LONG_AGO = {
+    "tree_refunds (tenant, seq, node_id, points_cost, energy_cost, allocated_at, reason,"
+    " refunded_at)": ":tenant, n, 'node.light-pack', 1, 0, :now, 'steps_rejected', :now",
+    "energy_ledger (tenant, seq, delta, reason, reference, balance_after, created_at)": (
+        ":tenant, n, 0, 'steps', CAST(n AS TEXT), 0, :now"
+    ),
+    "walker_events (tenant, seq, type, data, created_at)": ":tenant, n, 'x', '{}', :now",
+}
+
+
+async def live_long(world: World) -> None:
+    """Give Ada a long history, and others one of their own."""
+    await world.ada.finish("quest.001")
+    ok(await world.ada.allocate("node.even-stride"))
+    now = world.clock.at
+    for walker in ("ada", "eve", "bob"):
+        unit = await world.store.begin()
+        for columns, values in LONG_AGO.items():
+            await unit.transaction.execute(
+                f"{NUMBERS} INSERT INTO {columns} SELECT {values} FROM numbers",
+                {"tenant": walker, "now": now},
+            )
+        await unit.commit(None, None)
+
+
+def in_place(sql: str, params: dict[str, Any]) -> str:
+    """Write the values into the text: EXPLAIN of a prepared statement may show another plan."""
+
+    def literal(match: re.Match[str]) -> str:
+        value = params[match[1]]
+        return str(value) if isinstance(value, int) else f"'{value}'"
+
+    without_comments = re.sub(r"--[^\n]*", "", sql)
+    return re.sub(r"(?<!:):(\w+)", literal, without_comments)
+
+
+async def test_no_query_walks_through_a_history(world: World) -> None:
+    await live_long(world)
+    is_sqlite = world.store.name == "sqlite"
+    if not is_sqlite:
+        unit = await world.store.begin()
+        await unit.transaction.execute("ANALYZE")
+        await unit.commit(None, None)
+    queries = load_queries("holdfast_services.walk")
+    for name, given in PARAMS.items():
+        params = {"tenant": "ada", "now": world.clock.at.isoformat()} | given
+        explain = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN "
+        rows = await world.store.read(explain + in_place(queries[name], params))
+        plan = "\n".join(str(row["detail" if is_sqlite else "QUERY PLAN"]) for row in rows)
+        if is_sqlite:
+            assert "SCAN" not in plan, f"{name}: {plan}"
+            assert "tenant=?" in plan, f"{name}: {plan}"
+        else:
+            # Tables that are small here are read whole, and rightly so.
+            scanned = set(re.findall(r"Seq Scan on (\w+)", plan))
+            assert scanned <= SMALL, f"{name}: {plan}"
+
+
+async def test_what_was_given_back_long_ago_is_neither_shown_nor_read(world: World) -> None:
+    await live_long(world)
+    assert await world.ada.allocated() == ["node.even-stride"]
+    ok(await world.ada.allocate("node.light-pack"))
+    assert await world.ada.allocated() == ["node.even-stride", "node.light-pack"]
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_every_key_and_index_begins_with_the_tenant(sqlite_world: World, table: str) -> None:
+    indexes = await sqlite_world.rows(f"SELECT name FROM pragma_index_list('{table}')")
+    assert indexes
+    for index in indexes:
+        columns = await sqlite_world.rows(
+            f"SELECT name FROM pragma_index_info('{index['name']}') ORDER BY seqno"
+        )
+        assert columns[0]["name"] == "tenant"

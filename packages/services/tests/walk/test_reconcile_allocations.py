@@ -1,0 +1,207 @@
+"""What was taken on steps that were not settled yet: confirmed, doubted, given back."""
+
+from datetime import timedelta
+
+import pytest
+
+from holdfast_services.walk import reconcile
+from holdfast_services.walk.steps_settings import StepSettings
+
+from .fixtures import OpenWorld, ok
+from .settlement_fixtures import NODE, allocations, backwards, take
+from .step_fixtures import TODAY, WATCH, Stepping, days_ago, stepping
+
+SETTINGS = StepSettings.model_validate({})
+
+
+async def test_what_was_taken_on_pending_steps_stands_once_the_day_is_attested(
+    steps: Stepping,
+) -> None:
+    await steps.walk()
+    await take(steps)
+    await steps.work()
+    assert await allocations(steps) == [(NODE, False)]
+    assert "allocation.confirmed" in await steps.event_types()
+
+
+async def test_it_waits_for_the_last_pending_day_whichever_that_is(steps: Stepping) -> None:
+    for order in ((0, 1), (1, 0)):
+        walker = f"walker-{order[0]}"
+        for ago in order:
+            # One day reaches the goal, the other does not.
+            await steps.walk(days_ago(ago), 3000 if ago else 100, walker=walker)
+        device = steps.world.device(walker)
+        await device.finish("quest.001")
+        ok(await device.allocate(NODE))
+        await steps.work()
+        (allocation,) = (await device.tree())["allocations"]
+        assert allocation["provisional"] is False
+
+
+async def test_a_day_below_the_goal_confirms_nothing(steps: Stepping) -> None:
+    await steps.walk(count=1999)
+    await take(steps)
+    await steps.work()
+    assert await allocations(steps) == [(NODE, True)]
+    await steps.walk(count=2000, hours=(6, 11.5))
+    await steps.work()
+    assert await allocations(steps) == [(NODE, False)]
+
+
+async def test_a_day_attested_before_they_were_taken_confirms_nothing(steps: Stepping) -> None:
+    await steps.walk(days_ago(1))
+    await steps.work()
+    steps.clock.move(timedelta(minutes=1))
+    await steps.walk(count=100)
+    await take(steps)
+    await steps.work()
+    assert (await steps.day())["reconciliationStatus"] == "ACCEPTED"
+    assert await allocations(steps) == [(NODE, True)]
+
+
+async def test_a_balance_below_zero_confirms_nothing(open_world: OpenWorld) -> None:
+    """Spent on a day that was taken back; then the server stops asking for energy."""
+    settings = {"step_energy_per_step": 0.1, "step_attested_threshold": 1000}
+    async with stepping(open_world, walk_energy_required=True, **settings) as steps:
+        await steps.walk(days_ago(1), 6000, hours=(6, 10))
+        await steps.work()
+        device = steps.world.device()
+        await device.finish("quest.001")
+        ok(await device.allocate("node.light-pack"))
+        await steps.walk(days_ago(1), 300, hours=(6, 11))
+        await steps.work()
+        (review,) = await steps.reviews()
+        ok(await steps.resolve(review["id"], "reject"))
+        assert await steps.energy() == -500
+    async with stepping(open_world, **settings) as steps:
+        await steps.walk(count=1000)
+        ok(await steps.world.device().allocate(NODE))
+        await steps.work()
+        assert (await steps.day())["attested"] is True
+        assert await allocations(steps) == [("node.light-pack", False), (NODE, True)]
+        await steps.walk(count=5000, hours=(6, 11.5))
+        await steps.work()
+        assert await steps.energy() == 0
+        assert await allocations(steps) == [("node.light-pack", False), (NODE, False)]
+
+
+async def test_a_doubted_day_keeps_them_provisional_until_someone_decides(
+    steps: Stepping,
+) -> None:
+    await backwards(steps)
+    await take(steps)
+    await steps.walk(days_ago(1))
+    await steps.work()
+    assert await allocations(steps) == [(NODE, True)]
+    (review,) = await steps.reviews()
+    ok(await steps.resolve(review["id"], "accept"))
+    assert await allocations(steps) == [(NODE, False)]
+
+
+async def test_after_a_rejection_they_stay_for_a_day_and_are_then_given_back(
+    steps: Stepping,
+) -> None:
+    await backwards(steps)
+    await take(steps)
+    await steps.work()
+    (review,) = await steps.reviews()
+    ok(await steps.resolve(review["id"], "reject"))
+    points = await steps.world.device().points()
+    steps.clock.move(timedelta(hours=23, minutes=59))
+    async with steps.world.transaction() as tx:
+        await reconcile.settle_day(tx, "ada", TODAY, settings=SETTINGS, now=steps.clock.now())
+    assert await allocations(steps) == [(NODE, True)]
+    steps.clock.move(timedelta(minutes=1))
+    await steps.work()
+    assert await allocations(steps) == []
+    assert await steps.world.device().points() == points + 1
+    events = await steps.world.device().events()
+    (reverted,) = [event for event in events if event["type"] == "allocation.reverted"]
+    assert reverted["data"]["nodeId"] == NODE
+    assert reverted["data"]["reason"] == "steps_rejected"
+
+
+async def test_a_refund_that_comes_too_early_waits_for_its_time(steps: Stepping) -> None:
+    await backwards(steps)
+    await take(steps)
+    await steps.work()
+    (review,) = await steps.reviews()
+    ok(await steps.resolve(review["id"], "reject"))
+    # The database's clock is months ahead of ours, so the job is due there at once.
+    await steps.work()
+    assert await allocations(steps) == [(NODE, True)]
+    due_in = await steps.world.holdfast.job_store.due_in(["walk"])
+    assert due_in == pytest.approx(24 * 3600, abs=60)
+
+
+async def test_another_good_day_does_not_make_up_for_a_rejected_one(steps: Stepping) -> None:
+    await backwards(steps)
+    await take(steps)
+    await steps.work()
+    (review,) = await steps.reviews()
+    ok(await steps.resolve(review["id"], "reject"))
+    await steps.walk(days_ago(1))
+    await steps.work()
+    assert (await steps.day(days_ago(1)))["attested"] is True
+    assert await allocations(steps) == [(NODE, True)]
+    steps.clock.move(timedelta(hours=25))
+    async with steps.world.transaction() as tx:
+        await reconcile.settle_day(tx, "ada", TODAY, settings=SETTINGS, now=steps.clock.now())
+    assert await allocations(steps) == []
+
+
+async def test_a_verdict_that_comes_after_the_deadline_does_not_bring_them_back(
+    steps: Stepping,
+) -> None:
+    """Nobody works for two days: first what is due is given back, then the day is settled."""
+    await backwards(steps)
+    await take(steps)
+    await steps.work()
+    (review,) = await steps.reviews()
+    ok(await steps.resolve(review["id"], "reject"))
+    await steps.walk(days_ago(1))
+    steps.clock.move(timedelta(hours=48))
+    await steps.work()
+    await steps.work()
+    assert await allocations(steps) == []
+    assert (await steps.day(days_ago(1)))["reconciliationStatus"] == "ACCEPTED"
+    reverted = [t for t in await steps.event_types() if t == "allocation.reverted"]
+    assert len(reverted) == 1
+
+
+async def test_a_day_that_turns_good_again_saves_what_rests_on_it(steps: Stepping) -> None:
+    """Rejected for its sum, and in doubt before: a person who accepts the one ends the other."""
+    await backwards(steps)
+    await steps.work()
+    await take(steps)
+    await steps.walk(count=49_000, sourceBundleId=WATCH, hours=(11, 13))
+    await steps.work()
+    assert (await steps.day())["reconciliationStatus"] == "REJECTED"
+    (review,) = await steps.reviews()
+    ok(await steps.resolve(review["id"], "accept", acceptedCount=4000))
+    day = await steps.day()
+    assert (day["reconciliationStatus"], day["acceptedCount"]) == ("ACCEPTED", 4000)
+    assert await allocations(steps) == [(NODE, False)]
+    steps.clock.move(timedelta(hours=48))
+    await steps.work()
+    assert await allocations(steps) == [(NODE, False)]
+
+
+async def test_energy_that_was_spent_and_taken_back_confirms_nothing(
+    open_world: OpenWorld,
+) -> None:
+    async with stepping(open_world, walk_energy_required=True) as steps:
+        await steps.walk(days_ago(1), 600, hours=(6, 10))
+        await steps.work()
+        await steps.walk(days_ago(1), 300, hours=(6, 11))  # in doubt from now on
+        await take(steps)
+        assert await steps.energy() == 100
+        await steps.work()
+        (review,) = await steps.reviews()
+        ok(await steps.resolve(review["id"], "reject"))
+        # What the day was worth is taken back, spent or not; the refund will make up for it.
+        assert await steps.energy() == -500
+        steps.clock.move(timedelta(hours=24))
+        await steps.work()
+        assert await steps.energy() == 0
+        assert await allocations(steps) == []

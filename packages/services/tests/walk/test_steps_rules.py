@@ -1,0 +1,242 @@
+"""What a report may claim, and what a day's reports say together. No server in here."""
+
+from dataclasses import replace
+from datetime import UTC, date, datetime, time, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast_services.walk.day_assessment import (
+    Accepted,
+    Quarantined,
+    Reading,
+    Rejected,
+    Ruling,
+    Verdict,
+    judge,
+)
+from holdfast_services.walk.steps_rules import (
+    LastSync,
+    Limits,
+    Report,
+    Span,
+    find_zone,
+    first_fault,
+    provisional_credit,
+    scaled,
+)
+
+PHONE, WATCH = "phone", "watch"
+LIMITS = Limits(bundles=frozenset({PHONE, WATCH}))
+DAY = date(2026, 5, 22)
+NOON = datetime(2026, 5, 22, 12, 0, tzinfo=UTC)
+
+
+def at(hour: float, day: date = DAY) -> datetime:
+    return datetime.combine(day, time(), UTC) + timedelta(hours=hour)
+
+
+def a_report(**changes: object) -> Report:
+    usual = Report(DAY, 3000, find_zone("UTC"), Span(at(6), at(11)), PHONE)
+    return replace(usual, **changes)  # type: ignore[arg-type]
+
+
+def code(report: Report, last: LastSync | None = None, now: datetime = NOON) -> str | None:
+    fault = first_fault(report, LIMITS, last, now)
+    return None if fault is None else fault.code
+
+
+# -- one report ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "found"), [(50_000, None), (50_001, "STEP_COUNT_EXCEEDED")])
+def test_a_day_has_at_most_so_many_steps(count: int, found: str | None) -> None:
+    assert code(a_report(count=count)) == found
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "found"),
+    [
+        (900, 100, None),  # three times three a second, exactly
+        (901, 100, "BURST_RATE_EXCEEDED"),
+        (0, 0, None),
+        (1, 0, "BURST_RATE_EXCEEDED"),
+    ],
+)
+def test_legs_are_only_so_fast(count: int, seconds: int, found: str | None) -> None:
+    span = Span(NOON, NOON + timedelta(seconds=seconds))
+    assert code(a_report(count=count, span=span)) == found
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("UTC", "Pacific/Tarawa", None),  # twelve hours, exactly
+        ("UTC", "Pacific/Tongatapu", "TZ_JUMP"),  # thirteen
+        ("Pacific/Tongatapu", "UTC", "TZ_JUMP"),
+        ("Europe/Lisbon", "Europe/London", None),
+        # Neighbours on both sides of the date line: a day apart by offset.
+        ("Pacific/Kiritimati", "Pacific/Honolulu", "TZ_JUMP"),
+        ("America/New_York", "Asia/Kolkata", None),  # nine and a half
+    ],
+)
+def test_time_zones_are_compared_by_their_offset(
+    before: str, after: str, found: str | None
+) -> None:
+    then = NOON - timedelta(hours=1)
+    offset = then.astimezone(find_zone(before)).utcoffset()
+    assert offset is not None
+    assert code(a_report(zone=find_zone(after)), LastSync(then, offset)) == found
+
+
+@pytest.mark.parametrize(("hours", "found"), [(24, "TZ_JUMP"), (24.001, None)])
+def test_a_jump_counts_only_within_a_day_of_the_last_sync(hours: float, found: str | None) -> None:
+    last = LastSync(NOON - timedelta(hours=hours), timedelta(hours=-7))
+    assert code(a_report(zone=find_zone("Pacific/Auckland")), last) == found
+
+
+def test_summer_time_is_no_jump() -> None:
+    warsaw = find_zone("Europe/Warsaw")
+    before = datetime(2026, 3, 29, 0, 59, tzinfo=UTC)
+    offset = before.astimezone(warsaw).utcoffset()
+    assert offset == timedelta(hours=1)
+    now = before + timedelta(minutes=2)
+    report = a_report(day=date(2026, 3, 29), zone=warsaw)
+    assert code(report, LastSync(before, offset), now) is None
+
+
+@pytest.mark.parametrize(
+    ("zone", "day", "found"),
+    [
+        ("UTC", date(2026, 5, 23), None),
+        ("UTC", date(2026, 5, 24), "FUTURE_DATED"),
+        ("UTC", date(2026, 5, 15), None),
+        ("UTC", date(2026, 5, 14), "OFFLINE_CAP_EXCEEDED"),
+        # It is the 23rd there already.
+        ("Pacific/Kiritimati", date(2026, 5, 24), None),
+        ("Pacific/Kiritimati", date(2026, 5, 25), "FUTURE_DATED"),
+        ("Pacific/Kiritimati", date(2026, 5, 15), "OFFLINE_CAP_EXCEEDED"),
+        # It is still the 21st there, at one in the morning UTC.
+        ("Pacific/Pago_Pago", date(2026, 5, 14), None),
+        ("Pacific/Pago_Pago", date(2026, 5, 23), "FUTURE_DATED"),
+        ("UTC", date(1, 1, 1), "OFFLINE_CAP_EXCEEDED"),
+        ("UTC", date(9999, 12, 31), "FUTURE_DATED"),
+    ],
+)
+def test_a_day_is_judged_in_the_walkers_zone(zone: str, day: date, found: str | None) -> None:
+    now = at(1) if zone == "Pacific/Pago_Pago" else NOON
+    assert code(a_report(zone=find_zone(zone), day=day), now=now) == found
+
+
+def test_a_strange_source_comes_before_all_else_and_is_no_cheating() -> None:
+    fault = first_fault(a_report(bundle="fake", count=10**9), LIMITS, None, NOON)
+    assert fault is not None
+    assert (fault.status, fault.code, fault.is_anti_cheat) == (403, "SOURCE_NOT_ALLOWED", False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "Mars/Olympus", "../etc/passwd", "/etc/localtime", "Europe", "localtime", "zone.tab"),
+        *("right/Europe/Paris", "posix/Europe/Paris", "Europe/Warsaw\0", "Factory", "a" * 300),
+    ],
+)
+def test_only_zones_of_the_database_are_zones(name: str) -> None:
+    with pytest.raises(ValueError, match="IANA"):
+        find_zone(name)
+
+
+@pytest.mark.parametrize(
+    ("count", "prior", "credit"),
+    [(3000, None, 3000), (3000, 2000, 3000), (3001, 2000, 3000), (10, 0, 0), (10, 5, 7)],
+)
+def test_provisional_credit_does_not_run_away(count: int, prior: int | None, credit: int) -> None:
+    assert provisional_credit(count, prior, 1.5) == credit
+
+
+def test_a_tenth_is_a_tenth() -> None:
+    assert scaled(30, 0.1) == 3
+
+
+# -- a day -----------------------------------------------------------------------------------------
+
+
+def reading(
+    number: int, count: int, start: float = 6, end: float = 11, bundle: str = PHONE
+) -> Reading:
+    return Reading(number, bundle, count, Span(at(start), at(end)))
+
+
+def verdict(*readings: Reading, ruling: Ruling | None = None) -> Verdict:
+    return judge(DAY, readings, LIMITS, ruling)
+
+
+def test_a_counter_that_grows_is_accepted_with_its_newest_count() -> None:
+    grown = verdict(reading(1, 1000, end=8), reading(2, 2500, end=9), reading(3, 2500, end=11))
+    assert grown == Accepted(2500)
+
+
+@given(st.permutations(range(5)))
+def test_what_arrives_late_is_put_where_it_belongs(order: list[int]) -> None:
+    readings = [reading(number, 1000 * hour, end=7 + hour) for number, hour in enumerate(order, 1)]
+    assert verdict(*readings) == Accepted(4000)
+
+
+def test_the_same_report_twice_is_one() -> None:
+    assert verdict(reading(1, 3000), reading(2, 3000)) == Accepted(3000)
+
+
+@pytest.mark.parametrize("end", [11, 12])
+def test_a_counter_that_goes_backwards_is_quarantined(end: float) -> None:
+    backwards = verdict(reading(1, 5000), reading(2, 3000, end=end))
+    assert backwards == Quarantined(("COUNT_WENT_BACKWARDS",))
+
+
+def test_two_bundles_over_the_same_time_are_quarantined() -> None:
+    twice = verdict(reading(1, 3000), reading(2, 2000, 9, 13, WATCH))
+    assert twice == Quarantined(("DUPLICATE_TIMES",))
+
+
+def test_an_overlap_is_found_behind_a_reading_in_between() -> None:
+    readings = [
+        reading(1, 3000, 6, 12),
+        reading(2, 3000, 7, 8),
+        reading(3, 500, 11, 13, WATCH),
+    ]
+    assert isinstance(verdict(*readings), Quarantined)
+
+
+def test_two_bundles_one_after_the_other_add_up() -> None:
+    assert verdict(reading(1, 3000, 6, 9), reading(2, 2000, 9, 13, WATCH)) == Accepted(5000)
+
+
+def test_a_bundle_that_counted_nothing_counts_nothing_twice() -> None:
+    assert verdict(reading(1, 3000), reading(2, 0, 6, 11, WATCH)) == Accepted(3000)
+
+
+def test_bundles_that_add_up_to_too_much_are_rejected() -> None:
+    both = verdict(reading(1, 30_000, 6, 9), reading(2, 30_000, 9, 13, WATCH))
+    assert both == Rejected("STEP_COUNT_EXCEEDED", is_anti_cheat=True)
+
+
+def test_samples_of_a_time_when_it_was_that_day_nowhere_are_quarantined() -> None:
+    assert verdict(reading(1, 3000, -14, 36)) == Accepted(3000)
+    for start, end in (-14.1, 10), (6, 36.1):
+        outside = verdict(reading(1, 3000, start, end))
+        assert outside == Quarantined(("SPAN_OUTSIDE_DAY",))
+
+
+def test_what_a_person_accepted_is_not_doubted_again() -> None:
+    readings = [reading(1, 5000), reading(2, 3000, end=12)]
+    ruling = Ruling(accepted=True, up_to=2, count=4500)
+    assert verdict(*readings, ruling=ruling) == Accepted(4500)
+    assert verdict(*readings, reading(3, 4000, end=13), ruling=ruling) == Accepted(4500)
+    assert verdict(*readings, reading(3, 6000, end=13), ruling=ruling) == Accepted(6000)
+    again = verdict(*readings, reading(3, 2000, end=13), ruling=ruling)
+    assert again == Quarantined(("COUNT_WENT_BACKWARDS",))
+
+
+def test_what_a_person_rejected_stays_rejected() -> None:
+    ruling = Ruling(accepted=False, up_to=1, count=0)
+    assert verdict(reading(1, 3000), reading(2, 4000), ruling=ruling) == Rejected("RULING")

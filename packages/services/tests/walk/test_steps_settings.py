@@ -1,0 +1,51 @@
+"""Settings of steps: what does not hold together is told at start-up, in one line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ConfigurationError
+from holdfast_services.settings import load_settings
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"app_check_jwks_file": Path("a"), "app_check_jwks_url": "https://b.example"},
+            "set only one of HOLDFAST_APP_CHECK_JWKS_FILE and HOLDFAST_APP_CHECK_JWKS_URL",
+        ),
+        (
+            {"app_check_jwks_url": "https://b.example", "app_check_issuer": "i"},
+            "need HOLDFAST_APP_CHECK_AUDIENCE and HOLDFAST_APP_CHECK_ISSUER",
+        ),
+        ({"step_source_bundles": " , "}, "HOLDFAST_STEP_SOURCE_BUNDLES should be names"),
+        ({"step_streak_tiers": "3,2"}, "HOLDFAST_STEP_STREAK_TIERS should be growing"),
+        ({"step_streak_tiers": "0,2"}, "HOLDFAST_STEP_STREAK_TIERS should be growing"),
+        ({"step_streak_tiers": "three"}, "HOLDFAST_STEP_STREAK_TIERS should be growing"),
+        ({"step_max_per_day": 0}, "HOLDFAST_STEP_MAX_PER_DAY should be a whole number of steps"),
+        ({"step_energy_per_step": 0}, "HOLDFAST_STEP_ENERGY_PER_STEP should be a number above 0"),
+    ],
+)
+def test_what_cannot_work_is_told_in_one_line(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError) as found:
+        load_settings(**given)
+    assert told in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_lists_are_words_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_STEP_SOURCE_BUNDLES", "a, b,,c")
+    monkeypatch.setenv("HOLDFAST_STEP_STREAK_TIERS", "2, 5")
+    settings = load_settings()
+    assert settings.step_limits.bundles == {"a", "b", "c"}
+    assert settings.streak_rules.tiers == (2, 5)
+
+
+def test_a_report_needs_no_time_of_its_making_and_the_rest_does() -> None:
+    policies = load_settings().policies()
+    assert policies.step_ingest.staleness is None
+    assert policies.step_ingest.key_field == "idempotencyKey"
+    assert policies.step_ingest.rate_limit == "50/minute"
+    assert policies.walk.staleness is not None

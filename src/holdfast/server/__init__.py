@@ -1,1 +1,0 @@
-"""Intake: claim → run → record → reply. Orders the steps; the rules are in ``core``."""
