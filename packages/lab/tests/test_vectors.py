@@ -342,10 +342,9 @@ def test_every_code_and_every_code_of_the_outbox_has_cases() -> None:
 
 def test_the_golden_hashes_are_among_the_vectors() -> None:
     golden = json.loads(
-        (
-            CONFORMANCE.parent
-            / "packages/holdfast/packages/holdfast/tests/fixtures/golden_hashes.json"
-        ).read_text(encoding="utf-8")
+        (CONFORMANCE.parent / "packages/holdfast/tests/fixtures/golden_hashes.json").read_text(
+            encoding="utf-8"
+        )
     )
     ours = {case["name"]: case for case in load("canonical.json")["cases"]}
     for case in golden["cases"]:

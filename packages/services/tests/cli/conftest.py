@@ -17,6 +17,7 @@ import pytest
 
 from holdfast.cli.main import main
 from holdfast.server.jwt_auth import mint_token
+from holdfast.testing.servers import RealPostgres
 from holdfast_services.dev_secrets import development_secret
 
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
@@ -144,6 +145,16 @@ class Server:
             self.process.kill()
             pytest.fail(f"not ready in time: {self.stderr()}")
         return self.process.stdout.readline().decode().rstrip("\n")
+
+
+@pytest.fixture
+def postgres_url(postgres: RealPostgres) -> Iterator[str]:
+    """Give an empty database, without the services' tables."""
+    postgres.start()  # a test before this one may have stopped it
+    url = postgres.create_database()
+    yield url
+    postgres.start()
+    postgres.drop_database(url)
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ async def test_a_death_at_any_instant_leaves_an_action_whole_or_not_there(
     fuse = Fuse()
 
     def light(app: Any) -> None:
-        app.state.holdfast.intake.faults = fuse
+        app.state.holdfast.idempotency.faults = fuse
 
     async with open_world(prepare=light) as world:
         ada = world.ada

@@ -33,6 +33,9 @@ MOST_SEEDS: Final = 3000
 _TRACED_SEEDS: Final = 5
 """Seeds in which a plant that breaks nothing is looked at for errors that it hides."""
 
+# Where the code of planted bugs is.
+_PLACES: tuple[str, ...] = (str(Path(holdfast_lab.planted.__file__).parent),)
+
 Bug = Callable[[], AbstractContextManager[None]]
 
 
@@ -135,11 +138,10 @@ def _own_errors() -> Iterator[list[str]]:
     By a trace, as the product may well turn such an error into an answer or another attempt: from
     the outside it then looks like the broken promise one was looking for.
     """
-    place = str(Path(holdfast_lab.planted.__file__).parent)
     own: list[str] = []
 
     def on_call(frame: FrameType, _event: str, _arg: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(place):
+        if not frame.f_code.co_filename.startswith(_PLACES):
             return None
         frame.f_trace_lines = False
         return on_event
