@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -176,7 +177,7 @@ async def test_django_store_renames_the_column_on_postgres(clean_postgres_url: s
     assert "('core', 1)" in before
 
 
-def open_with_django(database: dict[str, object]) -> str:
+def open_with_django(database: Mapping[str, object]) -> str:
     done = subprocess.run(
         [sys.executable, "-c", OPEN_WITH_DJANGO, repr(database)],
         capture_output=True,
