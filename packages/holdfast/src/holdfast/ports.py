@@ -106,7 +106,7 @@ class UnitOfWork(Protocol):
     async def rollback(self) -> None:
         """Undo everything. Never raises: what cannot be rolled back is cut off."""
 
-    async def touch(self) -> None:
+    async def keep_alive(self) -> None:
         """Show the database that whoever holds this is alive. Never raises."""
 
 

@@ -197,7 +197,7 @@ SELECT tenant, id, key, queue, type, resource_id, payload_hash, :result::text, a
     ON CONFLICT (tenant, job_id) DO NOTHING
 RETURNING job_id::text AS job_id;
 
--- name: forget
+-- name: remove_completed
 -- A job whose key was done before it ran: it leaves the table, its marker is there already.
 DELETE FROM jobs
  WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
@@ -225,7 +225,7 @@ WITH kept AS (
 )
 SELECT id::text AS job_id FROM kept;
 
--- name: give_back
+-- name: release
 -- A worker that is told to stop gives back what it cannot finish. That attempt does not count.
 UPDATE jobs
    SET state = 'waiting', worker = NULL, attempts = attempts - 1, visible_at = clock_timestamp()
@@ -233,7 +233,7 @@ UPDATE jobs
    AND visible_at > clock_timestamp()
 RETURNING id::text AS job_id;
 
--- name: bury
+-- name: dead_letter
 -- A job that was taken past its last attempt was not tried again, and has no failure of its own: those
 -- of the attempts it lost are there already.
 WITH gone AS (
@@ -389,7 +389,7 @@ SELECT queue, state, count(*) AS jobs,
 -- name: dead_count
 SELECT queue, count(*) AS jobs FROM dead_letters WHERE requeued_at IS NULL GROUP BY queue;
 
--- name: relay_turn
+-- name: relay_lock
 -- One relay at a time publishes: the others would only send what the broker then throws away. Held
 -- until the transaction ends, so a relay that dies or hangs does not keep it.
 SELECT pg_try_advisory_xact_lock(:lock::bigint) AS mine;
@@ -427,7 +427,7 @@ UPDATE jobs AS job
   FROM free
  WHERE job.tenant = free.tenant AND job.id = free.id;
 
--- name: forget_published
+-- name: reset_published
 -- The broker has lost everything: what was published is to be published again, by the next number.
 WITH free AS (
     SELECT tenant, id FROM jobs WHERE published_at IS NOT NULL FOR UPDATE SKIP LOCKED

@@ -165,7 +165,7 @@ DELETE FROM jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1
 RETURNING id AS job_id;
 
--- name: forget
+-- name: remove_completed
 -- A job whose key was done before it ran: it leaves the table, its marker is there already.
 DELETE FROM jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
@@ -192,7 +192,7 @@ UPDATE jobs
    AND changes() = 1
 RETURNING id AS job_id;
 
--- name: give_back
+-- name: release
 -- A worker that is told to stop gives back what it cannot finish. That attempt does not count.
 UPDATE jobs
    SET state = 'waiting', worker = NULL, attempts = attempts - 1, visible_at = NOW_MS
@@ -200,7 +200,7 @@ UPDATE jobs
    AND visible_at > NOW_MS
 RETURNING id AS job_id;
 
--- name: bury
+-- name: dead_letter
 -- A job that was taken past its last attempt was not tried again, and has no failure of its own: those
 -- of the attempts it lost are there already. The audit event tells that the lease was still held.
 INSERT INTO dead_letters
@@ -372,7 +372,7 @@ UPDATE jobs
           FROM json_each(:jobs)) AS mine
  WHERE jobs.seq = mine.seq AND (jobs.published < mine.published OR jobs.published_at IS NULL);
 
--- name: forget_published
+-- name: reset_published
 -- The broker has lost everything: what was published is to be published again, by the next number.
 UPDATE jobs SET published_at = NULL WHERE published_at IS NOT NULL RETURNING id AS job_id;
 

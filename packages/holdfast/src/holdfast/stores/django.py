@@ -320,7 +320,7 @@ class DjangoUnit:
         """The same, for statements of Holdfast's own."""
         return DjangoStatements(self._store)
 
-    async def touch(self) -> None:
+    async def keep_alive(self) -> None:
         """Do nothing: a request holds it, no job."""
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:

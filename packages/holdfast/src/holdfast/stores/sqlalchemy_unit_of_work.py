@@ -114,7 +114,7 @@ class SqlAlchemyUnit:
         """The session's connection, for statements of Holdfast's own."""
         return SessionStatements(self.transaction, is_sqlite=self._store.is_sqlite)
 
-    async def touch(self) -> None:
+    async def keep_alive(self) -> None:
         """Do nothing: a session takes one statement at a time, and it is the app's."""
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:

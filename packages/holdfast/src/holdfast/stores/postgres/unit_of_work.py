@@ -120,7 +120,7 @@ class PostgresUnit:
         """The same."""
         return self.transaction
 
-    async def touch(self) -> None:
+    async def keep_alive(self) -> None:
         """Keep the transaction from ending as left alone; not while a statement runs in it."""
         shared = self.transaction
         if (

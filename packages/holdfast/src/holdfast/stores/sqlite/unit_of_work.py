@@ -109,7 +109,7 @@ class SqliteUnit:
         """True while it holds the one write turn: nobody else can write."""
         return self._has_turn and not self._ended
 
-    async def touch(self) -> None:
+    async def keep_alive(self) -> None:
         """Do nothing: SQLite ends no transaction by itself."""
 
     async def run(self, work: Any, *, is_quick: bool = False) -> Any:
