@@ -52,6 +52,17 @@ class JobStore:
         # Two statements that each change many rows could deadlock, so they run one at a time.
         self._many = asyncio.Lock()
 
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """Commit what is written inside, or roll it back after an exception."""
+        unit = await self.store.begin()
+        try:
+            yield unit.statements
+        except BaseException:
+            await unit.rollback()
+            raise
+        await unit.commit(None, None)
+
     # -- enqueue ------------------------------------------------------------------------------
 
     async def enqueue(self, tx: Transaction, job: NewJob) -> EnqueueOutcome:
@@ -270,19 +281,11 @@ class JobStore:
             "audit_id": new_id(now),
             "audit_at": now,
         }
-        unit = await self.store.begin()
-        try:
-            dead = await self._run(
-                unit.statements, "find_job", {"tenant": tenant, "job_id": job_id}
-            )
+        async with self.transaction() as tx:
+            dead = await self._run(tx, "find_job", {"tenant": tenant, "job_id": job_id})
             if dead and dead[0]["order_key"] is not None:
-                await self._lock_order(unit.statements, tenant, dead[0]["order_key"])
-            rows = await self._run(unit.statements, "requeue", values)
-        except BaseException:
-            await unit.rollback()
-            raise
-        await unit.commit(None, None)
-        return bool(rows)
+                await self._lock_order(tx, tenant, dead[0]["order_key"])
+            return bool(await self._run(tx, "requeue", values))
 
     async def clean(self, name: str, *, older_than_seconds: float, limit: int) -> int:
         """Run one of the ``clean_…`` queries; return how many rows it deleted."""
@@ -295,16 +298,11 @@ class JobStore:
         """Run a query that deletes the job, and release the next job of its order key."""
         if job.order_key is None:
             return bool(await self._alone(name, values))
-        unit = await self.store.begin()
-        try:
-            await self._lock_order(unit.statements, job.lease.tenant, job.order_key)
-            rows = await self._run(unit.statements, name, values)
+        async with self.transaction() as tx:
+            await self._lock_order(tx, job.lease.tenant, job.order_key)
+            rows = await self._run(tx, name, values)
             if rows:
-                await self._release_next(unit.statements, job)
-        except BaseException:
-            await unit.rollback()
-            raise
-        await unit.commit(None, None)
+                await self._release_next(tx, job)
         return bool(rows)
 
     async def _release_next(self, tx: Transaction, job: LeasedJob) -> None:
@@ -327,14 +325,8 @@ class JobStore:
         statements = _statements(self.store.name, name)
         if len(statements) == 1:
             return await self.store.write(statements[0], values)
-        unit = await self.store.begin()
-        try:
-            rows = await self._run(unit.statements, name, values)
-        except BaseException:
-            await unit.rollback()
-            raise
-        await unit.commit(None, None)
-        return rows
+        async with self.transaction() as tx:
+            return await self._run(tx, name, values)
 
     def _results(self, results: Iterable[tuple[Lease, str | None]]) -> dict[str, Any]:
         ended = list(results)

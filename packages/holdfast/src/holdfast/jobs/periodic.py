@@ -88,11 +88,6 @@ class PeriodicEnqueuer:
         # A slot whose job was dead-lettered has run, too; an operator may requeue it.
         if await self._job_store.read("find_job", {"tenant": job.tenant, "job_id": job.id}):
             return
-        unit = await self._job_store.store.begin()
-        try:
-            await self._job_store.enqueue(unit.statements, job)
-        except BaseException:
-            await unit.rollback()
-            raise
-        await unit.commit(None, None)
+        async with self._job_store.transaction() as tx:
+            await self._job_store.enqueue(tx, job)
         self._notify()
