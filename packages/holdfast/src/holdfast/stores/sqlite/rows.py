@@ -1,4 +1,4 @@
-"""Rows of SQLite, and the values they are made of."""
+"""Conversion between records and rows of SQLite."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -33,19 +33,19 @@ _encode_headers = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
-@lru_cache(maxsize=256)  # one instant is written several times per request
+@lru_cache(maxsize=256)  # one instant is formatted several times per request
 def to_text(instant: datetime) -> str:
-    """Write an instant so that text order is time order: fixed width, UTC."""
+    """Format an instant in UTC with a fixed width, so that text sorts by time."""
     return instant.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "Z"
 
 
 def from_text(text: str) -> datetime:
-    """Read an instant back."""
+    """Parse an instant written by ``to_text``."""
     return datetime.fromisoformat(text)
 
 
 def to_values(params: Params) -> dict[str, Any]:
-    """Adapt parameters to what SQLite can hold."""
+    """Convert parameters to types that SQLite stores."""
     if not params:
         return {}
     return {
@@ -55,18 +55,18 @@ def to_values(params: Params) -> dict[str, Any]:
 
 
 def is_busy(error: Exception) -> bool:
-    """Tell whether somebody else holds the lock."""
+    """Check whether an error means that the database is locked."""
     return (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_BUSY
 
 
 def is_outage(error: sqlite3.OperationalError) -> bool:
-    """Tell the file's troubles from the handler's bad SQL."""
+    """Check whether an error is about the file, not about the statement."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return (code & 0xFF) not in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
 
 
 def rows_of(cursor: sqlite3.Cursor) -> list[Row]:
-    """Read all rows by their columns' names."""
+    """Fetch all rows as mappings of column names."""
     if cursor.description is None:
         return []
     names = [column[0] for column in cursor.description]
@@ -74,18 +74,18 @@ def rows_of(cursor: sqlite3.Cursor) -> list[Row]:
 
 
 def find_any(db: sqlite3.Connection, record_id: RecordId) -> Record | None:
-    """Return the record of a key, past its time or not."""
+    """Return the record of a key, expired or not."""
     row = db.execute(_FIND_ANY, record_id).fetchone()
     return None if row is None else record_of(record_id, row)
 
 
 def exists(db: sqlite3.Connection, record_id: RecordId, instant: str) -> bool:
-    """Tell whether a key has a live record."""
+    """Check whether a key has a record that is not expired."""
     return db.execute(_EXISTS, (*record_id, instant)).fetchone() is not None
 
 
 def record_of(record_id: RecordId, row: Sequence[Any]) -> Record:
-    """Make a record of a row."""
+    """Build a record from a row of ``find_record``."""
     return Record(
         id=record_id,
         mark=RequestFingerprint(row[0], row[1]),
