@@ -152,7 +152,7 @@ def test_replay_response_builder_repeats_status_body_and_the_headers_that_belong
         "request",
         "correlation",
     )
-    reply = record.reply()
+    reply = record.response()
     assert (reply.status, reply.body) == (201, b'{"id":"p"}')
     assert dict(reply.headers)[b"etag"] == b'"1"'
     assert reply.stored_headers() == record.headers
