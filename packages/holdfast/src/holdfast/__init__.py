@@ -43,10 +43,6 @@ if TYPE_CHECKING or _AT_ONCE:
     from holdfast.core.job import AlreadyDone, Enqueued, Merged
     from holdfast.core.keys import KeyFormat
     from holdfast.core.policy import (
-        FIELD,
-        PLANNING,
-        ROUTES,
-        WALK,
         ErrorFormat,
         ErrorsStored,
         Policy,
@@ -67,11 +63,7 @@ if TYPE_CHECKING or _AT_ONCE:
 __all__ = [
     "CLIENT",
     "DEVICE",
-    "FIELD",
-    "PLANNING",
     "QUEUE",
-    "ROUTES",
-    "WALK",
     "WORKER",
     "AlreadyDone",
     "Enqueued",
@@ -113,10 +105,6 @@ _NAMES_OF_MODULE: Final = {
     ),
     "core.keys": ("KeyFormat",),
     "core.policy": (
-        "FIELD",
-        "PLANNING",
-        "ROUTES",
-        "WALK",
         "ErrorFormat",
         "ErrorsStored",
         "Policy",

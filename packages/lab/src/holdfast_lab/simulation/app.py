@@ -10,12 +10,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from holdfast.core.policy import FIELD, WALK
 from holdfast.errors import NonRetryableError, NotAuthenticatedError
 from holdfast.jobs.context import JobContext
 from holdfast.server.app import Holdfast
 from holdfast.server.guarded_request import Principal
 from holdfast.server.request_head import RequestHead
+from holdfast_services.field.policy import POLICY as FIELD
+from holdfast_services.walk.policy import POLICY as WALK
 
 __all__ = ["SCHEMA", "Trouble", "guard_service", "register_jobs"]
 
