@@ -19,7 +19,7 @@ from holdfast.errors import ConfigurationError
     ],
 )
 def test_an_address_nobody_could_connect_to_is_refused(url: str, told: str) -> None:
-    with pytest.raises(ConfigurationError, match="no address of PostgreSQL") as error:
+    with pytest.raises(ConfigurationError, match="PostgreSQL URL is malformed") as error:
         open_store(url)
     assert told in str(error.value)
     assert "secret" not in str(error.value)

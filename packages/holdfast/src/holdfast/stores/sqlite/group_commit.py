@@ -290,7 +290,7 @@ def _wait_and_open(db: sqlite3.Connection, savepoint: str | None, busy_seconds: 
 
 def _lock_timeout() -> StoreUnavailableError:
     return StoreUnavailableError(
-        "SQLite: timed out waiting for the write lock, which another process holds"
+        "SQLite: database is locked: timed out waiting for another process"
     )
 
 

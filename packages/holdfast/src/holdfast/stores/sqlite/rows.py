@@ -1,24 +1,20 @@
 """Conversion between records and rows of SQLite."""
 
 import sqlite3
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
 
-import msgspec
-
-from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
+from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.ports import Params, Row
+from holdfast.stores.rows import encode_headers, record_of
 from holdfast.stores.sql_loader import load_queries
 
 __all__ = [
-    "audit_values",
     "exists",
     "find_any",
     "is_busy",
     "is_outage",
-    "record_of",
     "record_values",
     "rows_of",
     "to_text",
@@ -29,19 +25,11 @@ _SQL: Final = load_queries("holdfast.stores.sqlite")
 _FIND_ANY: Final = _SQL["find_any_record"]
 _EXISTS: Final = _SQL["live_record_exists"]
 
-_encode_headers = msgspec.json.Encoder().encode
-_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
-
 
 @lru_cache(maxsize=256)  # one instant is formatted several times per request
 def to_text(instant: datetime) -> str:
     """Format an instant in UTC with a fixed width, so that text sorts by time."""
     return instant.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "Z"
-
-
-def from_text(text: str) -> datetime:
-    """Parse an instant written by ``to_text``."""
-    return datetime.fromisoformat(text)
 
 
 def to_values(params: Params) -> dict[str, Any]:
@@ -84,22 +72,6 @@ def exists(db: sqlite3.Connection, record_id: RecordId, instant: str) -> bool:
     return db.execute(_EXISTS, (*record_id, instant)).fetchone() is not None
 
 
-def record_of(record_id: RecordId, row: Sequence[Any]) -> Record:
-    """Build a record from a row of ``find_record``."""
-    return Record(
-        id=record_id,
-        fingerprint=RequestFingerprint(row[0], row[1]),
-        status=row[2],
-        body=bytes(row[3]),
-        headers=_decode_headers(row[4]),
-        request_id=row[5],
-        correlation_id=row[6],
-        audit_id=row[7],
-        created_at=from_text(row[8]),
-        expires_at=from_text(row[9]),
-    )
-
-
 def record_values(record: Record) -> tuple[Any, ...]:
     """Return a record's values in the order of ``save_record``."""
     return (
@@ -107,27 +79,10 @@ def record_values(record: Record) -> tuple[Any, ...]:
         *record.fingerprint,
         record.status,
         record.body,
-        _encode_headers(record.headers).decode(),
+        encode_headers(record),
         record.request_id,
         record.correlation_id,
         record.audit_id,
         to_text(record.created_at),
         to_text(record.expires_at),
-    )
-
-
-def audit_values(event: AuditEvent) -> tuple[Any, ...]:
-    """Return an event's values in the order of ``save_audit_event``."""
-    return (
-        event.tenant,
-        event.id,
-        event.actor,
-        event.endpoint,
-        event.payload_hash,
-        event.status,
-        event.resource,
-        event.version,
-        event.request_id,
-        event.correlation_id,
-        to_text(event.created_at),
     )

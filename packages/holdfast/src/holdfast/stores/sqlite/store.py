@@ -18,6 +18,7 @@ from holdfast.stores.migrations import (
     load_migrations,
     run_steps,
 )
+from holdfast.stores.rows import record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.connection_thread import ConnectionThread
 from holdfast.stores.sqlite.group_commit import Writer
@@ -26,7 +27,6 @@ from holdfast.stores.sqlite.rows import (
     find_any,
     is_busy,
     is_outage,
-    record_of,
     rows_of,
     to_text,
     to_values,

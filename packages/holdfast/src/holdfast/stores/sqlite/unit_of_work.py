@@ -9,14 +9,15 @@ from typing import Any, Final
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import NoTransactionError, StoreUnavailableError, SupersededError, UsageError
 from holdfast.ports import Params, Row
+from holdfast.stores.rows import audit_values
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.group_commit import Writer
 from holdfast.stores.sqlite.rows import (
-    audit_values,
     exists,
     is_outage,
     record_values,
     rows_of,
+    to_text,
     to_values,
 )
 
@@ -133,7 +134,7 @@ class SqliteUnit:
                 self.superseded = True
                 raise SupersededError("another request with this key was committed first")
             if audit is not None:
-                db.execute(_AUDIT, audit_values(audit))
+                db.execute(_AUDIT, audit_values(audit, to_text(audit.created_at)))
 
         if self._ended:
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
