@@ -425,6 +425,31 @@ async def test_an_exception_handler_of_a_mounted_app_sends_nothing_for_a_discard
         await holdfast.close()
 
 
+async def test_a_base_http_middleware_runs_no_background_task_of_a_discarded_response(
+    tmp_path: Path,
+) -> None:
+    async def nod(request: Request, call_next: Any) -> Response:
+        response: Response = await call_next(request)
+        return response
+
+    async def fail(unit: Any, _record: Any, _audit: Any) -> None:
+        await unit.rollback()
+        raise StoreUnavailableError("down")
+
+    lab = Lab(f"sqlite:///{tmp_path}/lab.db")
+    lab.app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=nod))
+    await lab.holdfast.open()
+    try:
+        lab.store.commits.append(fail)
+        refused = await lab.send(do="quiet")
+        assert (refused.status_code, lab.background) == (503, [])
+        assert (await lab.send(do="quiet")).status_code == 201
+        assert len(lab.background) == 1
+    finally:
+        await lab.client.aclose()
+        await lab.holdfast.close()
+
+
 # -- reading ----------------------------------------------------------------------------------
 
 
