@@ -271,10 +271,10 @@ class EngineContract:
     async def test_expired_lease_is_delivered_again_with_a_new_number(
         self, harness: EngineHarness
     ) -> None:
-        gone = await harness.engine("expiring", lease_seconds=1.0)
+        expiring = await harness.engine("expiring", lease_seconds=1.0)
         other = await harness.engine("other", lease_seconds=1.0)
         await harness.enqueue(1)
-        first = (await harness.take_one(gone)).job
+        first = (await harness.take_one(expiring)).job
         taken_at = await harness.job_store.now()
         again = (await harness.take_one(other)).job
         assert (again.lease.number, again.attempt) == (first.lease.number + 1, 2)

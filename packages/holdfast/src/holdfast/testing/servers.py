@@ -179,8 +179,8 @@ class RealRedis(RealServer):
 
     def _ready(self) -> bool:
         # Written after binding the port; a file of a killed server has another pid.
-        ours = self._pid_file.read_text().strip() == str(self.pid)
-        return ours and self._send(b"PING") == b"+PONG\r\n"
+        is_same = self._pid_file.read_text().strip() == str(self.pid)
+        return is_same and self._send(b"PING") == b"+PONG\r\n"
 
     @property
     def _pid_file(self) -> Path:
