@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 from typer.main import get_command
 
-from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy, errors
+from holdfast import Policy, errors
 from holdfast.cli.commands import app
 from holdfast.core.error_formats import CODES
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER
@@ -20,8 +20,12 @@ from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import JobOutcome, Outcome
 from holdfast.server.idempotency import FAULT_POINTS
 from holdfast.stores.factory import open_store
+from holdfast_services.field.policy import POLICY as FIELD
+from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.registry import migration_packages
+from holdfast_services.routes.policy import POLICY as ROUTES
 from holdfast_services.settings import Settings
+from holdfast_services.walk.policy import POLICY as WALK
 from tests.docs.pages import DOCS, REFERENCE, ROOT
 
 

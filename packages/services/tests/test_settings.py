@@ -4,9 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast import FIELD, PLANNING, ROUTES, WALK
 from holdfast.errors import ConfigurationError
+from holdfast_services.field.policy import POLICY as FIELD
+from holdfast_services.planning.policy import POLICY as PLANNING
+from holdfast_services.routes.policy import POLICY as ROUTES
 from holdfast_services.settings import Settings, load_settings, strange_variables
+from holdfast_services.walk.policy import POLICY as WALK
 
 
 def test_without_variables_the_policies_are_the_presets_of_the_contract() -> None:

@@ -11,7 +11,7 @@ from holdfast.errors import NonRetryableError, StoreUnavailableError, UsageError
 from holdfast.jobs import periodic
 from holdfast.jobs.context import JobContext
 from holdfast.jobs.job_store import JobStore
-from holdfast.jobs.periodic import SYSTEM_TENANT, PeriodicWork
+from holdfast.jobs.periodic import SYSTEM_TENANT, PeriodicEnqueuer
 from holdfast.jobs.registry import JobRegistry
 from holdfast.ports import Store
 from packages.holdfast.tests.jobs.conftest import OpenStore
@@ -39,10 +39,10 @@ async def slots(lab: JobsLab) -> list[str]:
     return [row["resource_id"] for row in rows]
 
 
-async def test_daily_work_is_due_at_its_time_and_not_a_moment_before(lab: JobsLab) -> None:
+async def test_daily_job_is_due_exactly_at_its_time(lab: JobsLab) -> None:
     lab.jobs.daily(time(3), "clean.up", queue="housekeeping")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 2, 59, 59, 900_000, tzinfo=UTC))
-    work = PeriodicWork(table, lab.jobs, notify=nothing)
+    work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
     assert await work.enqueue_due() == pytest.approx(0.1)
     assert await slots(lab) == ["2026-02-28T03:00:00+00:00"], "yesterday's, which nobody has done"
     table.instant += timedelta(seconds=0.1)
@@ -59,24 +59,24 @@ async def test_daily_work_is_due_at_its_time_and_not_a_moment_before(lab: JobsLa
     assert (row["queue"], row["actor"]) == ("housekeeping", "clock")
 
 
-async def test_slots_that_everyone_slept_through_are_made_up_for_once(lab: JobsLab) -> None:
+async def test_only_the_newest_missed_slot_is_enqueued(lab: JobsLab) -> None:
     lab.jobs.daily(time(3), "clean.up")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 4, tzinfo=UTC))
-    work = PeriodicWork(table, lab.jobs, notify=nothing)
+    work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
     await work.enqueue_due()
     table.instant += timedelta(days=5)
     for _ in range(3):
         await work.enqueue_due()
-        await PeriodicWork(
+        await PeriodicEnqueuer(
             table, lab.jobs, notify=nothing
         ).enqueue_due()  # a process that starts now
     assert await slots(lab) == ["2026-03-01T03:00:00+00:00", "2026-03-06T03:00:00+00:00"]
 
 
-async def test_a_clock_that_is_set_back_runs_nothing_twice(lab: JobsLab) -> None:
+async def test_clock_set_back_enqueues_no_slot_twice(lab: JobsLab) -> None:
     lab.jobs.every(60, "sweep")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 4, 0, 30, tzinfo=UTC))
-    work = PeriodicWork(table, lab.jobs, notify=nothing)
+    work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
     await work.enqueue_due()
     for job in await lab.claim("one"):
         await lab.table.complete_alone([(job.lease, None)], worker="one")
@@ -93,7 +93,7 @@ async def test_many_processes_enqueue_a_slot_once(lab: JobsLab, another_store: O
     stores = [lab.store, await another_store(), await another_store()]
     start = datetime(2026, 3, 1, 2, 58, 30, tzinfo=UTC)
     tables = [HeldTable(store, start) for store in stores for _ in range(2)]
-    works = [PeriodicWork(table, lab.jobs, notify=nothing) for table in tables]
+    works = [PeriodicEnqueuer(table, lab.jobs, notify=nothing) for table in tables]
     for _ in range(4):
         await asyncio.gather(*(work.enqueue_due() for work in works))
         for table in tables:
@@ -127,7 +127,7 @@ async def test_two_workers_run_each_slot_once(lab: JobsLab, another_store: OpenS
     assert {datetime.fromisoformat(effect).microsecond for effect in effects} == {0}
 
 
-async def test_a_worker_enqueues_the_periodic_work_of_its_own_queues_only(lab: JobsLab) -> None:
+async def test_worker_enqueues_periodic_jobs_of_its_queues_only(lab: JobsLab) -> None:
     """What nobody works would only pile up."""
     lab.jobs.every(3600, "sweep", queue="housekeeping")
     lab.jobs.every(3600, "report", queue="reports")
@@ -142,7 +142,7 @@ async def test_a_worker_enqueues_the_periodic_work_of_its_own_queues_only(lab: J
     assert await lab.count("jobs") == 0
 
 
-async def test_a_slot_whose_job_died_is_not_run_again_by_who_comes_later(lab: JobsLab) -> None:
+async def test_slot_with_a_dead_lettered_job_is_not_enqueued_again(lab: JobsLab) -> None:
     runs: list[str] = []
 
     @lab.jobs.handler("broken", max_attempts=2)
@@ -159,14 +159,14 @@ async def test_a_slot_whose_job_died_is_not_run_again_by_who_comes_later(lab: Jo
     await eventually(is_dead)
     (row,) = await lab.rows("SELECT max_attempts FROM dead_letters")
     assert row["max_attempts"] == 2, "as its handler wants it"
-    await PeriodicWork(lab.table, lab.jobs, notify=nothing).enqueue_due()
+    await PeriodicEnqueuer(lab.table, lab.jobs, notify=nothing).enqueue_due()
     assert (await lab.count("jobs"), len(runs)) == (0, 1)
 
 
-async def test_trouble_ends_no_periodic_work(
+async def test_errors_do_not_stop_the_periodic_enqueuer(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(periodic, "_TROUBLE_SECONDS", 0.01)
+    monkeypatch.setattr(periodic, "_ERROR_SECONDS", 0.01)
     troubles: list[Exception] = [StoreUnavailableError("away"), RuntimeError("odd")]
 
     class Troubled(JobStore):
@@ -177,7 +177,7 @@ async def test_trouble_ends_no_periodic_work(
 
     lab.jobs.every(3600, "sweep")
     rung: list[str] = []
-    work = PeriodicWork(Troubled(lab.store), lab.jobs, notify=lambda: rung.append("ring"))
+    work = PeriodicEnqueuer(Troubled(lab.store), lab.jobs, notify=lambda: rung.append("ring"))
     with caplog.at_level(logging.WARNING, "holdfast.jobs"):
         running = asyncio.create_task(work.run())
 
@@ -191,7 +191,7 @@ async def test_trouble_ends_no_periodic_work(
 
 
 @pytest.mark.parametrize("wish", [{"job_type": "a b"}, {"job_type": "ok", "queue": "a b"}])
-def test_a_senseless_name_is_refused_when_it_is_registered(wish: dict[str, Any]) -> None:
+def test_invalid_name_is_refused_when_it_is_registered(wish: dict[str, Any]) -> None:
     jobs = JobRegistry()
     with pytest.raises(UsageError):
         jobs.every(60, **wish)

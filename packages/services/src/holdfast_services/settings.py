@@ -17,10 +17,14 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy, Staleness
+from holdfast import Policy, Staleness
 from holdfast.errors import ConfigurationError
 from holdfast.server.rate_limits import check_limit
+from holdfast_services.field.policy import POLICY as FIELD
+from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.planning.settings import PlanningSettings
+from holdfast_services.routes.policy import POLICY as ROUTES
+from holdfast_services.walk.policy import POLICY as WALK
 from holdfast_services.walk.settings import WalkSettings
 from holdfast_services.walk.steps_settings import StepSettings
 

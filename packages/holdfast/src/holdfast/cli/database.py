@@ -1,4 +1,4 @@
-"""Commands on the server's database: schema and expiry."""
+"""``holdfast migrate`` and ``holdfast sweep``: the schema and expired records of a database."""
 
 import asyncio
 import sqlite3
@@ -15,7 +15,6 @@ from holdfast.cli.output import Failure, print_json, print_table, without_passwo
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.ports import Store
-from holdfast.server.noop_metrics import NullMetrics
 from holdfast.server.sweeper import Sweeper
 from holdfast.stores.migrations import load_migrations
 
@@ -23,22 +22,26 @@ __all__ = ["migrate", "opened", "sweep"]
 
 _SQLITE: Final = "sqlite:///"
 _MIGRATIONS_GROUP: Final = "holdfast.migrations"
-_APPLIED: Final = "SELECT room, number, name FROM holdfast_migrations ORDER BY room, number"
+_APPLIED: Final = (
+    "SELECT namespace, number, name FROM holdfast_migrations ORDER BY namespace, number"
+)
+# Version 0.1.0 named the first column differently.
+_APPLIED_ANY_VERSION: Final = "SELECT * FROM holdfast_migrations"
 
 
 @asynccontextmanager
 async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
-    """Open the database of a URL, and close it in any case."""
-    # An app of one's own has the core's tables only: enough for records.
+    """Open the database of a URL and close it afterwards. Raises ``Failure``."""
+    # Apps other than the bundled services have the tables of the core only.
     store = open_store(url, migration_packages=() if must_exist else _migration_packages())
-    # SQLite would make an empty file of every misspelt name.
+    # SQLite would create an empty file for a misspelt name.
     if must_exist and _is_missing_file(url):
         raise Failure(
             f"{url.removeprefix(_SQLITE)} does not exist: "
-            f"give the right --database, or make it with: holdfast migrate --database {url}"
+            f"check --database, or create it with: holdfast migrate --database {url}"
         )
     try:
-        # Looking must not change anything: the schema is made and brought up to date by migrate.
+        # Only the migrate command changes the schema.
         if must_exist and not await _is_up_to_date(url):
             raise Failure(
                 f"{without_password(url)} does not have this version's tables: "
@@ -54,15 +57,16 @@ async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
 
 
 def migrate(url: str, *, as_json: bool) -> None:
-    """Apply what is missing and say what that was."""
+    """Apply missing migrations and print them."""
     applied, present = asyncio.run(_migrate(url))
     if as_json:
-        names = [{"room": room, "number": number, "name": name} for room, number, name in applied]
-        print_json({"applied": names, "present": present})
+        keys = ("namespace", "number", "name")
+        found = [dict(zip(keys, row, strict=True)) for row in applied]
+        print_json({"applied": found, "present": present})
     elif not applied:
         print(f"{without_password(url)} is up to date ({present} migrations)")
     else:
-        rows = [(room, f"{number:04}", name) for room, number, name in applied]
+        rows = [(namespace, f"{number:04}", name) for namespace, number, name in applied]
         print_table(("applied to", "number", "name"), rows)
 
 
@@ -70,10 +74,10 @@ async def _migrate(url: str) -> tuple[list[tuple[str, int, str]], int]:
     open_store(
         url, migration_packages=_migration_packages()
     )  # refuses a bad URL before anything is touched
-    before = await _applied_before(url, unreachable=set()) or set()
+    before = await _applied_before(url, _APPLIED_ANY_VERSION, unreachable=set()) or set()
     async with opened(url, must_exist=False) as store:
         rows = await store.read(_APPLIED)
-    after = [(row["room"], row["number"], row["name"]) for row in rows]
+    after = [(row["namespace"], row["number"], row["name"]) for row in rows]
     return [found for found in after if found[:2] not in before], len(after)
 
 
@@ -87,73 +91,75 @@ def _is_missing_file(url: str) -> bool:
 
 
 async def _is_up_to_date(url: str) -> bool:
-    """Tell whether opening the store would apply nothing; an unreachable one is told by itself."""
-    applied = await _applied_before(url, unreachable=None)
+    """Check whether all migrations of the core are applied; True if that is unknown."""
+    applied = await _applied_before(url, _APPLIED, unreachable=None)
     database = "sqlite" if url.startswith(_SQLITE) else "postgres"
     known = load_migrations("core", f"holdfast.stores.{database}.migrations")
-    return applied is None or {(m.room, m.number) for m in known} <= applied
+    return applied is None or {m.id for m in known} <= applied
 
 
 _Applied = set[tuple[str, int]]
 
 
-async def _applied_before(url: str, *, unreachable: _Applied | None) -> _Applied | None:
-    """Look without opening the store, which would apply everything at once."""
+async def _applied_before(url: str, query: str, *, unreachable: _Applied | None) -> _Applied | None:
+    """Read what is applied without opening the store, which would migrate it."""
     if _is_missing_file(url):
         return set()
     if url.startswith(_SQLITE):
-        return _applied_on_sqlite(url.removeprefix(_SQLITE), unreachable)
-    return await _applied_on_postgres(url, unreachable)
+        return _applied_on_sqlite(url.removeprefix(_SQLITE), query, unreachable)
+    return await _applied_on_postgres(url, query, unreachable)
 
 
-def _applied_on_sqlite(path: str, unreachable: _Applied | None) -> _Applied | None:
+def _applied_on_sqlite(path: str, query: str, unreachable: _Applied | None) -> _Applied | None:
     try:
         with closing(sqlite3.connect(path)) as database:
-            return {row[:2] for row in database.execute(_APPLIED)}
-    except sqlite3.OperationalError:  # not migrated yet
+            return {row[:2] for row in database.execute(query)}
+    except sqlite3.OperationalError:  # no such table, or no such column
         return set()
-    except sqlite3.Error:  # not a database: the store says it better
+    except sqlite3.Error:  # not a database: opening the store reports it
         return unreachable
 
 
-async def _applied_on_postgres(url: str, unreachable: _Applied | None) -> _Applied | None:
+async def _applied_on_postgres(
+    url: str, query: str, unreachable: _Applied | None
+) -> _Applied | None:
     import asyncpg
 
     try:
         connection = await asyncpg.connect(url, timeout=5)
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
-        return unreachable  # the store says it better
+        return unreachable  # opening the store reports it
     try:
-        return {(row[0], row[1]) for row in await connection.fetch(_APPLIED)}
-    except asyncpg.UndefinedTableError:
+        return {(row[0], row[1]) for row in await connection.fetch(query)}
+    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
         return set()
     finally:
         await connection.close()
 
 
 class _Counted:
-    """The store as the sweeper sees it, with a word to the terminal after each batch."""
+    """Passes sweeps to the store and shows progress in the terminal."""
 
     def __init__(self, store: Store, status: Any) -> None:
         self._store = store
         self._status = status
-        self._gone = 0
+        self._deleted = 0
 
     async def sweep(self, now: datetime, limit: int) -> int:
-        gone = await self._store.sweep(now, limit)
-        self._gone += gone
+        deleted = await self._store.sweep(now, limit)
+        self._deleted += deleted
         if self._status is not None:
-            self._status.update(f"{self._gone} expired records deleted")
-        return gone
+            self._status.update(f"{self._deleted} expired records deleted")
+        return deleted
 
 
 def sweep(url: str, *, as_json: bool) -> None:
-    """Delete everything expired and say how much that was."""
-    gone = asyncio.run(_sweep(url))
+    """Delete all expired records and print how many."""
+    deleted = asyncio.run(_sweep(url))
     if as_json:
-        print_json({"deleted": gone})
+        print_json({"deleted": deleted})
     else:
-        print(f"{gone} expired record{'' if gone == 1 else 's'} deleted")
+        print(f"{deleted} expired record{'' if deleted == 1 else 's'} deleted")
 
 
 async def _sweep(url: str) -> int:
@@ -165,7 +171,7 @@ async def _sweep(url: str) -> int:
     async with opened(url) as store:
         with progress as status:
             counted = cast("Store", _Counted(store, status))
-            sweeper = Sweeper(counted, SystemClock(), NullMetrics(), every_seconds=None)
+            sweeper = Sweeper(counted, SystemClock())
             try:
                 return await sweeper.sweep()
             except HoldfastError as error:

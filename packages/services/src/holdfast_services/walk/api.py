@@ -245,7 +245,7 @@ def _seen(standing: quests.Standing) -> dict[str, Any]:
 
 def _note(run: Run, notifiers: Notifiers, standing: quests.Standing) -> None:
     """Say in the audit what was changed, and wake who watches once it is committed."""
-    tenant = run.call.principal.tenant
+    tenant = run.request.principal.tenant
     run.describe(resource=f"quest:{standing.quest.id}")
     run.after_commit(lambda: notifiers.notify(tenant))
 
