@@ -12,7 +12,7 @@ from holdfast_lab.chaos.device_process import Phone
 from holdfast_lab.chaos.plan import day_of, tap_of
 from holdfast_lab.chaos.record import answer_of, read_history
 from holdfast_lab.checker import Rule, check
-from holdfast_lab.fork_client import Nursery
+from holdfast_lab.fork_client import AsyncForkServer
 from holdfast_lab.history import AnswerSeen, History
 from holdfast_lab.proxy import Exchange
 from holdfast_lab.user_actions import LONG_DAY, marks_of
@@ -24,7 +24,7 @@ NOW = "2026-01-31T09:30:00Z"
 
 @pytest.fixture
 def phone(tmp_path: Path) -> Phone:
-    phone = Phone("phone", Nursery(tmp_path), "http://127.0.0.1:1", lambda _user: "token")
+    phone = Phone("phone", AsyncForkServer(tmp_path), "http://127.0.0.1:1", lambda _user: "token")
     with OutboxQueue.open(phone.path) as queue:
         queue.add_user(USER)
         entries = queue.enqueue_many(day_of(USER))

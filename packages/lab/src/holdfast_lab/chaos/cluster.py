@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from holdfast.testing.servers import RealNats, RealPostgres
-from holdfast_lab.fork_client import Child, ChildrenError, Nursery
+from holdfast_lab.fork_client import AsyncForkServer, Child, ChildError
 
 __all__ = ["DatabaseKind", "Fort"]
 
@@ -31,21 +31,27 @@ class Fort:
     """Everything on the server's side."""
 
     def __init__(
-        self, nursery: Nursery, *, kind: DatabaseKind, nats: bool, secret: str, first_port: int
+        self,
+        processes: AsyncForkServer,
+        *,
+        kind: DatabaseKind,
+        nats: bool,
+        secret: str,
+        first_port: int,
     ) -> None:
         """Take how to build it; nothing runs yet."""
-        self._nursery = nursery
+        self._processes = processes
         self._resources = ExitStack()
         self._environment = {
             "HOLDFAST_JWT_SECRET": secret,
-            "HOLDFAST_HOME": str(nursery.directory / "home"),
+            "HOLDFAST_HOME": str(processes.directory / "home"),
             "HOLDFAST_LOG_LEVEL": "ERROR",
             "HOLDFAST_LOG_JSON": "false",
             "HOLDFAST_JOBS_LEASE_SECONDS": str(_JOB_LEASE_SECONDS),
         }
         self.postgres = RealPostgres() if kind == "postgres" else None
         self.nats = RealNats() if nats else None
-        self.database_url = f"sqlite:///{nursery.directory / 'server.db'}"
+        self.database_url = f"sqlite:///{processes.directory / 'server.db'}"
         self.ports = _free_ports(first_port, _SERVERS)
         # By name; what is down at the moment is not in here.
         self.servers: dict[str, Child] = {}
@@ -83,7 +89,7 @@ class Fort:
         """End all processes in order, and note who does not end well."""
         await self.leave()
         children = [*self.servers.values(), *self.workers.values()]
-        codes = await asyncio.gather(*(self._nursery.stop(child) for child in children))
+        codes = await asyncio.gather(*(self._processes.stop(child) for child in children))
         for child, code in zip(children, codes, strict=True):
             if code != 0:
                 self.mishaps.append(f"{child.name} ended with {code} when asked to stop")
@@ -107,7 +113,7 @@ class Fort:
                         await self._start_server(name)
                     else:
                         await self._start_worker(name)
-                except (ChildrenError, TimeoutError):
+                except (ChildError, TimeoutError):
                     # The database is away, or somebody killed it while it was starting.
                     await asyncio.sleep(_RESTART_SECONDS)
 
@@ -124,14 +130,14 @@ class Fort:
 
     async def _started(self, name: str, arguments: list[str], ready: str) -> Child:
         self.starts += 1
-        child = await self._nursery.start(name, arguments, environment=self._environment)
+        child = await self._processes.start(name, arguments, environment=self._environment)
         try:
-            await child.until_line(ready)
-        except ChildrenError:
+            await child.wait_for_line(ready)
+        except ChildError:
             self._look_for_alarms(child)
             raise
         except TimeoutError:
-            await self._nursery.kill(child)
+            await self._processes.kill(child)
             self.mishaps.append(f"{name} was not ready in time: {child.tail()}")
             raise
         return child
@@ -154,4 +160,4 @@ def _free_ports(first: int, count: int) -> list[int]:
         found.append(port)
         if len(found) == count:
             return found
-    raise ChildrenError("there is no free port")
+    raise ChildError("there is no free port")

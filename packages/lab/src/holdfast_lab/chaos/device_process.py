@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast_lab.fork_client import Child, Nursery
+from holdfast_lab.fork_client import AsyncForkServer, Child
 
 __all__ = ["Phone"]
 
@@ -31,7 +31,7 @@ class Phone:
     """One device, its users so far, and what it has acknowledged."""
 
     name: str
-    nursery: Nursery
+    processes: AsyncForkServer
     server: str
     token_of: Callable[[str], str]
     passphrase: str | None = None
@@ -48,7 +48,7 @@ class Phone:
     @property
     def path(self) -> Path:
         """The outbox's file."""
-        return self.nursery.directory / f"{self.name}.db"
+        return self.processes.directory / f"{self.name}.db"
 
     async def live(self, user: str) -> None:
         """Let a person tap through a day, and send until all of it is done."""
@@ -72,7 +72,7 @@ class Phone:
         while True:
             self.starts += 1
             arguments = [str(self.path), user, str(self.seed + self.starts), _PASSPHRASE]
-            child = await self.nursery.start(
+            child = await self.processes.start(
                 f"{self.name}-person-{self.starts}",
                 arguments,
                 target=_PERSON,
@@ -99,7 +99,7 @@ class Phone:
             arguments += ["--passphrase-env", _PASSPHRASE]
         arguments += ["drain", "--json", "--user", user, "--server", self.server]
         arguments += ["--max-seconds", str(_DRAIN_SECONDS)]
-        child = await self.nursery.start(
+        child = await self.processes.start(
             f"{self.name}-drain-{self.starts}",
             arguments,
             environment=self._environment() | {"HOLDFAST_OUTBOX_TOKEN": self.token_of(user)},

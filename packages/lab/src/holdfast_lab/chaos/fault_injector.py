@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from holdfast_lab.chaos.cluster import Fort
 from holdfast_lab.chaos.device_process import Phone
-from holdfast_lab.fork_client import Child, Nursery
+from holdfast_lab.fork_client import AsyncForkServer, Child
 
 __all__ = ["Besiegers"]
 
@@ -27,10 +27,10 @@ class Besiegers:
     """Chooses a fault, does it, waits a moment, and counts."""
 
     def __init__(
-        self, nursery: Nursery, fort: Fort, phones: Sequence[Phone], chance: random.Random
+        self, processes: AsyncForkServer, fort: Fort, phones: Sequence[Phone], chance: random.Random
     ) -> None:
         """Take whom to attack."""
-        self._nursery = nursery
+        self._processes = processes
         self._fort = fort
         self._phones = phones
         self._chance = chance
@@ -104,7 +104,7 @@ class Besiegers:
         alive = [child for child in children if child.is_alive]
         if alive:
             child = self._chance.choice(alive)
-            await self._nursery.kill(child)
+            await self._processes.kill(child)
             # It may have come to its own end a moment earlier.
             self.kills[kind] += child.code == -signal.SIGKILL
 
@@ -151,9 +151,9 @@ class Besiegers:
             return
         child = self._chance.choice(alive)
         self.stops[kind] += 1
-        self._nursery.signal(child, signal.SIGSTOP)
+        self._processes.signal(child, signal.SIGSTOP)
         await asyncio.sleep(self._chance.uniform(0.1, _LONGEST_STOP_SECONDS[kind]))
-        self._nursery.signal(child, signal.SIGCONT)
+        self._processes.signal(child, signal.SIGCONT)
 
 
 def _start(work: Coroutine[Any, Any, None], running: set[asyncio.Task[None]]) -> None:

@@ -20,7 +20,7 @@ from holdfast_lab.chaos.device_process import Phone
 from holdfast_lab.chaos.fault_injector import Besiegers
 from holdfast_lab.chaos.record import answer_of, jobs_left, read_history
 from holdfast_lab.checker import check
-from holdfast_lab.fork_client import Nursery
+from holdfast_lab.fork_client import AsyncForkServer
 from holdfast_lab.history import AnswerSeen, History
 from holdfast_lab.proxy import CALM, CuttingProxy, Exchange, Weather
 
@@ -89,8 +89,8 @@ async def run_chaos(
 ) -> Report:
     """Lay siege for so many seconds, let everything drain, and report."""
     with tempfile.TemporaryDirectory(prefix="holdfast-siege-", ignore_cleanup_errors=True) as name:
-        async with Nursery(Path(name), preload=_preloaded(kind, nats=nats)) as nursery:
-            siege = _Siege(nursery, kind=kind, nats=nats, seed=seed, watch=watch)
+        async with AsyncForkServer(Path(name), preload=_preloaded(kind, nats=nats)) as processes:
+            siege = _Siege(processes, kind=kind, nats=nats, seed=seed, watch=watch)
             try:
                 return await siege.run(seconds)
             finally:
@@ -105,7 +105,7 @@ def _preloaded(kind: DatabaseKind, *, nats: bool) -> tuple[str, ...]:
 class _Siege:
     def __init__(
         self,
-        nursery: Nursery,
+        processes: AsyncForkServer,
         *,
         kind: DatabaseKind,
         nats: bool,
@@ -120,7 +120,7 @@ class _Siege:
         self._users_of_tokens: dict[str, str] = {}
         self._answers: list[AnswerSeen] = []
         self.fort = Fort(
-            nursery,
+            processes,
             kind=kind,
             nats=nats,
             secret=self._secret,
@@ -132,7 +132,7 @@ class _Siege:
         self._phones = [
             Phone(
                 f"phone-{number}",
-                nursery,
+                processes,
                 self._proxy.url,
                 self._token_of,
                 # One of them encrypted: opening it takes its time, which is another race.
@@ -142,7 +142,7 @@ class _Siege:
             for number in range(_PHONES)
         ]
         chance = random.Random(seed)  # noqa: S311 - whom to kill, not a secret
-        self._besiegers = Besiegers(nursery, self.fort, self._phones, chance)
+        self._besiegers = Besiegers(processes, self.fort, self._phones, chance)
 
     async def run(self, seconds: float) -> Report:
         watching = asyncio.create_task(self._watch_it())

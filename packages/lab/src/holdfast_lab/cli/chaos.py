@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.cli.output import Failure, print_json, print_table
 from holdfast_lab.chaos import Report, Standing, run_chaos
-from holdfast_lab.fork_client import ChildrenError
+from holdfast_lab.fork_client import ChildError
 
 if TYPE_CHECKING:
     from holdfast_lab.chaos.cluster import DatabaseKind
@@ -32,7 +32,7 @@ def show_chaos(*, seconds: float, database: str, nats: bool, seed: int, as_json:
     try:
         with _watching(seconds, as_json=as_json) as watch:
             report = asyncio.run(run_chaos(seconds, kind=kind, nats=nats, seed=seed, watch=watch))
-    except (ChildrenError, TimeoutError, RuntimeError) as error:
+    except (ChildError, TimeoutError, RuntimeError) as error:
         raise Failure(f"the siege could not be laid: {error or 'a start took too long'}") from error
     if as_json:
         print_json(msgspec.to_builtins(report) | {"holds": report.holds})

@@ -1,6 +1,6 @@
 """The demo itself: starts the server and the device, takes the network away and kills the device.
 
-Everything lives in one temporary directory and below one nursery, which outlives nobody.
+Everything lives in one temporary directory and below one processes, which outlives nobody.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from holdfast.server.jwt_auth import mint_token
 from holdfast_lab.demo.device import PASSPHRASE, TOKEN, USER
 from holdfast_lab.demo.verdict import Verdict, judge
 from holdfast_lab.effects import read_effects
-from holdfast_lab.fork_client import Child, ChildrenError, Nursery
+from holdfast_lab.fork_client import AsyncForkServer, Child, ChildError
 from holdfast_lab.proxy import CuttingProxy, Exchange, Weather
 from holdfast_services.dev_secrets import development_secret
 
@@ -53,16 +53,18 @@ Watcher = Callable[[Scene, str | None], None]
 
 
 async def run_demo(watch: Watcher, *, seed: int = 1) -> Verdict:
-    """Run it all and return the verdict. Raises ``ChildrenError`` if a process does not start."""
+    """Run it all and return the verdict. Raises ``ChildError`` if a process does not start."""
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-", ignore_cleanup_errors=True) as name:
-        async with asyncio.timeout(_LONGEST_SECONDS), Nursery(Path(name)) as nursery:
-            return await _Stage(Path(name), nursery, watch, seed).play()
+        async with asyncio.timeout(_LONGEST_SECONDS), AsyncForkServer(Path(name)) as processes:
+            return await _Stage(Path(name), processes, watch, seed).play()
 
 
 class _Stage:
-    def __init__(self, directory: Path, nursery: Nursery, watch: Watcher, seed: int) -> None:
+    def __init__(
+        self, directory: Path, processes: AsyncForkServer, watch: Watcher, seed: int
+    ) -> None:
         self._directory = directory
-        self._nursery = nursery
+        self._processes = processes
         self._watch = watch
         self._seed = seed
         self._scene = Scene()
@@ -104,7 +106,7 @@ class _Stage:
         )
 
     async def _start_server(self) -> int:
-        server = await self._nursery.start(
+        server = await self._processes.start(
             "server",
             ["serve", "--port", "0", "--database", self._database, "--no-jobs"],
             environment={
@@ -112,14 +114,14 @@ class _Stage:
                 "HOLDFAST_LOG_LEVEL": "ERROR",
             },
         )
-        line = await server.until_line("Holdfast is ready on ")
+        line = await server.wait_for_line("Holdfast is ready on ")
         port = urlsplit(line.split()[4]).port
         if port is None:
-            raise ChildrenError(f"the server does not say where it is: {line}")
+            raise ChildError(f"the server does not say where it is: {line}")
         return port
 
     async def _start_device(self, url: str, life: str) -> None:
-        self._device = await self._nursery.start(
+        self._device = await self._processes.start(
             "device",
             [str(self._directory / "device.db"), url, life],
             target=f"{_DEVICE}:main",
@@ -153,7 +155,7 @@ class _Stage:
         due = len(_KILL_AT) > scene.kills and scene.requests >= _KILL_AT[scene.kills]
         if self._device is not None and self._device.is_alive and happened and due:
             scene.kills += 1
-            await self._nursery.kill(self._device)
+            await self._processes.kill(self._device)
             self._news(f"kill -9 of the device: request {scene.requests} was done, it never heard")
 
     def _listen(self) -> bool:
@@ -164,13 +166,13 @@ class _Stage:
         for line in device.new_lines():
             said = _decoded(line)
             if said is None:
-                raise ChildrenError(f"the device says: {device.tail()}")
+                raise ChildError(f"the device says: {device.tail()}")
             self._scene.queue = said.get("queue", self._scene.queue)
             if "trouble" in said:
                 self._scene.troubles.append(said["trouble"])
             over = over or "day" in said
         if not device.is_alive and device.code is not None and device.code > 0:
-            raise ChildrenError(f"the device ended with {device.code}: {device.tail()}")
+            raise ChildError(f"the device ended with {device.code}: {device.tail()}")
         self._watch(self._scene, None)
         return over
 
