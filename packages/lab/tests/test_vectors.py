@@ -209,8 +209,10 @@ def errors_hold(case: dict[str, Any]) -> None:
         entry = entry_of(
             case["operation"], attempt=case["attempt"], previous_status=case["previous_status"]
         )
-        told = as_json(classify(case["status"], case["code"], entry))
-        assert told == {name: case[name] for name in ("device", "outcome_unknown") if name in case}
+        fields = as_json(classify(case["status"], case["code"], entry))
+        assert fields == {
+            name: case[name] for name in ("device", "outcome_unknown") if name in case
+        }
         return
     for error_format, member in (ErrorFormat.ENVELOPE, "error"), (ErrorFormat.PROBLEM, "code"):
         for ietf, status in (False, case["status"]), (True, case["ietf_status"]):
@@ -231,8 +233,8 @@ def retries_hold(case: dict[str, Any]) -> None:
         case _:
             policy, attempt = PRESETS[case["preset"]], case["attempt"]
             floor = case.get("retry_after_seconds")
-            for dice in (0.0, 0.25, 0.5, 0.999):
-                delay = policy.delay_seconds(attempt, random=dice, retry_after_seconds=floor)
+            for jitter in (0.0, 0.25, 0.5, 0.999):
+                delay = policy.delay_seconds(attempt, random=jitter, retry_after_seconds=floor)
                 assert case["min_seconds"] <= delay <= case["max_seconds"]
                 assert floor is None or delay >= floor
             if "gives_up" in case:

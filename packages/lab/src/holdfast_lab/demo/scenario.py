@@ -27,7 +27,7 @@ __all__ = ["OnStep", "State", "run_demo"]
 
 _NETWORK_FAULTS: Final = NetworkFaults(lose_response=1 / 3, max_delay_seconds=0.12)
 _KILL_AT: Final = (15, 40)
-"""Numbers of the requests whose response the device does not live to get."""
+"""The device is killed after the server has responded to these requests, before it knows."""
 _POLL_SECONDS: Final = 0.05
 _MAX_SECONDS: Final = 55.0
 _OK: Final = 300
