@@ -22,7 +22,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Seed: chooses which responses are lost.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Show exactly-once effects: 40 offline actions, every third response lost, two kills.
+    """Show exactly-once effects: 40 offline actions, a third of the responses lost, two kills.
 
     Starts a server and a device in a temporary directory and removes both. Exits with 1 if an
     action took effect twice or not at all.
