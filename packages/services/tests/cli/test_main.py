@@ -106,11 +106,11 @@ def test_the_collector_looks_again_once_a_server_is_ready(cli: Cli) -> None:
     script = (
         "import gc, sys\n"
         "from holdfast.cli import main\nfrom holdfast_services.cli import serve\n"
-        "def serve_here(app, settings, listener, ready):\n"
+        "def run_in_process(app, settings, listener, ready):\n"
         "    before = gc.isenabled()\n"
         "    ready()\n"
         "    print(before, gc.isenabled())\n"
-        "serve.serve_here = serve_here\n"
+        "serve.run_in_process = run_in_process\n"
         "sys.argv = ['holdfast', 'serve', '--port', '0']\n"
         "main.main()\n"
     )

@@ -16,15 +16,15 @@ from holdfast.cli.output import Failure, warn, without_password
 from holdfast.errors import HoldfastError
 from holdfast.jobs.engines.nats_url import servers_of
 from holdfast_services.app import create_app
-from holdfast_services.bootstrap import store_of
-from holdfast_services.cli.logs import log_as_set
+from holdfast_services.bootstrap import create_store
+from holdfast_services.cli.logs import configure_logging_from_settings
 from holdfast_services.dev_secrets import development_secret
-from holdfast_services.settings import Settings, load_settings, strange_variables
+from holdfast_services.settings import Settings, load_settings, unknown_variables
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["log_as_set", "run_server", "serve_here"]
+__all__ = ["configure_logging_from_settings", "run_in_process", "run_server"]
 
 _BACKLOG = 2048
 
@@ -51,7 +51,7 @@ def run_server(
     settings = load_settings(**given)
     if settings.nats_url is not None:
         servers_of(settings.nats_url)
-    for line in (*strange_variables(), *settings.cautions()):
+    for line in (*unknown_variables(), *settings.warnings()):
         warn(line)
     listener = _bind(host, port, settings)
     with listener:
@@ -70,17 +70,17 @@ def run_server(
             release_collector()
             print(line, flush=True)
 
-        log_as_set(settings)
+        configure_logging_from_settings(settings)
         app = create_app(settings)  # for several workers too: what is wrong is told once
         if workers == 1:
-            serve_here(app, settings, listener, say_ready)
+            run_in_process(app, settings, listener, say_ready)
             return 0
         from holdfast_services.cli.supervisor import Supervisor
 
         return Supervisor(listener, workers, given, settings.shutdown_seconds).run(say_ready)
 
 
-def serve_here(
+def run_in_process(
     app: "FastAPI",
     settings: Settings,
     listener: socket.socket,
@@ -162,7 +162,7 @@ def _address(listener: socket.socket) -> str:
 
 async def _check_store(settings: Settings) -> None:
     """Open the database once, migrations included, so that trouble is told in one line."""
-    store = store_of(settings)
+    store = create_store(settings)
     try:
         await store.open()
     except HoldfastError as error:

@@ -19,13 +19,13 @@ __all__: list[str] = []
 
 def _run() -> int:
     from holdfast_services.app import create_app
-    from holdfast_services.cli.logs import log_as_set
-    from holdfast_services.cli.serve import serve_here
+    from holdfast_services.cli.logs import configure_logging_from_settings
+    from holdfast_services.cli.serve import run_in_process
     from holdfast_services.settings import load_settings
 
     listener, ready = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     settings = load_settings()
-    log_as_set(settings)
+    configure_logging_from_settings(settings)
 
     def say_ready() -> None:
         release_collector()
@@ -43,8 +43,8 @@ def _run() -> int:
 
         Thread(target=watch, name="holdfast-parent", daemon=True).start()
 
-    app = create_app(settings, counts_file=Path(sys.argv[3]))
-    serve_here(app, settings, listener, say_ready, started=end_with_parent)
+    app = create_app(settings, rate_limit_file=Path(sys.argv[3]))
+    run_in_process(app, settings, listener, say_ready, started=end_with_parent)
     return 0
 
 

@@ -8,7 +8,7 @@ from holdfast.cli.output import Failure
 
 __all__ = ["make_token"]
 
-_MOST_HOURS: Final = 876_000
+_MAX_HOURS: Final = 876_000
 _HOURS: Final = 24.0
 # As long as the real ones; a report takes it only while it is fresh.
 _APP_CHECK_HOURS: Final = 1.0
@@ -20,8 +20,8 @@ def make_token(
     """Return a token; ends the command where this server's tokens are not ours to make."""
     if hours is None:
         hours = _APP_CHECK_HOURS if app_check else _HOURS
-    if not 0 < hours <= _MOST_HOURS:
-        raise Failure(f"--hours should be a number above 0, at most {_MOST_HOURS}", 2)
+    if not 0 < hours <= _MAX_HOURS:
+        raise Failure(f"--hours should be a number above 0, at most {_MAX_HOURS}", 2)
     if app_check:  # about an app: organization and roles have no place in it
         return _app_check(sub, timedelta(hours=hours))
     if not sub:
@@ -52,7 +52,7 @@ def _app_check(sub: str | None, lifetime: timedelta) -> str:
     from holdfast.server.jwt_keys import UNREADABLE
     from holdfast_services.dev_secrets import development_app_check_key
     from holdfast_services.settings import load_settings
-    from holdfast_services.walk.attestation import DEVELOPMENT_APP, mint_app_check
+    from holdfast_services.walk.steps.attestation import DEVELOPMENT_APP, mint_app_check
 
     settings = load_settings()
     if not settings.app_check_is_development:

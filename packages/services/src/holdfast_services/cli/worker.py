@@ -13,9 +13,9 @@ from holdfast.cli.output import Failure, warn, without_password
 from holdfast.errors import HoldfastError
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast_services.bootstrap import create_holdfast
-from holdfast_services.cli.logs import log_as_set
-from holdfast_services.jobs import look_at_jobs, make_worker
-from holdfast_services.settings import Settings, load_settings, strange_variables
+from holdfast_services.cli.logs import configure_logging_from_settings
+from holdfast_services.jobs import make_worker, report_queue_depths
+from holdfast_services.settings import Settings, load_settings, unknown_variables
 
 __all__ = ["run_worker"]
 
@@ -32,9 +32,9 @@ def run_worker(
 ) -> int:
     """Work until told to stop; returns the exit code."""
     settings = load_settings(database_url=database, nats_url=nats, jobs_concurrency=concurrency)
-    for line in strange_variables():
+    for line in unknown_variables():
         warn(line)
-    log_as_set(settings)
+    configure_logging_from_settings(settings)
     metrics = PrometheusMetrics()
     if metrics_port is not None:
         try:
@@ -47,7 +47,7 @@ def run_worker(
 async def _count(holdfast: Holdfast, metrics: PrometheusMetrics) -> None:
     """Count what waits now and then: nobody asks a worker to, as a server is asked."""
     while True:
-        await look_at_jobs(holdfast, metrics)
+        await report_queue_depths(holdfast, metrics)
         await asyncio.sleep(_COUNT_SECONDS)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 
-from holdfast_services.walk.steps_rules import Limits, Span, is_burst
+from holdfast_services.walk.steps.rules import Limits, Span, is_burst
 
 __all__ = ["Accepted", "Quarantined", "Reading", "Rejected", "Ruling", "Verdict", "judge"]
 

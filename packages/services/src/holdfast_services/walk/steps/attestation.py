@@ -25,13 +25,13 @@ from holdfast.ports import Clock
 from holdfast.server.jwt_auth import JwtIdentify
 from holdfast.server.request_head import RequestHead
 from holdfast_services.dev_secrets import development_app_check_key
-from holdfast_services.walk.steps_settings import StepSettings
+from holdfast_services.walk.steps.settings import StepSettings
 
 __all__ = ["DEVELOPMENT_APP", "AppCheck", "AttestationError", "Attested", "mint_app_check"]
 
 DEVELOPMENT_APP: Final = "1:0:web:development"
 _ALGORITHM: Final = "RS256"
-_MOST_ID_CHARS: Final = 128
+_MAX_ID_CHARS: Final = 128
 # What of a token's claims is kept in the log: who made it for whom, when.
 _TOLD: Final = ("iss", "sub", "aud", "iat", "exp")
 
@@ -90,7 +90,7 @@ class AppCheck:
         except NotAuthenticatedError as error:
             raise AttestationError(error.message, anonymous_id) from None
         token_id = claims.get("jti")
-        if not isinstance(token_id, str) or not 0 < len(token_id) <= _MOST_ID_CHARS:
+        if not isinstance(token_id, str) or not 0 < len(token_id) <= _MAX_ID_CHARS:
             token_id = anonymous_id
         return Attested(
             token_id.replace("\x00", ""),

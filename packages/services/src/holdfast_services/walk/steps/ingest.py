@@ -12,10 +12,9 @@ from typing import Final, NoReturn
 
 from holdfast import Execution, Holdfast, ServiceError, Transaction
 from holdfast.errors import StoreError, StoreUnavailableError
-from holdfast_services.walk.attestation import AppCheck, AttestationError, Attested
-from holdfast_services.walk.reviews import note_rejection
-from holdfast_services.walk.steps_model import IngestAnswer, StepReport
-from holdfast_services.walk.steps_repository import (
+from holdfast_services.walk.steps.attestation import AppCheck, AttestationError, Attested
+from holdfast_services.walk.steps.model import IngestResponse, StepReport
+from holdfast_services.walk.steps.repository import (
     Attestation,
     RecentDay,
     add_attestation,
@@ -26,21 +25,22 @@ from holdfast_services.walk.steps_repository import (
     recent_days,
     sql,
 )
-from holdfast_services.walk.steps_rules import (
+from holdfast_services.walk.steps.reviews import note_rejection
+from holdfast_services.walk.steps.rules import (
     Rejection,
     Report,
     Span,
+    find_rejection,
     find_zone,
-    first_fault,
     provisional_credit,
     scaled,
 )
-from holdfast_services.walk.steps_settings import StepSettings
-from holdfast_services.walk.steps_streak import streak_view
-from holdfast_services.walk.streaks import StreakState, carry_on, state_on, today_in
+from holdfast_services.walk.steps.settings import StepSettings
+from holdfast_services.walk.steps.streak_view import streak_view
+from holdfast_services.walk.steps.streaks import StreakState, extend_streak, streak_on, today_in
 from holdfast_services.walk.walkers import lock_walker
 
-__all__ = ["QUEUE", "RECONCILE", "StepIntake"]
+__all__ = ["QUEUE", "RECONCILE", "StepIngestion"]
 
 QUEUE: Final = "walk"
 RECONCILE: Final = "steps.reconcile"
@@ -50,7 +50,7 @@ ORDER: Final = "steps"
 _log = logging.getLogger("holdfast_services")
 
 
-class StepIntake:
+class StepIngestion:
     """Takes reports, one transaction each."""
 
     def __init__(self, holdfast: Holdfast, settings: StepSettings, app_check: AppCheck) -> None:
@@ -63,7 +63,7 @@ class StepIntake:
 
     async def take(
         self, tx: Transaction, run: Execution, sent: StepReport, tokens: Sequence[str]
-    ) -> IngestAnswer:
+    ) -> IngestResponse:
         """Take one report, or raise why not."""
         tenant, now = run.call.principal.tenant, self._holdfast.clock.now()
         note = Attestation(
@@ -84,7 +84,7 @@ class StepIntake:
         )
         await lock_walker(tx, tenant, now)
         sync = await find_sync(tx, tenant)
-        fault = first_fault(report, self._limits, None if sync is None else sync.last, now)
+        fault = find_rejection(report, self._limits, None if sync is None else sync.last, now)
         if fault is not None:
             await self._reject(tx, run, fault, note, now)
         since = min(sent.day, today_in(report.zone, now) - timedelta(self._limits.offline_days + 1))
@@ -111,7 +111,7 @@ class StepIntake:
             )
         run.describe(resource=f"day:{sent.day.isoformat()}")
         state = await self._expected_streak(tx, tenant, report, days, since=since, now=now)
-        return IngestAnswer(
+        return IngestResponse(
             provisional_energy=self._credit(report, days),
             streak_state=streak_view(state, 0 if sync is None else sync.total_steps),
         )
@@ -211,8 +211,8 @@ class StepIntake:
         if not any(day.day == report.day and day.is_rejected_for_good for day in days):
             attested.add(report.day)
         before = await attested_before(tx, tenant, since)
-        *_, last = [before, *carry_on(before, sorted(attested), self._streaks)]
-        return state_on(last, today_in(report.zone, now), report.zone, self._streaks)
+        *_, last = [before, *extend_streak(before, sorted(attested), self._streaks)]
+        return streak_on(last, today_in(report.zone, now), report.zone, self._streaks)
 
     def _may_be_attested(self, day: RecentDay) -> bool:
         return day.is_attested or (

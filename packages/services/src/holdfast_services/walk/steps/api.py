@@ -10,29 +10,29 @@ from holdfast import ErrorFormat, Holdfast, Principal
 from holdfast.errors import BodyInvalidError, FieldNotAllowedError, ForbiddenError, NotFoundError
 from holdfast.ports import Row
 from holdfast.server.starlette import Caller, Run, Tx
-from holdfast_services.auth import SignedIn
+from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.openapi import errors
-from holdfast_services.routing import put_together, service_router
+from holdfast_services.routing import extend_router, service_router
 from holdfast_services.settings import Settings
-from holdfast_services.walk import reviews
-from holdfast_services.walk.attestation import AppCheck
 from holdfast_services.walk.jobs import REFUND
-from holdfast_services.walk.reconcile import settle_day
-from holdfast_services.walk.steps_intake import QUEUE, StepIntake
-from holdfast_services.walk.steps_model import (
+from holdfast_services.walk.steps import reviews
+from holdfast_services.walk.steps.attestation import AppCheck
+from holdfast_services.walk.steps.ingest import QUEUE, StepIngestion
+from holdfast_services.walk.steps.model import (
     DayView,
     DayViews,
-    IngestAnswer,
+    IngestResponse,
     Resolution,
     ReviewView,
     ReviewViews,
     StepReport,
 )
-from holdfast_services.walk.steps_repository import (
-    END_OF_DAYS,
+from holdfast_services.walk.steps.reconcile import settle_day
+from holdfast_services.walk.steps.repository import (
+    AFTER_LAST_DAY,
     list_days,
     readings_of,
-    rule_day,
+    save_ruling,
 )
 from holdfast_services.walk.walkers import instant, lock_walker
 
@@ -53,13 +53,13 @@ Refused with `ATTESTATION_INVALID` (401), `SOURCE_NOT_ALLOWED` (403), `STEP_COUN
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the part of the walk service that is about steps."""
-    return put_together(APIRouter(), _steps(holdfast, settings), _reviews(holdfast, settings))
+    return extend_router(APIRouter(), _steps(holdfast, settings), _reviews(holdfast, settings))
 
 
 def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
     api = service_router("walk", prefix="/step")
     app_check = AppCheck(settings, settings.home, holdfast.clock)
-    intake = StepIntake(holdfast, settings, app_check)
+    intake = StepIngestion(holdfast, settings, app_check)
 
     @api.post("/ingest", summary="Report steps", description=_REJECTED, responses=_errors())
     @holdfast.guard("step.ingest", policy=settings.policies().step_ingest)
@@ -68,18 +68,18 @@ def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
         tx: Tx,
         run: Run,
         tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
-    ) -> IngestAnswer:
+    ) -> IngestResponse:
         return await intake.take(tx, run, report, tokens or [])
 
     @api.get("/log", summary="See the days", responses=_errors(400, 401, 422, 503))
     async def log(
-        caller: SignedIn,
+        caller: CurrentPrincipal,
         after: Annotated[str | None, Query(examples=["2026-05-18"])] = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> DayViews:
         if after is not None and _DAY.fullmatch(after) is None:
             raise BodyInvalidError("after should be the `next` of the page before")
-        before = after or END_OF_DAYS
+        before = after or AFTER_LAST_DAY
         rows = await list_days(holdfast.store, caller.tenant, before=before, limit=limit + 1)
         items = [_day(row) for row in rows[:limit]]
         return DayViews(items=items, next=items[-1].id if len(rows) > limit else None)
@@ -92,7 +92,7 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
 
     @api.get("", summary="See what to review", responses=_errors(400, 401, 403, 422, 503))
     async def queue(
-        caller: SignedIn,
+        caller: CurrentPrincipal,
         status: Literal["open", "resolved"] = "open",
         after: str | None = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
@@ -136,7 +136,7 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
             day = date.fromisoformat(resolved["day"])
             count = await _count_of(tx, walker, day, resolution, settings.step_max_per_day)
             accepted = resolution.decision == "accept"
-            await rule_day(tx, walker, day, accepted=accepted, count=count)
+            await save_ruling(tx, walker, day, accepted=accepted, count=count)
             due_at = await settle_day(tx, walker, day, settings=settings, now=now)
             if due_at is not None:
                 await holdfast.enqueue(

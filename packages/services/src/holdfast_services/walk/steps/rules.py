@@ -14,7 +14,7 @@ from re import compile as regex
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from holdfast_services.walk.streaks import today_in
+from holdfast_services.walk.steps.streaks import today_in
 
 __all__ = [
     "LastSync",
@@ -22,8 +22,8 @@ __all__ = [
     "Rejection",
     "Report",
     "Span",
+    "find_rejection",
     "find_zone",
-    "first_fault",
     "is_burst",
     "provisional_credit",
     "scaled",
@@ -93,7 +93,7 @@ class Rejection:
     is_anti_cheat: bool = False
 
 
-def first_fault(
+def find_rejection(
     report: Report, limits: Limits, last_sync: LastSync | None, now: datetime
 ) -> Rejection | None:
     """Return the first reason to reject a report, or None."""

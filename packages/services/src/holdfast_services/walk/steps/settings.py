@@ -7,8 +7,8 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from holdfast.errors import ConfigurationError
-from holdfast_services.walk.steps_rules import Limits
-from holdfast_services.walk.streaks import StreakRules
+from holdfast_services.walk.steps.rules import Limits
+from holdfast_services.walk.steps.streaks import StreakRules
 
 __all__ = ["DEVELOPMENT_AUDIENCE", "DEVELOPMENT_ISSUER", "StepSettings"]
 
@@ -16,8 +16,8 @@ __all__ = ["DEVELOPMENT_AUDIENCE", "DEVELOPMENT_ISSUER", "StepSettings"]
 DEVELOPMENT_AUDIENCE: Final = "projects/holdfast-development"
 DEVELOPMENT_ISSUER: Final = "holdfast-development"
 
-_MOST_HOURS: Final = 876_000
-_MOST_STEPS: Final = 1_000_000
+_MAX_HOURS: Final = 876_000
+_MAX_STEPS: Final = 1_000_000
 
 
 def split(text: str) -> list[str]:
@@ -41,9 +41,9 @@ def _growing(text: str) -> str:
 
 Words = Annotated[str, AfterValidator(_some_words)]
 Thresholds = Annotated[str, AfterValidator(_growing)]
-Hours = Annotated[float, Field(ge=0, le=_MOST_HOURS, allow_inf_nan=False)]
+Hours = Annotated[float, Field(ge=0, le=_MAX_HOURS, allow_inf_nan=False)]
 _HOURS: Final = "a number of hours from 0"
-_STEPS: Final = f"a whole number of steps from 1 to {_MOST_STEPS}"
+_STEPS: Final = f"a whole number of steps from 1 to {_MAX_STEPS}"
 _FACTOR: Final = "a number above 0, at most 1000"
 
 
@@ -65,7 +65,7 @@ class StepSettings(BaseModel):
         "com.apple.health,com.google.android.apps.healthdata",
         description="names of source bundles with commas between them",
     )
-    step_max_per_day: int = Field(50_000, ge=1, le=_MOST_STEPS, description=_STEPS)
+    step_max_per_day: int = Field(50_000, ge=1, le=_MAX_STEPS, description=_STEPS)
     step_max_per_second: float = Field(3.0, gt=0, le=1000, description=_FACTOR)
     step_burst_tolerance: float = Field(3.0, gt=0, le=1000, description=_FACTOR)
     step_tz_jump_hours: Hours = Field(12.0, description=_HOURS)
@@ -77,7 +77,7 @@ class StepSettings(BaseModel):
     # What steps are worth.
     step_provisional_factor: float = Field(1.5, gt=0, le=1000, description=_FACTOR)
     step_energy_per_step: float = Field(1.0, gt=0, le=1000, description=_FACTOR)
-    step_attested_threshold: int = Field(2000, ge=1, le=_MOST_STEPS, description=_STEPS)
+    step_attested_threshold: int = Field(2000, ge=1, le=_MAX_STEPS, description=_STEPS)
     step_streak_tiers: Thresholds = Field(
         "3,7,14,30", description="growing whole numbers of days with commas between them"
     )

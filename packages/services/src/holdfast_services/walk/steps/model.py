@@ -17,12 +17,12 @@ from pydantic_core import PydanticCustomError
 
 from holdfast.core.staleness import parse_instant
 from holdfast.errors import BodyInvalidError
-from holdfast_services.walk.steps_rules import find_zone
+from holdfast_services.walk.steps.rules import find_zone
 
 __all__ = [
     "DayView",
     "DayViews",
-    "IngestAnswer",
+    "IngestResponse",
     "Resolution",
     "ReviewView",
     "ReviewViews",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_MOST_STEPS: Final = 1_000_000
+_MAX_STEPS: Final = 1_000_000
 
 
 def _instant(value: object) -> datetime:
@@ -82,7 +82,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=to_camel)
 
 
-class _Told(BaseModel):
+class _Response(BaseModel):
     """What is answered."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
@@ -139,7 +139,7 @@ class StepReport(_Strict):
     )
 
 
-class StreakView(_Told):
+class StreakView(_Response):
     """A streak. ``decayAt`` is when it next gets worse unless another day is attested."""
 
     current_length_days: int
@@ -149,7 +149,7 @@ class StreakView(_Told):
     total_lifetime_steps: int
 
 
-class IngestAnswer(_Told):
+class IngestResponse(_Response):
     """The report is kept. What it is worth is provisional until it is reconciled."""
 
     provisional: Literal[True] = True
@@ -157,7 +157,7 @@ class IngestAnswer(_Told):
     streak_state: StreakView
 
 
-class DayView(_Told):
+class DayView(_Response):
     """One of the walker's days."""
 
     id: str
@@ -174,7 +174,7 @@ class DayView(_Told):
     reconciled_at: datetime | None
 
 
-class DayViews(_Told):
+class DayViews(_Response):
     """A page of days, newest first."""
 
     items: list[DayView]
@@ -185,7 +185,7 @@ class Resolution(_Strict):
     """What an admin decides. Accepted steps may be counted lower than they were reported."""
 
     decision: Annotated[Literal["accept", "reject"], BeforeValidator(_text)]
-    accepted_count: int | None = Field(None, ge=0, le=_MOST_STEPS)
+    accepted_count: int | None = Field(None, ge=0, le=_MAX_STEPS)
     note: Annotated[str, Field(max_length=1000), AfterValidator(_printable)] | None = None
 
     @model_validator(mode="after")
@@ -195,7 +195,7 @@ class Resolution(_Strict):
         return self
 
 
-class ReviewView(_Told):
+class ReviewView(_Response):
     """Something a person has to look at, or has looked at."""
 
     id: str
@@ -211,7 +211,7 @@ class ReviewView(_Told):
     note: str | None
 
 
-class ReviewViews(_Told):
+class ReviewViews(_Response):
     """A page of reviews, oldest first."""
 
     items: list[ReviewView]

@@ -3,10 +3,10 @@
 from datetime import datetime
 
 from holdfast.ports import Store
-from holdfast_services.walk.steps_model import StreakView
-from holdfast_services.walk.steps_repository import read_settled_streak
-from holdfast_services.walk.steps_settings import StepSettings
-from holdfast_services.walk.streaks import StreakState, state_on, today_in
+from holdfast_services.walk.steps.model import StreakView
+from holdfast_services.walk.steps.repository import read_settled_streak
+from holdfast_services.walk.steps.settings import StepSettings
+from holdfast_services.walk.steps.streaks import StreakState, streak_on, today_in
 
 __all__ = ["read_streak", "streak_view"]
 
@@ -22,7 +22,7 @@ async def read_streak(
     if found is None:
         return streak_view(StreakState(), 0)
     sync, last = found
-    state = state_on(last, today_in(sync.zone, now), sync.zone, settings.streak_rules)
+    state = streak_on(last, today_in(sync.zone, now), sync.zone, settings.streak_rules)
     return streak_view(state, sync.total_steps)
 
 

@@ -11,17 +11,16 @@ from typing import assert_never
 
 from holdfast import Transaction
 from holdfast.ports import Row
-from holdfast_services.walk.day_assessment import (
+from holdfast_services.walk.events import add_event
+from holdfast_services.walk.ledger import book
+from holdfast_services.walk.steps.day_assessment import (
     Accepted,
     Quarantined,
     Rejected,
     Verdict,
     judge,
 )
-from holdfast_services.walk.events import add_event
-from holdfast_services.walk.ledger import book
-from holdfast_services.walk.reviews import QUARANTINED_DAY, note_rejection, open_review
-from holdfast_services.walk.steps_repository import (
+from holdfast_services.walk.steps.repository import (
     Attestation,
     DayLog,
     DayStatus,
@@ -37,9 +36,10 @@ from holdfast_services.walk.steps_repository import (
     set_streak_of_day,
     settle_day_log,
 )
-from holdfast_services.walk.steps_rules import scaled
-from holdfast_services.walk.steps_settings import StepSettings
-from holdfast_services.walk.streaks import carry_on, state_on, today_in
+from holdfast_services.walk.steps.reviews import QUARANTINED_DAY, note_rejection, open_review
+from holdfast_services.walk.steps.rules import scaled
+from holdfast_services.walk.steps.settings import StepSettings
+from holdfast_services.walk.steps.streaks import extend_streak, streak_on, today_in
 from holdfast_services.walk.tree import (
     confirm_allocations,
     provisional_allocations,
@@ -90,11 +90,11 @@ async def settle_day(
         settings=settings,
         now=now,
     )
-    await _tell(tx, tenant, day, verdict, newest, settings=settings, now=now)
+    await _record_doubts(tx, tenant, day, verdict, newest, settings=settings, now=now)
     data = {"day": day.isoformat(), "acceptedCount": accepted, "attested": is_attested}
     await add_event(tx, tenant, f"steps.{status.lower()}", data | {"energyBalance": balance}, now)
     if status == "REJECTED":
-        await _take_back(tx, tenant, now + settings.refund_grace)
+        await _schedule_refunds(tx, tenant, now + settings.refund_grace)
     elif status == "ACCEPTED" and balance >= 0 and attested_at is not None:
         await _confirm(tx, tenant, attested_at, settings=settings, now=now)
     return await next_refund_at(tx, tenant)
@@ -144,7 +144,7 @@ async def _settle_streak(
     days = [*([day] if is_attested else []), *known]
     if not is_attested:
         await set_streak_of_day(tx, tenant, day, None)
-    for attested in carry_on(before, days, rules):
+    for attested in extend_streak(before, days, rules):
         if known.get(attested.day) == attested:
             break  # from here on everything follows as it did
         await set_streak_of_day(tx, tenant, attested.day, attested)
@@ -152,13 +152,13 @@ async def _settle_streak(
     if sync is None:
         raise LookupError("a walker with a day was never heard of")
     last = await attested_before(tx, tenant, None)
-    state = state_on(last, today_in(sync.zone, now), sync.zone, rules)
+    state = streak_on(last, today_in(sync.zone, now), sync.zone, rules)
     attested_at = now if is_attested else sync.attested_at
     await save_streak(tx, tenant, state, steps=steps, attested_at=attested_at)
     return attested_at
 
 
-async def _tell(
+async def _record_doubts(
     tx: Transaction,
     tenant: str,
     day: date,
@@ -199,7 +199,7 @@ async def _tell(
             assert_never(verdict)
 
 
-async def _take_back(tx: Transaction, tenant: str, due_at: datetime) -> None:
+async def _schedule_refunds(tx: Transaction, tenant: str, due_at: datetime) -> None:
     """Have what was taken while this day was believed given back after the grace."""
     provisional = await provisional_allocations(tx, tenant)
     if provisional:
@@ -216,14 +216,14 @@ async def _confirm(
     """
     if await has_pending_steps(tx, tenant):
         return
-    standing = [
+    state = [
         allocation
         for allocation in await provisional_allocations(tx, tenant)
         if allocation.allocated_at <= attested_at
     ]
-    if any(a.refund_due_at is not None for a in standing) and await has_rejected_days(
+    if any(a.refund_due_at is not None for a in state) and await has_rejected_days(
         tx, tenant, now - settings.refund_grace
     ):
-        standing = [a for a in standing if a.refund_due_at is None]
-    if standing:
-        await confirm_allocations(tx, tenant, [a.node_id for a in standing], now)
+        state = [a for a in state if a.refund_due_at is None]
+    if state:
+        await confirm_allocations(tx, tenant, [a.node_id for a in state], now)

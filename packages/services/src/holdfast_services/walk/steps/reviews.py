@@ -14,8 +14,8 @@ from holdfast import Transaction
 from holdfast.errors import NotFoundError, ServiceError
 from holdfast.ids import new_id
 from holdfast.ports import Row, Store
-from holdfast_services.walk.steps_model import Resolution, ReviewView, ReviewViews
-from holdfast_services.walk.steps_repository import sql
+from holdfast_services.walk.steps.model import Resolution, ReviewView, ReviewViews
+from holdfast_services.walk.steps.repository import sql
 from holdfast_services.walk.walkers import instant
 
 __all__ = [

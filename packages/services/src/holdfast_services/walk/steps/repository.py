@@ -14,9 +14,9 @@ from holdfast import Transaction
 from holdfast.ids import new_id
 from holdfast.ports import Params, Row, Store
 from holdfast.stores.sql_loader import load_queries
-from holdfast_services.walk.day_assessment import Reading, Ruling
-from holdfast_services.walk.steps_rules import LastSync, Report, Span, find_zone
-from holdfast_services.walk.streaks import AttestedDay, StreakState
+from holdfast_services.walk.steps.day_assessment import Reading, Ruling
+from holdfast_services.walk.steps.rules import LastSync, Report, Span, find_zone
+from holdfast_services.walk.steps.streaks import AttestedDay, StreakState
 from holdfast_services.walk.walkers import instant
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
     "read_settled_streak",
     "readings_of",
     "recent_days",
-    "rule_day",
+    "save_ruling",
     "save_streak",
     "set_streak_of_day",
     "settle_day_log",
@@ -48,7 +48,7 @@ __all__ = [
 
 DayStatus = Literal["PENDING", "ACCEPTED", "QUARANTINED", "REJECTED"]
 # After the last day there can be.
-END_OF_DAYS: Final = "9999-99-99"
+AFTER_LAST_DAY: Final = "9999-99-99"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,9 @@ async def settle_day_log(
     await tx.execute(sql("settle_log"), values)
 
 
-async def rule_day(tx: Transaction, tenant: str, day: date, *, accepted: bool, count: int) -> None:
+async def save_ruling(
+    tx: Transaction, tenant: str, day: date, *, accepted: bool, count: int
+) -> None:
     """Write down what a person decided; the day waits to be settled again."""
     values = {
         "tenant": tenant,
@@ -271,7 +273,7 @@ async def list_days(store: Store, tenant: str, *, before: str, limit: int) -> Se
 
 async def attested_before(tx: Transaction, tenant: str, day: date | None) -> AttestedDay | None:
     """Return the newest attested day before one, or of all."""
-    text = END_OF_DAYS if day is None else day.isoformat()
+    text = AFTER_LAST_DAY if day is None else day.isoformat()
     row = await tx.fetch_one(sql("attested_before"), {"tenant": tenant, "day": text})
     return None if row is None else _attested(row)
 
@@ -322,7 +324,7 @@ async def read_settled_streak(store: Store, tenant: str) -> tuple[Sync, Attested
     syncs = await store.read(sql("find_sync"), {"tenant": tenant})
     if not syncs:
         return None
-    rows = await store.read(sql("attested_before"), {"tenant": tenant, "day": END_OF_DAYS})
+    rows = await store.read(sql("attested_before"), {"tenant": tenant, "day": AFTER_LAST_DAY})
     return _sync(syncs[0]), _attested(rows[0]) if rows else None
 
 
@@ -382,4 +384,4 @@ async def delete_attestations(store: Store, *, before: datetime, limit: int) -> 
 
 def sql(name: str) -> str:
     """Return a statement by name."""
-    return load_queries("holdfast_services.walk", "steps.sql")[name]
+    return load_queries("holdfast_services.walk.steps")[name]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
-__all__ = ["AttestedDay", "StreakRules", "StreakState", "carry_on", "state_on", "today_in"]
+__all__ = ["AttestedDay", "StreakRules", "StreakState", "extend_streak", "streak_on", "today_in"]
 
 _DAY = timedelta(days=1)
 
@@ -52,7 +52,7 @@ def today_in(zone: ZoneInfo, now: datetime) -> date:
     return now.astimezone(zone).date()
 
 
-def carry_on(
+def extend_streak(
     before: AttestedDay | None, days: Iterable[date], rules: StreakRules
 ) -> Iterator[AttestedDay]:
     """Give the streak at the end of each of these days, which are attested and in order."""
@@ -67,7 +67,7 @@ def carry_on(
         yield before
 
 
-def state_on(
+def streak_on(
     last: AttestedDay | None, today: date, zone: ZoneInfo, rules: StreakRules
 ) -> StreakState:
     """Return the streak of someone whose newest attested day is this one.
