@@ -146,7 +146,7 @@ def record_of(known: dict[str, str]) -> Record:
     expires_at = datetime.fromisoformat(known["expires_at"])
     return Record(
         id=RecordId("tenant", "endpoint", "key"),
-        mark=RequestFingerprint(known["body_hash"], known["fingerprint"]),
+        fingerprint=RequestFingerprint(known["body_hash"], known["fingerprint"]),
         status=201,
         headers={},
         body=b"",

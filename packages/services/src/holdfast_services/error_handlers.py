@@ -12,10 +12,10 @@ from starlette.routing import Match
 
 from holdfast import ErrorFormat
 from holdfast.core.error_formats import render_error
-from holdfast.core.idempotency_record import Reply
+from holdfast.core.idempotency_record import Response as StoredResponse
 from holdfast.errors import BodyInvalidError, FieldNotAllowedError, RequestError, ServiceError
 from holdfast.server.request_head import RequestHead
-from holdfast.server.starlette import dialect_of
+from holdfast.server.starlette import error_format_of
 from holdfast_services.registry import service_for_path
 
 __all__ = ["ErrorMiddleware", "install_error_handlers"]
@@ -160,10 +160,12 @@ def _methods_at(request: Request) -> list[str]:
 
 
 def _answer(error: RequestError | str, request: Request) -> Response:
-    return _response(render_error(error, dialect_of(request), _request_id(_head(request.scope))))
+    return _response(
+        render_error(error, error_format_of(request), _request_id(_head(request.scope)))
+    )
 
 
-def _response(reply: Reply) -> Response:
+def _response(reply: StoredResponse) -> Response:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers}
     return Response(reply.body, reply.status, headers)
 

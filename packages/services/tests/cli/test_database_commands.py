@@ -28,7 +28,7 @@ def record(tenant: str, key: str, *, age: timedelta, body: bytes = b'{"ok":true}
     created_at = NOW - age
     return Record(
         id=RecordId(tenant, "POST /things", key),
-        mark=RequestFingerprint("b" * 64, "f" * 64),
+        fingerprint=RequestFingerprint("b" * 64, "f" * 64),
         status=201,
         headers={"content-type": "application/json"},
         body=body,

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import body_hash, check_version, expected_version, update_with_version
+from holdfast import update_with_version
+from holdfast.core.fingerprint import body_hash
 from holdfast.core.idempotency_record import Record, RecordId, RequestFingerprint
 from holdfast.core.keys import parse_key
+from holdfast.core.versions import check_version, expected_version
 from holdfast.errors import (
     BodyInvalidError,
     KeyInvalidError,
@@ -153,7 +155,7 @@ def test_replay_response_builder_repeats_status_body_and_the_headers_that_belong
         "request",
         "correlation",
     )
-    reply = record.reply()
+    reply = record.response()
     assert (reply.status, reply.body) == (201, b'{"id":"p"}')
     assert dict(reply.headers)[b"etag"] == b'"1"'
     assert reply.stored_headers() == record.headers

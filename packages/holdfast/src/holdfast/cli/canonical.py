@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import canonical_json
 from holdfast.cli.output import Failure
+from holdfast.core.canonical_json import canonical_json
 from holdfast.errors import BodyInvalidError
 
 __all__ = ["canonical_of"]

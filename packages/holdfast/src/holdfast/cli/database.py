@@ -15,7 +15,6 @@ from holdfast.cli.output import Failure, print_json, print_table, without_passwo
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.ports import Store
-from holdfast.server.noop_metrics import NullMetrics
 from holdfast.server.sweeper import Sweeper
 from holdfast.stores.migrations import load_migrations
 
@@ -165,7 +164,7 @@ async def _sweep(url: str) -> int:
     async with opened(url) as store:
         with progress as status:
             counted = cast("Store", _Counted(store, status))
-            sweeper = Sweeper(counted, SystemClock(), NullMetrics(), every_seconds=None)
+            sweeper = Sweeper(counted, SystemClock())
             try:
                 return await sweeper.sweep()
             except HoldfastError as error:

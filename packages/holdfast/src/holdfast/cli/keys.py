@@ -38,8 +38,8 @@ def show_key(
         raise Failure(f"{len(found)} records have that key: say which by --tenant and --endpoint")
     record = found[0]
     facts = _summary(record) | {
-        "body_hash": record.mark.body_hash,
-        "fingerprint": record.mark.fingerprint,
+        "body_hash": record.fingerprint.body_hash,
+        "fingerprint": record.fingerprint.request_hash,
         "correlation_id": record.correlation_id,
         "audit_id": record.audit_id,
         "headers": record.headers,

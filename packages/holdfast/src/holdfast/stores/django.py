@@ -408,7 +408,14 @@ def _values(record: Record) -> tuple[Any, ...]:
     headers = _encode_headers(record.headers).decode()
     answer = (record.status, record.body, headers)
     times = (record.created_at, record.expires_at)
-    return (*record.id, *record.mark, *answer, record.request_id, record.correlation_id, *times)
+    return (
+        *record.id,
+        *record.fingerprint,
+        *answer,
+        record.request_id,
+        record.correlation_id,
+        *times,
+    )
 
 
 def _audit(event: AuditEvent) -> tuple[Any, ...]:
@@ -424,7 +431,7 @@ def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
     )
     return Record(
         id=record_id,
-        mark=RequestFingerprint(row[0], row[1]),
+        fingerprint=RequestFingerprint(row[0], row[1]),
         status=row[2],
         body=bytes(row[3]),
         headers=headers,

@@ -390,7 +390,7 @@ def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
     read: Callable[[Any], datetime] = from_text if isinstance(row[8], str) else _as_is
     return Record(
         id=record_id,
-        mark=RequestFingerprint(row[0], row[1]),
+        fingerprint=RequestFingerprint(row[0], row[1]),
         status=row[2],
         body=bytes(row[3]),
         # SQLAlchemy 2.1 reads jsonb by itself, 2.0 leaves it as text.
@@ -406,7 +406,7 @@ def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
 def _record_values(record: Record) -> tuple[Any, ...]:
     headers = _encode_headers(record.headers).decode()
     answer = (record.status, record.body, headers)
-    return (*record.id, *record.mark, *answer, record.request_id, record.correlation_id)
+    return (*record.id, *record.fingerprint, *answer, record.request_id, record.correlation_id)
 
 
 def _as_is(value: Any) -> datetime:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header
 
 from holdfast.core.idempotency_record import RequestFingerprint
-from holdfast.server.execution import Execution, running_as
+from holdfast.server.execution import Execution, set_current_execution
 from holdfast.server.guarded_request import GuardedRequest
 from holdfast.server.jwt_auth import mint_token
 from holdfast_lab.bench.in_process import beside, call, spread, versus
@@ -125,18 +125,18 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
             tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
         ) -> Any:
             unit = await holdfast.store.begin()
-            call = GuardedRequest(
+            request = GuardedRequest(
                 endpoint="bare",
                 policy=policy,
                 principal=caller,
                 record_id=None,
-                mark=RequestFingerprint("0" * 64, "0" * 64),
+                fingerprint=RequestFingerprint("0" * 64, "0" * 64),
                 body=b"",
                 request_id="r",
                 correlation_id="c",
             )
-            run = Execution(holdfast.idempotency, call, unit)
-            running_as(run)
+            run = Execution(request, unit)
+            set_current_execution(run)
             answer = await idempotency.take(unit.statements, run, report, tokens or [])
             await unit.commit(None, None)
             return answer

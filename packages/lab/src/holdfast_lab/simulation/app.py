@@ -67,7 +67,7 @@ def guard_service(holdfast: Holdfast, trouble: Trouble) -> Callable[..., Awaitab
             return
         message = await receive()
         payload = msgspec.json.decode(message["body"])
-        tenant = holdfast.execution.call.principal.tenant
+        tenant = holdfast.execution.request.principal.tenant
         await trouble.handler()
         status, answer = await _write(holdfast, scope, tenant, payload, trouble)
         await trouble.handler()

@@ -107,7 +107,7 @@ class AggregateService:
         replay leave the cache alone.
         """
         run.describe(resource=f"{kind}:{item_id}", version=version)
-        key = ReadKey(run.call.principal.tenant, kind, item_id)
+        key = ReadKey(run.request.principal.tenant, kind, item_id)
         run.after_commit(partial(self.cache.forget, key))
 
 

@@ -127,7 +127,7 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
     ) -> Response:
         # Of the run itself, not by dependencies: FastAPI takes its time for each, and this is the
         # write that there are many of.
-        tx, tenant = run.transaction, run.call.principal.tenant
+        tx, tenant = run.transaction, run.request.principal.tenant
         row = await update_with_version(
             what="mission",
             if_match=request.headers.getlist("if-match"),

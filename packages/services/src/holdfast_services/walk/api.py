@@ -246,7 +246,7 @@ def _quest_fields(state: quests.QuestState) -> dict[str, Any]:
 
 def _record_change(run: Run, notifiers: StreamNotifier, state: quests.QuestState) -> None:
     """Say in the audit what was changed, and wake who watches once it is committed."""
-    tenant = run.call.principal.tenant
+    tenant = run.request.principal.tenant
     run.describe(resource=f"quest:{state.quest.id}")
     run.after_commit(lambda: notifiers.notify(tenant))
 

@@ -65,13 +65,13 @@ class StepIngestion:
         self, tx: Transaction, run: Execution, sent: StepReport, tokens: Sequence[str]
     ) -> IngestResponse:
         """Take one report, or raise why not."""
-        tenant, now = run.call.principal.tenant, self._holdfast.clock.now()
+        tenant, now = run.request.principal.tenant, self._holdfast.clock.now()
         note = Attestation(
             verdict="ACCEPTED",
             day=sent.day,
             token_id="none",  # noqa: S106 - that there is none
-            payload_hash=run.call.mark.body_hash,
-            request_id=run.call.request_id,
+            payload_hash=run.request.fingerprint.body_hash,
+            request_id=run.request.request_id,
         )
         attested = await self._attest(tx, run, sent, tokens, note)
         note = replace(note, token_id=attested.token_id, summary=attested.summary)
@@ -97,7 +97,7 @@ class StepIngestion:
             source=sent.source,
             client_submitted_at=sent.client_submitted_at,
             token_id=attested.token_id,
-            request_id=run.call.request_id,
+            request_id=run.request.request_id,
             now=now,
         )
         if status == "PENDING":
@@ -147,7 +147,7 @@ class StepIngestion:
     ) -> NoReturn:
         """Write the rejection down, in a transaction that commits although the answer is a no."""
         run.keep_writes_on_error()
-        tenant = run.call.principal.tenant
+        tenant = run.request.principal.tenant
         await add_attestation(
             tx,
             tenant,
@@ -178,9 +178,9 @@ class StepIngestion:
         That one ends first. Who held on to a connection while waiting for a second one could wait
         for ever when all do.
         """
-        await run.abort()
+        await self._holdfast.idempotency.abort(run)
         note = replace(note, verdict="UNVERIFIED", code="STORE_UNAVAILABLE")
-        values = attestation_values(run.call.principal.tenant, note, self._holdfast.clock.now())
+        values = attestation_values(run.request.principal.tenant, note, self._holdfast.clock.now())
         try:
             await self._holdfast.store.write(sql("add_attestation"), values)
         except StoreError as error:
