@@ -55,8 +55,8 @@ def remember(url: str, *records: Record) -> None:
 def test_migrate_tells_what_it_did_and_does_it_once(cli: Cli, database: str) -> None:
     first = cli("migrate", "--database", database, "--json")
     applied = json.loads(first.stdout)["applied"]
-    assert {"room": "core", "number": 1, "name": "records"} in applied
-    assert {"room": "routes", "number": 1, "name": "route_requests"} in applied
+    assert {"namespace": "core", "number": 1, "name": "records"} in applied
+    assert {"namespace": "routes", "number": 1, "name": "route_requests"} in applied
     again = cli("migrate", HOLDFAST_DATABASE_URL=database)
     assert again.returncode == 0
     assert b"is up to date" in again.stdout

@@ -22,7 +22,11 @@ __all__ = ["migrate", "opened", "sweep"]
 
 _SQLITE: Final = "sqlite:///"
 _MIGRATIONS_GROUP: Final = "holdfast.migrations"
-_APPLIED: Final = "SELECT room, number, name FROM holdfast_migrations ORDER BY room, number"
+_APPLIED: Final = (
+    "SELECT namespace, number, name FROM holdfast_migrations ORDER BY namespace, number"
+)
+# Version 0.1.0 named the first column differently.
+_APPLIED_ANY_VERSION: Final = "SELECT * FROM holdfast_migrations"
 
 
 @asynccontextmanager
@@ -56,12 +60,13 @@ def migrate(url: str, *, as_json: bool) -> None:
     """Apply what is missing and say what that was."""
     applied, present = asyncio.run(_migrate(url))
     if as_json:
-        names = [{"room": room, "number": number, "name": name} for room, number, name in applied]
-        print_json({"applied": names, "present": present})
+        keys = ("namespace", "number", "name")
+        found = [dict(zip(keys, row, strict=True)) for row in applied]
+        print_json({"applied": found, "present": present})
     elif not applied:
         print(f"{without_password(url)} is up to date ({present} migrations)")
     else:
-        rows = [(room, f"{number:04}", name) for room, number, name in applied]
+        rows = [(namespace, f"{number:04}", name) for namespace, number, name in applied]
         print_table(("applied to", "number", "name"), rows)
 
 
@@ -69,10 +74,10 @@ async def _migrate(url: str) -> tuple[list[tuple[str, int, str]], int]:
     open_store(
         url, migration_packages=_migration_packages()
     )  # refuses a bad URL before anything is touched
-    before = await _applied_before(url, unreachable=set()) or set()
+    before = await _applied_before(url, _APPLIED_ANY_VERSION, unreachable=set()) or set()
     async with opened(url, must_exist=False) as store:
         rows = await store.read(_APPLIED)
-    after = [(row["room"], row["number"], row["name"]) for row in rows]
+    after = [(row["namespace"], row["number"], row["name"]) for row in rows]
     return [found for found in after if found[:2] not in before], len(after)
 
 
@@ -87,35 +92,37 @@ def _is_missing_file(url: str) -> bool:
 
 async def _is_up_to_date(url: str) -> bool:
     """Tell whether opening the store would apply nothing; an unreachable one is told by itself."""
-    applied = await _applied_before(url, unreachable=None)
+    applied = await _applied_before(url, _APPLIED, unreachable=None)
     database = "sqlite" if url.startswith(_SQLITE) else "postgres"
     known = load_migrations("core", f"holdfast.stores.{database}.migrations")
-    return applied is None or {(m.room, m.number) for m in known} <= applied
+    return applied is None or {m.id for m in known} <= applied
 
 
 _Applied = set[tuple[str, int]]
 
 
-async def _applied_before(url: str, *, unreachable: _Applied | None) -> _Applied | None:
-    """Look without opening the store, which would apply everything at once."""
+async def _applied_before(url: str, query: str, *, unreachable: _Applied | None) -> _Applied | None:
+    """Read what is applied without opening the store, which would migrate it."""
     if _is_missing_file(url):
         return set()
     if url.startswith(_SQLITE):
-        return _applied_on_sqlite(url.removeprefix(_SQLITE), unreachable)
-    return await _applied_on_postgres(url, unreachable)
+        return _applied_on_sqlite(url.removeprefix(_SQLITE), query, unreachable)
+    return await _applied_on_postgres(url, query, unreachable)
 
 
-def _applied_on_sqlite(path: str, unreachable: _Applied | None) -> _Applied | None:
+def _applied_on_sqlite(path: str, query: str, unreachable: _Applied | None) -> _Applied | None:
     try:
         with closing(sqlite3.connect(path)) as database:
-            return {row[:2] for row in database.execute(_APPLIED)}
-    except sqlite3.OperationalError:  # not migrated yet
+            return {row[:2] for row in database.execute(query)}
+    except sqlite3.OperationalError:  # no such table, or no such column
         return set()
     except sqlite3.Error:  # not a database: the store says it better
         return unreachable
 
 
-async def _applied_on_postgres(url: str, unreachable: _Applied | None) -> _Applied | None:
+async def _applied_on_postgres(
+    url: str, query: str, unreachable: _Applied | None
+) -> _Applied | None:
     import asyncpg
 
     try:
@@ -123,8 +130,8 @@ async def _applied_on_postgres(url: str, unreachable: _Applied | None) -> _Appli
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
         return unreachable  # the store says it better
     try:
-        return {(row[0], row[1]) for row in await connection.fetch(_APPLIED)}
-    except asyncpg.UndefinedTableError:
+        return {(row[0], row[1]) for row in await connection.fetch(query)}
+    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
         return set()
     finally:
         await connection.close()

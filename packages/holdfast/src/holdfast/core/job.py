@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from holdfast.core.uuid_format import format_uuid
 from holdfast.errors import UsageError
 
 __all__ = [
@@ -64,9 +65,7 @@ def stable_uuid(*parts: str) -> str:
     That form is what other services, this one's ``uuid4`` endpoints included, take as a key.
     """
     text = "".join(f"{len(part)}:{part}" for part in parts)
-    digits = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    variant = "89ab"[int(digits[16], 16) & 3]
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
+    return format_uuid(sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), 4)
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
