@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Cli, Here, one_line
+from packages.holdfast.tests.cli.harness import Cli, Here, one_line
 
-FIXTURES = Path(__file__).parents[3] / "holdfast/tests/fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 CASES = json.loads((FIXTURES / "golden_hashes.json").read_text())["cases"]
 # One process each: a few are enough here, the rest is the core's own test.
 SOME = [next(case for case in CASES if case["name"].startswith("rfc 8785")), CASES[-1]]

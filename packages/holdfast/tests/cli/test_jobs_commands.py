@@ -9,8 +9,7 @@ import pytest
 from holdfast import open_store
 from holdfast.jobs.enqueue import Cause, new_job
 from holdfast.jobs.job_store import JobStore
-
-from .conftest import Here, one_line
+from packages.holdfast.tests.cli.harness import Here, one_line
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
