@@ -9,6 +9,14 @@ SETUP  := $(VENV)/.setup
 export PYTHONDONTWRITEBYTECODE :=
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+# uv needs a fifth of pip's time. It does not read pip's configuration: where it cannot install (a
+# private index, a platform without uv), pip does.
+UV  := UV_HTTP_TIMEOUT=20 UV_HTTP_RETRIES=1 UV_LINK_MODE=copy $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+comma := ,
+install = { $(PIP) uv 2>/dev/null && $(UV) $(1); } || { echo "uv failed; installing with pip"; $(PIP) $(1); }
 PROJECTS := $(wildcard packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
@@ -22,11 +30,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(SERVER): $(PROJECTS) constraints.txt | $(BIN)/python
-	$(PIP) --editable packages/holdfast --editable packages/services
+	$(call install,--editable packages/holdfast --editable packages/services)
 	@touch $@
 
 $(SETUP): $(PROJECTS) constraints.txt requirements-dev.txt | $(BIN)/python
-	$(PIP) --editable 'packages/holdfast[all,testing]' --editable 'packages/services[all]' --editable 'packages/lab[bench]' --requirement requirements-dev.txt
+	$(call install,--editable 'packages/holdfast[all$(comma)testing]' --editable 'packages/services[all]' --editable 'packages/lab[bench]' --requirement requirements-dev.txt)
 	@touch $(SERVER) $@
 
 setup: $(SETUP) ## install all packages, extras, test servers and tools
