@@ -44,11 +44,11 @@ def test_every_kind_of_bad_input_is_told_in_one_line(
     body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from holdfast.cli.canonical import canonical_of
-    from holdfast.cli.main import tell_errors
+    from holdfast.cli.main import report_errors
 
     file = tmp_path / "body.json"
     file.write_bytes(body)
-    assert tell_errors(lambda: len(canonical_of(file, []))) == 2
+    assert report_errors(lambda: len(canonical_of(file, []))) == 2
     output = capsys.readouterr()
     assert output.out == ""
     assert str(file) in one_line(output.err.encode())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.cli.main import tell_errors
-from holdfast.cli.output import Failure, shown, without_password
+from holdfast.cli.main import report_errors
+from holdfast.cli.output import Failure, printable, redact_password
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from packages.holdfast.tests.cli.harness import Here, one_line, run_script
 
@@ -63,7 +63,7 @@ def test_each_error_becomes_one_line_and_an_exit_code(
     def fail() -> int:
         raise error
 
-    assert tell_errors(fail) == code
+    assert report_errors(fail) == code
     one_line(capsys.readouterr().err.encode())
 
 
@@ -99,6 +99,6 @@ def test_garbage_collection_is_resumed_before_a_command_runs() -> None:
 
 
 def test_passwords_and_escape_sequences_are_not_printed() -> None:
-    assert without_password("postgresql://me:p@ss:w@host/db") == "postgresql://me:***@host/db"
-    assert without_password("sqlite:///x.db") == "sqlite:///x.db"
-    assert shown("a\x1b[31mb\tc") == "a\\x1b[31mb\\tc"
+    assert redact_password("postgresql://me:p@ss:w@host/db") == "postgresql://me:***@host/db"
+    assert redact_password("sqlite:///x.db") == "sqlite:///x.db"
+    assert printable("a\x1b[31mb\tc") == "a\\x1b[31mb\\tc"

@@ -1,4 +1,4 @@
-"""Canonical JSON from a file or from standard input."""
+"""``holdfast canonical`` and ``hash``: the canonical form of JSON from a file or stdin."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,10 @@ __all__ = ["canonical_of"]
 
 
 def canonical_of(file: Path | None, volatile: Sequence[str]) -> bytes:
-    """Read JSON and return its canonical form; ends the command where it is not JSON."""
+    """Return the canonical form of the JSON in ``file`` (None or ``-``: stdin).
+
+    Raises ``Failure`` with exit code 2 if it cannot be read or is not valid JSON.
+    """
     name = "standard input" if file is None or str(file) == "-" else str(file)
     try:
         raw = sys.stdin.buffer.read() if name == "standard input" else Path(name).read_bytes()

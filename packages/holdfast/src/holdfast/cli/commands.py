@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from holdfast.cli.gc import release_collector
+from holdfast.cli.gc import resume_gc
 from holdfast.cli.outbox_commands import outbox_app
 from holdfast.cli.output import Failure
 
@@ -86,7 +86,7 @@ def root(
 ) -> None:
     """Exactly-once effects for apps that work offline."""
     if context.invoked_subcommand not in _RESUME_GC_THEMSELVES:
-        release_collector()
+        resume_gc()
     if version:
         from importlib.metadata import version as version_of
 

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.cli.gc import hold_collector, release_collector
-from holdfast.cli.output import Failure, complain
+from holdfast.cli.gc import pause_gc, resume_gc
+from holdfast.cli.output import Failure, print_error
 from holdfast.cli.plugins import add_plugins, error_without_typer, needs_plugins
 from holdfast.errors import HoldfastError, UsageError
 
-__all__ = ["main", "tell_errors"]
+__all__ = ["main", "report_errors"]
 
 _FAILED: Final = 1
 _USAGE: Final = 2
@@ -19,14 +19,14 @@ _INTERRUPTED: Final = 130
 
 def main() -> None:
     """Run the command line and exit: 0 success, 1 failure, 2 bad usage, 130 interrupted."""
-    hold_collector()
+    pause_gc()
     try:
-        sys.exit(tell_errors(_run))
+        sys.exit(report_errors(_run))
     finally:
-        release_collector()
+        resume_gc()
 
 
-def tell_errors(work: Callable[[], int]) -> int:
+def report_errors(work: Callable[[], int]) -> int:
     """Call ``work`` and return its exit code; an exception becomes one line and an exit code."""
     try:
         return work()
@@ -39,7 +39,7 @@ def tell_errors(work: Callable[[], int]) -> int:
         return _FAILED
     except Exception as error:  # noqa: BLE001 - the outermost handler: users get no traceback
         line, code = _describe(error)
-        complain(line)
+        print_error(line)
         return code
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
-from holdfast.cli.output import Failure, warn
+from holdfast.cli.output import Failure, print_warning
 
 if TYPE_CHECKING:
     import typer
@@ -74,7 +74,7 @@ def add_plugins(app: "typer.Typer") -> None:
             entry_point.load()(app)
         except Exception as error:  # noqa: BLE001 - a broken package must not break the others
             failed.add(package)
-            warn(f"cannot load the commands of {package}: {type(error).__name__}: {error}")
+            print_warning(f"cannot load the commands of {package}: {type(error).__name__}: {error}")
     present = _names(app)
     for name, package in PACKAGE_OF_COMMAND.items():
         if name not in present:

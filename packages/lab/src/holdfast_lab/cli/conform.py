@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, shown
+from holdfast.cli.output import Failure, print_json, printable
 from holdfast_lab.conformance import (
     BUILT_IN,
     NotSignedInError,
@@ -108,7 +108,7 @@ def _showing(total: int, *, as_json: bool) -> Iterator[tuple[_Watch, _Show]]:
 def _line(result: Result) -> None:
     cells = (result.verdict, result.service, result.section, result.check)
     told = f"expected {result.expected}; came {result.came}"
-    print("\t".join([*cells, shown(told)]), flush=True)
+    print("\t".join([*cells, printable(told)]), flush=True)
 
 
 def _sum_up(counts: Counter[Verdict], *, is_table: bool, results: Sequence[Result]) -> None:
@@ -140,7 +140,7 @@ def _table(results: Sequence[Result]) -> None:
             result.section,
             Text(result.check),
             Text(result.expected, style="dim"),
-            Text(shown(result.came), style=style if result.verdict is Verdict.FAIL else ""),
+            Text(printable(result.came), style=style if result.verdict is Verdict.FAIL else ""),
         )
     Console().print(table)
 

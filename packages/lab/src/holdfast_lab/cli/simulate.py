@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.cli.output import Failure, print_json, print_table
-from holdfast.cli.signals import stop_asked
+from holdfast.cli.signals import stop_requested
 from holdfast_lab.simulation import mutations as planted
 from holdfast_lab.simulation import runner as campaign
 from holdfast_lab.simulation.faults import POINTS
@@ -31,7 +31,7 @@ def show_simulation(
     count = _DEFAULT_SEEDS if seeds is None and seconds is None else seeds
     numbers = itertools.count(first) if count is None else iter(range(first, first + count))
     deadline = None if seconds is None else time.monotonic() + seconds
-    with stop_asked() as stops, _watching(count, seconds, as_json=as_json) as watch:
+    with stop_requested() as stops, _watching(count, seconds, as_json=as_json) as watch:
         summary = campaign.simulate(
             numbers, jobs=jobs or _cores(), deadline=deadline, on_progress=watch, stops=stops
         )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 
-from holdfast.cli.gc import release_collector
-from holdfast.cli.output import Failure, warn, without_password
+from holdfast.cli.gc import resume_gc
+from holdfast.cli.output import Failure, print_warning, redact_password
 from holdfast.errors import HoldfastError
 from holdfast.jobs.engines.nats_url import servers_of
 from holdfast_services.app import create_app
@@ -52,22 +52,22 @@ def run_server(
     if settings.nats_url is not None:
         servers_of(settings.nats_url)
     for line in (*strange_variables(), *settings.cautions()):
-        warn(line)
+        print_warning(line)
     listener = _bind(host, port, settings)
     with listener:
         asyncio.run(_check_store(settings))
         if settings.needs_development_secret:
             development_secret(settings.home)
-            warn(
+            print_warning(
                 "no HOLDFAST_JWT_SECRET is set: anyone who can read "
                 f"{settings.home} can sign in as anybody. For development only."
             )
         line = (
-            f"Holdfast is ready on {_address(listener)} ({without_password(settings.database_url)})"
+            f"Holdfast is ready on {_address(listener)} ({redact_password(settings.database_url)})"
         )
 
         def say_ready() -> None:
-            release_collector()
+            resume_gc()
             print(line, flush=True)
 
         log_as_set(settings)
@@ -166,5 +166,5 @@ async def _check_store(settings: Settings) -> None:
     try:
         await store.open()
     except HoldfastError as error:
-        raise Failure(f"{without_password(settings.database_url)}: {error}") from error
+        raise Failure(f"{redact_password(settings.database_url)}: {error}") from error
     await store.close()

@@ -8,8 +8,8 @@ from typing import Final
 from prometheus_client import start_http_server
 
 from holdfast import Holdfast
-from holdfast.cli.gc import release_collector
-from holdfast.cli.output import Failure, warn, without_password
+from holdfast.cli.gc import resume_gc
+from holdfast.cli.output import Failure, print_warning, redact_password
 from holdfast.errors import HoldfastError
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast_services.bootstrap import create_holdfast
@@ -33,7 +33,7 @@ def run_worker(
     """Work until told to stop; returns the exit code."""
     settings = load_settings(database_url=database, nats_url=nats, jobs_concurrency=concurrency)
     for line in strange_variables():
-        warn(line)
+        print_warning(line)
     log_as_set(settings)
     metrics = PrometheusMetrics()
     if metrics_port is not None:
@@ -67,10 +67,10 @@ async def _work(settings: Settings, metrics: PrometheusMetrics, queues: list[str
         await worker.start()
     except HoldfastError as error:
         await holdfast.close()
-        raise Failure(f"{without_password(settings.database_url)}: {error}") from error
-    release_collector()
+        raise Failure(f"{redact_password(settings.database_url)}: {error}") from error
+    resume_gc()
     print(
-        f"Holdfast works {', '.join(worker.queues)} of {without_password(settings.database_url)} "
+        f"Holdfast works {', '.join(worker.queues)} of {redact_password(settings.database_url)} "
         f"(pid {os.getpid()}, {worker.engine.name})",
         flush=True,
     )
