@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.cli.main import report_errors
-from holdfast.cli.output import Failure, printable, redact_password
+from holdfast.cli.output import CommandError, printable, redact_password
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from packages.holdfast.tests.cli.harness import Here, one_line, run_script
 
@@ -48,8 +48,8 @@ def test_bad_usage_is_exit_2_and_one_line(here: Here, arguments: list[str]) -> N
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (Failure("no", 2), 2),
-        (Failure("no"), 1),
+        (CommandError("no", 2), 2),
+        (CommandError("no"), 1),
         (ConfigurationError("wrong"), 2),
         (StoreUnavailableError("away"), 1),
         (ModuleNotFoundError("No module named 'fastapi'", name="fastapi"), 1),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast import canonical_json
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 from holdfast.errors import BodyInvalidError
 
 __all__ = ["canonical_of"]
@@ -14,14 +14,14 @@ __all__ = ["canonical_of"]
 def canonical_of(file: Path | None, volatile: Sequence[str]) -> bytes:
     """Return the canonical form of the JSON in ``file`` (None or ``-``: stdin).
 
-    Raises ``Failure`` with exit code 2 if it cannot be read or is not valid JSON.
+    Raises ``CommandError`` with exit code 2 if it cannot be read or is not valid JSON.
     """
     name = "standard input" if file is None or str(file) == "-" else str(file)
     try:
         raw = sys.stdin.buffer.read() if name == "standard input" else Path(name).read_bytes()
     except OSError as error:
-        raise Failure(f"cannot read {name}: {error.strerror}", 2) from error
+        raise CommandError(f"cannot read {name}: {error.strerror}", 2) from error
     try:
         return canonical_json(raw, volatile=frozenset(volatile))
     except BodyInvalidError as error:
-        raise Failure(f"{name}: {error}", 2) from error
+        raise CommandError(f"{name}: {error}", 2) from error

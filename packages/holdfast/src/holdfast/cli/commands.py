@@ -8,7 +8,7 @@ import typer
 
 from holdfast.cli.gc import resume_gc
 from holdfast.cli.outbox_commands import outbox_app
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 
 __all__ = ["create_app"]
 
@@ -166,7 +166,9 @@ def sweep(database: Database = _DATABASE, json: Json = False) -> None:
 def keys(context: typer.Context) -> None:
     """List and show idempotency records: a key, its request and the stored response."""
     if context.invoked_subcommand is None:
-        raise Failure("holdfast keys needs a command: ls or show (try: holdfast keys --help)", 2)
+        raise CommandError(
+            "holdfast keys needs a command: ls or show (try: holdfast keys --help)", 2
+        )
 
 
 def keys_ls(
@@ -219,7 +221,7 @@ def keys_show(
 def jobs(context: typer.Context) -> None:
     """List and show jobs, and requeue dead letters."""
     if context.invoked_subcommand is None:
-        raise Failure(
+        raise CommandError(
             "holdfast jobs needs a command: ls, show, dead or requeue (try: holdfast jobs --help)",
             2,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from holdfast import open_store
-from holdfast.cli.output import Failure, print_json, print_table, redact_password
+from holdfast.cli.output import CommandError, print_json, print_table, redact_password
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.ports import Store
@@ -33,20 +33,20 @@ async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
     store = open_store(url, migration_packages=() if must_exist else _migration_packages())
     # SQLite would make an empty file of every misspelt name.
     if must_exist and _is_missing_file(url):
-        raise Failure(
+        raise CommandError(
             f"{url.removeprefix(_SQLITE)} does not exist: "
             f"give the right --database, or make it with: holdfast migrate --database {url}"
         )
     try:
         # Looking must not change anything: the schema is made and brought up to date by migrate.
         if must_exist and not await _is_up_to_date(url):
-            raise Failure(
+            raise CommandError(
                 f"{redact_password(url)} does not have this version's tables: "
                 f"run holdfast migrate --database {redact_password(url)}"
             )
         await store.open()
     except HoldfastError as error:
-        raise Failure(f"{redact_password(url)}: {error}") from error
+        raise CommandError(f"{redact_password(url)}: {error}") from error
     try:
         yield store
     finally:
@@ -169,4 +169,4 @@ async def _sweep(url: str) -> int:
             try:
                 return await sweeper.sweep()
             except HoldfastError as error:
-                raise Failure(f"{redact_password(url)}: {error}") from error
+                raise CommandError(f"{redact_password(url)}: {error}") from error

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, get_args
 
 from holdfast.cli.database import opened
-from holdfast.cli.output import Failure, print_json, print_table, printable
+from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.core.job import JobState
 from holdfast.jobs.admin import ALL_TENANTS, JobAdmin, JobDetail, JobView
 
@@ -28,7 +28,7 @@ def list_jobs(
 ) -> None:
     """Print jobs, newest first."""
     if state is not None and state not in get_args(JobState):
-        raise Failure(f"--state must be one of {', '.join(get_args(JobState))}", 2)
+        raise CommandError(f"--state must be one of {', '.join(get_args(JobState))}", 2)
     found = asyncio.run(
         _jobs(url, tenant=_tenant(tenant), state=state, queue=queue, job_type=job_type, limit=limit)
     )
@@ -84,7 +84,7 @@ def show_job(url: str, job_id: str, *, tenant: str | None, as_json: bool) -> Non
     """Print one job with its failed attempts and finished steps."""
     found = asyncio.run(_find(url, job_id, tenant))
     if found is None:
-        raise Failure("there is no such job with these options (try: holdfast jobs ls)")
+        raise CommandError("there is no such job with these options (try: holdfast jobs ls)")
     fields = _detail(found)
     if as_json:
         print_json(fields)
@@ -111,16 +111,16 @@ def show_job(url: str, job_id: str, *, tenant: str | None, as_json: bool) -> Non
 def requeue(
     url: str, job_ids: Sequence[str], *, tenant: str | None, queue: str | None, as_json: bool
 ) -> None:
-    """Requeue dead letters. Raises ``Failure`` if one of the ids is not a dead letter."""
+    """Requeue dead letters. Raises ``CommandError`` if one of the ids is not a dead letter."""
     if bool(job_ids) == (queue is not None):
-        raise Failure("give either ids of dead letters or --queue for all of a queue", 2)
+        raise CommandError("give either ids of dead letters or --queue for all of a queue", 2)
     done, missing = asyncio.run(_requeue(url, job_ids, tenant, queue))
     if as_json:
         print_json({"requeued": done, "not_found": missing})
     else:
         print(f"{len(done)} job{'' if len(done) == 1 else 's'} requeued")
     if missing:
-        raise Failure(f"not a dead letter, or requeued already: {', '.join(missing)}")
+        raise CommandError(f"not a dead letter, or requeued already: {', '.join(missing)}")
 
 
 async def _jobs(url: str, **filters: Any) -> list[JobView]:

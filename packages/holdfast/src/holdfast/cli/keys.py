@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.cli.database import opened
-from holdfast.cli.output import Failure, print_json, print_table, printable
+from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.core.idempotency_record import Record
 from holdfast.ports import RecordQuery
 
@@ -28,14 +28,14 @@ def list_keys(
 def show_key(
     url: str, key: str, *, tenant: str | None, endpoint: str | None, as_json: bool
 ) -> None:
-    """Print one record. Where several match, print a list and raise ``Failure``."""
+    """Print one record. Where several match, print a list and raise ``CommandError``."""
     query = RecordQuery(tenant=tenant, endpoint=endpoint, key=key, limit=50)
     found = asyncio.run(_records(url, query))
     if not found:
-        raise Failure("no record matches the key and these options (try: holdfast keys ls)")
+        raise CommandError("no record matches the key and these options (try: holdfast keys ls)")
     if len(found) > 1:
         _print_list(found)
-        raise Failure(
+        raise CommandError(
             f"{len(found)} records have that key: choose one with --tenant and --endpoint"
         )
     record = found[0]

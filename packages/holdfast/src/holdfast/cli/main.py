@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.cli.gc import pause_gc, resume_gc
-from holdfast.cli.output import Failure, print_error
+from holdfast.cli.output import CommandError, print_error
 from holdfast.cli.plugins import add_plugins, error_without_typer, needs_plugins
 from holdfast.errors import HoldfastError, UsageError
 
@@ -46,7 +46,7 @@ def report_errors(work: Callable[[], int]) -> int:
 def _describe(error: Exception) -> tuple[str, int]:
     """Return the line to print and the exit code."""
     match error:
-        case Failure():
+        case CommandError():
             return str(error), error.code
         case UsageError():
             return str(error), _USAGE
@@ -80,5 +80,5 @@ def _run() -> int:
             raise
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "holdfast"
-        raise Failure(f"{error.format_message()} (try: {command} --help)", _USAGE) from error
+        raise CommandError(f"{error.format_message()} (try: {command} --help)", _USAGE) from error
     return code if isinstance(code, int) else 0

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, print_table, printable
+from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.core.outbox_entry import Attempt, Entry, Status
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.queue import OutboxQueue
@@ -138,7 +138,7 @@ def print_sides(entry: Entry, *, as_json: bool) -> None:
         )
         return
     if entry.status is not Status.CONFLICT:
-        raise Failure(f"there is no conflict to resolve: the entry is {entry.status}")
+        raise CommandError(f"there is no conflict to resolve: the entry is {entry.status}")
     sides = [_members(side) for side in (base, mine, theirs)]
     names = list(dict.fromkeys(name for side in sides for name in side))
     print_table(

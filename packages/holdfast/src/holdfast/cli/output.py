@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "Failure",
+    "CommandError",
     "print_error",
     "print_json",
     "print_table",
@@ -26,7 +26,7 @@ _MIN_WRAPPED_WIDTH: Final = 8
 _PADDING: Final = 3
 
 
-class Failure(Exception):  # noqa: N818 - renamed below
+class CommandError(Exception):
     """Ends a command with one line on stderr and an exit code: 2 for bad usage, 1 otherwise."""
 
     def __init__(self, line: str, code: int = 1) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 
-from holdfast.cli.output import Failure, print_warning
+from holdfast.cli.output import CommandError, print_warning
 
 if TYPE_CHECKING:
     import typer
@@ -84,7 +84,7 @@ def add_plugins(app: "typer.Typer") -> None:
             _add_hidden(app, name, _renamed(name, new_name))
 
 
-def error_without_typer(arguments: Sequence[str]) -> Failure:
+def error_without_typer(arguments: Sequence[str]) -> CommandError:
     """Return the error for a command line that cannot be parsed because typer or rich is missing.
 
     ``arguments`` are those of the command line, without the program's name.
@@ -94,7 +94,9 @@ def error_without_typer(arguments: Sequence[str]) -> Failure:
         return _renamed(name, RENAMED_COMMANDS[name])
     if name in PACKAGE_OF_COMMAND:
         return _not_available(name, PACKAGE_OF_COMMAND[name], is_broken=False)
-    return Failure('the command line needs typer and rich: pip install "holdfast[cli]"', _USAGE)
+    return CommandError(
+        'the command line needs typer and rich: pip install "holdfast[cli]"', _USAGE
+    )
 
 
 def _command(arguments: Sequence[str]) -> str:
@@ -102,16 +104,16 @@ def _command(arguments: Sequence[str]) -> str:
     return next((argument for argument in arguments if not argument.startswith("-")), "")
 
 
-def _not_available(name: str, package: str, *, is_broken: bool) -> Failure:
+def _not_available(name: str, package: str, *, is_broken: bool) -> CommandError:
     if is_broken:
         line = f"holdfast {name} is part of {package}, which cannot be loaded (see the warning)"
     else:
         line = f"holdfast {name} is part of another package: pip install {package}"
-    return Failure(line, _USAGE)
+    return CommandError(line, _USAGE)
 
 
-def _renamed(name: str, new_name: str) -> Failure:
-    return Failure(f"holdfast {name} is now named holdfast {new_name}", _USAGE)
+def _renamed(name: str, new_name: str) -> CommandError:
+    return CommandError(f"holdfast {name} is now named holdfast {new_name}", _USAGE)
 
 
 def _names(app: "typer.Typer") -> set[str | None]:
@@ -123,7 +125,7 @@ def _names(app: "typer.Typer") -> set[str | None]:
     return commands | {group.name for group in app.registered_groups}
 
 
-def _add_hidden(app: "typer.Typer", name: str, error: Failure) -> None:
+def _add_hidden(app: "typer.Typer", name: str, error: CommandError) -> None:
     """Add a command that takes any arguments and ends with ``error``."""
     app.command(
         name,
@@ -133,7 +135,7 @@ def _add_hidden(app: "typer.Typer", name: str, error: Failure) -> None:
     )(_raising(error))
 
 
-def _raising(error: Failure) -> Callable[[], None]:
+def _raising(error: CommandError) -> Callable[[], None]:
     def command() -> None:
         raise error
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, print_table
+from holdfast.cli.output import CommandError, print_json, print_table
 from holdfast.cli.signals import stop_requested
 from holdfast_lab.simulation import mutations as planted
 from holdfast_lab.simulation import runner as campaign
@@ -205,10 +205,10 @@ def check_options(
 ) -> None:
     """Refuse what cannot be meant."""
     if planted and not (seed is seeds is seconds is None):
-        raise Failure("--planted hunts every bug: leave --seed, --seeds and --seconds out", 2)
+        raise CommandError("--planted hunts every bug: leave --seed, --seeds and --seconds out", 2)
     if seed is not None and (seeds is not None or seconds is not None):
-        raise Failure("--seed replays one seed: leave --seeds and --seconds out", 2)
+        raise CommandError("--seed replays one seed: leave --seeds and --seconds out", 2)
     if seconds is not None and not math.isfinite(seconds):
-        raise Failure(
+        raise CommandError(
             "--seconds should be a number of seconds: it is for --seeds to say how many", 2
         )

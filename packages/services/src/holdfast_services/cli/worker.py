@@ -9,7 +9,7 @@ from prometheus_client import start_http_server
 
 from holdfast import Holdfast
 from holdfast.cli.gc import resume_gc
-from holdfast.cli.output import Failure, print_warning, redact_password
+from holdfast.cli.output import CommandError, print_warning, redact_password
 from holdfast.errors import HoldfastError
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast_services.bootstrap import create_holdfast
@@ -40,7 +40,7 @@ def run_worker(
         try:
             start_http_server(metrics_port, "127.0.0.1", metrics.registry)
         except OSError as error:
-            raise Failure(f"cannot listen on port {metrics_port}: {error.strerror}") from error
+            raise CommandError(f"cannot listen on port {metrics_port}: {error.strerror}") from error
     return asyncio.run(_work(settings, metrics, queues))
 
 
@@ -60,14 +60,14 @@ async def _work(settings: Settings, metrics: PrometheusMetrics, queues: list[str
     unknown = sorted(set(queues) - set(holdfast.jobs.queues))
     if unknown:
         known = ", ".join(holdfast.jobs.queues)
-        raise Failure(f"no service has jobs in queue {unknown[0]}: there are {known}", 2)
+        raise CommandError(f"no service has jobs in queue {unknown[0]}: there are {known}", 2)
     worker = make_worker(holdfast, settings, metrics, queues=queues)
     try:
         await holdfast.open()
         await worker.start()
     except HoldfastError as error:
         await holdfast.close()
-        raise Failure(f"{redact_password(settings.database_url)}: {error}") from error
+        raise CommandError(f"{redact_password(settings.database_url)}: {error}") from error
     resume_gc()
     print(
         f"Holdfast works {', '.join(worker.queues)} of {redact_password(settings.database_url)} "
