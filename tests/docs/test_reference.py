@@ -12,7 +12,8 @@ import pytest
 from typer.main import get_command
 
 from holdfast import Policy, errors
-from holdfast.cli.commands import app
+from holdfast.cli.commands import create_app
+from holdfast.cli.plugins import add_plugins
 from holdfast.core.error_formats import CODES
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER
 from holdfast.jobs.executor import FAULT_POINTS as JOB_FAULT_POINTS
@@ -144,7 +145,13 @@ def commands(group: Any, prefix: str = "holdfast") -> list[tuple[str, Any]]:
     return found
 
 
-COMMANDS = commands(get_command(app))
+def all_commands() -> list[tuple[str, Any]]:
+    app = create_app()
+    add_plugins(app)
+    return [(name, command) for name, command in commands(get_command(app)) if not command.hidden]
+
+
+COMMANDS = all_commands()
 
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])

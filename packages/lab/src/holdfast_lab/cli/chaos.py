@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, print_table
+from holdfast.cli.output import CommandError, print_json, print_table
 from holdfast_lab.chaos import Report, Standing, run_chaos
 from holdfast_lab.fork_client import ChildrenError
 
@@ -27,13 +27,15 @@ Watch = Callable[[Standing], None]
 def show_chaos(*, seconds: float, database: str, nats: bool, seed: int, as_json: bool) -> int:
     """Lay siege and tell the outcome; returns the exit code."""
     if database not in ("sqlite", "postgres"):
-        raise Failure(f"--database should be sqlite or postgres, not {database!r}", _BAD_INPUT)
+        raise CommandError(f"--database should be sqlite or postgres, not {database!r}", _BAD_INPUT)
     kind = cast("DatabaseKind", database)
     try:
         with _watching(seconds, as_json=as_json) as watch:
             report = asyncio.run(run_chaos(seconds, kind=kind, nats=nats, seed=seed, watch=watch))
     except (ChildrenError, TimeoutError, RuntimeError) as error:
-        raise Failure(f"the siege could not be laid: {error or 'a start took too long'}") from error
+        raise CommandError(
+            f"the siege could not be laid: {error or 'a start took too long'}"
+        ) from error
     if as_json:
         print_json(msgspec.to_builtins(report) | {"holds": report.holds})
     else:

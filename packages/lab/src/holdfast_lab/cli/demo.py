@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json
+from holdfast.cli.output import CommandError, print_json
 from holdfast_lab.demo import Verdict, Watcher, run_demo
 from holdfast_lab.demo.scenario import Scene
 from holdfast_lab.fork_client import ChildrenError
@@ -30,7 +30,9 @@ def show_demo(*, as_json: bool, seed: int) -> int:
         with _watching(as_json=as_json, began=began) as watch:
             verdict = asyncio.run(run_demo(watch, seed=seed))
     except (ChildrenError, TimeoutError) as error:
-        raise Failure(f"the demo did not get to its end: {error or 'it took too long'}") from error
+        raise CommandError(
+            f"the demo did not get to its end: {error or 'it took too long'}"
+        ) from error
     if as_json:
         print_json(msgspec.to_builtins(verdict) | {"holds": verdict.holds})
     else:

@@ -8,8 +8,8 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from holdfast.cli.gc import hold_collector, release_collector
-from holdfast.cli.main import tell_errors
+from holdfast.cli.gc import pause_gc, resume_gc
+from holdfast.cli.main import report_errors
 
 if TYPE_CHECKING:
     import uvicorn
@@ -28,7 +28,7 @@ def _run() -> int:
     configure_logging_from_settings(settings)
 
     def say_ready() -> None:
-        release_collector()
+        resume_gc()
         os.write(ready, b".")
         os.close(ready)
 
@@ -49,5 +49,5 @@ def _run() -> int:
 
 
 if __name__ == "__main__":
-    hold_collector()
-    sys.exit(tell_errors(_run))
+    pause_gc()
+    sys.exit(report_errors(_run))

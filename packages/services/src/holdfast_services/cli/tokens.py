@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 
 __all__ = ["make_token"]
 
@@ -21,11 +21,11 @@ def make_token(
     if hours is None:
         hours = _APP_CHECK_HOURS if app_check else _HOURS
     if not 0 < hours <= _MAX_HOURS:
-        raise Failure(f"--hours should be a number above 0, at most {_MAX_HOURS}", 2)
+        raise CommandError(f"--hours should be a number above 0, at most {_MAX_HOURS}", 2)
     if app_check:  # about an app: organization and roles have no place in it
         return _app_check(sub, timedelta(hours=hours))
     if not sub:
-        raise Failure("--sub should say who signs in (try: holdfast token --help)", 2)
+        raise CommandError("--sub should say who signs in (try: holdfast token --help)", 2)
 
     from holdfast.server.jwt_auth import mint_token
     from holdfast_services.dev_secrets import development_secret
@@ -37,7 +37,9 @@ def make_token(
     elif settings.needs_development_secret:
         secret = development_secret(settings.home)
     else:
-        raise Failure("this server checks tokens by a JWKS: ask whoever holds the private key", 2)
+        raise CommandError(
+            "this server checks tokens by a JWKS: ask whoever holds the private key", 2
+        )
     return mint_token(
         secret,
         sub=sub,
@@ -56,7 +58,9 @@ def _app_check(sub: str | None, lifetime: timedelta) -> str:
 
     settings = load_settings()
     if not settings.app_check_is_development:
-        raise Failure("this server checks App Check tokens by a JWKS: they come from its issuer", 2)
+        raise CommandError(
+            "this server checks App Check tokens by a JWKS: they come from its issuer", 2
+        )
     audience, issuer = settings.app_check_party
     path = development_app_check_key(settings.home)
     try:
@@ -69,4 +73,6 @@ def _app_check(sub: str | None, lifetime: timedelta) -> str:
             now=datetime.now(UTC),
         )
     except (OSError, LookupError, *UNREADABLE) as error:
-        raise Failure(f"{path} is no key pair: delete it, and a new one will be made", 2) from error
+        raise CommandError(
+            f"{path} is no key pair: delete it, and a new one will be made", 2
+        ) from error

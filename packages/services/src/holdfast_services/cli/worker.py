@@ -8,8 +8,8 @@ from typing import Final
 from prometheus_client import start_http_server
 
 from holdfast import Holdfast
-from holdfast.cli.gc import release_collector
-from holdfast.cli.output import Failure, warn, without_password
+from holdfast.cli.gc import resume_gc
+from holdfast.cli.output import CommandError, print_warning, redact_password
 from holdfast.errors import HoldfastError
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast_services.bootstrap import create_holdfast
@@ -33,14 +33,14 @@ def run_worker(
     """Work until told to stop; returns the exit code."""
     settings = load_settings(database_url=database, nats_url=nats, jobs_concurrency=concurrency)
     for line in unknown_variables():
-        warn(line)
+        print_warning(line)
     configure_logging_from_settings(settings)
     metrics = PrometheusMetrics()
     if metrics_port is not None:
         try:
             start_http_server(metrics_port, "127.0.0.1", metrics.registry)
         except OSError as error:
-            raise Failure(f"cannot listen on port {metrics_port}: {error.strerror}") from error
+            raise CommandError(f"cannot listen on port {metrics_port}: {error.strerror}") from error
     return asyncio.run(_work(settings, metrics, queues))
 
 
@@ -60,17 +60,17 @@ async def _work(settings: Settings, metrics: PrometheusMetrics, queues: list[str
     unknown = sorted(set(queues) - set(holdfast.jobs.queues))
     if unknown:
         known = ", ".join(holdfast.jobs.queues)
-        raise Failure(f"no service has jobs in queue {unknown[0]}: there are {known}", 2)
+        raise CommandError(f"no service has jobs in queue {unknown[0]}: there are {known}", 2)
     worker = make_worker(holdfast, settings, metrics, queues=queues)
     try:
         await holdfast.open()
         await worker.start()
     except HoldfastError as error:
         await holdfast.close()
-        raise Failure(f"{without_password(settings.database_url)}: {error}") from error
-    release_collector()
+        raise CommandError(f"{redact_password(settings.database_url)}: {error}") from error
+    resume_gc()
     print(
-        f"Holdfast works {', '.join(worker.queues)} of {without_password(settings.database_url)} "
+        f"Holdfast works {', '.join(worker.queues)} of {redact_password(settings.database_url)} "
         f"(pid {os.getpid()}, {worker.engine.name})",
         flush=True,
     )

@@ -9,8 +9,7 @@ import pytest
 from holdfast import open_store
 from holdfast.jobs.enqueue import Cause, new_job
 from holdfast.jobs.job_store import JobStore
-
-from .conftest import Here, one_line
+from packages.holdfast.tests.cli.harness import Here, one_line
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -146,7 +145,7 @@ def test_what_to_requeue_has_to_be_said_in_one_way(here: Here, database: str) ->
     for options in ((), ("7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10", "--queue", "mail")):
         told = here("jobs", "requeue", *options, "--database", database)
         assert told.returncode == 2
-        assert "say which" in one_line(told.stderr)
+        assert "give either ids" in one_line(told.stderr)
 
 
 def test_jobs_alone_says_what_can_be_done(here: Here) -> None:

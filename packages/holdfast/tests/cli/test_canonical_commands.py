@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Cli, Here, one_line
+from packages.holdfast.tests.cli.harness import Cli, Here, one_line
 
-FIXTURES = Path(__file__).parents[3] / "holdfast/tests/fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 CASES = json.loads((FIXTURES / "golden_hashes.json").read_text())["cases"]
 # One process each: a few are enough here, the rest is the core's own test.
 SOME = [next(case for case in CASES if case["name"].startswith("rfc 8785")), CASES[-1]]
@@ -44,11 +44,11 @@ def test_every_kind_of_bad_input_is_told_in_one_line(
     body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from holdfast.cli.canonical import canonical_of
-    from holdfast.cli.main import tell_errors
+    from holdfast.cli.main import report_errors
 
     file = tmp_path / "body.json"
     file.write_bytes(body)
-    assert tell_errors(lambda: len(canonical_of(file, []))) == 2
+    assert report_errors(lambda: len(canonical_of(file, []))) == 2
     output = capsys.readouterr()
     assert output.out == ""
     assert str(file) in one_line(output.err.encode())
