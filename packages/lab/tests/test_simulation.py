@@ -1,6 +1,6 @@
 """The torture: many seeds keep every promise, and each seed is the same every time.
 
-``HOLDFAST_TORTURE_SEEDS`` says how many; 2,000 are enough for a fault at every point.
+``HOLDFAST_SIMULATION_SEEDS`` says how many; 2,000 are enough for a fault at every point.
 """
 
 import os
@@ -33,7 +33,7 @@ from holdfast_lab.simulation.scenario import run_seed
 from holdfast_lab.simulation.shrinking import shrink
 from holdfast_lab.simulation.templates import Templates
 
-SEEDS = int(os.environ.get("HOLDFAST_TORTURE_SEEDS", "2000"))
+SEEDS = int(os.environ.get("HOLDFAST_SIMULATION_SEEDS", "2000"))
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,13 @@
-"""Processes that use a queue and can be killed anywhere.
+"""Functions that use a queue in a forked process, which can be killed at any step."""
 
-As a program it imports everything once, and forks the processes that each line of JSON asks for: a
-fork takes a millisecond where a new interpreter takes a second. The test's own process is not
-forked, as it may have threads.
-"""
-
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from holdfast.outbox import OutboxQueue, QueueSettings, Status
+from holdfast.testing.fork_server import ForkServer
 from packages.holdfast.tests.outbox.queue_harness import KEY, new
 
 ROOT = Path(__file__).parents[4]
@@ -24,7 +15,7 @@ OTHER_KEY = bytes(reversed(KEY))
 
 
 class KillAt:
-    """Kills the process when a point is reached for the n-th time."""
+    """Kills this process when a fault point is reached for the n-th time."""
 
     def __init__(self, point: str, times: int) -> None:
         self._point = point
@@ -50,14 +41,14 @@ def opened(path: str, kill_at: list[Any] | None = None, **options: Any) -> Outbo
 
 
 def note(log: str, line: str) -> None:
-    """Write a line that other processes see whole, whatever becomes of this one."""
+    """Append a line in one write: a kill cannot leave half of it."""
     handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(handle, f"{line}\n".encode())
     os.close(handle)
 
 
 def enqueue_some(path: str, log: str, count: int, who: str, **options: Any) -> None:
-    """Queue entries, noting each one that was acknowledged."""
+    """Enqueue entries and log the id of each one that was acknowledged."""
     with opened(path, **options) as queue:
         for number in range(count):
             entry = queue.enqueue(new(payload={"who": who, "n": number}))
@@ -65,7 +56,7 @@ def enqueue_some(path: str, log: str, count: int, who: str, **options: Any) -> N
 
 
 def work(path: str, log: str, pause: float = 0.0, **options: Any) -> None:
-    """Claim and succeed until nothing is left, noting when each entry is held."""
+    """Claim and complete entries until none is left; log when each claim begins and ends."""
     with opened(path, **options) as queue:
         idle = 0
         while idle < 3:
@@ -83,7 +74,7 @@ def work(path: str, log: str, pause: float = 0.0, **options: Any) -> None:
 
 
 def work_in_groups(path: str, log: str, **options: Any) -> None:
-    """Do the same with one commit per entry."""
+    """Complete an entry and claim the next one in one transaction, until none is left."""
     with opened(path, **options) as queue:
         queue.watchdog()
         claimed = queue.claim("ada")
@@ -104,76 +95,13 @@ def change_key(path: str) -> None:
         queue.change_passphrase(OTHER_KEY)
 
 
-DOINGS: dict[str, Callable[..., None]] = {
-    function.__name__: function
-    for function in (enqueue_some, work, work_in_groups, add_user, change_key)
-}
-
-
-def _child(doing: dict[str, Any]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            DOINGS[doing["do"]](**doing["args"])
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
-
-
-def main() -> None:
-    """Run what each line asks for, and answer with how the processes ended."""
-    for line in sys.stdin:
-        order = json.loads(line)
-        pids = [_child(doing) for doing in order["doings"]]
-        if order["kill_after"] is not None:
-            time.sleep(order["kill_after"])
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        print(json.dumps(codes), flush=True)
-
-
-class Nursery:
-    """The other end of the program."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def run(
-        self, *doings: tuple[str, dict[str, Any]], kill_after: float | None = None
-    ) -> list[int]:
-        """Run these at once, and return how each ended: 0, 1, or -9 if it was killed."""
-        order = {
-            "doings": [{"do": name, "args": args} for name, args in doings],
-            "kill_after": kill_after,
-        }
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        codes: list[int] = json.loads(self._process.stdout.readline())
-        return codes
-
-
-@contextmanager
-def nursery() -> Iterator[Nursery]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "packages.holdfast.tests.outbox.fork_server"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as process:
-        yield Nursery(process)
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait() == 0
+def fork_server() -> ForkServer:
+    """Return a server whose calls are the functions of this module, by name."""
+    return ForkServer(__name__, cwd=ROOT)
 
 
 def lines(log: Path) -> list[list[str]]:
-    """Return what was noted, as words."""
+    """Return the lines of the log, each split into words."""
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
@@ -184,6 +112,3 @@ def settled(path: Path, **options: Any) -> list[tuple[str, str]]:
 
 
 ALL_DONE = Status.SUCCEEDED.value
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
-"""A phone: one outbox file, and person after person who taps on it while others send from it.
+"""A device of a chaos run: one outbox file that some processes fill and others drain.
 
-Sending is the real ``holdfast outbox drain``, again and again, because besiegers kill it. When one
-is stopped rather than killed, another is started beside it: that is what a phone does that thinks
-an app is dead, and the two must not send twice what was tapped once.
+Draining is the real ``holdfast outbox drain``, restarted each time the fault injector kills it.
+While one drain is stopped with SIGSTOP, a second one is started on the same file: the two must not
+send an entry twice.
 """
 
 import asyncio
@@ -13,93 +13,93 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast_lab.fork_client import Child, Nursery
+from holdfast_lab.fork_client import AsyncForkServer, Child
 
-__all__ = ["Phone"]
+__all__ = ["Device"]
 
-_PASSPHRASE: Final = "SIEGE_PASSPHRASE"  # noqa: S105 - the name of a variable
-_PERSON: Final = "holdfast_lab.chaos.person:main"
+_PASSPHRASE: Final = "CHAOS_PASSPHRASE"  # noqa: S105 - the name of a variable
+_USER: Final = "holdfast_lab.chaos.user_process:main"
 _DRAIN_SECONDS: Final = 10
 _LEASE_SECONDS: Final = 0.5
 _RETRY_SECONDS: Final = 0.05
 _OFFLINE: Final = 1
-_TOO_EARLY: Final = ("does not exist", "there is no outbox in", "knows no user")
+_NOT_READY: Final = ("does not exist", "there is no outbox in", "knows no user")
 
 
 @dataclass
-class Phone:
-    """One device, its users so far, and what it has acknowledged."""
+class Device:
+    """One device, its users so far, and the actions it acknowledged."""
 
     name: str
-    nursery: Nursery
+    processes: AsyncForkServer
     server: str
     token_of: Callable[[str], str]
     passphrase: str | None = None
     seed: int = 0
     users: list[str] = field(default_factory=list)
-    # By user: tap id to key.
+    # By user: action id to idempotency key.
     acknowledged: dict[str, dict[str, str]] = field(default_factory=dict)
-    mishaps: list[str] = field(default_factory=list)
-    # Those that can be killed or stopped just now.
-    person: Child | None = None
+    errors: list[str] = field(default_factory=list)
+    # Running processes, for the fault injector.
+    user_process: Child | None = None
     drains: dict[str, Child] = field(default_factory=dict)
     starts: int = 0
 
     @property
     def path(self) -> Path:
-        """The outbox's file."""
-        return self.nursery.directory / f"{self.name}.db"
+        """The outbox file."""
+        return self.processes.directory / f"{self.name}.db"
 
-    async def live(self, user: str) -> None:
-        """Let a person tap through a day, and send until all of it is done."""
+    async def run_user(self, user: str) -> None:
+        """Enqueue all actions of a user, and drain until the outbox is empty."""
         self.users.append(user)
         self.acknowledged[user] = {}
-        tapping = asyncio.create_task(self._tap(user))
+        enqueueing = asyncio.create_task(self._enqueue(user))
         try:
-            while not (await self._drain(user) and tapping.done()):
-                if tapping.done():
-                    tapping.result()
+            while not (await self._drain(user) and enqueueing.done()):
+                if enqueueing.done():
+                    enqueueing.result()
         finally:
-            tapping.cancel()
+            enqueueing.cancel()
             with suppress(asyncio.CancelledError):
-                await tapping
+                await enqueueing
 
-    async def drain_beside(self) -> None:
-        """Start one more drain of the current user, whatever the others are doing."""
+    async def drain_again(self) -> None:
+        """Start one more drain for the current user, even if another one runs."""
         await self._drain(self.users[-1])
 
-    async def _tap(self, user: str) -> None:
+    async def _enqueue(self, user: str) -> None:
         while True:
             self.starts += 1
             arguments = [str(self.path), user, str(self.seed + self.starts), _PASSPHRASE]
-            child = await self.nursery.start(
-                f"{self.name}-person-{self.starts}",
+            child = await self.processes.start(
+                f"{self.name}-user-{self.starts}",
                 arguments,
-                target=_PERSON,
+                target=_USER,
                 environment=self._environment(),
             )
-            self.person = child
+            self.user_process = child
             await child.ended.wait()
-            self.person = None
+            self.user_process = None
             for line in child.new_lines():
                 if line.startswith("{"):
                     self.acknowledged[user] |= json.loads(line)
                 else:
-                    self.mishaps.append(f"{child.name} wrote: {child.tail()}")
+                    self.errors.append(f"{child.name} wrote: {child.tail()}")
                     break
             child.out.unlink()
             if child.code == 0:
                 return
 
     async def _drain(self, user: str) -> bool:
-        """Run one drain; returns whether it says that nothing is left."""
+        """Run one drain; returns whether it reports an empty outbox."""
         self.starts += 1
         arguments = ["outbox", "--db", str(self.path)]
         if self.passphrase is not None:
             arguments += ["--passphrase-env", _PASSPHRASE]
         arguments += ["drain", "--json", "--user", user, "--server", self.server]
         arguments += ["--max-seconds", str(_DRAIN_SECONDS)]
-        child = await self.nursery.start(
+        child = await self.processes.start(
             f"{self.name}-drain-{self.starts}",
             arguments,
             environment=self._environment() | {"HOLDFAST_OUTBOX_TOKEN": self.token_of(user)},
@@ -107,17 +107,17 @@ class Phone:
         self.drains[child.name] = child
         await child.ended.wait()
         del self.drains[child.name]
-        said = child.out.read_text(errors="replace")
+        output = child.out.read_text(errors="replace")
         child.out.unlink()
         if child.code is not None and child.code < 0:
             return False
-        report = _report(said)
+        report = _parse_report(output)
         if report is None:
-            # No file yet, nothing in it, or it knows nobody: the person was not that quick.
-            if child.code == _OFFLINE and any(words in said for words in _TOO_EARLY):
+            # The user process has not created the file or the user yet.
+            if child.code == _OFFLINE and any(text in output for text in _NOT_READY):
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
-                self.mishaps.append(f"{child.name} ended with {child.code}: {said[-2000:]}")
+                self.errors.append(f"{child.name} ended with {child.code}: {output[-2000:]}")
             return False
         if report["ended"] == "blocked":
             await asyncio.sleep(_RETRY_SECONDS)
@@ -131,11 +131,11 @@ class Phone:
         return settings if self.passphrase is None else settings | {_PASSPHRASE: self.passphrase}
 
 
-def _report(said: str) -> dict[str, Any] | None:
-    """Find the report in what a drain wrote; a line of complaint may follow it."""
-    begin = said.find("{")
+def _parse_report(output: str) -> dict[str, Any] | None:
+    """Find the JSON report in the output of a drain; an error message may follow it."""
+    begin = output.find("{")
     try:
-        report, _ = json.JSONDecoder().raw_decode(said[begin:]) if begin >= 0 else (None, 0)
+        report, _ = json.JSONDecoder().raw_decode(output[begin:]) if begin >= 0 else (None, 0)
     except ValueError:
         return None
     return report if isinstance(report, dict) and "ended" in report else None
