@@ -67,8 +67,7 @@ proof: $(SETUP) ## the long proofs: simulation, planted bugs, an hour of chaos, 
 	HOLDFAST_TEST_ROUNDS=2000 $(BIN)/python -m pytest packages/holdfast/tests/acceptance
 
 docs: $(SETUP) ## build the documentation site into site/ (strict)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 vectors: $(SETUP) ## write the conformance vectors that follow from the core's tables
 	$(BIN)/python -m holdfast_lab.vectors --write

@@ -26,7 +26,8 @@ NAMED = {
 # Shown as they are. Other files get the ending .txt, so that a browser shows the text.
 SHOWN = {".md", ".svg", ".png", ".json", ".txt"}
 
-_LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(?=[)#])")
+# Inline links, and reference definitions such as "[test]: ../tests/test_x.py".
+_LINK = re.compile(r"(?:(?<=\]\()|(?<=\]: ))(?![a-z]+:)([^)#\s]+)(?=[)#]|$)", re.MULTILINE)
 
 
 def site_path(target: Path) -> str:

@@ -48,7 +48,7 @@ def test_staleness_defaults() -> None:
 )
 def test_retry_presets(preset: str, policy: object) -> None:
     (row,) = [row for row in cells(section("Retry")) if row[0] == preset]
-    seconds = {"200–500 ms": 0.5, "5 s": 5, "2 s": 2, "1 s": 1, "5 min": 300, "30 min": 1800}
+    seconds = {"200\u2013500 ms": 0.5, "5 s": 5, "2 s": 2, "1 s": 1, "5 min": 300, "30 min": 1800}
     jitter = re.search(r"\d+", row[5])
     assert seconds[row[2]] == policy.first_seconds
     assert float(row[3]) == policy.factor
