@@ -80,6 +80,9 @@ proof: $(SETUP) ## the long proofs: simulation, planted bugs, an hour of chaos, 
 	$(BIN)/holdfast chaos --seconds 1200 --database postgres --nats
 	HOLDFAST_TEST_ROUNDS=2000 $(BIN)/python -m pytest packages/holdfast/tests/acceptance
 
+docs: $(SETUP) ## build the documentation site into site/ (strict)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 vectors: $(SETUP) ## write the conformance vectors that follow from the core's tables
 	$(BIN)/python -m holdfast_lab.vectors --write
 
@@ -87,4 +90,4 @@ lock: $(SETUP) ## pin the versions that are installed now
 	$(BIN)/python -m pip freeze --exclude-editable | sort -f > constraints.txt
 
 clean: ## remove everything the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
