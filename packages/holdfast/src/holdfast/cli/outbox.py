@@ -23,12 +23,12 @@ from holdfast.cli.outbox_output import (
     tell_entry,
 )
 from holdfast.cli.output import CommandError, print_json, print_table
-from holdfast.core.outbox_entry import NewEntry, Profile, Resolution, Status
+from holdfast.core.outbox_entry import NewEntry, Resolution, Status
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox.conflicts import resolve_by_hand
-from holdfast.outbox.dispatch import preset_of
 from holdfast.outbox.drain import Drain
+from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.report import Ended
 from holdfast.outbox.settings import QueueSettings, span_in
@@ -64,6 +64,7 @@ _LONGEST_WAIT: Final = DEVICE.ceiling_seconds / DEVICE.first_seconds
 _ADVICE: Final[Mapping[Ended, str]] = {
     Ended.SIGNED_OUT: "give another --token; nothing was lost",
     Ended.OFFLINE: "what is queued stays queued",
+    Ended.BLOCKED: "nothing was lost",
 }
 
 
@@ -182,7 +183,7 @@ def drain_user(
         report = _drain(queue, transport, token).run(user, max_seconds=max_seconds, stop=stop)
         stuck = queue.blocked_by(user)
     print_report(report, stuck, as_json=as_json)
-    if report.ended in _ADVICE:
+    if report.ended in _ADVICE and report.detail is not None:
         raise CommandError(f"{report.detail}: {_ADVICE[report.ended]}")
 
 
@@ -300,7 +301,7 @@ def _drain(queue: OutboxQueue, transport: HttpTransport, token: str | None) -> D
     def sooner(profile: Profile) -> RetryPolicy:
         """Wait less, and give up when any other drain would."""
         return replace(
-            preset_of(profile), first_seconds=seconds, ceiling_seconds=seconds * _LONGEST_WAIT
+            profile.retry, first_seconds=seconds, ceiling_seconds=seconds * _LONGEST_WAIT
         )
 
     return Drain(queue, transport, token, retry=sooner)

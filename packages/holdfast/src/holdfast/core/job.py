@@ -4,7 +4,7 @@ A job's *key* says what it is about: ``job:{tenant}:{queue}:{type}:{resource_id 
 Its *id* is made of the key alone, so the same key is the same job, for ever: the completion marker
 carries that id, and whoever enqueues the key again is told that it was done.
 
-That is wrong for work that follows a changing state, such as "reconcile this walker's day": done
+That is wrong for work that follows a changing state, such as "reconcile this user's day": done
 for ever would drop the second reconciliation of the day in silence. Such a job *coalesces*: its
 key has one more part, different for every enqueue. While one waits, another is merged into it;
 once it has started, the next write gets a job of its own.
