@@ -1,4 +1,4 @@
-"""Actions made offline, over HTTP: how old they may be, on the server's clock."""
+"""How old an action made offline may be, by the server's clock."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -38,18 +38,18 @@ def iso(instant: datetime) -> str:
         (-GRACE - MICRO, 422),
     ],
 )
-async def test_the_boundaries(database: str, age: timedelta, status: int) -> None:
+async def test_the_age_limits_are_inclusive(database: str, age: timedelta, status: int) -> None:
     clock = HeldClock()
     made_at = clock.now() - age
     async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=clock) as lab:
-        answer = await lab.send(UUID4, json={"clientGeneratedAt": iso(made_at)})
-        assert answer.status_code == status
+        response = await lab.send(UUID4, json={"clientGeneratedAt": iso(made_at)})
+        assert response.status_code == status
         assert await lab.effects() == len(lab.runs) == (1 if status == 201 else 0)
         if status == 422:
-            told = answer.json()
-            assert told["error"] == "STALE_ACTION"
-            assert told["requestId"] == answer.headers["x-request-id"]
-            details = told["details"]
+            body = response.json()
+            assert body["error"] == "STALE_ACTION"
+            assert body["requestId"] == response.headers["x-request-id"]
+            details = body["details"]
             assert datetime.fromisoformat(details["clientGeneratedAt"]) == made_at
             assert datetime.fromisoformat(details["serverNow"]) == clock.now()
             assert (details["capDays"], details["graceHours"]) == (7, 6)
@@ -69,7 +69,7 @@ async def test_a_replay_is_never_stale(database: str) -> None:
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 1024 * 1024])
-async def test_a_stale_attempt_leaves_a_record_and_its_replay_is_the_same(
+async def test_a_stale_action_leaves_a_record_that_is_replayed(
     database: str, memory_bytes: int
 ) -> None:
     clock = HeldClock()
@@ -103,11 +103,11 @@ async def test_an_action_cannot_be_sent_before_it_was_made(
         "clientSubmittedAt": iso(clock.now() - early),
     }
     async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=clock) as lab:
-        answer = await lab.send(UUID4, json=body)
-        assert answer.status_code == status
+        response = await lab.send(UUID4, json=body)
+        assert response.status_code == status
         if status == 400:
-            assert answer.json()["error"] == "BAD_REQUEST"
-            assert answer.json()["details"] == {"field": "clientSubmittedAt"}
+            assert response.json()["error"] == "BAD_REQUEST"
+            assert response.json()["details"] == {"field": "clientSubmittedAt"}
             assert lab.runs == await lab.records() == []
             del body["clientSubmittedAt"]
             assert (await lab.send(UUID4, json=body)).status_code == 201
@@ -128,13 +128,13 @@ async def test_an_action_cannot_be_sent_before_it_was_made(
         {"clientGeneratedAt": "2026-03-01T12:00:00Z", "clientSubmittedAt": 5},
     ],
 )
-async def test_a_time_that_is_missing_or_none_is_400(database: str, body: Any) -> None:
+async def test_a_missing_or_malformed_time_is_400(database: str, body: Any) -> None:
     async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=HeldClock()) as lab:
-        answer = await lab.send(UUID4, json=body)
-        assert (answer.status_code, answer.json()["error"]) == (400, "BAD_REQUEST")
+        response = await lab.send(UUID4, json=body)
+        assert (response.status_code, response.json()["error"]) == (400, "BAD_REQUEST")
         assert lab.runs == await lab.records() == []
         good = {"clientGeneratedAt": "2026-03-01T12:00:00Z"}
-        assert (await lab.send(UUID4, json=good)).status_code == 201, "the key was burnt"
+        assert (await lab.send(UUID4, json=good)).status_code == 201, "the key was used up"
 
 
 async def test_without_a_key_an_action_may_be_stale_too(database: str) -> None:
@@ -142,8 +142,8 @@ async def test_without_a_key_an_action_may_be_stale_too(database: str) -> None:
     policy = Policy(key_required=False, staleness=Staleness())
     async with open_lab(database, policy, clock=clock) as lab:
         old = {"clientGeneratedAt": iso(clock.now() - timedelta(days=8))}
-        told = await lab.send(None, json=old)
-        assert (told.status_code, told.json()["code"]) == (422, "action.stale")
+        refused = await lab.send(None, json=old)
+        assert (refused.status_code, refused.json()["code"]) == (422, "action.stale")
         assert (await lab.send(None, json={})).status_code == 400
         assert lab.runs == []
         fresh = await lab.send(None, json={"clientGeneratedAt": iso(clock.now())})
@@ -160,7 +160,7 @@ IN_BODY = Policy(
 )
 
 
-async def test_the_key_may_stand_in_the_body(database: str) -> None:
+async def test_the_key_may_be_a_field_of_the_body(database: str) -> None:
     async with open_lab(database, IN_BODY) as lab:
         body = {"day": "2026-03-01", "idempotencyKey": UUID4}
         first = await lab.send(None, json=body)
@@ -193,11 +193,13 @@ async def test_the_key_may_stand_in_the_body(database: str) -> None:
         (b'{"idempotencyKey":1' + b"0" * 5000 + b"}", "BAD_REQUEST"),
     ],
 )
-async def test_a_key_in_the_body_that_is_none(database: str, content: bytes, code: str) -> None:
+async def test_a_malformed_key_in_the_body_is_refused(
+    database: str, content: bytes, code: str
+) -> None:
     async with open_lab(database, IN_BODY) as lab:
         headers = {"Content-Type": "application/json"}
-        answer = await lab.send(UUID4, content=content, headers=headers)
-        assert (answer.status_code, answer.json()["error"]) == (400, code)
+        response = await lab.send(UUID4, content=content, headers=headers)
+        assert (response.status_code, response.json()["error"]) == (400, code)
         assert lab.runs == []
 
 
@@ -205,6 +207,6 @@ async def test_a_key_in_the_body_that_is_none(database: str, content: bytes, cod
 async def test_a_body_too_deep_to_read_its_time_is_400(database: str, content_type: str) -> None:
     deep = b'{"clientGeneratedAt":' + b"[" * 5000 + b"]" * 5000 + b"}"
     async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=HeldClock()) as lab:
-        answer = await lab.send(UUID4, content=deep, headers={"Content-Type": content_type})
-        assert (answer.status_code, answer.json()["error"]) == (400, "BAD_REQUEST")
+        response = await lab.send(UUID4, content=deep, headers={"Content-Type": content_type})
+        assert (response.status_code, response.json()["error"]) == (400, "BAD_REQUEST")
         assert len(lab.holdfast.idempotency.in_flight) == 0

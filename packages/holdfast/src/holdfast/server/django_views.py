@@ -26,7 +26,7 @@ from holdfast.server.app import Holdfast
 from holdfast.server.asgi import SCOPE_KEY
 from holdfast.server.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from holdfast.server.sync_bridge import Bridge, SyncExecution, run_in_request_thread
-from holdfast.server.wsgi import split_header
+from holdfast.server.wsgi import scope_of
 from holdfast.stores.django import DjangoStore
 
 __all__ = ["HoldfastMiddleware", "django_holdfast", "execution", "guard"]
@@ -118,19 +118,7 @@ class HoldfastMiddleware:
         # A body over the limit is not read: the middleware refuses it by its length.
         is_too_long = length.isdigit() and int(length) > limit
         body = b"" if is_too_long else request.body
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": request.path_info,
-            "query_string": request.META.get("QUERY_STRING", "").encode("latin-1"),
-            "headers": [
-                (header, part)
-                for name, value in request.headers.items()
-                for header in (name.lower().encode("latin-1"),)
-                for part in split_header(header, value)
-            ],
-            _REQUEST: request,
-        }
+        scope = scope_of(request.META, method, request.path_info) | {_REQUEST: request}
         status, headers, content = self._bridge.serve(self._middleware, scope, body)
         response = HttpResponse(content, status=status)
         del response["Content-Type"]

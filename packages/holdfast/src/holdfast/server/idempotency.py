@@ -265,58 +265,69 @@ class Idempotency:
 
         Raises the ``RequestError`` or ``StoreUnavailableError`` to respond with instead.
         """
-        request, unit = execution.request, execution.unit
         kept: Record | None = None
         try:
-            if self.faults:
-                await self.faults.reach("after_business_write")
-            if unit.superseded:
-                return await self._replay_winner(execution)
-            is_error = response.status >= 400  # noqa: PLR2004 - HTTP errors start here
-            if is_error and (not execution.writes_kept_on_error or response.status >= 500):  # noqa: PLR2004
-                kept, outcome = await self._finish_error(execution, response)
-                return outcome
-            kept = self._record(request, response, request.policy.ttl_for(response.status))
-            audit = None if is_error else self._audit_event(execution, response, kept)
-            try:
-                await self._commit(execution, kept, audit)
-            except SupersededError:
-                kept = None
-                return await self._replay_winner(execution)
-            except CommitUnknownError:
-                pending, kept = kept, None
-                kept = await self._resolve_unknown_commit(request, pending)
-                if kept is not pending:
-                    return Replay(kept)
-            except BaseException:
-                kept = None
-                raise
-            for callback in execution.on_commit:
-                callback()
-            self.metrics.outcome(request.endpoint, "refused" if is_error else "fresh")
-            return response  # noqa: TRY300 - nothing may come between the commit and the end
+            outcome, kept = await self._conclude(execution, response)
         except BaseException:
             await execution.unit.rollback()  # does nothing if it has ended
             raise
         finally:
             self._end(execution, kept)
+        return outcome
 
-    async def abort(self, execution: Execution) -> None:
-        """Roll back and free the key. Does nothing if the execution has ended."""
-        if not execution.ended:
-            try:
-                await execution.unit.rollback()
-                self.metrics.outcome(execution.request.endpoint, "rolled_back")
-            finally:
-                self._end(execution, None)
+    async def _conclude(
+        self, execution: Execution, response: Response
+    ) -> tuple[Response | Replay, Record | None]:
+        """Return what to send and the record that is committed now, if any."""
+        request = execution.request
+        if self.faults:
+            await self.faults.reach("after_business_write")
+        if execution.unit.superseded:
+            return await self._replay_winner(execution), None
+        is_error = response.status >= 400  # noqa: PLR2004 - HTTP errors start here
+        if is_error and (not execution.writes_kept_on_error or response.status >= 500):  # noqa: PLR2004
+            return await self._conclude_error(execution, response)
+        record = self._record(request, response, request.policy.ttl_for(response.status))
+        audit = None if is_error else self._audit_event(execution, response, record)
+        try:
+            await self._commit(execution, record, audit)
+        except SupersededError:
+            return await self._replay_winner(execution), None
+        except CommitUnknownError:
+            committed = await self._resolve_unknown_commit(request, record)
+            if committed is not record:
+                return Replay(committed), committed
+        for callback in execution.on_commit:
+            callback()
+        self.metrics.outcome(request.endpoint, "refused" if is_error else "fresh")
+        return response, record
 
-    def _end(self, execution: Execution, kept: Record | None) -> None:
-        """Mark the end and pass the committed record, if any, to the duplicates that wait."""
-        execution.ended = True
-        if kept is not None:
-            self._remember(kept)
-        if execution.request.record_id is not None:
-            self.in_flight.leave(execution.request.record_id, kept)
+    async def _conclude_error(
+        self, execution: Execution, response: Response
+    ) -> tuple[Response | Replay, Record | None]:
+        """Roll the handler's writes back; store the response if the policy says so."""
+        request = execution.request
+        await execution.unit.rollback()
+        server_failed = response.status >= 500  # noqa: PLR2004
+        self.metrics.outcome(request.endpoint, "rolled_back" if server_failed else "refused")
+        record = self._record(request, response, request.policy.ttl_for(response.status))
+        if record is None:
+            return response, None
+        claim = await self._call_store("claim", self.store.claim(record.id, record.created_at))
+        if isinstance(claim, Found):
+            decision = decide(claim.record, request.fingerprint, record.created_at)
+            return self.resolve(request, decision) or response, claim.record
+        if isinstance(claim, Held):  # another process runs it now; its response will count
+            raise self._in_progress(request)
+        execution.unit = claim.unit
+        try:
+            await self._commit(execution, record, None)
+        except SupersededError:  # another process has committed a response in the meantime
+            return await self._replay_winner(execution), None
+        except CommitUnknownError:
+            # The transaction held nothing but the record: a retry runs again and finds out.
+            return response, None
+        return response, record
 
     async def _commit(
         self, execution: Execution, record: Record | None, audit: AuditEvent | None
@@ -328,33 +339,6 @@ class Idempotency:
         self.metrics.store_time("commit", self.clock.monotonic() - started)
         if self.faults:
             await self.faults.reach("after_commit")
-
-    async def _finish_error(
-        self, execution: Execution, response: Response
-    ) -> tuple[Record | None, Response | Replay]:
-        """Roll the handler's writes back; store the response if the policy says so."""
-        request = execution.request
-        await execution.unit.rollback()
-        server_failed = response.status >= 500  # noqa: PLR2004
-        self.metrics.outcome(request.endpoint, "rolled_back" if server_failed else "refused")
-        record = self._record(request, response, request.policy.ttl_for(response.status))
-        if record is None:
-            return None, response
-        claim = await self._call_store("claim", self.store.claim(record.id, record.created_at))
-        if isinstance(claim, Found):
-            decision = decide(claim.record, request.fingerprint, record.created_at)
-            return claim.record, self.resolve(request, decision) or response
-        if isinstance(claim, Held):  # another process runs it now; its response will count
-            raise self._in_progress(request)
-        execution.unit = claim.unit
-        try:
-            await self._commit(execution, record, None)
-        except SupersededError:  # another process has committed a response in the meantime
-            return None, await self._replay_winner(execution)
-        except CommitUnknownError:
-            # The transaction held nothing but the record: a retry runs again and finds out.
-            return None, response
-        return record, response
 
     async def _replay_winner(self, execution: Execution) -> Replay:
         """Roll back and replay the record that another request committed for this key."""
@@ -401,6 +385,23 @@ class Idempotency:
         decision = decide(claim.record, request.fingerprint, self.clock.now())
         replay = self.resolve(request, decision)
         return replay.record if replay is not None else claim.record
+
+    async def abort(self, execution: Execution) -> None:
+        """Roll back and free the key. Does nothing if the execution has ended."""
+        if not execution.ended:
+            try:
+                await execution.unit.rollback()
+                self.metrics.outcome(execution.request.endpoint, "rolled_back")
+            finally:
+                self._end(execution, None)
+
+    def _end(self, execution: Execution, kept: Record | None) -> None:
+        """Mark the end and pass the committed record, if any, to the duplicates that wait."""
+        execution.ended = True
+        if kept is not None:
+            self._remember(kept)
+        if execution.request.record_id is not None:
+            self.in_flight.leave(execution.request.record_id, kept)
 
     # -- records ---------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from holdfast.server.asgi import SCOPE_KEY
 from holdfast.server.route_table import SAFE_METHODS, Match
 from holdfast.server.sync_bridge import Bridge, SyncExecution, SyncTransaction
 
-__all__ = ["WsgiGuard", "split_header"]
+__all__ = ["WsgiGuard", "scope_of"]
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -63,14 +63,7 @@ class WsgiGuard:
         match = None if method in SAFE_METHODS else self.holdfast.table().find(method, path)
         if match is None:
             return self._app(environ, start_response)
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "query_string": environ.get("QUERY_STRING", "").encode("latin-1"),
-            "headers": _headers(environ),
-            _ENVIRON: environ,
-        }
+        scope = scope_of(environ, method, path) | {_ENVIRON: environ}
         status, headers, body = self._bridge.serve(
             self._middleware, scope, _read_body(environ, match)
         )
@@ -136,6 +129,17 @@ def _read_body(environ: Environ, match: Match) -> bytes:
     return b""
 
 
+def scope_of(environ: Environ, method: str, path: str) -> dict[str, Any]:
+    """Return the ASGI scope of a WSGI request."""
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "query_string": environ.get("QUERY_STRING", "").encode("latin-1"),
+        "headers": _headers(environ),
+    }
+
+
 def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
     """Restore the names of the headers. WSGI has joined equal ones with a comma."""
     found = []
@@ -148,11 +152,11 @@ def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
             continue
         if value != "":
             header = field.replace("_", "-").lower().encode("latin-1")
-            found += [(header, part) for part in split_header(header, str(value))]
+            found += [(header, part) for part in _split(header, str(value))]
     return found
 
 
-def split_header(name: bytes, value: str) -> list[bytes]:
+def _split(name: bytes, value: str) -> list[bytes]:
     """Split the keys that WSGI has joined: two keys in one request must not become a third.
 
     So a bare key cannot contain a comma here; a quoted one can.
