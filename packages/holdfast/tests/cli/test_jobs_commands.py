@@ -42,7 +42,9 @@ def prepare(url: str) -> dict[str, str]:
             if job.resource_id == "done":
                 await table.complete_alone([(job.lease, '{"sent":true}')], worker="w")
             else:
-                await table.bury(job, worker="w", reason="error", error="ValueError: no\x1b[31m")
+                await table.dead_letter(
+                    job, worker="w", reason="error", error="ValueError: no\x1b[31m"
+                )
         await enqueue("waiting", "ada")
         await store.close()
         return ids
