@@ -1,6 +1,6 @@
 """Commands of other packages: found by entry point, missing, broken, renamed."""
 
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoints, entry_points, metadata
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,6 +12,7 @@ from holdfast.cli.plugins import (
     PACKAGE_OF_COMMAND,
     RENAMED_COMMANDS,
     add_plugins,
+    install_argument,
     needs_plugins,
 )
 from packages.holdfast.tests.cli.harness import Here, one_line, run_script
@@ -154,3 +155,23 @@ def test_installed_packages_replace_the_hints() -> None:
     add_plugins(app)
     hidden = {command.name for command in app.registered_commands if command.hidden}
     assert hidden == set(RENAMED_COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("module", "argument"),
+    [
+        ("asyncpg", '"holdfast[postgres]"'),
+        ("opentelemetry.sdk", '"holdfast[otel]"'),
+        ("uvicorn", "holdfast-services"),
+        ("something_else", '"holdfast[all]"'),
+    ],
+)
+def test_missing_module_is_named_with_what_installs_it(module: str, argument: str) -> None:
+    assert install_argument(module) == argument
+
+
+def test_each_extra_that_is_suggested_exists() -> None:
+    extras = set(metadata("holdfast").get_all("Provides-Extra") or [])
+    for requirement in plugins._REQUIREMENT_OF_MODULE.values():
+        name, _, rest = requirement.strip('"').partition("[")
+        assert name == "holdfast-services" or rest.removesuffix("]") in extras

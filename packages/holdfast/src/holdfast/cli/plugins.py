@@ -28,6 +28,7 @@ __all__ = [
     "RENAMED_COMMANDS",
     "add_plugins",
     "error_without_typer",
+    "install_argument",
     "needs_plugins",
 ]
 
@@ -47,6 +48,23 @@ PACKAGE_OF_COMMAND: Final = {
 
 RENAMED_COMMANDS: Final = {"torture": "simulate", "siege": "chaos"}
 """Commands of versions before 0.1, with their present names."""
+
+_REQUIREMENT_OF_MODULE: Final = {
+    "apsw": '"holdfast[outbox]"',
+    "asyncpg": '"holdfast[postgres]"',
+    "httpx": '"holdfast[client]"',
+    "jwt": '"holdfast[jwt]"',
+    "limits": '"holdfast[limits]"',
+    "nats": '"holdfast[nats]"',
+    "opentelemetry": '"holdfast[otel]"',
+    "prometheus_client": '"holdfast[metrics]"',
+    "redis": '"holdfast[redis]"',
+    "rich": '"holdfast[cli]"',
+    "fastapi": "holdfast-services",
+    "pydantic_settings": "holdfast-services",
+    "starlette": "holdfast-services",
+    "uvicorn": "holdfast-services",
+}
 
 _USAGE: Final = 2
 
@@ -97,6 +115,11 @@ def error_without_typer(arguments: Sequence[str]) -> CommandError:
     return CommandError(
         'the command line needs typer and rich: pip install "holdfast[cli]"', _USAGE
     )
+
+
+def install_argument(module: str) -> str:
+    """Return the argument of ``pip install``, in shell quotes, that installs a missing module."""
+    return _REQUIREMENT_OF_MODULE.get(module.partition(".")[0], '"holdfast[all]"')
 
 
 def _command(arguments: Sequence[str]) -> str:
