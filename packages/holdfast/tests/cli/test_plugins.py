@@ -29,7 +29,7 @@ GREET = "def register(app):\n    @app.command()\n    def greet():\n        print
 
 @pytest.fixture
 def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: EntryPoints())
+    monkeypatch.setattr(plugins, "_installed", EntryPoints)
 
 
 def install(directory: Path, package: str, code: str, group: str = plugins.GROUP) -> None:
@@ -131,7 +131,7 @@ def test_command_of_a_broken_package_does_not_say_that_it_is_missing(
 ) -> None:
     install(packages, "holdfast-services", "import a_module_that_is_not_installed\n", "test.group")
     found = entry_points(group="test.group")
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: found)
+    monkeypatch.setattr(plugins, "_installed", lambda: found)
     done = here("serve")
     assert (done.returncode, done.stdout) == (2, b"")
     warning, error = done.stderr.decode().splitlines()
