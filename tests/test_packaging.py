@@ -50,7 +50,7 @@ async def post(key: str) -> tuple[int, bytes, bytes | None]:
 
 async def main() -> None:
     first, second = await post("a-note"), await post("a-note")
-    assert first == (201, b'{"kept": "milk"}', None), first
+    assert (first[0], first[2]) == (201, None), first
     assert second == (*first[:2], b"true"), second
     assert len(await holdfast.store.read("SELECT text FROM notes")) == 1
     await holdfast.close()

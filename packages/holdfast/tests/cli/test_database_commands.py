@@ -1,4 +1,4 @@
-"""``migrate``, ``sweep`` and ``keys`` on both databases; records made by the store itself."""
+"""``holdfast migrate``, ``sweep`` and ``keys`` on SQLite and PostgreSQL."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def record(tenant: str, key: str, *, age: timedelta, body: bytes = b'{"ok":true}
     )
 
 
-def remember(url: str, *records: Record) -> None:
+def save_records(url: str, *records: Record) -> None:
     async def save() -> None:
         store = open_store(url)
         await store.open()
@@ -52,7 +52,7 @@ def remember(url: str, *records: Record) -> None:
     asyncio.run(save())
 
 
-def test_migrate_tells_what_it_did_and_does_it_once(cli: Cli, database: str) -> None:
+def test_migrate_prints_what_it_applied_and_applies_it_once(cli: Cli, database: str) -> None:
     first = cli("migrate", "--database", database, "--json")
     applied = json.loads(first.stdout)["applied"]
     assert {"namespace": "core", "number": 1, "name": "records"} in applied
@@ -61,9 +61,9 @@ def test_migrate_tells_what_it_did_and_does_it_once(cli: Cli, database: str) -> 
     assert b"is up to date" in again.stdout
 
 
-def test_keys_are_listed_shown_and_swept(here: Here, database: str) -> None:
+def test_keys_ls_keys_show_and_sweep(here: Here, database: str) -> None:
     old, new = timedelta(hours=25), timedelta(hours=1)
-    remember(
+    save_records(
         database,
         record("ada", KEY, age=new, body=b"\xff\x00"),
         record("bob", KEY, age=timedelta(hours=2)),
@@ -98,7 +98,9 @@ def test_keys_are_listed_shown_and_swept(here: Here, database: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["keys", "ls"], ["sweep"]])
-def test_a_misspelt_file_is_not_created(here: Here, tmp_path: Path, arguments: list[str]) -> None:
+def test_missing_sqlite_file_is_not_created(
+    here: Here, tmp_path: Path, arguments: list[str]
+) -> None:
     done = here(*arguments, "--database", "sqlite:///nowhere.db")
     assert done.returncode == 1
     assert "nowhere.db does not exist" in one_line(done.stderr)
@@ -114,15 +116,13 @@ def test_a_misspelt_file_is_not_created(here: Here, tmp_path: Path, arguments: l
         ("postgresql://me:hunter2@127.0.0.1:1/x", 1),
     ],
 )
-def test_a_database_that_cannot_be_used_is_told_in_one_line(
-    here: Here, url: str, code: int
-) -> None:
+def test_unusable_database_is_reported_in_one_line(here: Here, url: str, code: int) -> None:
     done = here("migrate", "--database", url)
     assert (done.returncode, done.stdout) == (code, b"")
     assert "hunter2" not in one_line(done.stderr)
 
 
-def test_a_file_that_is_no_database_is_told_in_one_line(here: Here, tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_reported_in_one_line(here: Here, tmp_path: Path) -> None:
     (tmp_path / "x.db").write_bytes(b"not a database, " * 100)
     for arguments in (["migrate"], ["keys", "ls"]):
         done = here(*arguments, "--database", "sqlite:///x.db")

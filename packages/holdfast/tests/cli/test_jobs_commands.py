@@ -1,4 +1,4 @@
-"""``jobs ls|show|dead|requeue`` on both databases; jobs are made and buried by the tables."""
+"""``holdfast jobs`` on SQLite and PostgreSQL."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def prepare(url: str) -> dict[str, str]:
-    """Make one waiting, one done and two dead jobs, of two tenants; returns their ids."""
+    """Create one waiting, one done and two dead jobs of two tenants; return their ids by name."""
 
     async def make() -> dict[str, str]:
         store = open_store(url)
@@ -52,29 +52,29 @@ def prepare(url: str) -> dict[str, str]:
     return asyncio.run(make())
 
 
-def test_jobs_are_listed_newest_first_for_people_and_scripts(here: Here, database: str) -> None:
+def test_jobs_ls_prints_newest_first_as_columns_and_json(here: Here, database: str) -> None:
     ids = prepare(database)
     table = here("jobs", "ls", "--database", database)
     lines = table.stdout.decode().splitlines()
     assert lines[0].split("\t")[:5] == ["id", "tenant", "queue", "type", "state"]
     assert lines[1].startswith(f"{ids['waiting']}\tada\tmail\tmail.send\twaiting\t0/5")
     assert len(lines) == 5
-    told = json.loads(here("jobs", "ls", "--database", database, "--json").stdout)
-    assert {job["id"]: job["state"] for job in told} == {
+    result = json.loads(here("jobs", "ls", "--database", database, "--json").stdout)
+    assert {job["id"]: job["state"] for job in result} == {
         ids["waiting"]: "waiting",
         ids["done"]: "done",
         ids["dead"]: "dead",
         ids["dead-too"]: "dead",
     }
-    assert told[0]["key"] == "job:ada:mail:mail.send:waiting"
+    assert result[0]["key"] == "job:ada:mail:mail.send:waiting"
 
 
-def test_a_listing_can_be_narrowed_down(here: Here, database: str) -> None:
+def test_jobs_ls_filters(here: Here, database: str) -> None:
     ids = prepare(database)
 
     def listed(*options: str) -> list[str]:
-        told = here("jobs", "ls", "--database", database, "--json", *options)
-        return [job["id"] for job in json.loads(told.stdout)]
+        result = here("jobs", "ls", "--database", database, "--json", *options)
+        return [job["id"] for job in json.loads(result.stdout)]
 
     assert listed("--tenant", "bob") == [ids["dead-too"]]
     assert listed("--state", "done") == [ids["done"]]
@@ -85,7 +85,7 @@ def test_a_listing_can_be_narrowed_down(here: Here, database: str) -> None:
     assert "waiting, running, done, dead" in one_line(bad.stderr)
 
 
-def test_a_job_is_shown_with_all_that_is_known(here: Here, database: str) -> None:
+def test_jobs_show_prints_payload_failures_and_result(here: Here, database: str) -> None:
     ids = prepare(database)
     dead = json.loads(here("jobs", "show", ids["dead"], "--database", database, "--json").stdout)
     assert dead["state"] == "dead"
@@ -95,30 +95,30 @@ def test_a_job_is_shown_with_all_that_is_known(here: Here, database: str) -> Non
     assert dead["correlation_id"] == "chain-dead"
     done = json.loads(here("jobs", "show", ids["done"], "--database", database, "--json").stdout)
     assert done["result"] == {"sent": True}
-    told = here("jobs", "show", ids["dead"], "--database", database).stdout.decode()
-    assert "ValueError: no\\x1b[31m" in told
-    assert "\x1b" not in told
+    result = here("jobs", "show", ids["dead"], "--database", database).stdout.decode()
+    assert "ValueError: no\\x1b[31m" in result
+    assert "\x1b" not in result
 
 
-def test_a_job_of_another_tenant_is_not_shown(here: Here, database: str) -> None:
+def test_jobs_show_does_not_find_jobs_of_another_tenant(here: Here, database: str) -> None:
     ids = prepare(database)
     for job_id in (ids["dead-too"], "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10", "'; --", ""):
-        told = here("jobs", "show", job_id, "--tenant", "ada", "--database", database)
-        assert told.returncode == 1
-        assert "there is no such job" in one_line(told.stderr)
+        result = here("jobs", "show", job_id, "--tenant", "ada", "--database", database)
+        assert result.returncode == 1
+        assert "there is no such job" in one_line(result.stderr)
 
 
-def test_dead_letters_are_listed_with_their_reason(here: Here, database: str) -> None:
+def test_jobs_dead_prints_reason_and_error(here: Here, database: str) -> None:
     ids = prepare(database)
     table = here("jobs", "dead", "--database", database, "--tenant", "ada").stdout.decode()
     assert ids["dead"] in table
     assert ids["dead-too"] not in table
     assert "ValueError: no" in table
-    told = json.loads(here("jobs", "dead", "--database", database, "--json").stdout)
-    assert {job["id"] for job in told} == {ids["dead"], ids["dead-too"]}
+    result = json.loads(here("jobs", "dead", "--database", database, "--json").stdout)
+    assert {job["id"] for job in result} == {ids["dead"], ids["dead-too"]}
 
 
-def test_a_dead_letter_is_requeued_once_and_keeps_its_history(here: Here, database: str) -> None:
+def test_dead_letter_is_requeued_once_and_keeps_its_failures(here: Here, database: str) -> None:
     ids = prepare(database)
     first = here("jobs", "requeue", ids["dead"], "--database", database)
     assert first.stdout.decode() == "1 job requeued\n"
@@ -131,35 +131,33 @@ def test_a_dead_letter_is_requeued_once_and_keeps_its_history(here: Here, databa
     assert again.returncode == 1
 
 
-def test_requeue_does_not_cross_a_tenant_that_was_named(here: Here, database: str) -> None:
+def test_requeue_with_tenant_ignores_other_tenants(here: Here, database: str) -> None:
     ids = prepare(database)
-    told = here("jobs", "requeue", ids["dead-too"], "--tenant", "ada", "--database", database)
-    assert told.returncode == 1
-    assert ids["dead-too"] in one_line(told.stderr)
+    result = here("jobs", "requeue", ids["dead-too"], "--tenant", "ada", "--database", database)
+    assert result.returncode == 1
+    assert ids["dead-too"] in one_line(result.stderr)
     whole = here(
         "jobs", "requeue", "--queue", "mail", "--tenant", "ada", "--database", database, "--json"
     )
     assert json.loads(whole.stdout)["requeued"] == [ids["dead"]]
 
 
-def test_what_to_requeue_has_to_be_said_in_one_way(here: Here, database: str) -> None:
+def test_requeue_takes_either_ids_or_a_queue(here: Here, database: str) -> None:
     prepare(database)
     for options in ((), ("7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10", "--queue", "mail")):
-        told = here("jobs", "requeue", *options, "--database", database)
-        assert told.returncode == 2
-        assert "give either ids" in one_line(told.stderr)
+        result = here("jobs", "requeue", *options, "--database", database)
+        assert result.returncode == 2
+        assert "give either ids" in one_line(result.stderr)
 
 
-def test_jobs_alone_says_what_can_be_done(here: Here) -> None:
-    told = here("jobs")
-    assert told.returncode == 2
-    assert "ls, show, dead or requeue" in one_line(told.stderr)
+def test_jobs_without_a_command_lists_the_commands(here: Here) -> None:
+    result = here("jobs")
+    assert result.returncode == 2
+    assert "ls, show, dead or requeue" in one_line(result.stderr)
 
 
-def test_a_database_without_the_tables_is_refused_and_left_alone(
-    here: Here, tmp_path: Path
-) -> None:
-    told = here("jobs", "ls", "--database", "sqlite:///absent.db")
-    assert told.returncode == 1
-    assert "does not exist" in one_line(told.stderr)
+def test_jobs_ls_does_not_create_a_database(here: Here, tmp_path: Path) -> None:
+    result = here("jobs", "ls", "--database", "sqlite:///absent.db")
+    assert result.returncode == 1
+    assert "does not exist" in one_line(result.stderr)
     assert not (tmp_path / "absent.db").exists()

@@ -1,6 +1,6 @@
 """Commands of other packages: found by entry point, missing, broken, renamed."""
 
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoints, entry_points, metadata
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,6 +12,7 @@ from holdfast.cli.plugins import (
     PACKAGE_OF_COMMAND,
     RENAMED_COMMANDS,
     add_plugins,
+    install_argument,
     needs_plugins,
 )
 from packages.holdfast.tests.cli.harness import Here, one_line, run_script
@@ -28,7 +29,7 @@ GREET = "def register(app):\n    @app.command()\n    def greet():\n        print
 
 @pytest.fixture
 def _nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: EntryPoints())
+    monkeypatch.setattr(plugins, "_installed", EntryPoints)
 
 
 def install(directory: Path, package: str, code: str, group: str = plugins.GROUP) -> None:
@@ -130,7 +131,7 @@ def test_command_of_a_broken_package_does_not_say_that_it_is_missing(
 ) -> None:
     install(packages, "holdfast-services", "import a_module_that_is_not_installed\n", "test.group")
     found = entry_points(group="test.group")
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: found)
+    monkeypatch.setattr(plugins, "_installed", lambda: found)
     done = here("serve")
     assert (done.returncode, done.stdout) == (2, b"")
     warning, error = done.stderr.decode().splitlines()
@@ -154,3 +155,23 @@ def test_installed_packages_replace_the_hints() -> None:
     add_plugins(app)
     hidden = {command.name for command in app.registered_commands if command.hidden}
     assert hidden == set(RENAMED_COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("module", "argument"),
+    [
+        ("asyncpg", '"holdfast[postgres]"'),
+        ("opentelemetry.sdk", '"holdfast[otel]"'),
+        ("uvicorn", "holdfast-services"),
+        ("something_else", '"holdfast[all]"'),
+    ],
+)
+def test_missing_module_is_named_with_what_installs_it(module: str, argument: str) -> None:
+    assert install_argument(module) == argument
+
+
+def test_each_extra_that_is_suggested_exists() -> None:
+    extras = set(metadata("holdfast").get_all("Provides-Extra") or [])
+    for requirement in plugins._REQUIREMENT_OF_MODULE.values():
+        name, _, rest = requirement.strip('"').partition("[")
+        assert name == "holdfast-services" or rest.removesuffix("]") in extras

@@ -7,7 +7,12 @@ from typing import Final
 
 from holdfast.cli.gc import pause_gc, resume_gc
 from holdfast.cli.output import CommandError, print_error
-from holdfast.cli.plugins import add_plugins, error_without_typer, needs_plugins
+from holdfast.cli.plugins import (
+    add_plugins,
+    error_without_typer,
+    install_argument,
+    needs_plugins,
+)
 from holdfast.errors import HoldfastError, UsageError
 
 __all__ = ["main", "report_errors"]
@@ -55,7 +60,8 @@ def _describe(error: Exception) -> tuple[str, int]:
         case OSError():
             return error.strerror or str(error), _FAILED
         case ModuleNotFoundError():
-            return f'this needs the package {error.name}: pip install "holdfast[all]"', _FAILED
+            needed = install_argument(error.name or "")
+            return f"this needs the package {error.name}: pip install {needed}", _FAILED
         case _:
             what = f"{type(error).__name__}: {error}"
             return f"unexpected {what} (this is a bug; please report it)", _FAILED
