@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from holdfast.cli.main import _run, tell_errors
+from holdfast.cli.main import _run, report_errors
 from holdfast_lab.conformance import (
     Plan,
     Profile,
@@ -232,7 +232,7 @@ def command(
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["holdfast", "conform", *arguments])
-        code = tell_errors(_run)
+        code = report_errors(_run)
         captured = capsys.readouterr()
         return Done(code, captured.out, captured.err)
 

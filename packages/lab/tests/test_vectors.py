@@ -32,7 +32,7 @@ from holdfast.core.local_ids import (
     replace_in_path,
 )
 from holdfast.core.outbox_entry import Action, Status, after
-from holdfast.core.policy import FIELD, PLANNING, ROUTES, WALK, ErrorFormat
+from holdfast.core.policy import ErrorFormat
 from holdfast.core.response_classification import BY_CODE, TryLater, classify
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, is_transient, parse_retry_after
 from holdfast.core.staleness import (
@@ -48,6 +48,11 @@ from holdfast.errors import (
     TransitionError,
 )
 from holdfast_lab.vectors import GENERATED, VERSION, as_json, entry_of, generate, main
+from holdfast_services.field.policy import POLICY as FIELD
+from holdfast_services.planning.policy import POLICY as PLANNING
+from holdfast_services.routes.policy import POLICY as ROUTES
+from holdfast_services.walk.outbox_profile import PROFILE as WALK_OUTBOX
+from holdfast_services.walk.policy import POLICY as WALK
 
 CONFORMANCE = Path(__file__).parents[3] / "conformance"
 FILES = sorted(path.name for path in CONFORMANCE.glob("*.json"))
@@ -142,7 +147,7 @@ def record_of(known: dict[str, str]) -> Record:
     expires_at = datetime.fromisoformat(known["expires_at"])
     return Record(
         id=RecordId("tenant", "endpoint", "key"),
-        mark=RequestFingerprint(known["body_hash"], known["fingerprint"]),
+        fingerprint=RequestFingerprint(known["body_hash"], known["fingerprint"]),
         status=201,
         headers={},
         body=b"",
@@ -209,7 +214,7 @@ def errors_hold(case: dict[str, Any]) -> None:
         entry = entry_of(
             case["operation"], attempt=case["attempt"], previous_status=case["previous_status"]
         )
-        fields = as_json(classify(case["status"], case["code"], entry))
+        fields = as_json(classify(case["status"], case["code"], entry, WALK_OUTBOX.codes))
         assert fields == {
             name: case[name] for name in ("device", "outcome_unknown") if name in case
         }
@@ -339,7 +344,7 @@ def test_script_lists_and_writes_outdated_files(
 def test_every_error_code_has_cases() -> None:
     cases = load("errors.json")["cases"]
     assert {case["name"] for case in cases if case["about"] == "code"} == set(CODES)
-    assert set(BY_CODE) <= {case.get("code") for case in cases}
+    assert {*BY_CODE, *WALK_OUTBOX.codes} <= {case.get("code") for case in cases}
 
 
 def test_golden_hashes_are_in_the_vectors() -> None:

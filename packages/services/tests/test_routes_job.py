@@ -99,7 +99,7 @@ async def test_a_route_whose_job_was_given_up_has_failed(serve: Serve, database_
         table = working.holdfast.job_store
         [job] = await table.claim(["routes"], worker="w", limit=1, lease_seconds=30)
         assert job.lease.job_id == generation_job_id("ada", accepted.json()["request_id"])
-        await table.bury(job, worker="w", reason="error", error="as a test wants it")
+        await table.dead_letter(job, worker="w", reason="error", error="as a test wants it")
         view = (await client.get(accepted.headers["location"])).json()
         assert view["status"] == "failed"
         assert "route" not in view

@@ -1,56 +1,55 @@
-"""The whole tree of errors, split by whose fault it is. No behaviour, no imports from other rooms.
+"""All errors of Holdfast, grouped by cause.
 
 ::
 
     HoldfastError
-    ├── RequestError               the caller's: becomes an HTTP answer, changes nothing
-    │   ├── KeyRequiredError           400
-    │   ├── KeyInvalidError            400
-    │   ├── BodyInvalidError           400
-    │   ├── BodyTooLargeError          413
+    ├── RequestError                   the caller's request; becomes an HTTP response
+    │   ├── KeyRequiredError               400
+    │   ├── KeyInvalidError                400
+    │   ├── BodyInvalidError               400
+    │   ├── BodyTooLargeError              413
     │   │   └── JobPayloadTooLargeError
-    │   ├── NotAuthenticatedError      401
-    │   ├── ForbiddenError             403
-    │   ├── NotFoundError              404
-    │   ├── PayloadMismatchError       409  (422 in IETF mode)
-    │   ├── InProgressError            409
-    │   ├── VersionMismatchError       409
-    │   ├── VersionRequiredError       428
-    │   ├── FieldNotAllowedError       422
-    │   ├── StaleActionError           422
-    │   ├── RateLimitedError           429
-    │   └── ServiceError               a service's own code and status
-    ├── StoreError                 the store's
-    │   ├── StoreUnavailableError      503: down, or its breaker is open
-    │   ├── SupersededError            someone else's record for this key was committed first
-    │   └── CommitUnknownError         the connection died during COMMIT
-    ├── JobError                   a job's, raised in or around its handler
-    │   ├── NonRetryableError          no attempt can succeed: to the dead letters at once
-    │   ├── RetryLaterError            not now: try again, not before the given time
-    │   └── LeaseLostError             the job may be another worker's by now: nothing may commit
-    ├── OutboxError                the device's queue could not do what was asked
-    │   ├── EntryInvalidError          refused at the door, with the name of the rule
-    │   ├── EntryNotFoundError         no such entry
-    │   ├── TransitionError            the entry's status does not allow this
-    │   ├── OutcomeUnknownError        it may have happened on the server: not to be changed unasked
-    │   ├── ClaimLostError             the lease ran out; the entry may be another process's by now
-    │   ├── QueueFullError             the queue has as many entries as it may
-    │   ├── UnsentEntriesError         a user cannot be purged while something is unsent
-    │   └── OutboxFileError            the file cannot be used, and was left as it is
+    │   ├── NotAuthenticatedError          401
+    │   ├── ForbiddenError                 403
+    │   ├── NotFoundError                  404
+    │   ├── PayloadMismatchError           409  (422 with the statuses of the IETF draft)
+    │   ├── InProgressError                409
+    │   ├── VersionMismatchError           409
+    │   ├── VersionRequiredError           428
+    │   ├── FieldNotAllowedError           422
+    │   ├── StaleActionError               422
+    │   ├── RateLimitedError               429
+    │   └── ServiceError                   code and status of the app's choice
+    ├── StoreError                     the database
+    │   ├── StoreUnavailableError          503
+    │   ├── SupersededError                another request committed a record for this key first
+    │   └── CommitUnknownError             the connection died during COMMIT
+    ├── JobError                       a job
+    │   ├── NonRetryableError              dead-letter the job now
+    │   ├── RetryLaterError                retry the job, not before the given time
+    │   └── LeaseLostError                 another worker may have the job; nothing may commit
+    ├── OutboxError                    the queue of a device
+    │   ├── EntryInvalidError
+    │   ├── EntryNotFoundError
+    │   ├── TransitionError                not allowed in the entry's status
+    │   ├── OutcomeUnknownError            the entry may have been executed by the server
+    │   ├── ClaimLostError                 the lease of the claim expired
+    │   ├── QueueFullError
+    │   ├── UnsentEntriesError             a user with unsent entries cannot be purged
+    │   └── OutboxFileError                the file cannot be used; it was not changed
     │       ├── WrongPassphraseError
     │       ├── NewerFileError
     │       ├── FileDamagedError
     │       ├── FileReadOnlyError
     │       ├── DiskFullError
     │       └── FileBusyError
-    └── UsageError                 the developer's: shown at start-up or on first use
+    └── UsageError                     the app's code or settings; raised at start-up or first use
         ├── ConfigurationError
         ├── StreamingResponseError
         ├── ResponseTooLargeError
         └── NoTransactionError
 
-A ``RequestError`` has a ``kind``; which code and status that kind has in which dialect (envelope
-or problem) is a table in ``core/dialects.py``.
+The ``kind`` of a ``RequestError`` selects its status and code in ``core/error_formats.py``.
 """
 
 from collections.abc import Mapping
@@ -107,11 +106,11 @@ __all__ = [
 
 
 class HoldfastError(Exception):
-    """Everything Holdfast raises on purpose."""
+    """Base class of all errors of Holdfast."""
 
 
 class RequestError(HoldfastError):
-    """The request cannot be done as it stands. Becomes an answer; nothing was written."""
+    """The request is refused; nothing was written. Becomes an HTTP response."""
 
     kind: ClassVar[str] = "bad_request"
 
@@ -122,7 +121,7 @@ class RequestError(HoldfastError):
         details: Mapping[str, Any] | None = None,
         retry_after_seconds: float | None = None,
     ) -> None:
-        """Keep one line for a person, and details for a machine."""
+        """``message`` is one line for people; ``details`` are members of the error body."""
         super().__init__(message)
         self.message = message
         self.details: dict[str, Any] = dict(details or {})
@@ -130,95 +129,95 @@ class RequestError(HoldfastError):
 
 
 class KeyRequiredError(RequestError):
-    """The endpoint needs an idempotency key and got none."""
+    """The operation requires an idempotency key and none was sent."""
 
     kind = "key_required"
 
 
 class KeyInvalidError(RequestError):
-    """The key is not in the endpoint's format, or two different keys were sent."""
+    """The key does not have the required format, or two different keys were sent."""
 
     kind = "key_invalid"
 
 
 class BodyInvalidError(RequestError):
-    """The body cannot be read: not JSON, duplicate keys, bad UTF-8, too deep, not a number."""
+    """The body cannot be read: malformed JSON, duplicate keys, invalid UTF-8, nested too deep."""
 
     kind = "body_invalid"
 
 
 class BodyTooLargeError(RequestError):
-    """The body is larger than the endpoint takes."""
+    """The body is larger than the operation allows."""
 
     kind = "body_too_large"
 
 
 class JobPayloadTooLargeError(BodyTooLargeError):
-    """What a job is to be given is more than the table of jobs takes."""
+    """The payload of a job is larger than allowed."""
 
 
 class NotAuthenticatedError(RequestError):
-    """Nobody is signed in, or the token does not hold."""
+    """The request has no token, or an invalid one."""
 
     kind = "not_authenticated"
 
 
 class ForbiddenError(RequestError):
-    """Signed in, but without the role this takes."""
+    """The caller lacks the required role."""
 
     kind = "forbidden"
 
 
 class NotFoundError(RequestError):
-    """There is no such thing, as far as this tenant can know."""
+    """The resource does not exist, or belongs to another tenant."""
 
     kind = "not_found"
 
 
 class PayloadMismatchError(RequestError):
-    """The key was used for another request."""
+    """The key was used for a different request."""
 
     kind = "payload_mismatch"
 
 
 class InProgressError(RequestError):
-    """The first request with this key is still running and the wait is over."""
+    """The first request with this key is still running after the wait."""
 
     kind = "in_progress"
 
 
 class VersionMismatchError(RequestError):
-    """The aggregate has moved on since the caller read it."""
+    """The resource has changed since the caller read it."""
 
     kind = "version_mismatch"
 
 
 class VersionRequiredError(RequestError):
-    """The write does not say which version it was made against."""
+    """The request does not name the version it is based on."""
 
     kind = "version_required"
 
 
 class FieldNotAllowedError(RequestError):
-    """A field parses, but its value is not allowed."""
+    """A field has a value that is not allowed."""
 
     kind = "field_not_allowed"
 
 
 class StaleActionError(RequestError):
-    """The action was made too long ago, or in the server's future."""
+    """The action is too old, or its time is in the server's future."""
 
     kind = "stale_action"
 
 
 class RateLimitedError(RequestError):
-    """Too many requests."""
+    """The rate limit was exceeded."""
 
     kind = "rate_limited"
 
 
 class ServiceError(RequestError):
-    """A service's own answer: its code and status are given, not looked up."""
+    """An error of the app, with its own code and status."""
 
     kind = "service"
 
@@ -231,149 +230,144 @@ class ServiceError(RequestError):
         details: Mapping[str, Any] | None = None,
         retry_after_seconds: float | None = None,
     ) -> None:
-        """Take the status and the machine's code beside the usual."""
         super().__init__(message, details=details, retry_after_seconds=retry_after_seconds)
         self.status = status
         self.code = code
 
 
 class StoreError(HoldfastError):
-    """The store of records could not do its part."""
+    """The store failed."""
 
 
 class StoreUnavailableError(StoreError):
-    """The store is down, or its breaker is open. The handler has not run.
+    """The store is down, or its circuit breaker is open. Nothing was committed.
 
-    Its message may name hosts, files and statements, so it is for the log. Callers are told that
-    the store is away and no more, unless ``is_for_callers`` says that it is meant for them.
+    The message may name hosts, files and statements, so it goes to the log only; with
+    ``is_for_callers`` it also goes into the response.
     """
 
     def __init__(
         self, message: str, *, retry_after_seconds: float = 1.0, is_for_callers: bool = False
     ) -> None:
-        """Say when to come back."""
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
         self.is_for_callers = is_for_callers
 
 
 class SupersededError(StoreError):
-    """A record of the same key was committed by someone else; this transaction must not be."""
+    """Another request committed a record for the same key; this transaction must not commit."""
 
 
 class CommitUnknownError(StoreError):
-    """The connection died during COMMIT: it may have happened. Look it up before answering."""
+    """The connection died during COMMIT: check whether it was committed before responding."""
 
 
 class JobError(HoldfastError):
-    """A job, not a request, cannot go on as it is."""
+    """Base class of errors raised in or around the handler of a job."""
 
 
 class NonRetryableError(JobError):
-    """Raised by a handler: no further attempt can succeed. The job is a dead letter at once."""
+    """Raised by a handler when no retry can succeed: the job is dead-lettered now."""
 
 
 class RetryLaterError(JobError):
-    """Raised by a handler: not now. Counts as an attempt; the time is a floor."""
+    """Raised by a handler to retry the job, not before ``after_seconds``. Counts as an attempt."""
 
     def __init__(self, message: str, *, after_seconds: float = 0.0) -> None:
-        """Say when to come back at the earliest."""
         super().__init__(message)
         self.after_seconds = after_seconds
 
 
 class LeaseLostError(JobError):
-    """The lease ran out or another worker has it: what was done here must not commit."""
+    """The lease expired or another worker has it: this attempt must not commit."""
 
 
 class OutboxError(HoldfastError):
-    """The device's queue could not do what was asked of it. Nothing was changed."""
+    """Base class of errors of the outbox. Nothing was changed."""
 
 
 class EntryInvalidError(OutboxError):
-    """What was to be queued breaks a rule. ``rule`` is its name; nothing was written."""
+    """The entry breaks a validation rule, named by ``rule``."""
 
     def __init__(self, rule: str, message: str) -> None:
-        """Keep the rule's name for a machine and one line for a person."""
         super().__init__(message)
         self.rule = rule
         self.message = message
 
 
 class EntryNotFoundError(OutboxError):
-    """There is no such entry in the queue: never was, or pruned."""
+    """The entry does not exist, or was pruned."""
 
 
 class TransitionError(OutboxError):
-    """The entry's status does not allow this; ``core/entry.py`` has the table of what does."""
+    """The entry's status does not allow this; see the table in ``core/outbox_entry.py``."""
 
     rule = "status_transition_must_be_valid"
 
 
 class OutcomeUnknownError(OutboxError):
-    """The entry was sent and no answer settled it: to change it now could make it happen twice."""
+    """The entry was sent without a conclusive response: changing it could execute it twice."""
 
 
 class ClaimLostError(OutboxError):
-    """The claim's lease ran out and the entry went back: what its holder says no longer counts."""
+    """The lease of the claim expired and the entry was released to other processes."""
 
 
 class QueueFullError(OutboxError):
-    """The user's queue has as many entries as it may. Nothing was written."""
+    """The user's queue has reached its maximum number of entries."""
 
 
 class UnsentEntriesError(OutboxError):
-    """The user has entries that are not settled; ``unsent`` is how many."""
+    """The user has ``unsent`` entries that are not final."""
 
     def __init__(self, message: str, *, unsent: int) -> None:
-        """Keep the number, for a question to the person."""
         super().__init__(message)
         self.unsent = unsent
 
 
 class OutboxFileError(OutboxError):
-    """The outbox's file cannot be used as it is, and was left as it is."""
+    """The outbox's file cannot be used. It was not changed."""
 
 
 class WrongPassphraseError(OutboxFileError):
-    """The passphrase does not open the file, is missing, or was given for a plain file."""
+    """The passphrase is wrong or missing, or was given for an unencrypted file."""
 
 
 class NewerFileError(OutboxFileError):
-    """The file was written by a newer version."""
+    """The file was written by a newer version of Holdfast."""
 
 
 class FileDamagedError(OutboxFileError):
-    """The file is not a database, or a part of it cannot be read."""
+    """The file is not a database, or part of it cannot be read."""
 
 
 class FileReadOnlyError(OutboxFileError):
-    """The file, or the directory it is in, cannot be written."""
+    """The file or its directory is not writable."""
 
 
 class DiskFullError(OutboxFileError):
-    """There is no room left. What was being written was undone."""
+    """The disk is full. The write was rolled back."""
 
 
 class FileBusyError(OutboxFileError):
-    """Another connection kept the file locked for longer than the wait."""
+    """Another connection kept the file locked for too long."""
 
 
 class UsageError(HoldfastError):
-    """The application uses Holdfast in a way that cannot be kept safe."""
+    """The app uses Holdfast incorrectly."""
 
 
 class ConfigurationError(UsageError):
-    """A setting, a policy or a guard does not hold together."""
+    """A setting, a policy or a guard is invalid."""
 
 
 class StreamingResponseError(UsageError):
-    """A guarded handler streams: its answer cannot be stored, so it cannot be replayed."""
+    """A guarded handler streams its response, which cannot be stored for a replay."""
 
 
 class ResponseTooLargeError(UsageError):
-    """A guarded handler answers with more bytes than a record may keep."""
+    """The response of a guarded handler is larger than a record may be."""
 
 
 class NoTransactionError(UsageError):
-    """A handler asks for the guard's transaction where there is none."""
+    """There is no guarded request here, so there is no transaction."""

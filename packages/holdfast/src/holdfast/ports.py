@@ -1,4 +1,4 @@
-"""What the rules need from the world: stores, transactions, time, eyes. Protocols only."""
+"""Protocols implemented by adapters, and the values they exchange."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ __all__ = [
     "Retry",
     "Row",
     "Store",
+    "SyncFaultPoints",
     "Transaction",
     "UnitOfWork",
 ]
@@ -55,19 +56,19 @@ JobOutcome = Literal["done", "duplicate", "retried", "dead", "lease_lost", "give
 
 
 class Clock(Protocol):
-    """Time, so that tests can hold it."""
+    """A source of time. Tests provide their own."""
 
     def now(self) -> datetime:
-        """Return the wall clock, aware and in UTC."""
+        """Return the wall-clock time as an aware datetime in UTC."""
 
     def monotonic(self) -> float:
-        """Return seconds that never go back."""
+        """Return seconds since an arbitrary start; never decreases."""
 
 
 class Transaction(Protocol):
-    """What a guarded handler writes in. Commits with the record, or not at all.
+    """The transaction of a handler. Commits together with the record, or not at all.
 
-    SQL is the database's own, with named parameters (``:name``) on every database.
+    Statements are in the SQL of the database, with named parameters (``:name``) everywhere.
     """
 
     async def execute(self, sql: str, params: Params = None) -> int:
@@ -81,44 +82,44 @@ class Transaction(Protocol):
 
 
 class UnitOfWork(Protocol):
-    """An open transaction, with the key claimed if there is one. Ends in exactly one of the two."""
+    """An open transaction, with a claimed key if there is one. Ends in one commit or rollback."""
 
     @property
     def transaction(self) -> Any:
-        """What the handler writes in: a ``Transaction``, or what the user's own adapter gives."""
+        """What the handler gets: a ``Transaction``, or a session or connection of the app."""
 
     @property
     def statements(self) -> Transaction:
-        """The same transaction for statements of Holdfast's own, whatever ``transaction`` is."""
+        """The same transaction, for Holdfast's statements."""
 
     @property
     def superseded(self) -> bool:
-        """True when another's record was seen after the claim: this unit may not commit."""
+        """True if another request has committed this key since the claim: it cannot commit."""
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
-        """Write record and audit event beside the business rows and commit all of it.
+        """Write record and audit event, and commit them together with the handler's rows.
 
-        Raises ``SupersededError`` (rolled back), ``CommitUnknownError`` (nobody knows yet) or
-        ``StoreUnavailableError`` (rolled back).
+        Raises ``SupersededError`` or ``StoreUnavailableError`` (both after a rollback), or
+        ``CommitUnknownError`` if it may or may not have been committed.
         """
 
     async def rollback(self) -> None:
-        """Undo everything. Never raises: what cannot be rolled back is cut off."""
+        """Roll back. Never raises: if the rollback fails, the connection is closed."""
 
-    async def touch(self) -> None:
-        """Show the database that whoever holds this is alive. Never raises."""
+    async def keep_alive(self) -> None:
+        """Keep the database from ending an idle transaction. Never raises."""
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """The key is ours until the unit ends; nobody else runs it."""
+    """The key is claimed until the unit ends; no other request runs it."""
 
     unit: UnitOfWork
-    # There is a record, but it is past its time.
+    # The key has a record, but an expired one.
     after_expiry: bool = False
 
 
 class Found(msgspec.Struct, frozen=True):
-    """There is a live record."""
+    """The key has a record that is not expired."""
 
     record: Record
 
@@ -128,7 +129,7 @@ Claim = Claimed | Found | Held
 
 @dataclass(frozen=True, slots=True)
 class RecordQuery:
-    """Which records an operator wants to see. Keyset paging: ``after`` is the last one seen."""
+    """Selects records for operators. ``after`` is the last record of the previous page."""
 
     tenant: str | None = None
     endpoint: str | None = None
@@ -139,7 +140,7 @@ class RecordQuery:
 
 @runtime_checkable
 class Store(Protocol):
-    """Where records, audit events and the business rows live together."""
+    """A database that holds records, audit events and the app's rows."""
 
     @property
     def name(self) -> str:
@@ -149,75 +150,74 @@ class Store(Protocol):
         """Connect and bring the schema up to date."""
 
     async def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Disconnect. Idempotent."""
 
     async def ping(self) -> None:
-        """Raise ``StoreUnavailableError`` unless a query goes through."""
+        """Raise ``StoreUnavailableError`` unless a query succeeds."""
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
-        """Return the live record of this key, read outside any transaction."""
+        """Return the record of a key unless it is expired, outside any transaction."""
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claim:
-        """Take the key, in one atomic call; never waits for another holder."""
+        """Claim a key atomically; never waits for another holder."""
 
     async def begin(self, *, idle_seconds: float | None = None) -> UnitOfWork:
         """Open a transaction without a key, for endpoints where the key is optional.
 
-        One that is left alone for ``idle_seconds``, by a process that hangs, is ended by the
-        database where the database can do so.
+        If the process hangs, PostgreSQL ends the transaction after ``idle_seconds``.
         """
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query outside any guarded request."""
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Run one statement in a transaction of its own and return its rows, if it gives any."""
+        """Run one statement in its own transaction and return its rows, if it has any."""
 
     def notifier(self) -> "Notifier":
-        """Return what workers of this database are woken with."""
+        """Return a new notifier for the workers of this database."""
 
     async def sweep(self, now: datetime, limit: int) -> int:
-        """Delete up to ``limit`` expired records and return how many went."""
+        """Delete up to ``limit`` expired records and return how many were deleted."""
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
         """List records, newest first, for operators."""
 
     async def secret(self) -> bytes:
-        """Return this database's own random secret, made with its schema."""
+        """Return the random secret that was created with the schema."""
 
 
 class Notifier(Protocol):
-    """Wakes workers, here and in other processes, when jobs were committed. Never the truth.
+    """Wakes workers, in this and other processes, after jobs were committed.
 
-    A ring may be lost (a crash right after the commit): workers also look by themselves, seldom.
+    A notification may be lost, e.g. by a crash right after the commit: workers also poll.
     """
 
     async def open(self) -> None:
-        """Begin to listen. Who only rings need not."""
+        """Start to listen. Not needed in order to notify."""
 
     async def close(self) -> None:
-        """Stop listening and let go of everything. Idempotent."""
+        """Stop listening. Idempotent."""
 
     def notify(self) -> None:
-        """Wake whoever waits. Returns at once, never raises; many rings may become one."""
+        """Wake all listeners. Returns at once, never raises; several calls may become one."""
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for a ring; returns whether there was one. One rung before the wait counts."""
+        """Wait for a notification; return whether there was one. An earlier one counts, once."""
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """A job that is ours to run, and what the engine needs to speak of it again."""
+    """A leased job, and what the engine needs in order to acknowledge it."""
 
     job: LeasedJob
     receipt: Any = None
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The job is off the table: done, or given up. It is not to be delivered again."""
+    """The job is completed or dead-lettered and is not delivered again."""
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """The job stays, and is to be delivered again after this time."""
+    """The job is delivered again after this time."""
 
     seconds: float = 0.0
 
@@ -226,7 +226,7 @@ Ending = Finished | Retry
 
 
 class Engine(Protocol):
-    """Brings jobs to a worker. The tables of jobs decide; an engine only says what to look at."""
+    """Delivers jobs to a worker. The job tables decide who may run them."""
 
     @property
     def name(self) -> str:
@@ -236,71 +236,82 @@ class Engine(Protocol):
         """Connect."""
 
     async def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Disconnect. Idempotent."""
 
     async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
-        """Take leases on up to ``limit`` jobs, waiting so long for the first; may be empty."""
+        """Lease up to ``limit`` jobs, waiting for the first; may return none."""
 
     async def renew(self, deliveries: Sequence[Delivery]) -> set[tuple[str, str]]:
-        """Renew the leases; returns the jobs (tenant, id) that are still held."""
+        """Renew the leases; return the jobs (tenant, id) that are still held."""
 
     async def settle(self, delivery: Delivery, ending: Ending) -> None:
-        """Hear what became of a delivery, after the tables know."""
+        """Acknowledge a delivery, after the job tables were updated."""
 
     def notify(self) -> None:
-        """Hear that jobs were committed in this process."""
+        """Announce that this process has committed jobs."""
 
     def wake(self) -> None:
-        """Make a waiting ``take`` return soon, because the worker stops."""
+        """Make a waiting ``take`` return soon, because the worker is stopping."""
 
 
 class RecordCache(Protocol):
-    """A cache of committed records. Never the truth: wrong, stale or down, it costs time."""
+    """A cache of committed records. If it is stale or down, requests only get slower."""
 
     async def get(self, record_id: RecordId, now: datetime) -> Record | None:
-        """Return a record that is certainly what was put, or None."""
+        """Return a verified record, or None."""
 
     async def put(self, record: Record, now: datetime) -> None:
-        """Remember a committed record until it expires."""
+        """Cache a committed record until it expires."""
 
     async def forget(self, record_ids: Iterable[RecordId]) -> None:
         """Drop records."""
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Disconnect."""
 
 
 class Metrics(Protocol):
-    """Sees what happens; must not fail and must not block."""
+    """Records metrics of requests; must not raise and must not block."""
 
     def outcome(self, endpoint: str, outcome: Outcome) -> None:
-        """Count how a guarded request ended."""
+        """Count the outcome of a guarded request."""
 
     def waited(self, endpoint: str, seconds: float) -> None:
-        """Note that a duplicate waited for the first one."""
+        """Record for how long a duplicate waited for the first request."""
 
     def expired(self, endpoint: str) -> None:
-        """Note that a record was found past its time."""
+        """Count an expired record that was found."""
 
     def store_time(self, operation: str, seconds: float) -> None:
-        """Note how long a call to the store took."""
+        """Record the duration of a call to the store."""
 
     def swept(self, records: int, seconds: float) -> None:
-        """Note how many records a sweep removed."""
+        """Record how many records a sweep deleted, and how long it took."""
 
 
 class JobMetrics(Protocol):
-    """Sees what becomes of jobs; must not fail and must not block."""
+    """Records metrics of jobs; must not raise and must not block."""
 
     def job_ended(self, queue: str, job_type: str, outcome: JobOutcome, seconds: float) -> None:
-        """Count how one attempt ended, and how long it took."""
+        """Count the outcome of one attempt, and record its duration."""
 
     def job_depths(self, depths: Mapping[str, tuple[int, int, int, float]]) -> None:
         """Set, per queue: waiting, running, dead, and the age of the oldest due job in seconds."""
 
 
 class FaultPoints(Protocol):
-    """Named instants at which a test may kill, delay or raise. Injected, never global."""
+    """Named points at which a test may kill, delay or raise. Injected, never global."""
 
     async def reach(self, point: str) -> None:
-        """Pass the point, or do what the test wants done there."""
+        """Return to go on, or inject the fault."""
+
+
+class SyncFaultPoints(Protocol):
+    """The same for blocking code.
+
+    Every operation of the outbox that writes has two: ``<operation>.before_commit`` and
+    ``<operation>.after_commit``, such as ``enqueue.before_commit``.
+    """
+
+    def reach(self, point: str) -> None:
+        """Return to go on, or inject the fault."""

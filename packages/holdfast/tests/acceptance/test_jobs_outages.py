@@ -211,7 +211,7 @@ async def test_a_worker_and_an_enqueuer_whose_clocks_are_off_keep_to_the_databas
     ahead.tell('enqueue {"type": "effect", "payload": 2, "delay_seconds": 0.5}')
     for process in (behind, ahead):
         await asyncio.to_thread(process.wait_for, "committed")
-    due = [row["due_at"] for row in await lab.table.look("list_jobs", _EVERY)]
+    due = [row["due_at"] for row in await lab.table.read("list_jobs", _EVERY)]
     now = (await lab.table.now()).timestamp()
     assert all(-5 < at - now <= 0.5 for at in due), due
     for _ in range(2):

@@ -116,7 +116,7 @@ async def test_a_job_that_was_given_back_has_been_started(lab: JobsLab) -> None:
     """Its handler may have read the state already: what comes now is another job's."""
     first = await reconcile(lab, 1)
     job = await lab.claim_one("one")
-    assert await lab.table.give_back(job, worker="one")
+    assert await lab.table.release(job, worker="one")
     assert isinstance(await reconcile(lab, 2), Enqueued)
     assert (await lab.job(first.job_id)).payload == 1
 

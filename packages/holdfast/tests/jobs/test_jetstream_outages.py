@@ -96,7 +96,7 @@ async def test_a_database_that_fails_the_claim_gets_the_message_again(
     effect_lab, nats, monkeypatch
 ):
     worker = await effect_lab.start_worker(engine=nats.engine())
-    real = worker.table.claim_these
+    real = worker.job_store.claim_these
     troubles = [StoreUnavailableError("gone")]
 
     async def fails_once(*args: Any, **values: Any) -> Any:
@@ -104,7 +104,7 @@ async def test_a_database_that_fails_the_claim_gets_the_message_again(
             raise troubles.pop()
         return await real(*args, **values)
 
-    monkeypatch.setattr(worker.table, "claim_these", fails_once)
+    monkeypatch.setattr(worker.job_store, "claim_these", fails_once)
     job_id = await effect_lab.enqueued(resource_id="one")
     await effect_lab.until(job_id, "done", seconds=4)  # long before ack_wait, which is 5
     assert troubles == []
@@ -248,8 +248,8 @@ async def test_a_worker_starts_without_its_broker_and_says_so_once(effect_lab, o
     assert await effect_lab.state(job_id) == "waiting"
     own_nats.start()
     await effect_lab.until(job_id, "done")
-    assert told("NATS is not there") == 1
-    assert told("NATS is back") == 1
+    assert told("NATS is unavailable") == 1
+    assert told("NATS is available again") == 1
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -316,7 +316,7 @@ async def test_a_stream_that_is_no_work_queue_is_refused_in_the_log(effect_lab, 
     job_id = await effect_lab.enqueued()
 
     async def is_told() -> bool:
-        return any("it is no work queue" in record.message for record in caplog.records)
+        return any("is not a work queue" in record.message for record in caplog.records)
 
     await eventually(is_told)
     assert await effect_lab.state(job_id) == "waiting"
@@ -333,12 +333,12 @@ async def test_a_stream_that_takes_nothing_is_told_once_and_tried_again(effect_l
         job_id = await effect_lab.enqueued(resource_id="1")
 
         async def is_told() -> bool:
-            return any("does not take jobs" in record.message for record in caplog.records)
+            return any("does not accept jobs" in record.message for record in caplog.records)
 
         await eventually(is_told)
         await broker.update_stream(config, max_msg_size=-1)
     await effect_lab.until(job_id, "done")
-    assert sum("does not take jobs" in record.message for record in caplog.records) == 1
+    assert sum("does not accept jobs" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize(

@@ -155,11 +155,11 @@ async def retries(lab: JobsLab, job: LeasedJob) -> bool:
 
 
 async def buries(lab: JobsLab, job: LeasedJob) -> bool:
-    return await lab.table.bury(job, worker="one", reason="error", error="e")
+    return await lab.table.dead_letter(job, worker="one", reason="error", error="e")
 
 
 async def gives_back(lab: JobsLab, job: LeasedJob) -> bool:
-    return await lab.table.give_back(job, worker="one")
+    return await lab.table.release(job, worker="one")
 
 
 async def saves_a_step(lab: JobsLab, job: LeasedJob) -> bool:
@@ -243,7 +243,7 @@ async def test_a_given_back_job_is_free_at_once_and_the_attempt_did_not_count(
 ) -> None:
     job_id = await lab.enqueued()
     job = await lab.claim_one("one")
-    assert await lab.table.give_back(job, worker="one")
+    assert await lab.table.release(job, worker="one")
     assert (await lab.job(job_id)).view.attempts == 0
     again = await lab.claim_one("other")
     assert (again.attempt, again.lease.number) == (1, 2)
@@ -265,7 +265,7 @@ async def test_a_job_whose_key_was_done_meanwhile_is_told_apart_and_forgotten(
     )
     job = await lab.claim_one("one")
     assert job.completed
-    assert await lab.table.forget(job, worker="one")
+    assert await lab.table.remove_completed(job, worker="one")
     assert await lab.state(job_id) == "done"
     assert await lab.count("jobs") == 0
 
@@ -282,7 +282,7 @@ async def die(lab: JobsLab, *, times: int = 1) -> None:
                 job, worker="one", reason="error", error=f"no {n}", delay_seconds=9
             )
         else:
-            assert await lab.table.bury(job, worker="one", reason="error", error=f"no {n}")
+            assert await lab.table.dead_letter(job, worker="one", reason="error", error=f"no {n}")
 
 
 async def test_a_dead_letter_says_whose_it_was_what_it_was_and_why(lab: JobsLab) -> None:
@@ -422,7 +422,7 @@ async def test_depths_count_what_waits_runs_and_is_dead(lab: JobsLab) -> None:
     await lab.enqueued("effect", "in line", queue="mail", order="o")
     await lab.enqueued("effect", "behind", queue="mail", order="o")
     (job, _) = await lab.table.claim(("mail",), worker="one", limit=2, lease_seconds=30)
-    assert await lab.table.bury(job, worker="one", reason="error", error="")
+    assert await lab.table.dead_letter(job, worker="one", reason="error", error="")
     depth = (await lab.desk.depths())["mail"]
     assert (depth.waiting, depth.running, depth.dead) == (4, 1, 1)
     assert 0 <= depth.oldest_seconds < 10

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import ConfigurationError
-from holdfast.jobs.engines.nats_connection import Broker
-from holdfast.jobs.engines.nats_stream import Names
+from holdfast.jobs.engines.nats_connection import Broker, StreamNames
 from holdfast.jobs.engines.nats_url import servers_of
 
 
@@ -20,7 +19,7 @@ def make_broker(url: str = "nats://127.0.0.1:1") -> Broker:
     return Broker(
         url,
         ["default"],
-        find_names=lambda: asyncio.sleep(0, Names.of("JOBS", "jobs", b"secret")),
+        find_names=lambda: asyncio.sleep(0, StreamNames.of("JOBS", "jobs", b"secret")),
         client_name="test",
         ack_wait_seconds=30,
         replicas=None,

@@ -11,7 +11,7 @@ from holdfast.errors import NonRetryableError, StoreUnavailableError, UsageError
 from holdfast.jobs import periodic
 from holdfast.jobs.context import JobContext
 from holdfast.jobs.job_store import JobStore
-from holdfast.jobs.periodic import SYSTEM_TENANT, PeriodicWork
+from holdfast.jobs.periodic import SYSTEM_TENANT, PeriodicEnqueuer
 from holdfast.jobs.registry import JobRegistry
 from holdfast.ports import Store
 from packages.holdfast.tests.jobs.conftest import OpenStore
@@ -42,7 +42,7 @@ async def slots(lab: JobsLab) -> list[str]:
 async def test_daily_work_is_due_at_its_time_and_not_a_moment_before(lab: JobsLab) -> None:
     lab.jobs.daily(time(3), "clean.up", queue="housekeeping")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 2, 59, 59, 900_000, tzinfo=UTC))
-    work = PeriodicWork(table, lab.jobs, notify=nothing)
+    work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
     assert await work.enqueue_due() == pytest.approx(0.1)
     assert await slots(lab) == ["2026-02-28T03:00:00+00:00"], "yesterday's, which nobody has done"
     table.instant += timedelta(seconds=0.1)
@@ -62,12 +62,12 @@ async def test_daily_work_is_due_at_its_time_and_not_a_moment_before(lab: JobsLa
 async def test_slots_that_everyone_slept_through_are_made_up_for_once(lab: JobsLab) -> None:
     lab.jobs.daily(time(3), "clean.up")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 4, tzinfo=UTC))
-    work = PeriodicWork(table, lab.jobs, notify=nothing)
+    work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
     await work.enqueue_due()
     table.instant += timedelta(days=5)
     for _ in range(3):
         await work.enqueue_due()
-        await PeriodicWork(
+        await PeriodicEnqueuer(
             table, lab.jobs, notify=nothing
         ).enqueue_due()  # a process that starts now
     assert await slots(lab) == ["2026-03-01T03:00:00+00:00", "2026-03-06T03:00:00+00:00"]
@@ -76,7 +76,7 @@ async def test_slots_that_everyone_slept_through_are_made_up_for_once(lab: JobsL
 async def test_a_clock_that_is_set_back_runs_nothing_twice(lab: JobsLab) -> None:
     lab.jobs.every(60, "sweep")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 4, 0, 30, tzinfo=UTC))
-    work = PeriodicWork(table, lab.jobs, notify=nothing)
+    work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
     await work.enqueue_due()
     for job in await lab.claim("one"):
         await lab.table.complete_alone([(job.lease, None)], worker="one")
@@ -93,7 +93,7 @@ async def test_many_processes_enqueue_a_slot_once(lab: JobsLab, another_store: O
     stores = [lab.store, await another_store(), await another_store()]
     start = datetime(2026, 3, 1, 2, 58, 30, tzinfo=UTC)
     tables = [HeldTable(store, start) for store in stores for _ in range(2)]
-    works = [PeriodicWork(table, lab.jobs, notify=nothing) for table in tables]
+    works = [PeriodicEnqueuer(table, lab.jobs, notify=nothing) for table in tables]
     for _ in range(4):
         await asyncio.gather(*(work.enqueue_due() for work in works))
         for table in tables:
@@ -159,14 +159,14 @@ async def test_a_slot_whose_job_died_is_not_run_again_by_who_comes_later(lab: Jo
     await eventually(is_dead)
     (row,) = await lab.rows("SELECT max_attempts FROM dead_letters")
     assert row["max_attempts"] == 2, "as its handler wants it"
-    await PeriodicWork(lab.table, lab.jobs, notify=nothing).enqueue_due()
+    await PeriodicEnqueuer(lab.table, lab.jobs, notify=nothing).enqueue_due()
     assert (await lab.count("jobs"), len(runs)) == (0, 1)
 
 
 async def test_trouble_ends_no_periodic_work(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(periodic, "_TROUBLE_SECONDS", 0.01)
+    monkeypatch.setattr(periodic, "_ERROR_SECONDS", 0.01)
     troubles: list[Exception] = [StoreUnavailableError("away"), RuntimeError("odd")]
 
     class Troubled(JobStore):
@@ -177,7 +177,7 @@ async def test_trouble_ends_no_periodic_work(
 
     lab.jobs.every(3600, "sweep")
     rung: list[str] = []
-    work = PeriodicWork(Troubled(lab.store), lab.jobs, notify=lambda: rung.append("ring"))
+    work = PeriodicEnqueuer(Troubled(lab.store), lab.jobs, notify=lambda: rung.append("ring"))
     with caplog.at_level(logging.WARNING, "holdfast.jobs"):
         running = asyncio.create_task(work.run())
 

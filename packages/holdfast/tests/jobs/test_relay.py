@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import StoreUnavailableError
 from holdfast.jobs.engines import relay as relays
-from holdfast.jobs.engines.nats_connection import Arrival, Broker
+from holdfast.jobs.engines.nats_connection import Broker, Message
 from holdfast.jobs.engines.relay import Relay
 from holdfast.jobs.job_store import JobStore
 from holdfast.testing.servers import RealNats
@@ -24,10 +24,10 @@ AGO = {
 class Deaf:
     """Hears nothing: these tests look at the stream."""
 
-    async def arrived(self, arrival: Arrival) -> None:
+    async def on_message(self, message: Message) -> None:
         return
 
-    def ended(self, queue: str, unserved: int | None) -> None:
+    def on_pull_ended(self, queue: str, unserved: int | None) -> None:
         return
 
 
@@ -167,7 +167,7 @@ async def test_a_requeued_job_is_new_to_the_broker(relay_lab):
     job_id = await relay_lab.lab.enqueued()
     await relay_lab.publish()
     job = await relay_lab.lab.claim_one()
-    await relay_lab.lab.table.bury(job, worker="by-hand", reason="error", error="no")
+    await relay_lab.lab.table.dead_letter(job, worker="by-hand", reason="error", error="no")
     await relay_lab.lab.table.requeue("ada", job_id, actor="operator")
     assert await relay_lab.publish() == (1, 1)
     assert await relay_lab.nats.messages() == 2
@@ -179,7 +179,7 @@ async def test_a_job_requeued_before_the_mark_is_not_marked(relay_lab):
 
     async def requeue() -> None:
         job = await lab.claim_one()
-        await lab.table.bury(job, worker="by-hand", reason="error", error="no")
+        await lab.table.dead_letter(job, worker="by-hand", reason="error", error="no")
         await lab.table.requeue("ada", job_id, actor="operator")
 
     relay_lab.faults.plans["relay_before_mark"] = requeue
@@ -191,8 +191,8 @@ async def test_a_broker_that_lost_everything_hears_of_everything_again(relay_lab
     await relay_lab.lab.enqueue(resource_id="one")
     await relay_lab.lab.enqueue(resource_id="two")
     assert await relay_lab.publish() == (2, 2)
-    assert await relay_lab.lab.table.forget_published() == 2
-    assert await relay_lab.lab.table.forget_published() == 0
+    assert await relay_lab.lab.table.reset_published() == 2
+    assert await relay_lab.lab.table.reset_published() == 0
     assert await relay_lab.publish() == (2, 2)
     assert await relay_lab.nats.messages() == 4
 

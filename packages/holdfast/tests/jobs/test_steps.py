@@ -137,7 +137,7 @@ async def test_a_step_after_a_write_is_refused_and_not_done(lab: JobsLab, write:
     dead = await lab.until(job_id, "dead")
     assert dead.view.attempts == 1
     assert dead.error == (
-        "UsageError: step 'charge' comes after a write: do what is outside first, then write"
+        "UsageError: step 'charge' comes after a write: run all steps before the first write"
     )
     assert outside.calls == []
     assert await lab.effects() == []
@@ -218,7 +218,7 @@ async def test_two_steps_of_one_name_are_refused_instead_of_one_being_left_out(
     await lab.start_worker()
     job_id = await lab.enqueued("order")
     dead = await lab.until(job_id, "dead")
-    assert dead.error == "UsageError: there are two steps 'mail': give each a name of its own"
+    assert dead.error == "UsageError: there are two steps 'mail': names must be unique within a job"
     assert len(outside.calls) == 1
 
 

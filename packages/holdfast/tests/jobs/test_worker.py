@@ -359,11 +359,11 @@ async def test_trouble_with_taking_ends_no_worker(
         return await claim(self, *args, **options)
 
     monkeypatch.setattr(JobStore, "claim", troubled)
-    monkeypatch.setattr("holdfast.jobs.worker._TROUBLE_SECONDS", 0.01)
+    monkeypatch.setattr("holdfast.jobs.worker._ERROR_SECONDS", 0.01)
     with caplog.at_level(logging.WARNING, "holdfast.jobs"):
         await lab.start_worker()
         await done(lab, await lab.enqueued("effect"))
-    assert len([r for r in caplog.records if "cannot be taken" in r.message]) == 2
+    assert len([r for r in caplog.records if "cannot be fetched" in r.message]) == 2
 
 
 async def test_trouble_with_renewing_ends_no_renewals(
@@ -414,7 +414,7 @@ def test_a_worker_with_senseless_settings_is_refused(options: dict[str, Any]) ->
     ],
 )
 def test_a_handler_with_senseless_settings_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(Exception, match=r"should be|should have"):
+    with pytest.raises(Exception, match=r"should be|must be"):
         JobRegistry().handler(options.pop("job_type", "effect"), **options)
 
 
@@ -425,7 +425,7 @@ def test_two_handlers_for_one_type_are_refused() -> None:
     async def one(job: JobContext) -> None:
         return
 
-    with pytest.raises(ConfigurationError, match="two handlers"):
+    with pytest.raises(ConfigurationError, match="already have a handler"):
         jobs.handler("effect")(one)
     assert [registration.job_type for registration in jobs] == ["effect"]
     assert len(jobs) == 1

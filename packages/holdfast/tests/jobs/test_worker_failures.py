@@ -187,7 +187,7 @@ async def test_who_dies_before_burying_a_job_has_not_attempted_it(lab: JobsLab) 
 
 async def test_a_job_that_was_given_back_or_named_by_a_broker_lost_nothing(lab: JobsLab) -> None:
     job_id = await lab.enqueued("effect")
-    await lab.table.give_back(await lab.claim_one("polite"), worker="polite")
+    await lab.table.release(await lab.claim_one("polite"), worker="polite")
     (job,) = await lab.table.claim_these([("ada", job_id)], worker="named", lease_seconds=30)
     assert job.attempt == 1
     await lab.show_in(-0.001)

@@ -178,14 +178,14 @@ async def test_of_markers_written_together_a_lost_one_harms_no_other(lab: JobsLa
 
     completed: list[int] = []
     worker = await lab.start_worker(concurrency=20)
-    complete = worker.table.complete_alone
+    complete = worker.job_store.complete_alone
 
     async def counted(results: Any, *, worker: str) -> set[tuple[str, str]]:
         batch = list(results)
         completed.append(len(batch))
         return await complete(batch, worker=worker)
 
-    worker.table.complete_alone = counted  # type: ignore[method-assign]
+    worker.job_store.complete_alone = counted  # type: ignore[method-assign]
     ids = [await lab.enqueued("quiet", n) for n in range(20)]
 
     async def all_run() -> bool:
@@ -212,7 +212,7 @@ async def test_a_store_that_fails_one_batch_of_markers_loses_no_job(lab: JobsLab
         return
 
     worker = await lab.start_worker(lease_seconds=1)
-    complete = worker.table.complete_alone
+    complete = worker.job_store.complete_alone
     failed: list[int] = []
 
     async def failing(results: Any, *, worker: str) -> set[tuple[str, str]]:
@@ -221,7 +221,7 @@ async def test_a_store_that_fails_one_batch_of_markers_loses_no_job(lab: JobsLab
             raise StoreUnavailableError("away")
         return await complete(results, worker=worker)
 
-    worker.table.complete_alone = failing  # type: ignore[method-assign]
+    worker.job_store.complete_alone = failing  # type: ignore[method-assign]
     for n in range(5):
         await lab.enqueue("quiet", n)
     await lab.until_idle()

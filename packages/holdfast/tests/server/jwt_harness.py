@@ -1,4 +1,4 @@
-"""Tokens, good and forged, and a clock that stands still."""
+"""Valid and forged tokens, and a clock that tests set."""
 
 import base64
 import hashlib
@@ -42,7 +42,7 @@ def head_with(authorization: str | bytes | None) -> RequestHead:
 
 
 def ask(identify: JwtIdentify, token: str) -> Principal:
-    """Ask where no key has to be fetched."""
+    """Identify the caller where no key has to be fetched."""
     found = identify(head_with(f"Bearer {token}"))
     assert isinstance(found, Principal)
     return found
@@ -67,7 +67,7 @@ def b64(raw: bytes) -> str:
 
 
 def sign_raw(payload: bytes, header: bytes = b'{"alg":"HS256"}') -> str:
-    """A token with a good signature over whatever bytes."""
+    """Return a token with a valid signature over any bytes."""
     text = f"{b64(header)}.{b64(payload)}"
     return f"{text}.{b64(hmac.digest(SECRET.encode(), text.encode(), hashlib.sha256))}"
 

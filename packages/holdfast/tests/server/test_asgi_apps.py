@@ -1,4 +1,4 @@
-"""Apps of every shape: routers, mounts, Starlette, bare ASGI; and what is refused at start-up."""
+"""Routers, mounts, Starlette and bare ASGI apps, and what is refused at start-up."""
 
 import uuid
 from collections.abc import AsyncIterator
@@ -15,10 +15,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from holdfast import WALK, Holdfast, Policy, ServiceError
+from holdfast import Holdfast, Policy, ServiceError
 from holdfast.errors import ConfigurationError, NoTransactionError, StreamingResponseError
 from holdfast.server.starlette import Caller, Run, Tx
 from packages.holdfast.tests.support.harness import Connection
+from packages.holdfast.tests.support.policies import ENVELOPE_WITH_STALENESS
 
 KEY = {"Idempotency-Key": "key-1"}
 
@@ -42,7 +43,7 @@ async def client_of(
 
 
 async def fresh(request: Request) -> Response:
-    """Answer something new each time."""
+    """Respond with a new id each time."""
     return JSONResponse({"id": str(uuid.uuid4())}, 201)
 
 
@@ -63,7 +64,7 @@ async def assert_guarded(client: httpx.AsyncClient, path: str, method: str = "PO
     assert (await client.request(method, path)).status_code == 400
 
 
-# -- shapes -----------------------------------------------------------------------------------
+# -- kinds of apps -----------------------------------------------------------------------------
 
 
 async def test_routers_with_prefixes(holdfast: Holdfast) -> None:
@@ -80,7 +81,7 @@ async def test_routers_with_prefixes(holdfast: Holdfast) -> None:
         assert [r.endpoint for r in holdfast.table().routes] == ["POST /v1/a/b/{b}/c/{c}"]
 
 
-async def test_a_mounted_app_answers_errors_as_the_outer_one_does(holdfast: Holdfast) -> None:
+async def test_a_mounted_app_renders_errors_as_the_outer_app_does(holdfast: Holdfast) -> None:
     app, sub = FastAPI(), FastAPI()
 
     @sub.post("/orders")
@@ -91,9 +92,9 @@ async def test_a_mounted_app_answers_errors_as_the_outer_one_does(holdfast: Hold
     app.mount("/shop", sub)
     holdfast.install(app)
     async with client_of(holdfast, app) as client:
-        answer = await client.post("/shop/orders", headers=KEY)
-        assert answer.status_code == 409
-        assert answer.json()["code"] == "order.closed"
+        response = await client.post("/shop/orders", headers=KEY)
+        assert response.status_code == 409
+        assert response.json()["code"] == "order.closed"
 
 
 async def test_a_mounted_app(holdfast: Holdfast) -> None:
@@ -145,8 +146,8 @@ async def test_a_bare_asgi_app(holdfast: Holdfast) -> None:
     holdfast.guard_path("post", "/things/{name}", endpoint="things.create")
     async with client_of(holdfast, holdfast.wrap(bare_app)) as client:
         await assert_guarded(client, "/things/a")
-        answers = [await client.post("/others", headers=KEY) for _ in range(2)]
-        assert answers[0].content != answers[1].content
+        responses = [await client.post("/others", headers=KEY) for _ in range(2)]
+        assert responses[0].content != responses[1].content
 
 
 async def test_a_bare_app_is_opened_and_closed_by_its_lifespan(holdfast: Holdfast) -> None:
@@ -214,12 +215,12 @@ async def test_a_handler_that_is_not_guarded_has_no_transaction(holdfast: Holdfa
         await holdfast.close()
 
 
-async def test_an_error_of_a_service_is_told_in_its_own_words(holdfast: Holdfast) -> None:
+async def test_a_service_error_keeps_its_own_code_and_status(holdfast: Holdfast) -> None:
     app = FastAPI()
     holdfast.install(app)
 
     @app.post("/things")
-    @holdfast.guard(policy=Policy(error_format=WALK.error_format))
+    @holdfast.guard(policy=Policy(error_format=ENVELOPE_WITH_STALENESS.error_format))
     async def create() -> None:
         raise ServiceError(409, "ALREADY_THERE", "it is there already", details={"id": 5})
 
@@ -231,7 +232,7 @@ async def test_an_error_of_a_service_is_told_in_its_own_words(holdfast: Holdfast
         assert again.content == first.content
 
 
-# -- no way around the guard --------------------------------------------------------------------
+# -- every path to a handler is guarded ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -285,8 +286,10 @@ async def test_a_route_added_after_the_first_request_is_guarded(holdfast: Holdfa
         await assert_guarded(client, "/late")
 
 
-async def test_the_route_that_the_app_takes_decides_what_is_guarded(holdfast: Holdfast) -> None:
-    """The first route that fits is served; a guarded one behind it has no say."""
+async def test_the_first_matching_route_decides_whether_a_request_is_guarded(
+    holdfast: Holdfast,
+) -> None:
+    """The first matching route is served; a guarded one after it is never reached."""
     app = FastAPI()
     holdfast.install(app)
     app.add_api_route("/things/search", fresh, methods=["POST"])
@@ -361,7 +364,7 @@ async def test_a_route_that_streams_is_refused(holdfast: Holdfast) -> None:
 
 
 @pytest.mark.parametrize("fault", ["no route", "streams"])
-async def test_a_fault_at_start_up_is_told_through_the_lifespan(
+async def test_a_configuration_error_fails_the_lifespan_startup(
     holdfast: Holdfast, fault: str
 ) -> None:
     app = FastAPI()
@@ -388,8 +391,10 @@ def test_openapi_describes_guarded_operations_and_no_others(holdfast: Holdfast) 
     holdfast.install(app)
     for method in ("POST", "PUT"):
         router.add_api_route("/things/{name}", guarded(holdfast), methods=[method])
-    router.add_api_route("/steps", guarded(holdfast, policy=WALK), methods=["POST"])
-    in_body = WALK.replace(key_field="idempotencyKey")
+    router.add_api_route(
+        "/steps", guarded(holdfast, policy=ENVELOPE_WITH_STALENESS), methods=["POST"]
+    )
+    in_body = ENVELOPE_WITH_STALENESS.replace(key_field="idempotencyKey")
     router.add_api_route("/ingest", guarded(holdfast, policy=in_body), methods=["POST"])
     ietf = Policy(ietf_statuses=True, key_required=False)
     router.add_api_route("/ietf", guarded(holdfast, policy=ietf), methods=["POST"])
@@ -414,16 +419,16 @@ def test_openapi_describes_guarded_operations_and_no_others(holdfast: Holdfast) 
         assert "Idempotency-Replayed" in operation["responses"]["200"]["headers"]
         for status in ("409", "429", "503"):
             assert "Retry-After" in operation["responses"][status]["headers"]
-        told = operation["responses"]["409"]
-        assert "idempotency.payload_mismatch" in told["description"]
-        assert "idempotency.in_progress" in told["description"]
-        assert list(told["content"]) == ["application/problem+json"]
+        conflict = operation["responses"]["409"]
+        assert "idempotency.payload_mismatch" in conflict["description"]
+        assert "idempotency.in_progress" in conflict["description"]
+        assert list(conflict["content"]) == ["application/problem+json"]
 
     steps = document["paths"]["/v1/steps"]["post"]["responses"]
     assert key_of("/v1/steps")["schema"]["maxLength"] == 36
     assert "STALE_ACTION" in steps["422"]["description"]
     assert "IDEMPOTENCY_CONFLICT" in steps["409"]["description"]
-    assert key_of("/v1/ingest") is None, "there the key stands in the body"
+    assert key_of("/v1/ingest") is None, "there the key is in the body"
     assert key_of("/v1/ietf")["required"] is False
     mismatch = document["paths"]["/v1/ietf"]["post"]["responses"]["422"]["description"]
     assert "idempotency.payload_mismatch" in mismatch

@@ -40,7 +40,7 @@ def ask(
     token: str = TOKEN,
     content_type: bytes | None = b"application/json",
 ) -> tuple[int, dict[str, Any]]:
-    """Send what no client library would."""
+    """Send requests that no client library would send."""
     place = urlsplit(server.url)
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=20)
     try:
@@ -54,12 +54,12 @@ def ask(
         connection.endheaders()
         with suppress(BrokenPipeError, ConnectionResetError):  # refused before it was all read
             connection.send(body)
-        answer = connection.getresponse()
-        content = answer.read()
+        response = connection.getresponse()
+        content = response.read()
     finally:
         connection.close()
-    is_ours = answer.headers["content-type"] in ("application/json", "application/problem+json")
-    return answer.status, json.loads(content) if is_ours else {}
+    is_ours = response.headers["content-type"] in ("application/json", "application/problem+json")
+    return response.status, json.loads(content) if is_ours else {}
 
 
 @pytest.mark.parametrize(
@@ -81,18 +81,18 @@ def ask(
 )
 @pytest.mark.parametrize("keys", [(), (("Idempotency-Key", UUID4.encode()),)], ids=["bare", "key"])
 def test_bodies(server: Server, body: bytes, status: int, code: str, keys: Any) -> None:
-    told = ask(server, *keys, body=body)
-    assert (told[0], told[1]["code"]) == (status, code)
-    assert told[1]["requestId"]
+    response = ask(server, *keys, body=body)
+    assert (response[0], response[1]["code"]) == (status, code)
+    assert response[1]["requestId"]
 
 
 @pytest.mark.parametrize("content_type", [None, b"", b"text/plain", b"\xff", b"application/json;x"])
 def test_content_types(server: Server, content_type: bytes | None) -> None:
-    status, told = ask(server, content_type=content_type)
+    status, body = ask(server, content_type=content_type)
     if content_type == b"application/json;x":
         assert status == 202
     else:
-        assert (status, told["code"]) == (400, "request.invalid")
+        assert (status, body["code"]) == (400, "request.invalid")
 
 
 @pytest.mark.parametrize(
@@ -115,29 +115,29 @@ def test_content_types(server: Server, content_type: bytes | None) -> None:
     ],
 )
 def test_keys(server: Server, keys: list[bytes]) -> None:
-    status, told = ask(server, *(("Idempotency-Key", key) for key in keys))
-    # What is not even HTTP is refused by the server below, in its own words.
+    status, body = ask(server, *(("Idempotency-Key", key) for key in keys))
+    # A request that is not valid HTTP is refused by the HTTP server, with its own body.
     assert status == 400
-    assert told.get("code", "idempotency.key_invalid") == "idempotency.key_invalid"
-    assert told or keys == [b"a\x7fb"]
+    assert body.get("code", "idempotency.key_invalid") == "idempotency.key_invalid"
+    assert body or keys == [b"a\x7fb"]
 
 
 @pytest.mark.parametrize("key", [b"a\x01b", b"a\x00b", b"a\x1fb"])
 def test_keys_with_control_characters(server: Server, key: bytes) -> None:
-    status, told = ask(server, ("Idempotency-Key", key))
+    status, body = ask(server, ("Idempotency-Key", key))
     assert status == 400
-    assert told.get("code", "idempotency.key_invalid") == "idempotency.key_invalid"
+    assert body.get("code", "idempotency.key_invalid") == "idempotency.key_invalid"
 
 
 def test_a_key_sent_twice_or_quoted_is_that_key(server: Server) -> None:
     key = b"9f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
-    answers = [
+    responses = [
         ask(server, ("Idempotency-Key", key)),
         ask(server, ("Idempotency-Key", key), ("Idempotency-Key", key)),
         ask(server, ("idempotency-key", b'"' + key + b'"')),
     ]
-    assert [status for status, _ in answers] == [202] * 3
-    assert len({told["request_id"] for _, told in answers}) == 1
+    assert [status for status, _ in responses] == [202] * 3
+    assert len({body["request_id"] for _, body in responses}) == 1
 
 
 def encoded(claims: dict[str, Any], algorithm: str = "HS256", secret: str = SECRET) -> str:
@@ -174,11 +174,11 @@ END = int(NOW.timestamp()) + 3600
     ids=range(13),
 )
 def test_tokens(server: Server, token: str) -> None:
-    status, told = ask(server, ("Idempotency-Key", UUID4.encode()), token=token)
-    assert (status, told["code"]) == (401, "auth.required")
+    status, body = ask(server, ("Idempotency-Key", UUID4.encode()), token=token)
+    assert (status, body["code"]) == (401, "auth.required")
 
 
-def test_none_of_it_has_taken_a_key(server: Server) -> None:
+def test_refused_requests_leave_the_key_free(server: Server) -> None:
     """Run after the tests above: the key that they all used is still free."""
-    status, told = ask(server, ("Idempotency-Key", UUID4.encode()))
-    assert (status, told["status"]) == (202, "accepted")
+    status, body = ask(server, ("Idempotency-Key", UUID4.encode()))
+    assert (status, body["status"]) == (202, "accepted")

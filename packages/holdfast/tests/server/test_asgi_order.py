@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import WALK, Holdfast, Policy
+from holdfast import Holdfast, Policy
 from holdfast.errors import ConfigurationError
 from holdfast.server.rate_limits import LimitsRateLimiter
 from packages.holdfast.tests.support.harness import Connection, HeldClock, open_lab
+from packages.holdfast.tests.support.policies import ENVELOPE_WITH_STALENESS
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
 MULTIPART = "multipart/form-data; boundary=b"
@@ -22,26 +23,26 @@ def database(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/lab.db"
 
 
-class Closed:
-    """A limiter that lets through as many as it is told, and counts who asks."""
+class CountingLimiter:
+    """A limiter that allows ``left`` requests and counts the calls."""
 
     def __init__(self, left: int) -> None:
         self.left = left
-        self.asked: Counter[tuple[str, str, str]] = Counter()
+        self.calls: Counter[tuple[str, str, str]] = Counter()
 
     def check(self, limit: str) -> None:
         assert limit == "5/minute"
 
     async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
-        self.asked[limit, tenant, endpoint] += 1
+        self.calls[limit, tenant, endpoint] += 1
         self.left -= 1
         return None if self.left >= 0 else 7.2
 
 
-async def test_a_request_that_breaks_every_rule_is_told_the_first_one_first(database: str) -> None:
+async def test_checks_run_in_the_documented_order(database: str) -> None:
     clock = HeldClock()
-    limiter = Closed(left=1)
-    policy = WALK.replace(max_body_bytes=100, rate_limit="5/minute")
+    limiter = CountingLimiter(left=1)
+    policy = ENVELOPE_WITH_STALENESS.replace(max_body_bytes=100, rate_limit="5/minute")
     old = (clock.now() - timedelta(days=30)).isoformat()
     options: dict[str, Any] = {"clock": clock, "limiter": limiter, "memory_bytes": 0}
     async with open_lab(database, policy, **options) as lab:
@@ -49,39 +50,39 @@ async def test_a_request_that_breaks_every_rule_is_told_the_first_one_first(data
         assert stored.status_code == 201
         calls = lab.store.calls.total()
 
-        async def told(key: str, tenant: str, content: bytes) -> tuple[int, str]:
+        async def refused(key: str, tenant: str, content: bytes) -> tuple[int, str]:
             headers = {"X-Tenant": tenant, "Content-Type": "application/json"}
-            answer = await lab.send(key, content=content, headers=headers)
-            return answer.status_code, answer.json()["error"]
+            response = await lab.send(key, content=content, headers=headers)
+            return response.status_code, response.json()["error"]
 
         huge, bad = b"[" + b" " * 100, b'{"a":1,"a":2}'
-        assert await told("no key", "nobody", huge) == (413, "BODY_TOO_LARGE")
-        assert await told("no key", "nobody", bad) == (401, "UNAUTHENTICATED")
-        assert limiter.asked.total() == 1, "who is not signed in is not counted"
-        assert await told("no key", "ada", bad) == (429, "RATE_LIMITED")
+        assert await refused("no key", "nobody", huge) == (413, "BODY_TOO_LARGE")
+        assert await refused("no key", "nobody", bad) == (401, "UNAUTHENTICATED")
+        assert limiter.calls.total() == 1, "unauthenticated requests are not counted"
+        assert await refused("no key", "ada", bad) == (429, "RATE_LIMITED")
         limiter.left = 99
-        assert await told("no key", "ada", bad) == (400, "IDEMPOTENCY_KEY_INVALID")
-        assert await told(UUID4, "ada", bad) == (400, "BAD_REQUEST")
+        assert await refused("no key", "ada", bad) == (400, "IDEMPOTENCY_KEY_INVALID")
+        assert await refused(UUID4, "ada", bad) == (400, "BAD_REQUEST")
         assert lab.store.calls.total() == calls, "none of these may reach the store"
         stale = b'{"clientGeneratedAt":"%s"}' % old.encode()
-        assert await told(UUID4, "ada", stale) == (409, "IDEMPOTENCY_CONFLICT")
-        assert await told(OTHER, "ada", stale) == (422, "STALE_ACTION")
+        assert await refused(UUID4, "ada", stale) == (409, "IDEMPOTENCY_CONFLICT")
+        assert await refused(OTHER, "ada", stale) == (422, "STALE_ACTION")
         assert len(lab.runs) == 1
 
 
-async def test_a_missing_key_is_told_before_a_bad_body(database: str) -> None:
+async def test_a_missing_key_is_reported_before_a_malformed_body(database: str) -> None:
     async with open_lab(database) as lab:
-        answer = await lab.send(None, content=b"{", headers={"Content-Type": "application/json"})
-        assert (answer.status_code, answer.json()["code"]) == (400, "idempotency.key_required")
+        response = await lab.send(None, content=b"{", headers={"Content-Type": "application/json"})
+        assert (response.status_code, response.json()["code"]) == (400, "idempotency.key_required")
 
 
 async def test_a_replay_is_counted_by_the_rate_limit(database: str) -> None:
-    limiter = Closed(left=2)
+    limiter = CountingLimiter(left=2)
     async with open_lab(database, Policy(rate_limit="5/minute"), limiter=limiter) as lab:
         assert [(await lab.send()).status_code for _ in range(3)] == [201, 201, 429]
-        assert limiter.asked == {("5/minute", "ada", "POST /things"): 3}
-        told = await lab.send()
-        assert (told.headers["retry-after"], told.json()["code"]) == ("8", "rate.limited")
+        assert limiter.calls == {("5/minute", "ada", "POST /things"): 3}
+        refused = await lab.send()
+        assert (refused.headers["retry-after"], refused.json()["code"]) == ("8", "rate.limited")
         limiter.left = 1
         assert (await lab.send()).headers["idempotency-replayed"] == "true"
 
@@ -153,19 +154,19 @@ async def test_a_body_of_any_kind_is_guarded(database: str, request_parts: dict[
         b"\x00",
     ],
 )
-async def test_json_that_is_none_is_400_and_the_handler_has_not_run(
+async def test_malformed_json_is_400_and_the_handler_does_not_run(
     database: str, content: bytes
 ) -> None:
     async with open_lab(database) as lab:
         headers = {"Content-Type": "application/json"}
-        answer = await lab.send(content=content, headers=headers)
-        assert (answer.status_code, answer.json()["code"]) == (400, "request.invalid")
+        response = await lab.send(content=content, headers=headers)
+        assert (response.status_code, response.json()["code"]) == (400, "request.invalid")
         assert lab.runs == []
         assert lab.store.calls == {}
 
 
 @pytest.mark.parametrize("content", [b"[" * 128 + b"]" * 128, b"9" * 400, b"1e308", b'"\\u0000"'])
-async def test_json_at_the_edge_is_taken(database: str, content: bytes) -> None:
+async def test_json_at_the_limits_is_accepted(database: str, content: bytes) -> None:
     async with open_lab(database) as lab:
         headers = {"Content-Type": "application/json"}
         assert (await lab.send(content=content, headers=headers)).status_code == 201
@@ -205,15 +206,19 @@ async def test_keys_in_headers(database: str, values: list[str], status: int) ->
             assert b'"code":"idempotency.key_invalid"' in connection.body
 
 
-async def test_a_rate_limit_that_nobody_counts_is_refused_at_start_up(database: str) -> None:
+async def test_a_rate_limit_without_a_limiter_is_refused_at_start_up(database: str) -> None:
     holdfast = Holdfast(database)
-    holdfast.guard_path("POST", "/orders", policy=WALK.replace(rate_limit="5/minute"))
+    holdfast.guard_path(
+        "POST", "/orders", policy=ENVELOPE_WITH_STALENESS.replace(rate_limit="5/minute")
+    )
     with pytest.raises(ConfigurationError, match="limiter"):
         await holdfast.open()
 
 
 async def test_a_malformed_rate_limit_is_refused_at_start_up(database: str) -> None:
     holdfast = Holdfast(database, limiter=LimitsRateLimiter())
-    holdfast.guard_path("POST", "/orders", policy=WALK.replace(rate_limit="often"))
+    holdfast.guard_path(
+        "POST", "/orders", policy=ENVELOPE_WITH_STALENESS.replace(rate_limit="often")
+    )
     with pytest.raises(ConfigurationError, match="often"):
         await holdfast.open()

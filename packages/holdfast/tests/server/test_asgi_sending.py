@@ -1,4 +1,4 @@
-"""Nothing of an answer leaves before the commit; whoever hangs up leaves no key behind."""
+"""Nothing is sent before the commit; a disconnected client leaves no claimed key."""
 
 import asyncio
 import json
@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast import Policy
-from holdfast.errors import NoTransactionError
+from holdfast.errors import NoTransactionError, StoreUnavailableError
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.harness import Connection, Lab, fresh_database, open_lab
 
@@ -60,7 +62,7 @@ async def test_nothing_is_sent_and_no_task_runs_before_the_commit(database: str)
         assert len(lab.background) == 1
 
 
-async def test_a_refusal_is_sent_only_after_its_record_is_committed(lab: Lab) -> None:
+async def test_an_error_response_is_sent_only_after_its_record_is_committed(lab: Lab) -> None:
     connection = Connection(headers={"X-Do": "404"})
     seen: list[Any] = []
 
@@ -74,7 +76,7 @@ async def test_a_refusal_is_sent_only_after_its_record_is_committed(lab: Lab) ->
     assert (seen, connection.status) == ([], 404)
 
 
-# -- hanging up -------------------------------------------------------------------------------
+# -- disconnects ---------------------------------------------------------------------------
 
 
 async def test_a_body_in_pieces_is_one_body(lab: Lab) -> None:
@@ -88,7 +90,7 @@ async def test_a_body_in_pieces_is_one_body(lab: Lab) -> None:
     assert again.content == connection.body
 
 
-async def test_a_client_that_leaves_in_mid_body_leaves_nothing(lab: Lab) -> None:
+async def test_a_client_that_disconnects_in_the_body_leaves_nothing(lab: Lab) -> None:
     connection = Connection()
     connection.tell(BODY[:5], more=True)
     connection.hang_up()
@@ -99,7 +101,7 @@ async def test_a_client_that_leaves_in_mid_body_leaves_nothing(lab: Lab) -> None
     assert (await lab.send()).status_code == 201
 
 
-async def test_a_client_that_leaves_while_the_handler_runs_finds_its_work_done(
+async def test_a_client_that_disconnects_while_the_handler_runs_gets_a_replay_later(
     database: str,
 ) -> None:
     async with open_lab(database) as lab:
@@ -116,7 +118,7 @@ async def test_a_client_that_leaves_while_the_handler_runs_finds_its_work_done(
         assert await lab.effects() == 1
 
 
-async def test_a_server_that_cannot_send_any_more_has_kept_the_answer(database: str) -> None:
+async def test_a_response_that_cannot_be_sent_is_stored(database: str) -> None:
     async with open_lab(database) as lab:
         connection = Connection()
         connection.tell(BODY)
@@ -155,7 +157,7 @@ async def test_a_request_cancelled_in_the_handler_is_rolled_back_and_its_key_is_
         assert len(lab.background) == 1
 
 
-async def test_a_request_cancelled_in_the_commit_is_done_or_not_and_its_key_is_free(
+async def test_a_request_cancelled_in_the_commit_is_committed_or_not_and_its_key_is_free(
     database: str,
 ) -> None:
     async with open_lab(database) as lab:
@@ -201,38 +203,38 @@ async def test_a_cancelled_waiter_leaves_the_leader_alone(lab: Lab) -> None:
     assert (await first).status_code == 201
 
 
-# -- answers that cannot be stored --------------------------------------------------------------
+# -- responses that cannot be stored --------------------------------------------------------------
 
 
-async def test_a_streamed_answer_is_refused_and_logged(
+async def test_a_streamed_response_is_refused_and_logged(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer = await lab.send(do="stream")
-    assert (answer.status_code, answer.json()["code"]) == (500, "server.internal")
-    assert answer.headers["x-request-id"] == answer.json()["requestId"]
-    assert "one" not in answer.text
-    [told] = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
-    assert "POST /things streams its answer" in told
+    response = await lab.send(do="stream")
+    assert (response.status_code, response.json()["code"]) == (500, "server.internal")
+    assert response.headers["x-request-id"] == response.json()["requestId"]
+    assert "one" not in response.text
+    [message] = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert "POST /things streams its response" in message
     assert await lab.effects() == 0
     assert await lab.records() == []
 
 
-async def test_an_answer_over_the_limit_is_refused_and_logged(
+async def test_a_response_over_the_limit_is_refused_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = Policy(max_response_bytes=1000)
     async with open_lab(f"sqlite:///{tmp_path}/lab.db", policy) as lab:
         assert (await lab.send("small", do="size=900")).status_code == 201
-        answer = await lab.send(do="size=1000")
-        assert answer.status_code == 500
-        assert len(answer.content) < 1000
-        [told] = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
-        assert "more than 1000 bytes" in told
+        response = await lab.send(do="size=1000")
+        assert response.status_code == 500
+        assert len(response.content) < 1000
+        [message] = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+        assert "more than 1000 bytes" in message
         assert await lab.effects() == len(lab.background) == 1
         assert (await lab.send()).status_code == 201
 
 
-async def test_an_app_that_answers_nothing_is_a_500_and_nothing_is_kept(tmp_path: Path) -> None:
+async def test_an_app_without_a_response_is_a_500_and_nothing_is_stored(tmp_path: Path) -> None:
     async with open_lab(f"sqlite:///{tmp_path}/lab.db") as lab:
 
         async def silent(scope: Any, receive: Any, send: Any) -> None:
@@ -280,7 +282,9 @@ async def test_headers_may_be_left_out_and_bodies_sent_in_pieces(tmp_path: Path)
         assert dict(connection.sent[0]["headers"])[b"etag"] == b'"1"'
 
 
-async def test_a_base_middleware_inside_the_guard_is_no_stream(tmp_path: Path) -> None:
+async def test_a_base_http_middleware_inside_the_guard_is_not_taken_for_streaming(
+    tmp_path: Path,
+) -> None:
     async def nod(request: Request, call_next: Any) -> Response:
         response: Response = await call_next(request)
         return response
@@ -301,21 +305,141 @@ async def test_a_base_middleware_inside_the_guard_is_no_stream(tmp_path: Path) -
         await lab.holdfast.close()
 
 
+# -- apps that catch what ``send`` raises --------------------------------------------------------
+
+
+def recovering(app: Any, sent_after: list[str]) -> Any:
+    """Wrap an app in a middleware that turns every exception into a response."""
+
+    async def recover(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await app(scope, receive, send)
+        except Exception as error:  # noqa: BLE001
+            for message in (
+                {"type": "http.response.start", "status": 418, "headers": []},
+                {"type": "http.response.body", "body": b"recovered"},
+            ):
+                await send(message)
+            sent_after.append(type(error).__name__)
+
+    return recover
+
+
+async def bare_201(scope: Any, receive: Any, send: Any) -> None:
+    await scope["holdfast"].transaction.execute("INSERT INTO effects VALUES ('1', 'x')")
+    await send({"type": "http.response.start", "status": 201, "headers": []})
+    await send({"type": "http.response.body", "body": b"made"})
+
+
+async def test_an_app_that_catches_everything_cannot_replace_a_discarded_response(
+    tmp_path: Path,
+) -> None:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db") as lab:
+
+        async def fail(_unit: Any, _record: Any, _audit: Any) -> None:
+            raise StoreUnavailableError("down")
+
+        async def streaming(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": b"1", "more_body": True})
+
+        for app, status in ((bare_201, 503), (streaming, 500)):
+            if app is bare_201:
+                lab.store.commits.append(fail)
+            sent_after: list[str] = []
+            connection = Connection()
+            connection.tell(BODY)
+            await connection.run(lab.holdfast.middleware(recovering(app, sent_after)))
+            assert (connection.status, len(connection.sent), sent_after) == (status, 2, [])
+            assert b"recovered" not in connection.body
+        assert await lab.effects() == 0
+        assert await lab.records() == []
+        assert len(lab.holdfast.idempotency.in_flight) == 0
+
+
+async def test_an_app_may_respond_to_a_commit_that_raised(tmp_path: Path) -> None:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db") as lab:
+
+        async def fail(unit: Any, _record: Any, _audit: Any) -> None:
+            await unit.rollback()
+            raise RuntimeError("a defect in the store")
+
+        lab.store.commits.append(fail)
+        sent_after: list[str] = []
+        connection = Connection()
+        connection.tell(BODY)
+        await connection.run(lab.holdfast.middleware(recovering(bare_201, sent_after)))
+        assert (connection.status, connection.body) == (418, b"recovered")
+        assert sent_after == ["RuntimeError"]
+        assert await lab.effects() == 0
+        assert await lab.records() == []
+
+
+async def test_a_response_started_again_replaces_the_one_before(tmp_path: Path) -> None:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db") as lab:
+
+        async def half(scope: Any, receive: Any, send: Any) -> None:
+            headers = [(b"content-length", b"9")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+            raise RuntimeError("broken handler")
+
+        connection = Connection()
+        connection.tell(BODY)
+        await connection.run(lab.holdfast.middleware(recovering(half, [])))
+        assert (connection.status, connection.body) == (418, b"recovered")
+
+
+async def test_an_exception_handler_of_a_mounted_app_sends_nothing_for_a_discarded_response(
+    tmp_path: Path,
+) -> None:
+    lab = Lab(f"sqlite:///{tmp_path}/lab.db")
+    outer, inner, background = FastAPI(), FastAPI(), list[str]()
+    holdfast = lab.holdfast
+
+    @inner.post("/things")
+    @holdfast.guard()
+    async def create() -> Response:
+        return Response("made", 201, background=BackgroundTask(background.append, "ran"))
+
+    @inner.exception_handler(Exception)
+    async def handle(_request: Request, _error: Exception) -> Response:
+        return Response("recovered", 418, background=BackgroundTask(background.append, "handled"))
+
+    outer.mount("/shop", inner)
+    holdfast._guarded = [g for g in holdfast._guarded if g.__name__ == "create"]
+    holdfast.install(outer)
+    await holdfast.open()
+
+    async def fail(_unit: Any, _record: Any, _audit: Any) -> None:
+        raise StoreUnavailableError("down")
+
+    try:
+        lab.store.commits.append(fail)
+        connection = Connection("/shop/things")
+        connection.tell(BODY)
+        await connection.run(outer)
+        assert (connection.status, len(connection.sent), background) == (503, 2, [])
+    finally:
+        await lab.client.aclose()
+        await holdfast.close()
+
+
 # -- reading ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
 async def test_reading_never_touches_the_store_of_records(lab: Lab, method: str) -> None:
-    answer = await lab.client.request(method, "/things", headers={"Idempotency-Key": "key-1"})
-    assert answer.status_code == (200 if method == "GET" else 405)
-    assert answer.headers["x-request-id"]
+    response = await lab.client.request(method, "/things", headers={"Idempotency-Key": "key-1"})
+    assert response.status_code == (200 if method == "GET" else 405)
+    assert response.headers["x-request-id"]
     assert lab.store.calls == {}
     assert await lab.records() == []
 
 
-async def test_a_path_that_is_not_there_never_touches_the_store_of_records(lab: Lab) -> None:
-    answer = await lab.send(path="/nowhere")
-    assert (answer.status_code, lab.store.calls) == (404, {})
+async def test_an_unknown_path_never_touches_the_store_of_records(lab: Lab) -> None:
+    response = await lab.send(path="/nowhere")
+    assert (response.status_code, lab.store.calls) == (404, {})
 
 
 # -- after the end ----------------------------------------------------------------------------

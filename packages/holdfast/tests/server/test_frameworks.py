@@ -1,4 +1,4 @@
-"""One behaviour, three faces: FastAPI, Flask and Django, as real processes, on both databases."""
+"""The same behaviour with FastAPI, Flask and Django: real processes, on both databases."""
 
 import subprocess
 import sys
@@ -75,7 +75,7 @@ def counted(app: httpx.Client) -> dict[str, int]:
     return found
 
 
-def test_a_replay_is_the_first_answer_byte_for_byte(app: httpx.Client) -> None:
+def test_a_replay_is_the_first_response_byte_for_byte(app: httpx.Client) -> None:
     before, again = counted(app), key()
     first = app.post("/orders", json={"item": "a"}, headers=again)
     second = app.post("/orders", content=b'{ "item" : "a" }', headers=again | _JSON)
@@ -104,9 +104,9 @@ def test_another_body_under_the_same_key_is_a_conflict(app: httpx.Client) -> Non
 
 
 @pytest.mark.parametrize("do", ["raise", "fail"])
-def test_a_failure_undoes_everything_and_frees_the_key(app: httpx.Client, do: str) -> None:
+def test_an_exception_rolls_everything_back_and_frees_the_key(app: httpx.Client, do: str) -> None:
     before, again = counted(app), key(do)
-    # Some servers close the connection behind an exception, a moment after their answer.
+    # Some servers close the connection shortly after a response to an exception.
     failed = app.post("/orders", json={"item": "f"}, headers=again | {"Connection": "close"})
     assert failed.status_code == 500
     assert counted(app) == before
@@ -116,7 +116,7 @@ def test_a_failure_undoes_everything_and_frees_the_key(app: httpx.Client, do: st
     assert counted(app)["orders"] == before["orders"] + 1
 
 
-def test_a_refusal_undoes_the_writes(app: httpx.Client) -> None:
+def test_an_error_response_rolls_the_writes_back(app: httpx.Client) -> None:
     before = counted(app)["orders"]
     refused = app.post("/orders", json={"item": "r"}, headers=key("refuse"))
     assert (refused.status_code, refused.json()["code"]) == (422, "order.refused")
@@ -124,32 +124,32 @@ def test_a_refusal_undoes_the_writes(app: httpx.Client) -> None:
     assert counted(app)["orders"] == before
 
 
-def test_duplicates_at_once_are_one_effect_and_equal_answers(app: httpx.Client) -> None:
+def test_simultaneous_duplicates_have_one_effect_and_equal_responses(app: httpx.Client) -> None:
     before = counted(app)["orders"]
     for _ in range(5):
         again = key("slow")
         with ThreadPoolExecutor(12) as pool:
-            answers = list(
+            responses = list(
                 pool.map(
                     lambda _, again=again: app.post("/orders", json={"item": "d"}, headers=again),
                     range(12),
                 )
             )
-        assert {answer.status_code for answer in answers} == {201}
-        assert len({answer.content for answer in answers}) == 1
-        assert sum("idempotency-replayed" not in a.headers for a in answers) == 1
+        assert {response.status_code for response in responses} == {201}
+        assert len({response.content for response in responses}) == 1
+        assert sum("idempotency-replayed" not in a.headers for a in responses) == 1
     assert counted(app)["orders"] == before + 5
 
 
-def test_different_keys_at_once_are_all_done(app: httpx.Client) -> None:
+def test_simultaneous_requests_with_different_keys_are_all_executed(app: httpx.Client) -> None:
     before = counted(app)["orders"]
     with ThreadPoolExecutor(12) as pool:
-        answers = list(
+        responses = list(
             pool.map(
                 lambda n: app.post("/orders", json={"item": f"n{n}"}, headers=key()), range(60)
             )
         )
-    assert {answer.status_code for answer in answers} == {201}
+    assert {response.status_code for response in responses} == {201}
     assert counted(app)["orders"] == before + 60
 
 
@@ -163,18 +163,18 @@ def test_different_keys_at_once_are_all_done(app: httpx.Client) -> None:
 )
 def test_a_bad_key_is_refused(app: httpx.Client, headers: dict[str, str], code: str) -> None:
     before = counted(app)
-    answer = app.post("/orders", json={"item": "k"}, headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (400, code)
+    response = app.post("/orders", json={"item": "k"}, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (400, code)
     assert counted(app) == before
 
 
 def test_two_keys_are_refused(app: httpx.Client) -> None:
-    answer = app.post(
+    response = app.post(
         "/orders",
         json={"item": "k"},
         headers=[("Idempotency-Key", "one"), ("Idempotency-Key", "two")],
     )
-    assert (answer.status_code, answer.json()["code"]) == (400, "idempotency.key_invalid")
+    assert (response.status_code, response.json()["code"]) == (400, "idempotency.key_invalid")
 
 
 def test_a_quoted_key_is_the_same_key(app: httpx.Client) -> None:
@@ -188,15 +188,15 @@ def test_a_quoted_key_is_the_same_key(app: httpx.Client) -> None:
 @pytest.mark.parametrize("body", [b"{", b'{"item":1,"item":2}', b'{"item":NaN}', b"\xff"])
 def test_a_body_that_cannot_be_read_is_refused(app: httpx.Client, body: bytes) -> None:
     before = counted(app)
-    answer = app.post("/orders", content=body, headers=key() | _JSON)
-    assert (answer.status_code, answer.json()["code"]) == (400, "request.invalid")
+    response = app.post("/orders", content=body, headers=key() | _JSON)
+    assert (response.status_code, response.json()["code"]) == (400, "request.invalid")
     assert counted(app) == before
 
 
 def test_a_body_that_is_too_large_is_refused(app: httpx.Client) -> None:
     before = counted(app)
-    answer = app.post("/orders", json={"item": "x" * 30_000}, headers=key())
-    assert (answer.status_code, answer.json()["code"]) == (413, "request.too_large")
+    response = app.post("/orders", json={"item": "x" * 30_000}, headers=key())
+    assert (response.status_code, response.json()["code"]) == (413, "request.too_large")
     assert counted(app) == before
 
 
@@ -208,7 +208,7 @@ def test_a_job_is_enqueued_with_the_write_or_not_at_all(app: httpx.Client) -> No
     assert counted(app)["jobs"] == before + 1
 
 
-def test_what_is_not_guarded_is_left_alone(app: httpx.Client) -> None:
+def test_unguarded_operations_are_unchanged(app: httpx.Client) -> None:
     assert app.get("/orders").status_code == 200
     assert app.get("/nothing").status_code == 404
     assert app.options("/orders").status_code in (200, 204, 405, 500)

@@ -1,4 +1,4 @@
-"""The store fails: before the handler, in the commit, or nobody knows. Never a wrong claim."""
+"""The store fails: before the handler, in the commit, or with an unknown outcome."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,11 +9,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast import PLANNING, ROUTES, WALK, ErrorFormat, Policy
+from holdfast import ErrorFormat, Policy
 from holdfast.core.breaker import Breaker
 from holdfast.errors import CommitUnknownError, StoreUnavailableError
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.harness import HeldClock, Lab, fresh_database, open_lab
+from packages.holdfast.tests.support.policies import (
+    ENVELOPE_WITH_STALENESS,
+    OPTIONAL_KEY,
+    STORES_HANDLER_ERRORS,
+)
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
 AWAY = StoreUnavailableError("away", retry_after_seconds=2.5)
@@ -43,16 +48,16 @@ async def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     ],
 )
 @pytest.mark.parametrize("key", ["key-1", None])
-async def test_a_store_that_is_down_is_503_and_the_handler_has_not_run(
+async def test_a_store_that_is_down_is_503_and_the_handler_does_not_run(
     database: str, error_format: ErrorFormat, code: str, key: str | None
 ) -> None:
     policy = Policy(error_format=error_format, key_required=False)
     async with open_lab(database, policy, memory_bytes=0) as lab:
         lab.store.down = AWAY
-        told = await lab.send(key)
-        assert told.status_code == 503
-        assert told.json()["code" if error_format is ErrorFormat.PROBLEM else "error"] == code
-        assert told.headers["retry-after"] == "3", "rounded up: to come back early is in vain"
+        response = await lab.send(key)
+        assert response.status_code == 503
+        assert response.json()["code" if error_format is ErrorFormat.PROBLEM else "error"] == code
+        assert response.headers["retry-after"] == "3", "rounded up: an early retry would be refused"
         assert lab.runs == []
         lab.store.down = None
         assert (await lab.send(key)).status_code == 201
@@ -70,7 +75,7 @@ async def test_the_breaker_opens_after_failures_and_recovers(tmp_path: Path) -> 
         assert lab.store.calls["claim"] == 3
         refused = await lab.send()
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
-        assert lab.store.calls["claim"] == 3, "an open breaker leaves the store alone"
+        assert lab.store.calls["claim"] == 3, "an open breaker calls the store no more"
         lab.store.down = None
         assert (await lab.send()).status_code == 503, "it stays open for its time"
 
@@ -78,7 +83,7 @@ async def test_the_breaker_opens_after_failures_and_recovers(tmp_path: Path) -> 
         lab.store.down = AWAY
         assert (await lab.send()).headers["retry-after"] == "3"  # the probe, which fails
         lab.store.down = None
-        assert (await lab.send()).status_code == 503, "a failed probe closes the door again"
+        assert (await lab.send()).status_code == 503, "a failed probe opens the breaker again"
         assert lab.store.calls["claim"] == 4
 
         clock.pass_by(seconds=30)
@@ -88,7 +93,7 @@ async def test_the_breaker_opens_after_failures_and_recovers(tmp_path: Path) -> 
         for _ in range(2):
             assert (await lab.send("key-2")).headers["retry-after"] == "3"
         lab.store.down = None
-        assert (await lab.send("key-2")).status_code == 201, "a success forgives earlier failures"
+        assert (await lab.send("key-2")).status_code == 201, "a success resets the failures"
         assert lab.runs == ["", ""]
 
 
@@ -104,7 +109,7 @@ async def test_only_one_request_at_a_time_tries_a_store_that_was_down(tmp_path: 
         assert lab.store.calls["claim"] == claims + 1
 
 
-async def test_an_answer_of_the_store_that_is_no_outage_does_not_open_the_breaker(
+async def test_a_store_error_that_is_no_outage_does_not_open_the_breaker(
     tmp_path: Path,
 ) -> None:
     async with open_lab(f"sqlite:///{tmp_path}/lab.db", breaker=Breaker(failure_limit=1)) as lab:
@@ -140,27 +145,29 @@ async def counts(lab: Lab) -> tuple[int, int, int]:
     return await lab.effects(), len(await lab.records()), len(await lab.audits())
 
 
-async def test_a_commit_that_happened_unseen_is_answered_as_what_it_was(database: str) -> None:
+async def test_a_commit_whose_confirmation_was_lost_is_found_and_its_response_sent(
+    database: str,
+) -> None:
     async with open_lab(database) as lab:
         lab.store.commits.append(lost_after_committing)
-        answer = await lab.send()
-        assert answer.status_code == 201
-        assert "idempotency-replayed" not in answer.headers
+        response = await lab.send()
+        assert response.status_code == 201
+        assert "idempotency-replayed" not in response.headers
         assert len(lab.background) == 1
         again = await lab.send()
-        assert again.content == answer.content
+        assert again.content == response.content
         assert again.headers["idempotency-replayed"] == "true"
         assert await counts(lab) == (1, 1, 1)
 
 
-async def test_a_commit_that_did_not_happen_is_503_and_the_retry_has_the_one_effect(
+async def test_a_lost_commit_is_503_and_the_retry_has_the_one_effect(
     database: str,
 ) -> None:
     async with open_lab(database) as lab:
         lab.store.commits.append(lost_before_committing)
-        told = await lab.send()
-        assert told.status_code == 503
-        assert "retry-after" in told.headers
+        response = await lab.send()
+        assert response.status_code == 503
+        assert "retry-after" in response.headers
         assert await counts(lab) == (0, 0, 0)
         assert lab.background == []
         again = await lab.send()
@@ -169,7 +176,7 @@ async def test_a_commit_that_did_not_happen_is_503_and_the_retry_has_the_one_eff
         assert await counts(lab) == (1, 1, 1)
 
 
-async def test_when_looking_it_up_fails_too_the_retry_learns_the_truth(database: str) -> None:
+async def test_when_the_outcome_cannot_be_looked_up_the_retry_gets_it(database: str) -> None:
     async with open_lab(database) as lab:
 
         async def lost_with_the_server(unit: Any, record: Any, audit: Any) -> None:
@@ -178,8 +185,8 @@ async def test_when_looking_it_up_fails_too_the_retry_learns_the_truth(database:
             raise CommitUnknownError("the server is gone")
 
         lab.store.commits.append(lost_with_the_server)
-        told = await lab.send()
-        assert (told.status_code, lab.background) == (503, [])
+        response = await lab.send()
+        assert (response.status_code, lab.background) == (503, [])
         lab.store.down = None
         again = await lab.send()
         assert again.status_code == 201
@@ -187,10 +194,10 @@ async def test_when_looking_it_up_fails_too_the_retry_learns_the_truth(database:
         assert await counts(lab) == (1, 1, 1)
 
 
-async def test_as_long_as_the_old_transaction_lives_nothing_is_claimed(
+async def test_while_the_old_transaction_is_alive_nothing_is_claimed(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Only PostgreSQL has connections that can be lost while their transaction goes on."""
+    """Only on PostgreSQL a transaction can outlive its connection."""
     database = await fresh_database(request, tmp_path, "postgresql")
     policy = Policy(wait=timedelta(milliseconds=80))
     async with open_lab(database, policy) as lab:
@@ -211,10 +218,10 @@ async def test_as_long_as_the_old_transaction_lives_nothing_is_claimed(
         assert await counts(lab) == (1, 1, 1)
 
 
-async def test_a_lost_commit_overtaken_by_a_retry_elsewhere_tells_the_retrys_answer(
+async def test_a_lost_commit_superseded_by_a_retry_elsewhere_replays_the_retrys_response(
     database: str,
 ) -> None:
-    """Clients send the same X-Request-ID again with a retry: it does not say whose record it is."""
+    """Clients repeat their X-Request-ID with a retry, so it does not identify the attempt."""
     ids = {"X-Request-ID": "the-same"}
     async with open_lab(database) as lab, open_lab(database) as other:
         elsewhere: list[Any] = []
@@ -225,16 +232,18 @@ async def test_a_lost_commit_overtaken_by_a_retry_elsewhere_tells_the_retrys_ans
             raise CommitUnknownError("the connection is gone")
 
         lab.store.commits.append(lost_and_retried)
-        answer = await lab.send(headers=ids)
-        assert answer.status_code == elsewhere[0].status_code == 201
-        assert answer.content == elsewhere[0].content, "told of an effect that was rolled back"
-        assert answer.headers["idempotency-replayed"] == "true"
+        response = await lab.send(headers=ids)
+        assert response.status_code == elsewhere[0].status_code == 201
+        assert response.content == elsewhere[0].content, (
+            "the response is of an effect that was rolled back"
+        )
+        assert response.headers["idempotency-replayed"] == "true"
         assert lab.background == []
-        assert (await lab.send()).content == answer.content
+        assert (await lab.send()).content == response.content
         assert await counts(lab) == (1, 1, 1)
 
 
-async def test_a_lost_commit_overtaken_by_another_request_is_a_conflict(database: str) -> None:
+async def test_a_lost_commit_superseded_by_a_different_request_is_a_conflict(database: str) -> None:
     async with open_lab(database) as lab, open_lab(database) as other:
 
         async def lost_and_taken(unit: Any, record: Any, audit: Any) -> None:
@@ -243,33 +252,36 @@ async def test_a_lost_commit_overtaken_by_another_request_is_a_conflict(database
             raise CommitUnknownError("the connection is gone")
 
         lab.store.commits.append(lost_and_taken)
-        answer = await lab.send()
-        assert (answer.status_code, answer.json()["code"]) == (409, "idempotency.payload_mismatch")
+        response = await lab.send()
+        assert (response.status_code, response.json()["code"]) == (
+            409,
+            "idempotency.payload_mismatch",
+        )
         assert lab.background == []
         assert await counts(lab) == (1, 1, 1)
 
 
 async def test_without_a_key_a_lost_commit_is_503(database: str) -> None:
-    async with open_lab(database, ROUTES) as lab:
+    async with open_lab(database, OPTIONAL_KEY) as lab:
         lab.store.commits.append(lost_after_committing)
-        told = await lab.send(None)
-        assert (told.status_code, lab.background) == (503, [])
-        assert told.headers["content-type"] == "application/problem+json"
+        response = await lab.send(None)
+        assert (response.status_code, lab.background) == (503, [])
+        assert response.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("lost", [lost_after_committing, lost_before_committing])
 @pytest.mark.parametrize("do", ["404", "keep 404"])
-async def test_a_refusal_whose_commit_was_lost_is_never_told_otherwise(
+async def test_an_error_response_whose_commit_was_lost_is_not_contradicted_later(
     database: str, lost: Any, do: str
 ) -> None:
-    async with open_lab(database, PLANNING) as lab:
+    async with open_lab(database, STORES_HANDLER_ERRORS) as lab:
         lab.store.commits.append(lost)
-        told = await lab.send(do=do)
+        response = await lab.send(do=do)
         again = await lab.send(do=do)
         assert again.status_code == 404
-        assert told.status_code in {404, 503}
-        if "idempotency-replayed" in again.headers and told.status_code == 404:
-            assert again.content == told.content
+        assert response.status_code in {404, 503}
+        if "idempotency-replayed" in again.headers and response.status_code == 404:
+            assert again.content == response.content
         assert await counts(lab) == (1 if "keep" in do else 0, 1, 0)
 
 
@@ -280,8 +292,8 @@ async def test_a_commit_that_fails_runs_no_background_task_and_frees_the_key(
 ) -> None:
     async with open_lab(database, Policy(key_required=False)) as lab:
         lab.store.commits.append(failure)
-        told = await lab.send(key)
-        assert told.status_code == status
+        response = await lab.send(key)
+        assert response.status_code == status
         assert lab.background == []
         assert await counts(lab) == (0, 0, 0)
         assert (await lab.send(key)).status_code == 201
@@ -289,7 +301,7 @@ async def test_a_commit_that_fails_runs_no_background_task_and_frees_the_key(
         assert await lab.effects() == 1
 
 
-async def test_a_waiter_of_a_leader_whose_commit_fails_runs_itself(database: str) -> None:
+async def test_a_waiter_runs_the_handler_when_the_leaders_commit_fails(database: str) -> None:
     async with open_lab(database) as lab:
         lab.store.commits.append(rolled_back)
         first = lab.send_soon(do="wait")
@@ -303,18 +315,20 @@ async def test_a_waiter_of_a_leader_whose_commit_fails_runs_itself(database: str
 
 
 @pytest.mark.parametrize("lost", [lost_after_committing, lost_before_committing, rolled_back])
-async def test_a_stale_attempt_that_cannot_be_recorded_is_503(tmp_path: Path, lost: Any) -> None:
+async def test_a_stale_action_that_cannot_be_recorded_is_503(tmp_path: Path, lost: Any) -> None:
     clock = HeldClock()
     old = {"clientGeneratedAt": "2020-01-01T00:00:00Z"}
-    async with open_lab(f"sqlite:///{tmp_path}/lab.db", WALK, clock=clock) as lab:
+    async with open_lab(
+        f"sqlite:///{tmp_path}/lab.db", ENVELOPE_WITH_STALENESS, clock=clock
+    ) as lab:
         lab.store.commits.append(lost)
-        told = await lab.send(UUID4, json=old)
-        assert (told.status_code, told.json()["error"]) == (503, "STORE_UNAVAILABLE")
+        response = await lab.send(UUID4, json=old)
+        assert (response.status_code, response.json()["error"]) == (503, "STORE_UNAVAILABLE")
         assert (await lab.send(UUID4, json=old)).json()["error"] == "STALE_ACTION"
         assert [r["response_status"] for r in await lab.records()] == [422]
 
 
-async def test_a_connection_cut_under_the_handler_is_503_and_the_retry_has_the_one_effect(
+async def test_a_connection_lost_in_the_handler_is_503_and_the_retry_has_the_one_effect(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     database = await fresh_database(request, tmp_path, "postgresql")
@@ -330,8 +344,11 @@ async def test_a_connection_cut_under_the_handler_is_503_and_the_retry_has_the_o
         await connection.close()
         assert len(cut) == 1
         lab.gate.set()
-        told = await first
-        assert (told.status_code, told.json()["code"]) == (503, "idempotency.store_unavailable")
+        response = await first
+        assert (response.status_code, response.json()["code"]) == (
+            503,
+            "idempotency.store_unavailable",
+        )
         assert (await waiter).status_code == 201
         assert await counts(lab) == (1, 1, 1)
         assert len(lab.background) == 1
@@ -351,7 +368,7 @@ class Raising:
 
 @pytest.mark.parametrize("point", ["after_claim", "after_business_write", "before_commit"])
 @pytest.mark.parametrize("do", ["201", "404"])
-async def test_whatever_goes_wrong_before_the_commit_the_key_is_free_again(
+async def test_a_failure_at_any_point_before_the_commit_frees_the_key(
     database: str, point: str, do: str
 ) -> None:
     policy = Policy(wait=timedelta(seconds=1))

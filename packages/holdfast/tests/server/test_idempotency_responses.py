@@ -1,4 +1,4 @@
-"""What a guarded request gets, line by line of the contract's table, on both databases."""
+"""The responses to guarded requests, on both databases."""
 
 import logging
 from collections.abc import Iterator
@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy
+from holdfast import Policy
 from holdfast.core.idempotency_record import RecordId
 from holdfast.core.keys import KeyFormat
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.harness import HeldClock, fresh_database, open_lab
+from packages.holdfast.tests.support.policies import (
+    ENVELOPE_WITH_STALENESS,
+    OPTIONAL_KEY,
+    STORES_HANDLER_ERRORS,
+    UUID4_FOR_A_WEEK,
+)
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
 
@@ -41,12 +47,12 @@ async def test_the_first_time_business_rows_record_and_audit_event_are_written(
     database: str,
 ) -> None:
     async with open_lab(database) as lab:
-        answer = await lab.send(headers={"X-Request-ID": "r-1", "X-Correlation-ID": "chain"})
-        assert answer.status_code == 201
-        assert answer.headers["x-request-id"] == "r-1"
-        assert answer.headers["x-correlation-id"] == "chain"
-        assert "idempotency-replayed" not in answer.headers
-        assert "x-original-request-id" not in answer.headers
+        response = await lab.send(headers={"X-Request-ID": "r-1", "X-Correlation-ID": "chain"})
+        assert response.status_code == 201
+        assert response.headers["x-request-id"] == "r-1"
+        assert response.headers["x-correlation-id"] == "chain"
+        assert "idempotency-replayed" not in response.headers
+        assert "x-original-request-id" not in response.headers
         assert await lab.effects() == 1
         [audit] = await lab.audits()
         [record] = await lab.records()
@@ -60,7 +66,7 @@ async def test_the_first_time_business_rows_record_and_audit_event_are_written(
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 1024 * 1024], ids=["from the store", "from memory"])
-async def test_a_replay_repeats_the_answer_and_has_its_own_request_id(
+async def test_a_replay_repeats_the_response_and_has_its_own_request_id(
     database: str, memory_bytes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_lab(database, memory_bytes=memory_bytes) as lab:
@@ -70,8 +76,8 @@ async def test_a_replay_repeats_the_answer_and_has_its_own_request_id(
         assert (again.status_code, again.content) == (201, first.content)
         for name in ("content-type", "etag", "location", "content-length"):
             assert again.headers[name] == first.headers[name]
-        assert "x-secret-of-this-answer" in first.headers
-        assert "x-secret-of-this-answer" not in again.headers
+        assert "x-not-stored" in first.headers
+        assert "x-not-stored" not in again.headers
         assert again.headers["idempotency-replayed"] == "true"
         assert again.headers["x-request-id"] == "r-2"
         assert again.headers["x-original-request-id"] == "r-1"
@@ -87,7 +93,7 @@ async def test_a_replay_repeats_the_answer_and_has_its_own_request_id(
         assert not [r for r in caplog.records if "key-1" in everything_in(r)]
 
 
-async def test_a_replay_is_answered_by_another_process_too(database: str) -> None:
+async def test_another_process_replays_too(database: str) -> None:
     async with open_lab(database) as one, open_lab(database) as other:
         first = await one.send()
         again = await other.send()
@@ -96,7 +102,7 @@ async def test_a_replay_is_answered_by_another_process_too(database: str) -> Non
         assert other.runs == []
 
 
-async def test_no_key_reaches_a_log_whatever_happens(
+async def test_no_log_record_contains_a_key(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_lab(database, Policy(key_format=KeyFormat.OPAQUE)) as lab:
@@ -105,8 +111,8 @@ async def test_no_key_reaches_a_log_whatever_happens(
                 await lab.send("the-secret-key", do=do)
             await lab.send("the-secret-key", json={"item": "other"})
             await lab.send("the-secret-key " * 3)
-        told = [r for r in caplog.records if not r.name.startswith(("httpx", "httpcore"))]
-        assert [r.getMessage() for r in told if "the-secret-key" in everything_in(r)] == []
+        logged = [r for r in caplog.records if not r.name.startswith(("httpx", "httpcore"))]
+        assert [r.getMessage() for r in logged if "the-secret-key" in everything_in(r)] == []
 
 
 @pytest.mark.parametrize("do", ["204", "200", "303", "201 size=40000"])
@@ -191,7 +197,7 @@ async def test_the_same_key_for_anything_else_is_a_conflict(
         ({"path": "/things?a=1&b=2"}, {"path": "/things?b=2&a=%31"}),
     ],
 )
-async def test_another_spelling_of_the_same_request_is_a_replay(
+async def test_the_same_request_formatted_differently_is_a_replay(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
     as_json = {"Content-Type": "application/json"}
@@ -204,18 +210,18 @@ async def test_another_spelling_of_the_same_request_is_a_replay(
 
 async def test_a_key_belongs_to_one_endpoint_and_method(database: str) -> None:
     async with open_lab(database) as lab:
-        answers = [
+        responses = [
             await lab.send(),
             await lab.send(path="/others"),
             await lab.send(method="PUT"),
             await lab.send(method="DELETE"),
         ]
-        assert [a.status_code for a in answers] == [201] * 4
-        assert len({a.content for a in answers}) == 4
+        assert [a.status_code for a in responses] == [201] * 4
+        assert len({a.content for a in responses}) == 4
         assert await lab.effects() == 4
 
 
-async def test_another_tenants_key_is_answered_exactly_as_a_fresh_one(database: str) -> None:
+async def test_another_tenants_key_is_treated_as_unknown(database: str) -> None:
     async with open_lab(database) as lab:
         mine = await lab.send("shared")
         theirs = await lab.send("shared", headers={"X-Tenant": "eve", "X-Request-ID": "r"})
@@ -224,7 +230,7 @@ async def test_another_tenants_key_is_answered_exactly_as_a_fresh_one(database: 
         assert sorted(theirs.headers) == sorted(fresh.headers)
         assert len({mine.content, theirs.content, fresh.content}) == 3
         other = await lab.send("shared", headers={"X-Tenant": "bob"}, json={"item": "hat"})
-        assert other.status_code == 201, "a conflict would tell bob that the key is in use"
+        assert other.status_code == 201, "a conflict would reveal that the key is in use"
 
 
 # -- expiry ---------------------------------------------------------------------------------
@@ -232,7 +238,7 @@ async def test_another_tenants_key_is_answered_exactly_as_a_fresh_one(database: 
 
 @pytest.mark.parametrize("swept", [False, True])
 @pytest.mark.parametrize("memory_bytes", [0, 1024 * 1024])
-async def test_an_expired_record_is_as_if_it_were_not_there(
+async def test_expired_record_is_treated_as_absent(
     database: str, swept: bool, memory_bytes: int
 ) -> None:
     clock = HeldClock()
@@ -254,9 +260,9 @@ async def test_an_expired_record_is_as_if_it_were_not_there(
         assert len(await lab.records()) == 1
 
 
-async def test_errors_are_remembered_for_their_own_time(tmp_path: Path) -> None:
+async def test_stored_errors_expire_after_error_ttl(tmp_path: Path) -> None:
     clock = HeldClock()
-    async with open_lab(f"sqlite:///{tmp_path}/lab.db", PLANNING, clock=clock) as lab:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db", STORES_HANDLER_ERRORS, clock=clock) as lab:
         refused = await lab.send(do="422")
         clock.pass_by(hours=4, microseconds=-1)
         assert (await lab.send()).content == refused.content
@@ -270,7 +276,7 @@ async def test_errors_are_remembered_for_their_own_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("do", ["raise", "500", "503", "599", "stream"])
-async def test_a_handler_that_fails_leaves_nothing_and_the_key_may_try_again(
+async def test_a_handler_that_fails_leaves_nothing_and_its_key_may_be_retried(
     database: str, do: str
 ) -> None:
     async with open_lab(database) as lab:
@@ -285,9 +291,15 @@ async def test_a_handler_that_fails_leaves_nothing_and_the_key_may_try_again(
 
 
 @pytest.mark.parametrize(
-    ("preset", "stored"), [(PLANNING, True), (FIELD, True), (ROUTES, False), (WALK, False)]
+    ("preset", "stored"),
+    [
+        (STORES_HANDLER_ERRORS, True),
+        (UUID4_FOR_A_WEEK, True),
+        (OPTIONAL_KEY, False),
+        (ENVELOPE_WITH_STALENESS, False),
+    ],
 )
-async def test_which_preset_remembers_a_refusal(
+async def test_errors_stored_decides_whether_a_409_is_replayed(
     tmp_path: Path, preset: Policy, stored: bool
 ) -> None:
     clock = HeldClock()
@@ -304,10 +316,12 @@ async def test_which_preset_remembers_a_refusal(
 
 
 @pytest.mark.parametrize("status", [400, 404, 409, 410, 418, 422, 428, 499])
-async def test_a_refusal_of_the_handler_is_stored_without_its_writes(
+async def test_a_4xx_of_the_handler_is_stored_without_its_writes(
     tmp_path: Path, status: int
 ) -> None:
-    async with open_lab(f"sqlite:///{tmp_path}/lab.db", PLANNING, memory_bytes=0) as lab:
+    async with open_lab(
+        f"sqlite:///{tmp_path}/lab.db", STORES_HANDLER_ERRORS, memory_bytes=0
+    ) as lab:
         refused, again = await lab.send(do=str(status)), await lab.send()
         assert again.status_code == refused.status_code == status
         assert again.content == refused.content
@@ -318,10 +332,10 @@ async def test_a_refusal_of_the_handler_is_stored_without_its_writes(
 
 @pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
 @pytest.mark.parametrize("keep", ["", "keep"])
-async def test_what_is_about_the_moment_is_never_stored(
+async def test_statuses_about_the_caller_or_the_time_are_never_stored(
     tmp_path: Path, status: int, keep: str
 ) -> None:
-    async with open_lab(f"sqlite:///{tmp_path}/lab.db", PLANNING) as lab:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db", STORES_HANDLER_ERRORS) as lab:
         assert (await lab.send(do=f"{status} {keep}")).status_code == status
         assert await lab.records() == []
         again = await lab.send()
@@ -329,7 +343,7 @@ async def test_what_is_about_the_moment_is_never_stored(
 
 
 @pytest.mark.parametrize("status", [404, 500])
-async def test_writes_are_kept_on_request_but_never_of_a_failure(
+async def test_keep_writes_on_error_commits_a_4xx_but_never_a_5xx(
     database: str, status: int
 ) -> None:
     async with open_lab(database, memory_bytes=0) as lab:
@@ -344,10 +358,10 @@ async def test_writes_are_kept_on_request_but_never_of_a_failure(
         assert await lab.effects() == 1
 
 
-async def test_without_a_key_every_request_is_its_own_and_is_audited(database: str) -> None:
-    async with open_lab(database, ROUTES) as lab:
-        answers = [await lab.send(None), await lab.send(None)]
-        assert [a.status_code for a in answers] == [201, 201]
+async def test_without_a_key_every_request_is_executed_and_audited(database: str) -> None:
+    async with open_lab(database, OPTIONAL_KEY) as lab:
+        responses = [await lab.send(None), await lab.send(None)]
+        assert [a.status_code for a in responses] == [201, 201]
         assert await lab.effects() == len(await lab.audits()) == 2
         assert await lab.records() == []
         assert (await lab.send(None, do="raise")).status_code == 500

@@ -1,4 +1,4 @@
-"""Actions made offline, over HTTP: how old they may be, on the server's clock."""
+"""How old an action made offline may be, by the server's clock."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import WALK, Policy, Staleness
+from holdfast import Policy, Staleness
 from packages.holdfast.tests.support.harness import HeldClock, open_lab
+from packages.holdfast.tests.support.policies import ENVELOPE_WITH_STALENESS
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
 OTHER = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a11"
@@ -37,18 +38,18 @@ def iso(instant: datetime) -> str:
         (-GRACE - MICRO, 422),
     ],
 )
-async def test_the_boundaries(database: str, age: timedelta, status: int) -> None:
+async def test_the_age_limits_are_inclusive(database: str, age: timedelta, status: int) -> None:
     clock = HeldClock()
     made_at = clock.now() - age
-    async with open_lab(database, WALK, clock=clock) as lab:
-        answer = await lab.send(UUID4, json={"clientGeneratedAt": iso(made_at)})
-        assert answer.status_code == status
+    async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=clock) as lab:
+        response = await lab.send(UUID4, json={"clientGeneratedAt": iso(made_at)})
+        assert response.status_code == status
         assert await lab.effects() == len(lab.runs) == (1 if status == 201 else 0)
         if status == 422:
-            told = answer.json()
-            assert told["error"] == "STALE_ACTION"
-            assert told["requestId"] == answer.headers["x-request-id"]
-            details = told["details"]
+            body = response.json()
+            assert body["error"] == "STALE_ACTION"
+            assert body["requestId"] == response.headers["x-request-id"]
+            details = body["details"]
             assert datetime.fromisoformat(details["clientGeneratedAt"]) == made_at
             assert datetime.fromisoformat(details["serverNow"]) == clock.now()
             assert (details["capDays"], details["graceHours"]) == (7, 6)
@@ -57,7 +58,7 @@ async def test_the_boundaries(database: str, age: timedelta, status: int) -> Non
 
 async def test_a_replay_is_never_stale(database: str) -> None:
     clock = HeldClock()
-    policy = WALK.replace(success_ttl=timedelta(days=30))
+    policy = ENVELOPE_WITH_STALENESS.replace(success_ttl=timedelta(days=30))
     body = {"clientGeneratedAt": iso(clock.now())}
     async with open_lab(database, policy, clock=clock, memory_bytes=0) as lab:
         first = await lab.send(UUID4, json=body)
@@ -68,12 +69,14 @@ async def test_a_replay_is_never_stale(database: str) -> None:
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 1024 * 1024])
-async def test_a_stale_attempt_leaves_a_record_and_its_replay_is_the_same(
+async def test_a_stale_action_leaves_a_record_that_is_replayed(
     database: str, memory_bytes: int
 ) -> None:
     clock = HeldClock()
     body = {"clientGeneratedAt": iso(clock.now() - timedelta(days=8))}
-    async with open_lab(database, WALK, clock=clock, memory_bytes=memory_bytes) as lab:
+    async with open_lab(
+        database, ENVELOPE_WITH_STALENESS, clock=clock, memory_bytes=memory_bytes
+    ) as lab:
         first = await lab.send(UUID4, json=body, headers={"X-Request-ID": "r-1"})
         assert [r["response_status"] for r in await lab.records()] == [422]
         assert await lab.audits() == []
@@ -99,12 +102,12 @@ async def test_an_action_cannot_be_sent_before_it_was_made(
         "clientGeneratedAt": iso(clock.now()),
         "clientSubmittedAt": iso(clock.now() - early),
     }
-    async with open_lab(database, WALK, clock=clock) as lab:
-        answer = await lab.send(UUID4, json=body)
-        assert answer.status_code == status
+    async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=clock) as lab:
+        response = await lab.send(UUID4, json=body)
+        assert response.status_code == status
         if status == 400:
-            assert answer.json()["error"] == "BAD_REQUEST"
-            assert answer.json()["details"] == {"field": "clientSubmittedAt"}
+            assert response.json()["error"] == "BAD_REQUEST"
+            assert response.json()["details"] == {"field": "clientSubmittedAt"}
             assert lab.runs == await lab.records() == []
             del body["clientSubmittedAt"]
             assert (await lab.send(UUID4, json=body)).status_code == 201
@@ -125,13 +128,13 @@ async def test_an_action_cannot_be_sent_before_it_was_made(
         {"clientGeneratedAt": "2026-03-01T12:00:00Z", "clientSubmittedAt": 5},
     ],
 )
-async def test_a_time_that_is_missing_or_none_is_400(database: str, body: Any) -> None:
-    async with open_lab(database, WALK, clock=HeldClock()) as lab:
-        answer = await lab.send(UUID4, json=body)
-        assert (answer.status_code, answer.json()["error"]) == (400, "BAD_REQUEST")
+async def test_a_missing_or_malformed_time_is_400(database: str, body: Any) -> None:
+    async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=HeldClock()) as lab:
+        response = await lab.send(UUID4, json=body)
+        assert (response.status_code, response.json()["error"]) == (400, "BAD_REQUEST")
         assert lab.runs == await lab.records() == []
         good = {"clientGeneratedAt": "2026-03-01T12:00:00Z"}
-        assert (await lab.send(UUID4, json=good)).status_code == 201, "the key was burnt"
+        assert (await lab.send(UUID4, json=good)).status_code == 201, "the key was used up"
 
 
 async def test_without_a_key_an_action_may_be_stale_too(database: str) -> None:
@@ -139,8 +142,8 @@ async def test_without_a_key_an_action_may_be_stale_too(database: str) -> None:
     policy = Policy(key_required=False, staleness=Staleness())
     async with open_lab(database, policy, clock=clock) as lab:
         old = {"clientGeneratedAt": iso(clock.now() - timedelta(days=8))}
-        told = await lab.send(None, json=old)
-        assert (told.status_code, told.json()["code"]) == (422, "action.stale")
+        refused = await lab.send(None, json=old)
+        assert (refused.status_code, refused.json()["code"]) == (422, "action.stale")
         assert (await lab.send(None, json={})).status_code == 400
         assert lab.runs == []
         fresh = await lab.send(None, json={"clientGeneratedAt": iso(clock.now())})
@@ -151,11 +154,13 @@ async def test_without_a_key_an_action_may_be_stale_too(database: str) -> None:
 
 
 IN_BODY = Policy(
-    key_field="idempotencyKey", key_format=WALK.key_format, error_format=WALK.error_format
+    key_field="idempotencyKey",
+    key_format=ENVELOPE_WITH_STALENESS.key_format,
+    error_format=ENVELOPE_WITH_STALENESS.error_format,
 )
 
 
-async def test_the_key_may_stand_in_the_body(database: str) -> None:
+async def test_the_key_may_be_a_field_of_the_body(database: str) -> None:
     async with open_lab(database, IN_BODY) as lab:
         body = {"day": "2026-03-01", "idempotencyKey": UUID4}
         first = await lab.send(None, json=body)
@@ -188,18 +193,20 @@ async def test_the_key_may_stand_in_the_body(database: str) -> None:
         (b'{"idempotencyKey":1' + b"0" * 5000 + b"}", "BAD_REQUEST"),
     ],
 )
-async def test_a_key_in_the_body_that_is_none(database: str, content: bytes, code: str) -> None:
+async def test_a_malformed_key_in_the_body_is_refused(
+    database: str, content: bytes, code: str
+) -> None:
     async with open_lab(database, IN_BODY) as lab:
         headers = {"Content-Type": "application/json"}
-        answer = await lab.send(UUID4, content=content, headers=headers)
-        assert (answer.status_code, answer.json()["error"]) == (400, code)
+        response = await lab.send(UUID4, content=content, headers=headers)
+        assert (response.status_code, response.json()["error"]) == (400, code)
         assert lab.runs == []
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
 async def test_a_body_too_deep_to_read_its_time_is_400(database: str, content_type: str) -> None:
     deep = b'{"clientGeneratedAt":' + b"[" * 5000 + b"]" * 5000 + b"}"
-    async with open_lab(database, WALK, clock=HeldClock()) as lab:
-        answer = await lab.send(UUID4, content=deep, headers={"Content-Type": content_type})
-        assert (answer.status_code, answer.json()["error"]) == (400, "BAD_REQUEST")
+    async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=HeldClock()) as lab:
+        response = await lab.send(UUID4, content=deep, headers={"Content-Type": content_type})
+        assert (response.status_code, response.json()["error"]) == (400, "BAD_REQUEST")
         assert len(lab.holdfast.idempotency.in_flight) == 0

@@ -1,4 +1,4 @@
-"""Duplicates at the same time: they wait, they replay, and one of them steps in for a failure."""
+"""Simultaneous duplicates wait and replay; if the first one fails, another one runs."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import ROUTES, ErrorFormat, Policy
+from holdfast import ErrorFormat, Policy
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.harness import fresh_database, open_lab
+from packages.holdfast.tests.support.policies import OPTIONAL_KEY
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
 BRIEF = Policy(wait=timedelta(milliseconds=80))
@@ -36,14 +37,14 @@ async def test_a_duplicate_waits_for_the_first_and_replays_it(database: str) -> 
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in duplicates)
         lab.gate.set()
-        answer = await first
+        response = await first
         for duplicate in await asyncio.gather(*duplicates):
-            assert duplicate.content == answer.content
+            assert duplicate.content == response.content
             assert duplicate.headers["idempotency-replayed"] == "true"
         assert await lab.effects() == len(lab.runs) == 1
 
 
-async def test_a_duplicate_with_another_payload_is_told_once_the_first_is_done(
+async def test_a_duplicate_with_another_payload_is_a_conflict_once_the_first_is_done(
     database: str,
 ) -> None:
     async with open_lab(database) as lab:
@@ -63,16 +64,16 @@ async def test_a_duplicate_with_another_payload_is_told_once_the_first_is_done(
         (ErrorFormat.ENVELOPE, "IDEMPOTENCY_IN_PROGRESS"),
     ],
 )
-async def test_past_the_wait_it_is_in_progress_and_says_when_to_come_back(
+async def test_after_the_wait_a_duplicate_gets_in_progress_and_retry_after(
     database: str, error_format: ErrorFormat, code: str
 ) -> None:
     async with open_lab(database, BRIEF.replace(error_format=error_format)) as lab:
         first = lab.send_soon(do="wait")
         await lab.started.wait()
-        told = await lab.send()
-        assert told.status_code == 409
-        assert told.json()["code" if error_format is ErrorFormat.PROBLEM else "error"] == code
-        assert int(told.headers["retry-after"]) >= 1
+        refused = await lab.send()
+        assert refused.status_code == 409
+        assert refused.json()["code" if error_format is ErrorFormat.PROBLEM else "error"] == code
+        assert int(refused.headers["retry-after"]) >= 1
         assert not first.done()
         lab.gate.set()
         assert (await first).status_code == 201
@@ -81,20 +82,20 @@ async def test_past_the_wait_it_is_in_progress_and_says_when_to_come_back(
         assert len(lab.runs) == 1
 
 
-async def test_past_the_wait_another_process_says_so_too(
+async def test_after_the_wait_another_process_responds_in_progress_too(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     database = await fresh_database(request, tmp_path, "postgresql")
     async with open_lab(database, BRIEF) as one, open_lab(database, BRIEF) as other:
         first = one.send_soon(do="wait")
         await one.started.wait()
-        told = await other.send()
-        assert (told.status_code, told.json()["code"]) == (409, "idempotency.in_progress")
-        assert "retry-after" in told.headers
+        refused = await other.send()
+        assert (refused.status_code, refused.json()["code"]) == (409, "idempotency.in_progress")
+        assert "retry-after" in refused.headers
         one.gate.set()
-        answer = await first
+        response = await first
         again = await other.send()
-        assert again.content == answer.content
+        assert again.content == response.content
         assert other.runs == []
 
 
@@ -109,18 +110,18 @@ async def test_a_waiter_whose_leader_fails_runs_the_handler_itself(
         await asyncio.sleep(0.05)
         lab.gate.set()
         assert (await first).status_code == 500
-        answers = await asyncio.gather(*waiters)
-        assert {a.status_code for a in answers} == {201}
-        assert len({a.content for a in answers}) == 1
-        assert sum("idempotency-replayed" not in a.headers for a in answers) == 1
+        responses = await asyncio.gather(*waiters)
+        assert {a.status_code for a in responses} == {201}
+        assert len({a.content for a in responses}) == 1
+        assert sum("idempotency-replayed" not in a.headers for a in responses) == 1
         assert len(lab.runs) == 2
         assert await lab.effects() == len(await lab.audits()) == 1
 
 
-async def test_a_waiter_whose_leader_was_refused_without_a_record_runs_too(
+async def test_a_waiter_whose_leader_stored_no_record_runs_the_handler_itself(
     database: str,
 ) -> None:
-    async with open_lab(database, ROUTES) as lab:
+    async with open_lab(database, OPTIONAL_KEY) as lab:
         first = lab.send_soon(UUID4, do="wait 404")
         await lab.started.wait()
         waiter = lab.send_soon(UUID4)
@@ -130,20 +131,20 @@ async def test_a_waiter_whose_leader_was_refused_without_a_record_runs_too(
         assert (await waiter).status_code == 201
 
 
-async def test_a_waiter_whose_leader_was_refused_gets_the_stored_refusal(database: str) -> None:
+async def test_a_waiter_whose_leader_stored_an_error_replays_it(database: str) -> None:
     async with open_lab(database) as lab:
         first = lab.send_soon(do="wait 404")
         await lab.started.wait()
         waiter = lab.send_soon()
         await asyncio.sleep(0.05)
         lab.gate.set()
-        answers = await asyncio.gather(first, waiter)
-        assert {a.status_code for a in answers} == {404}
-        assert len({a.content for a in answers}) == 1
+        responses = await asyncio.gather(first, waiter)
+        assert {a.status_code for a in responses} == {404}
+        assert len({a.content for a in responses}) == 1
         assert len(lab.runs) == 1
 
 
-async def test_a_waiter_that_leaves_takes_nobody_along(database: str) -> None:
+async def test_a_waiter_that_disconnects_does_not_disturb_others(database: str) -> None:
     async with open_lab(database) as lab:
         first = lab.send_soon(do="wait")
         await lab.started.wait()
@@ -160,7 +161,7 @@ async def test_a_waiter_that_leaves_takes_nobody_along(database: str) -> None:
 
 
 @pytest.mark.parametrize("do", ["wait", "wait quiet"], ids=["with a write", "without a write"])
-async def test_two_processes_with_one_key_have_one_effect_and_one_answer(
+async def test_two_processes_with_one_key_have_one_effect_and_one_response(
     database: str, do: str
 ) -> None:
     async with open_lab(database) as one, open_lab(database) as other:
@@ -168,16 +169,18 @@ async def test_two_processes_with_one_key_have_one_effect_and_one_answer(
         await asyncio.sleep(0.15)
         one.gate.set()
         other.gate.set()
-        answers = await asyncio.gather(*racing)
-        assert {a.status_code for a in answers} == {201}
-        assert len({a.content for a in answers}) == 1
-        assert sum("idempotency-replayed" in a.headers for a in answers) == 1
+        responses = await asyncio.gather(*racing)
+        assert {a.status_code for a in responses} == {201}
+        assert len({a.content for a in responses}) == 1
+        assert sum("idempotency-replayed" in a.headers for a in responses) == 1
         assert await one.effects() == (0 if "quiet" in do else 1)
         assert len(await one.audits()) == len(await one.records()) == 1
-        assert len(one.background) + len(other.background) == 1, "the loser's tasks must not run"
+        assert len(one.background) + len(other.background) == 1, (
+            "the superseded request's tasks must not run"
+        )
 
 
-async def test_two_processes_with_one_key_and_two_payloads_let_one_win(database: str) -> None:
+async def test_two_processes_with_one_key_and_two_payloads_execute_one(database: str) -> None:
     async with open_lab(database) as one, open_lab(database) as other:
         racing = [
             one.send_soon(do="wait quiet"),
@@ -186,23 +189,23 @@ async def test_two_processes_with_one_key_and_two_payloads_let_one_win(database:
         await asyncio.sleep(0.15)
         one.gate.set()
         other.gate.set()
-        answers = await asyncio.gather(*racing)
-        assert sorted(a.status_code for a in answers) == [201, 409]
+        responses = await asyncio.gather(*racing)
+        assert sorted(a.status_code for a in responses) == [201, 409]
         assert len(await one.records()) == 1
         assert len(one.background) + len(other.background) == 1
 
 
-async def test_a_refusal_overtaken_by_another_process_gives_way_to_its_record(
+async def test_an_error_response_superseded_by_another_process_replays_its_record(
     tmp_path: Path,
 ) -> None:
-    """Only on SQLite two processes run one key at once; PostgreSQL makes the second wait."""
+    """Only on SQLite can two processes run one key; PostgreSQL makes the second wait."""
     database = f"sqlite:///{tmp_path}/lab.db"
     async with open_lab(database) as one, open_lab(database) as other:
         slow = one.send_soon(do="quiet wait 404")
         await one.started.wait()
         quick = await other.send()
         one.gate.set()
-        answer = await slow
-        assert (answer.status_code, answer.content) == (201, quick.content)
-        assert answer.headers["idempotency-replayed"] == "true"
+        response = await slow
+        assert (response.status_code, response.content) == (201, quick.content)
+        assert response.headers["idempotency-replayed"] == "true"
         assert [r["response_status"] for r in await one.records()] == [201]

@@ -1,4 +1,4 @@
-"""Limits hold per tenant and endpoint, in one process and across several."""
+"""Rate limits per tenant and endpoint, in one process and across several."""
 
 import asyncio
 import socket
@@ -59,7 +59,7 @@ async def test_the_fifty_first_request_of_a_minute_waits_for_the_first_to_leave(
     assert await counting.seconds_to_wait("50/minute", "ana", "step.ingest") == 0.5
 
 
-async def test_the_window_moves_so_no_minute_has_more_than_its_share(counting, clock):
+async def test_no_window_of_a_minute_has_more_hits_than_the_limit(counting, clock):
     passed: list[float] = []
     for _ in range(2000):
         if await counting.seconds_to_wait("5/minute", "ana", "e") is None:
@@ -96,11 +96,11 @@ async def test_of_two_limits_the_longer_wait_counts(counting, clock):
     assert await counting.seconds_to_wait(limit, "ana", "e") == 59.0
 
 
-async def test_windows_of_tenants_who_left_are_dropped(limiter, clock):
+async def test_windows_without_recent_hits_are_dropped(limiter, clock):
     for number in range(5000):
         await limiter.seconds_to_wait("1/minute", f"tenant {number}", "e")
         clock.seconds += 1
-    # A minute's worth of them is alive; between two sweeps there are 1024 more at most.
+    # Sixty are alive; between two sweeps there are at most 1024 more.
     assert len(limiter._windows._windows) <= 1024 + 60
 
 
@@ -108,7 +108,7 @@ async def test_windows_of_tenants_who_left_are_dropped(limiter, clock):
     "text",
     ["", "50", "fifty/minute", "50/fortnight", "0/minute", "-1/minute", "50/minute;", "x" * 99],
 )
-async def test_a_limit_that_is_none_is_refused(text, limiter):
+async def test_a_malformed_limit_is_refused(text, limiter):
     with pytest.raises(ConfigurationError, match=r"is not a rate limit; write for example 50/min"):
         check_limit(text)
     with pytest.raises(ConfigurationError):
@@ -116,7 +116,7 @@ async def test_a_limit_that_is_none_is_refused(text, limiter):
 
 
 @pytest.mark.parametrize("text", ["50/minute", "50 per minute", "5/2 hours", "1/second;9/day"])
-def test_limits_are_written_as_people_write_them(text):
+def test_common_notations_of_limits_are_accepted(text):
     check_limit(text)
 
 
@@ -124,13 +124,13 @@ def test_limits_are_written_as_people_write_them(text):
     "url",
     ["", "nonsense", "async+nonsense://x", "mysql://user:hunter2@host", "async+memcachedx://"],
 )
-def test_a_place_that_cannot_count_is_refused_without_telling_its_password(url):
+def test_an_unknown_storage_is_refused_without_showing_its_password(url):
     with pytest.raises(ConfigurationError, match="cannot be counted in") as caught:
         LimitsRateLimiter(url)
     assert "hunter2" not in str(caught.value)
 
 
-async def test_counting_in_memory_takes_next_to_no_time():
+async def test_counting_in_memory_takes_less_than_50_microseconds():
     limiter = LimitsRateLimiter()
     for number in range(10_000):
         await limiter.seconds_to_wait("50/minute", f"tenant {number}", "e")
@@ -157,17 +157,17 @@ async def test_several_processes_share_a_limit_in_a_file(tmp_path):
             await limiter.close()
 
 
-async def test_counts_of_an_earlier_start_of_the_machine_hold_nobody_up(tmp_path, clock):
+async def test_counts_from_before_a_restart_of_the_machine_are_ignored(tmp_path, clock):
     url = f"file://{tmp_path}/counts"
     for _ in range(2):
         limiter = LimitsRateLimiter(url, clock=clock)
         assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
         assert await limiter.seconds_to_wait("1/minute", "ana", "e") is not None
         await limiter.close()
-        clock.seconds = 5.0  # a clock that counts from the start
+        clock.seconds = 5.0  # the monotonic clock after a restart
 
 
-async def test_a_file_forgets_who_has_left(tmp_path, clock):
+async def test_expired_hits_are_deleted_from_the_file(tmp_path, clock):
     limiter = LimitsRateLimiter(f"file://{tmp_path}/counts", clock=clock)
     for number in range(200):
         await limiter.seconds_to_wait("1/minute", f"tenant {number}", "e")
@@ -181,7 +181,7 @@ async def test_a_file_that_cannot_be_used_lets_requests_pass(tmp_path, caplog):
     limiter = LimitsRateLimiter(f"file://{tmp_path}/nowhere/counts")
     for _ in range(3):
         assert await limiter.seconds_to_wait("1/minute", "ana", "e") is None
-    assert len([r for r in caplog.records if "does not answer" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "counter failed" in r.getMessage()]) == 1
     await limiter.close()
 
 
@@ -205,7 +205,7 @@ async def test_two_processes_share_a_limit_in_redis(redis_url, prefix):
 
 
 async def test_a_flood_passes_exactly_the_limit_in_redis(redis_url, monkeypatch):
-    # On a busy machine sixty connections take a while; what is late would pass uncounted.
+    # On a busy machine sixty connections take a while; a late hit would pass uncounted.
     monkeypatch.setattr(rate_limits, "_TIMEOUT_SECONDS", 60)
     limiter = LimitsRateLimiter(redis_url)
     try:
@@ -217,7 +217,7 @@ async def test_a_flood_passes_exactly_the_limit_in_redis(redis_url, monkeypatch)
         await limiter.close()
 
 
-async def test_while_redis_is_away_requests_pass_and_soon_it_counts_again(
+async def test_requests_pass_while_redis_is_down_and_are_counted_again_later(
     redis_server, redis_url, caplog, clock
 ):
     limiter = LimitsRateLimiter(redis_url, clock=clock)
@@ -240,9 +240,9 @@ async def test_while_redis_is_away_requests_pass_and_soon_it_counts_again(
         await limiter.close()
 
 
-async def test_a_redis_that_does_not_answer_costs_one_short_wait(monkeypatch):
+async def test_a_redis_that_does_not_respond_costs_one_short_wait(monkeypatch):
     monkeypatch.setattr(rate_limits, "_TIMEOUT_SECONDS", 0.5)
-    silent = socket.create_server(("127.0.0.1", 0))  # takes connections and never reads them
+    silent = socket.create_server(("127.0.0.1", 0))  # accepts connections and never reads from them
     port = silent.getsockname()[1]
     limiter = LimitsRateLimiter(f"async+redis://127.0.0.1:{port}")
     try:

@@ -1,4 +1,4 @@
-"""A guarded request is one span that knows what became of it, and no key."""
+"""A guarded request is one span with its outcome and without its key."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from holdfast.observability.traces import Spans
 from packages.holdfast.tests.support.shop import CREATE, make_app
 
 
-async def test_first_answer_replay_and_refusal_each_leave_a_span(tmp_path: Path) -> None:
+async def test_first_response_replay_and_error_each_leave_a_span(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))

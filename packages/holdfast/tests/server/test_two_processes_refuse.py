@@ -1,12 +1,12 @@
-"""Two processes refuse the same key at once: whoever is second tells the first one's answer."""
+"""Two processes refuse the same key at the same time: the second replays the first."""
 
 from pathlib import Path
 
 from packages.holdfast.tests.support.harness import Lab, open_lab
 
 
-class AtTheCommit:
-    """Lets another process answer just before this one commits."""
+class CommitInBetween:
+    """Makes another process commit a response just before this one commits."""
 
     def __init__(self) -> None:
         self.other: Lab | None = None
@@ -17,8 +17,8 @@ class AtTheCommit:
             self.first = await other.send(do="422", headers={"X-Request-ID": "first"})
 
 
-async def test_a_refusal_that_comes_second_is_the_recorded_one(tmp_path: Path) -> None:
-    database, faults = f"sqlite:///{tmp_path}/lab.db", AtTheCommit()
+async def test_the_second_error_response_is_the_recorded_one(tmp_path: Path) -> None:
+    database, faults = f"sqlite:///{tmp_path}/lab.db", CommitInBetween()
     async with open_lab(database, faults=faults) as one, open_lab(database) as two:
         faults.other = two
         second = await one.send(do="422", headers={"X-Request-ID": "second"})

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import UsageError
-from holdfast.stores.postgres.literals import (
+from holdfast.stores.postgres.params import (
     bytes_literal,
     instant_literal,
     int_literal,
+    positional,
     text_literal,
 )
-from holdfast.stores.postgres.params import positional
 from holdfast.testing.samples import AWKWARD_NAMES
 
 

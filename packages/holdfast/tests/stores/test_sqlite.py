@@ -231,7 +231,7 @@ async def test_who_leaves_the_queue_as_it_is_refused_gives_no_turn_away(path, mo
         second = asyncio.create_task(one("second"))
         while not store._writer._waiting:
             await asyncio.sleep(0)
-        refuse, give = store._writer._refuse_waiting, store._writer._give_turn
+        refuse, give = store._writer._refuse_waiting, store._writer._pass_turn
         given: list[None] = []
 
         def refuse_and_cancel() -> None:
@@ -239,7 +239,7 @@ async def test_who_leaves_the_queue_as_it_is_refused_gives_no_turn_away(path, mo
             second.cancel()  # told already, and not awake yet
 
         monkeypatch.setattr(store._writer, "_refuse_waiting", refuse_and_cancel)
-        monkeypatch.setattr(store._writer, "_give_turn", lambda: given.append(give()))
+        monkeypatch.setattr(store._writer, "_pass_turn", lambda: given.append(give()))
         for task, error in ((first, StoreUnavailableError), (second, asyncio.CancelledError)):
             with pytest.raises(error):
                 await task

@@ -1,7 +1,7 @@
 """A guarded app whose handler does what the header ``X-Do`` says, and a store that can be broken.
 
 The header is no part of the fingerprint: the same request can fail the first time and succeed
-the second, as in life.
+the second.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Commit = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class HeldClock:
-    """Time that moves only by hand. The monotonic clock runs on as well, so that waits end."""
+    """A wall clock that tests set. The monotonic clock also runs by itself, so that waits end."""
 
     def __init__(self, now: datetime = datetime(2026, 3, 1, 12, tzinfo=UTC)) -> None:
         self.instant = now
@@ -50,7 +50,7 @@ class HeldClock:
 
 
 def by_header(head: RequestHead) -> Principal:
-    """Take the tenant from a header; ``nobody`` is not signed in."""
+    """Take the tenant from a header; ``nobody`` is not authenticated."""
     tenant = head.header("x-tenant") or "ada"
     if tenant == "nobody":
         raise NotAuthenticatedError("sign in first")
@@ -58,14 +58,14 @@ def by_header(head: RequestHead) -> Principal:
 
 
 class BreakableStore:
-    """A real store that counts its calls and fails when it is told to."""
+    """A real store that counts its calls and can be made to fail."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.calls: Counter[str] = Counter()
         # Raised by claim, begin and find, as long as it is set.
         self.down: Exception | None = None
-        # In place of the next commits: each gets the real unit and what is to be committed.
+        # Called in place of the next commits, with the real unit, the record and the audit event.
         self.commits: list[Commit] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -116,7 +116,7 @@ class BreakableUnit:
 
 
 class Lab:
-    """One app on one database, and everything a test wants to know about it."""
+    """One app on one database, with helpers to send requests and read what was stored."""
 
     def __init__(self, database: str, policy: Policy | None = None, **options: Any) -> None:
         self.store = BreakableStore(open_store(database))
@@ -127,7 +127,7 @@ class Lab:
         )
         self.app = FastAPI()
         self.holdfast.install(self.app)
-        # What ran here: work that was rolled back shows up in these and nowhere else.
+        # What ran in this process, including work that was rolled back.
         self.runs: list[str] = []
         self.background: list[str] = []
         self.started = asyncio.Event()
@@ -203,7 +203,7 @@ class Lab:
         return JSONResponse(
             {"id": new, "pad": "x" * size},
             status,
-            {"Location": f"/things/{new}", "ETag": '"7"', "X-Secret-Of-This-Answer": new},
+            {"Location": f"/things/{new}", "ETag": '"7"', "X-Not-Stored": new},
             background=after,
         )
 
@@ -214,7 +214,7 @@ async def _parts() -> AsyncIterator[bytes]:
 
 
 class Connection:
-    """One HTTP exchange in ASGI's own messages, told and heard one by one."""
+    """One HTTP exchange as ASGI messages, sent and received one by one."""
 
     def __init__(
         self, path: str = "/things", *, method: str = "POST", headers: dict[str, str] | None = None
@@ -272,7 +272,7 @@ async def open_lab(
 
 
 async def fresh_database(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> str:
-    """Return the URL of an empty database. PostgreSQL's is one per module: to make one is slow."""
+    """Return the URL of an empty database; on PostgreSQL one per module, as creating is slow."""
     if kind == "sqlite":
         return f"sqlite:///{tmp_path}/lab.db"
     request.getfixturevalue("postgres").start()

@@ -11,7 +11,7 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerInfo, StreamInfo
 
 from holdfast.jobs.engines.jetstream import JetStreamEngine, jetstream
-from holdfast.jobs.engines.nats_stream import Names
+from holdfast.jobs.engines.nats_connection import StreamNames
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.worker import EngineMaker
 from holdfast.ports import Delivery, Store
@@ -48,8 +48,8 @@ class NatsLab:
         finally:
             await client.close()
 
-    async def names(self, store: Store) -> Names:
-        return Names.of(self.stream, self.subject, await store.secret())
+    async def names(self, store: Store) -> StreamNames:
+        return StreamNames.of(self.stream, self.subject, await store.secret())
 
     async def stream_info(self) -> StreamInfo:
         async with self.broker() as broker:

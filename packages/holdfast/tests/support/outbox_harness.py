@@ -63,7 +63,7 @@ def activity(user: str, title: str, **more: Any) -> NewEntry:
         entity_type="activity",
         endpoint="/api/v1/activities",
         payload={"title": title},
-        **more,
+        **{"profile": "field", **more},
     )
 
 

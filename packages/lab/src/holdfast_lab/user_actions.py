@@ -111,6 +111,7 @@ def visit(user: str, place: str) -> Iterator[NewEntry]:
             payload=fields | {"marks": {f"{mark} at {place}": True}},
             local_id=local_id,
             max_attempts=MAX_ATTEMPTS,
+            profile="field",
         )
 
     yield entry("activities", "visit", local_id=activity, title=f"Visit to {place}")

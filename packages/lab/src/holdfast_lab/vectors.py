@@ -21,11 +21,11 @@ from holdfast.core.outbox_entry import (
     Action,
     Entry,
     Operation,
-    Profile,
     Status,
 )
 from holdfast.core.response_classification import BY_CODE, TryLater, Verdict, classify
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy, is_transient
+from holdfast_services.walk.outbox_profile import PROFILE as WALK
 
 __all__ = ["GENERATED", "VERSION", "as_json", "entry_of", "generate", "main"]
 
@@ -143,7 +143,7 @@ def entry_of(
         conflict_resolution=None,
         priority=5,
         client_generated_at=_NOON,
-        profile=Profile.FIELD,
+        profile="field",
         lane=None,
         reason=None,
         local_refs=(),
@@ -171,7 +171,9 @@ def _errors() -> Iterator[dict[str, Any]]:
             "retryable": _is_retryable(code.status, code.problem),
         }
     responses = {(code.status, name): None for code in CODES.values() for name in _names(code)}
-    responses |= {(409 if name in _CONFLICTS else 422, name): None for name in BY_CODE}
+    responses |= {
+        (409 if name in _CONFLICTS else 422, name): None for name in (*BY_CODE, *WALK.codes)
+    }
     for status, name in responses:
         yield _response_case(f"{status} with {name}", status, code=name)
     for plain, operation in _PLAIN:
@@ -221,7 +223,7 @@ def _response_case(
         "operation": str(operation),
         "attempt": attempt,
         "previous_status": previous_status,
-        **as_json(classify(status, code, entry)),
+        **as_json(classify(status, code, entry, WALK.codes)),
     }
 
 

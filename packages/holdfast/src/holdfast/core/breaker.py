@@ -1,4 +1,4 @@
-"""The circuit breaker around the store, as a table of states. Time is an argument."""
+"""The circuit breaker around the store. The time is an argument."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -7,7 +7,7 @@ __all__ = ["Breaker", "BreakerState"]
 
 
 class BreakerState(StrEnum):
-    """CLOSED lets everything pass, OPEN nothing, HALF_OPEN one request at a time as a probe.
+    """CLOSED allows every call, OPEN none, HALF_OPEN one at a time as a probe.
 
     ::
 
@@ -24,7 +24,7 @@ class BreakerState(StrEnum):
 
 @dataclass(slots=True)
 class Breaker:
-    """Counts failures in a row. A success forgives all of them."""
+    """Counts consecutive failures. A success resets the count."""
 
     failure_limit: int = 5
     open_seconds: float = 1.0
@@ -34,7 +34,7 @@ class Breaker:
     _probe_at: float | None = field(default=None)
 
     def retry_after(self, now: float) -> float | None:
-        """Return the seconds to stay away, or None when the call may go ahead."""
+        """Return the seconds to wait, or None if the call is allowed."""
         if self.state is BreakerState.CLOSED:
             return None
         if self.state is BreakerState.OPEN:
@@ -43,20 +43,20 @@ class Breaker:
                 return left
             self.state = BreakerState.HALF_OPEN
             self._probe_at = None
-        # A probe that never reports back (cancelled, killed) must not hold the door shut.
+        # A probe that never reports (cancelled, killed) must not block others for longer than this.
         if self._probe_at is not None and now - self._probe_at < self.open_seconds:
             return self.open_seconds
         self._probe_at = now
         return None
 
     def succeeded(self) -> None:
-        """Note that the store answered."""
+        """Record a successful call: the breaker closes."""
         self.state = BreakerState.CLOSED
         self._failures = 0
         self._probe_at = None
 
     def failed(self, now: float) -> None:
-        """Note that the store did not answer."""
+        """Record a failed call: the breaker may open."""
         self._failures += 1
         if self.state is BreakerState.HALF_OPEN or self._failures >= self.failure_limit:
             self.state = BreakerState.OPEN

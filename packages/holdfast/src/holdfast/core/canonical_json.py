@@ -1,23 +1,23 @@
-r"""The canonical form of a JSON text (RFC 8785): one spelling per value. No I/O, no guesses.
+r"""The canonical form of a JSON text (RFC 8785): one spelling per value.
 
-A retry may spell the same body in another way, so what is hashed is the canonical form. Where
-RFC 8785 would lose something, this is stricter: a whole number keeps all its digits instead of
-becoming a double, and texts that two parsers could read differently (duplicate keys, lone
-surrogates) are refused.
+A retry may format the same body differently, so the canonical form is hashed. Where RFC 8785
+would lose information, this is stricter: an integer keeps all its digits instead of becoming a
+double, and texts that two parsers could read differently (duplicate keys, lone surrogates) are
+refused.
 
-Almost all of the work is one decode and one encode in C. What msgspec does not do itself is
-settled by looking for bytes in the text, which is quick too:
+Most of the work is one decode and one encode in C (msgspec). The differences between msgspec and
+the RFC are found by searching for bytes, which is fast too:
 
-- *Numbers.* msgspec prints the shortest digits of a double, as ECMAScript does, but lays them out
-  otherwise when the number is whole or needs an exponent. Only if the output has one like that
-  (or a string that looks so), the numbers are spelled here, one by one.
-- *Duplicate keys.* msgspec keeps the last one silently. A member that was dropped took at least
-  the two quotes of its name along, and nothing else changes the number of quotes, except that
-  each escape ``\u0022`` becomes one. Where that cannot be told from an escaped backslash before
-  ``u0022``, there is a slow exact way.
-- *Depth.* No deeper than there are opening brackets.
-- *Order.* msgspec sorts by code points, the RFC by UTF-16 code units; these differ only when
-  there are characters beyond U+FFFF.
+- *Numbers.* msgspec prints the shortest digits of a double, as ECMAScript does, but formats whole
+  numbers and exponents differently. Only if the output contains one of these (or a string that
+  looks like one), the numbers are formatted here, one by one.
+- *Duplicate keys.* msgspec silently keeps the last one. A dropped member takes at least the two
+  quotes of its name with it, and nothing else changes the number of quotes, except that each
+  escape ``\u0022`` becomes one. If that cannot be distinguished from an escaped backslash before
+  ``u0022``, a slower exact check runs.
+- *Depth.* At most the number of opening brackets.
+- *Order.* msgspec sorts by code points, the RFC by UTF-16 code units; these differ only for
+  characters beyond U+FFFF.
 """
 
 import json
@@ -33,18 +33,18 @@ from holdfast.errors import BodyInvalidError
 __all__ = ["MAX_DEPTH", "canonical_json"]
 
 MAX_DEPTH = 128
-"""Levels of arrays and objects a body may have. The contract's number; enough for any form."""
+"""Levels of arrays and objects a body may have; part of the protocol."""
 
 _BOM = b"\xef\xbb\xbf"
-# The last quote may be missing, or a text without it would be searched again from every quote.
+# The last quote is optional; else a text without it would be searched again from every quote.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _DEEP = b"[" * (MAX_DEPTH + 1)
-# All but what opens an array or an object, and quotes: one pass instead of three counts.
+# All bytes except opening brackets and quotes: one pass instead of three counts.
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'[{"'))
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-# How msgspec prints a whole double, and one with an exponent. Two patterns, as each begins with a
-# fixed byte to jump to, which makes them several times quicker than one.
+# How msgspec prints a whole double, and one with an exponent. Two patterns, as each starts with a
+# fixed byte, which makes them several times faster than one.
 _WHOLE_DOUBLE = re.compile(rb"\.0(?:[,\]}]|\Z)")
 _EXPONENT = re.compile(rb"e[-0-9][0-9]*(?:[,\]}]|\Z)")
 _HIGH_SURROGATE_ALONE = re.compile(
@@ -61,10 +61,10 @@ _FULL_ABOVE, _FULL_UP_TO = -7, 21
 def canonical_json(raw: bytes, *, volatile: frozenset[str] = frozenset()) -> bytes:
     """Return the canonical form of a JSON text, without the top-level fields in ``volatile``.
 
-    Raises ``BodyInvalidError``, with one line that says what is wrong, for everything that is not
-    one JSON value with one meaning.
+    Raises ``BodyInvalidError``, with a one-line reason, unless the text is one unambiguous JSON
+    value.
     """
-    # Bodies of clients that write 5.0 are known at sight; to find out later costs twice.
+    # A client that writes 5.0 is recognized here; finding out later would decode twice.
     spell = b".0" in raw and _WHOLE_DOUBLE.search(raw) is not None
     try:
         value = _decode_spelled(raw) if spell else _decode_doubles(raw)
@@ -74,14 +74,14 @@ def canonical_json(raw: bytes, *, volatile: frozenset[str] = frozenset()) -> byt
     quotes = structure.count(b'"')
     if len(structure) - quotes > MAX_DEPTH and _is_too_deep(raw):
         raise _too_deep()
-    removed = _take(value, volatile) if volatile else b""
+    removed = _remove(value, volatile) if volatile else b""
     out = _encode_sorted(value)
     if not spell and (
         (b".0" in out and _WHOLE_DOUBLE.search(out) is not None)
         or _EXPONENT.search(out) is not None
     ):
         value = _decode(raw, spell=True)
-        removed = _take(value, volatile)
+        removed = _remove(value, volatile)
         out = _encode_sorted(value)
     escaped = raw.count(b"\\u0022") if b"\\" in raw else 0
     if escaped and b"\\\\u0022" in raw:
@@ -94,17 +94,17 @@ def canonical_json(raw: bytes, *, volatile: frozenset[str] = frozenset()) -> byt
 
 
 def _has_supplementary(text: bytes) -> bool:
-    """Tell whether there is a character that UTF-16 spells with a surrogate pair.
+    """Return whether there is a character that UTF-16 encodes as a surrogate pair.
 
-    Looked for by its first byte in UTF-8. Written out: each search is one call into C.
+    Searches for its first byte in UTF-8; each search is one call into C.
     """
     return (
         b"\xf0" in text or b"\xf1" in text or b"\xf2" in text or b"\xf3" in text or b"\xf4" in text
     )
 
 
-def _take(value: Any, names: frozenset[str]) -> bytes:
-    """Take the named fields out of an object and return them encoded; nothing if it is not one."""
+def _remove(value: Any, names: frozenset[str]) -> bytes:
+    """Remove the named fields from an object and return them encoded; b"" if it is not one."""
     if not names or not isinstance(value, dict):
         return b""
     taken = {name: value.pop(name) for name in names if name in value}
@@ -112,7 +112,7 @@ def _take(value: Any, names: frozenset[str]) -> bytes:
 
 
 def _canonical_number(literal: str) -> Raw:
-    """Spell a number that is not a whole-number literal as ECMAScript does."""
+    """Format a number that is not an integer literal as ECMAScript does."""
     if (
         len(literal) <= _PLAIN_LENGTH
         and literal[-1] != "0"
@@ -127,15 +127,15 @@ def _canonical_number(literal: str) -> Raw:
     text = repr(number)
     if "e" not in text and not text.endswith(".0"):
         return Raw(text)
-    return Raw(_ecmascript(number))
+    return Raw(_format_double(number))
 
 
-def _ecmascript(number: float) -> str:
-    """Write a double by the rules of ECMAScript's Number::toString (RFC 8785 section 3.2.2.3)."""
+def _format_double(number: float) -> str:
+    """Format a double by ECMAScript's Number::toString (RFC 8785 section 3.2.2.3)."""
     if number == 0:
         return "0"
     sign = "-" if number < 0 else ""
-    # repr() finds the same digits as ECMAScript, the shortest that read back; only the layout
+    # repr() gives the same digits as ECMAScript, the shortest that round-trip; only the layout
     # differs. The value is 0.DIGITS times ten to the power of `point`.
     mantissa, _, exponent = repr(abs(number)).partition("e")
     whole, _, fraction = mantissa.partition(".")
@@ -159,13 +159,13 @@ _encode_as_is = msgspec.json.Encoder().encode
 
 
 def _decode(raw: bytes, *, spell: bool) -> Any:
-    """Decode, with doubles as doubles or as their canonical spelling."""
+    """Decode, with doubles as doubles or in their canonical format."""
     try:
         return _decode_spelled(raw) if spell else _decode_doubles(raw)
     except UnicodeDecodeError:
         raise BodyInvalidError("The body is not valid UTF-8.") from None
     except msgspec.ValidationError as error:
-        # Without a schema, only a number can be well formed and still not fit.
+        # Without a schema, only a number can be well formed and still be invalid.
         if "Integer" in str(error):
             raise BodyInvalidError(
                 "The body has a whole number too long to be read (at most 4300 characters)."
@@ -174,14 +174,14 @@ def _decode(raw: bytes, *, spell: bool) -> Any:
     except msgspec.DecodeError as error:
         raise BodyInvalidError(_what_is_wrong(raw, error)) from None
     except RecursionError:
-        # Also raised when our own caller is deep down the stack; then it is not the body's fault.
+        # Also raised when the caller is deep in the stack; then the body is not the cause.
         if _is_too_deep(raw):
             raise _too_deep() from None
         raise
 
 
 def _what_is_wrong(raw: bytes, error: msgspec.DecodeError) -> str:
-    """Say in one line why a text is not JSON, better than the decoder where it misleads."""
+    """Return a one-line reason why a text is not JSON, where the decoder's is misleading."""
     if not raw.strip(b" \t\r\n"):
         return "The body is empty where JSON was expected."
     if raw.startswith(_BOM):
@@ -195,7 +195,7 @@ def _what_is_wrong(raw: bytes, error: msgspec.DecodeError) -> str:
 
 
 def _is_too_deep(raw: bytes) -> bool:
-    """Measure exactly: keep the brackets outside strings, then strip one level after another."""
+    """Measure exactly: keep the brackets outside strings, then remove one level at a time."""
     brackets = _STRING.sub(b"", raw).translate(_BRACKETS, _NOT_BRACKETS)
     for _ in range(MAX_DEPTH):
         if not brackets or _DEEP in brackets:
@@ -205,13 +205,13 @@ def _is_too_deep(raw: bytes) -> bool:
 
 
 def _refuse_duplicates(raw: bytes) -> None:
-    """Look at the names of every object: slow, and right whatever escapes the text has."""
+    """Compare the names of every object: slow, but correct for every escape."""
 
     def check(pairs: list[tuple[str, Any]]) -> None:
         if len({name for name, _ in pairs}) != len(pairs):
             raise _duplicate()
 
-    # Numbers stay text: they have been checked, and here they are nobody's business.
+    # Numbers stay strings: they have been checked already.
     json.loads(raw, object_pairs_hook=check, parse_int=str, parse_float=str)
 
 
@@ -226,7 +226,7 @@ def _in_utf16_order(value: Any) -> Any:
 
 
 def _duplicate() -> BodyInvalidError:
-    # Which name it was is not said: names come from the caller, and messages end up in logs.
+    # Without the name: names come from the caller, and messages end up in logs.
     return BodyInvalidError("The body has an object with the same key twice.")
 
 

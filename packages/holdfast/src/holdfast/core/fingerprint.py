@@ -1,4 +1,4 @@
-"""Fingerprints: what makes two requests the same request, and short names for keys. Pure."""
+"""Hashes that identify requests, keys and locks."""
 
 from collections.abc import Mapping
 from hashlib import blake2b, sha256
@@ -9,7 +9,7 @@ from holdfast.core.canonical_json import canonical_json
 __all__ = ["body_hash", "lock_number", "request_fingerprint", "short_hash"]
 
 _SHORT = 12
-"""Hex digits of a short hash: 48 bits tell keys apart in a log and give none away."""
+"""Hex digits of a short hash: 48 bits distinguish keys in a log and reveal none."""
 
 
 def body_hash(
@@ -17,11 +17,11 @@ def body_hash(
 ) -> str:
     """Return the SHA-256 of a body, in lowercase hex.
 
-    JSON (``application/json`` or ``…+json``, with any parameters) is hashed in canonical form and
-    without its volatile fields. Any other body, an empty one included, is hashed as it came, after
-    its content type and a newline: the media type in lower case, as its case means nothing, and
-    the parameters as sent, as theirs can (the boundary of a multipart body). No canonical JSON has
-    a newline in it, so the two kinds never meet.
+    JSON (``application/json`` or ``…+json``, with any parameters) is hashed in canonical form,
+    without the volatile fields. Any other body, including an empty one, is hashed as sent, after
+    its content type and a newline: the media type in lower case, as it is case-insensitive, and
+    the parameters as sent, as they may not be (the boundary of a multipart body). Canonical JSON
+    contains no newline, so the two kinds never collide.
     """
     if body and content_type == "application/json":
         return sha256(canonical_json(body, volatile=volatile)).hexdigest()
@@ -36,10 +36,10 @@ def body_hash(
 def request_fingerprint(
     *, method: str, endpoint: str, path_params: Mapping[str, str], query: bytes, body_hash: str
 ) -> str:
-    """Return the SHA-256 of everything that makes a request what it is, in lowercase hex.
+    """Return the SHA-256 of method, endpoint, path parameters, query and body, in lowercase hex.
 
-    The order of path parameters does not count, nor does that of query parameters with different
-    names or how they are percent-encoded; the order of equal names does (``?sort=a&sort=b``).
+    The order of path parameters does not matter, nor do the order of query parameters with
+    different names and their percent-encoding. The order of equal names does (``?sort=a&sort=b``).
     """
     parts = [method, endpoint, body_hash]
     if path_params:
@@ -47,7 +47,7 @@ def request_fingerprint(
         for name in sorted(path_params):
             parts += (name, path_params[name])
     if query:
-        # Latin-1 keeps every byte apart; to decode UTF-8 here would make all bad bytes alike.
+        # Latin-1 keeps every byte distinct; decoding as UTF-8 would make all invalid bytes equal.
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, encoding="latin-1")
         pairs.sort(key=_name)
         parts.append(f"query {len(pairs)}")
@@ -57,17 +57,17 @@ def request_fingerprint(
 
 
 def lock_number(tenant: str, endpoint: str, key: str) -> int:
-    """Return a signed 64-bit number for a record, as PostgreSQL's advisory locks take.
+    """Return a signed 64-bit number for a record, for PostgreSQL's advisory locks.
 
-    Two records may share a number, which costs a wait and never a wrong answer: the lock only
-    lines requests up, the record decides.
+    Two records may share a number, which costs a wait and nothing else: the lock only serializes
+    requests, the record decides.
     """
     digest = blake2b(_joined((tenant, endpoint, key)), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
 def short_hash(key: str) -> str:
-    """Return twelve hex digits that stand for a key in logs, metrics and traces."""
+    """Return the twelve hex digits that identify a key in logs, metrics and traces."""
     return sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:_SHORT]
 
 
@@ -76,7 +76,7 @@ def _name(pair: tuple[str, str]) -> str:
 
 
 def _joined(parts: list[str] | tuple[str, ...]) -> bytes:
-    """Join texts so that no other list of texts gives the same bytes: each after its length."""
+    """Join strings unambiguously: each is preceded by its length."""
     text = "".join([f"{len(part)}:{part}" for part in parts])
-    # A path decoded by a lenient server may hold half a surrogate pair; it still is a name.
+    # A path decoded by a lenient server may contain a lone surrogate.
     return text.encode("utf-8", "surrogatepass")

@@ -1,13 +1,13 @@
-"""What a job is: its key, its identity, its states. Values and naming only, no I/O.
+"""Jobs as values: key, id, state and lease. No I/O.
 
-A job's *key* says what it is about: ``job:{tenant}:{queue}:{type}:{resource_id or payload hash}``.
-Its *id* is made of the key alone, so the same key is the same job, for ever: the completion marker
-carries that id, and whoever enqueues the key again is told that it was done.
+A job's *key* names what it is about: ``job:{tenant}:{queue}:{type}:{resource_id or payload hash}``.
+Its *id* is derived from the key alone, so the same key is the same job: the completion marker has
+that id, and enqueueing the key again returns ``AlreadyDone``.
 
-That is wrong for work that follows a changing state, such as "reconcile this walker's day": done
-for ever would drop the second reconciliation of the day in silence. Such a job *coalesces*: its
-key has one more part, different for every enqueue. While one waits, another is merged into it;
-once it has started, the next write gets a job of its own.
+That does not fit work that follows a changing state, such as "recompute today's totals": the
+second recomputation of the day would be dropped. Such a job *coalesces*: its key has one more
+part, different for every enqueue. While one waits, another is merged into it; once it has started,
+the next enqueue creates a new job.
 """
 
 import re
@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from holdfast.core.uuid_format import format_uuid
 from holdfast.errors import UsageError
 
 __all__ = [
@@ -40,16 +41,16 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 def check_name(name: str, what: str) -> str:
-    """Refuse names of queues and types that would not fit into keys, subjects and labels."""
+    """Return a queue or type name. Raises ``UsageError`` if keys or metrics cannot contain it."""
     if _NAME.fullmatch(name) is None:
         raise UsageError(
-            f"{what} {name!r} should be 1 to 100 letters, digits, dots, dashes or underscores"
+            f"{what} {name!r} must be 1 to 100 letters, digits, dots, dashes or underscores"
         )
     return name
 
 
 def job_key(tenant: str, queue: str, job_type: str, about: str) -> str:
-    """Return the key of a job, unique within its tenant, which stands beside it everywhere."""
+    """Return the key of a job, unique within its tenant."""
     return f"job:{tenant}:{queue}:{job_type}:{about}"
 
 
@@ -59,18 +60,16 @@ def job_id(key: str) -> str:
 
 
 def stable_uuid(*parts: str) -> str:
-    """Return the same UUID for the same parts: 122 bits of their SHA-256, in the form of version 4.
+    """Return the same UUID for the same parts: 122 bits of their SHA-256, formatted as version 4.
 
-    That form is what other services, this one's ``uuid4`` endpoints included, take as a key.
+    Endpoints that require a ``uuid4`` key, here and in other services, accept that format.
     """
     text = "".join(f"{len(part)}:{part}" for part in parts)
-    digits = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    variant = "89ab"[int(digits[16], 16) & 3]
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
+    return format_uuid(sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), 4)
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Work to be done, before it is in the table."""
+    """A job to be enqueued."""
 
     id: str
     key: str
@@ -83,30 +82,30 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     correlation_id: str
     actor: str
     resource_id: str | None = None
-    # Not before this instant; None means as soon as it is committed.
+    # The earliest start; None means as soon as it is committed.
     run_at: datetime | None = None
     delay_seconds: float = 0.0
-    # While one with the same key waits, another is merged into it.
+    # Merged into a waiting job with the same value.
     coalesce_key: str | None = None
-    # One at a time per key, in the order of their commits.
+    # Jobs with the same value run one at a time, in the order of their commits.
     order_key: str | None = None
     max_attempts: int = 5
 
 
 class Enqueued(msgspec.Struct, frozen=True):
-    """It is in the table, and will run."""
+    """The job was inserted and will run."""
 
     job_id: str
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """One like it waits (or, without a coalescing key, waits or runs): that one does the work."""
+    """A job with the same coalescing key waits, or one with the same key waits or runs."""
 
     job_id: str
 
 
 class AlreadyDone(msgspec.Struct, frozen=True):
-    """The key was completed before: it will not run again."""
+    """The key was completed before; the job will not run again."""
 
     job_id: str
 
@@ -115,7 +114,7 @@ EnqueueOutcome = Enqueued | Merged | AlreadyDone
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """One worker's right to one job, until it runs out. The number is the fencing token."""
+    """One worker's exclusive right to a job until it expires. ``number`` is the fencing token."""
 
     tenant: str
     job_id: str
@@ -123,7 +122,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as a worker gets it."""
+    """A job leased by a worker."""
 
     lease: Lease
     key: str
@@ -137,9 +136,9 @@ class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
     enqueued_at: datetime
     resource_id: str | None = None
     order_key: str | None = None
-    # Its marker is there already: to be acknowledged, not to be run.
+    # It has a completion marker: acknowledge it without running.
     completed: bool = False
 
     def decoded(self) -> Any:
-        """Return the payload as the JSON value it is."""
+        """Return the payload, decoded from JSON."""
         return msgspec.json.decode(self.payload)

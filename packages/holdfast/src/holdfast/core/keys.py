@@ -1,4 +1,4 @@
-"""Idempotency keys: reading them from headers and refusing what is not one. Never echoes a key."""
+"""Parses and validates idempotency keys. No error message contains the key."""
 
 import re
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ _ESCAPE = re.compile(r'\\(["\\])')
 
 
 class KeyFormat(StrEnum):
-    """What an endpoint takes for a key."""
+    """The formats of keys: lowercase UUID version 4, or 1 to 128 visible ASCII characters."""
 
     UUID4 = "uuid4"
     OPAQUE = "opaque"
 
 
 def parse_key(values: Sequence[bytes], key_format: KeyFormat) -> str | None:
-    """Return the one key that these raw ``Idempotency-Key`` values mean; None if there are none.
+    """Return the key of these raw ``Idempotency-Key`` values, or None if there are none.
 
-    A bare token and the quoted string of it are the same key, and the same key sent twice is one
-    key. A list joined by commas is refused, as the draft makes this header a single item: only
-    ``opaque`` takes a comma at all, as a character of the key like any other.
+    A bare token and the same token as a quoted string are the same key, and a key sent twice is
+    one key. A comma-separated list is refused, as the IETF draft makes the header a single item;
+    in an ``opaque`` key a comma is a character like any other.
     """
     if not values:
         return None
@@ -39,10 +39,10 @@ def parse_key(values: Sequence[bytes], key_format: KeyFormat) -> str | None:
 
 
 def check_key(key: str, key_format: KeyFormat) -> str:
-    """Return the key as it is, or raise if it is not in the endpoint's format.
+    """Return the key unchanged. Raises ``KeyInvalidError`` if it does not have the format.
 
-    Nothing is repaired: an upper-case UUID made lower-case here would meet a client, a log or
-    another service where the two are different keys.
+    An upper-case UUID is not made lower-case: clients, logs and other services treat the two as
+    different keys.
     """
     if key_format is KeyFormat.UUID4:
         if _UUID4.fullmatch(key) is None:
@@ -57,9 +57,9 @@ def check_key(key: str, key_format: KeyFormat) -> str:
 
 
 def _read(value: bytes, key_format: KeyFormat) -> str:
-    # Latin-1 maps each byte to one character: what is not ASCII then fails the format.
+    # Latin-1 maps each byte to one character; a character beyond ASCII then fails the format.
     text = value.decode("latin-1")
-    # What nearly every request sends, before anything else is looked at.
+    # The most common case first.
     if key_format is KeyFormat.UUID4 and _UUID4.fullmatch(text) is not None:
         return text
     text = text.strip(" \t")

@@ -1,4 +1,4 @@
-"""When periodic work is due. A slot is an instant with a name; each slot is worked once."""
+"""Schedules of periodic jobs. A slot is the instant at which a job is due; each runs once."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
@@ -10,14 +10,14 @@ __all__ = ["Daily", "Every", "Schedule"]
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Once in every span of so many seconds, counted from 1970: all processes agree on it."""
+    """Every ``seconds``, counted from 1970, so that all processes compute the same slots."""
 
     seconds: float
 
     def __post_init__(self) -> None:
-        """Refuse what would be due without end."""
+        """Raise ``ConfigurationError`` for intervals below one second."""
         if not 1 <= self.seconds < float("inf"):
-            raise ConfigurationError("periodic work should have at least a second in between")
+            raise ConfigurationError(f"interval is {self.seconds} seconds, it must be at least 1")
 
     def slot(self, now: datetime) -> datetime:
         """Return the newest slot that has begun."""
@@ -31,14 +31,14 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Daily:
-    """Once a day at this time of day, in UTC. A day that was slept through is made up for, once."""
+    """Once a day at this time in UTC. Only the newest missed day is made up for."""
 
     at: time
 
     def __post_init__(self) -> None:
-        """Refuse a time of another zone: to read it as UTC would be a guess."""
+        """Raise ``ConfigurationError`` for a time in a zone other than UTC."""
         if self.at.tzinfo not in (None, UTC):
-            raise ConfigurationError("the time of daily work is in UTC: give it without a zone")
+            raise ConfigurationError("the time of a daily job is in UTC: use a time without a zone")
 
     def slot(self, now: datetime) -> datetime:
         """Return the newest slot that has begun."""

@@ -1,4 +1,4 @@
-"""Staleness: whether an action made offline still counts. The time is always an argument."""
+"""Checks whether an action made offline is too old. The time is always an argument."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -14,12 +14,12 @@ __all__ = [
 ]
 
 CAP = timedelta(days=7)
-"""How old an action may be: as long as a device may stay offline."""
+"""The maximum age of an action: how long a device may stay offline."""
 
 GRACE = timedelta(hours=6)
-"""How far a device's clock may be off, either way."""
+"""The tolerated difference between the clocks of device and server, either way."""
 
-# Narrower than datetime.fromisoformat(), which also takes week dates, any separator, commas, and
+# Narrower than datetime.fromisoformat(), which also accepts week dates, any separator, commas and
 # offsets of 99 minutes.
 _INSTANT = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?"
@@ -28,16 +28,16 @@ _INSTANT = re.compile(
 
 
 def parse_instant(value: object, field: str) -> datetime:
-    """Read an ISO-8601 instant with its zone, as UTC; anything else is the caller's mistake.
+    """Parse an ISO-8601 instant with a zone, as UTC. Raises ``BodyInvalidError`` otherwise.
 
-    Digits after the microsecond are dropped. Without a zone the text means a different instant in
-    Warsaw and in Lisbon, so it is refused rather than taken for UTC.
+    Digits after the microsecond are dropped. Without a zone the instant would be ambiguous, so it
+    is refused rather than taken as UTC.
     """
     if isinstance(value, str) and _INSTANT.fullmatch(value) is not None:
         try:
             return datetime.fromisoformat(value).astimezone(UTC)
         except (ValueError, OverflowError):
-            pass  # 30 February, hour 25, or an offset that leads out of the years 1 to 9999
+            pass  # 30 February, hour 25, or outside the years 1 to 9999 in UTC
     raise BodyInvalidError(
         f"{field} must be an ISO-8601 instant with a zone, such as 2026-01-31T09:30:00Z.",
         details={"field": field},
@@ -51,7 +51,7 @@ def check_not_stale(
     cap: timedelta = CAP,
     grace: timedelta = GRACE,
 ) -> None:
-    """Raise if an action is older than the cap, or made in the future; both with grace."""
+    """Raise ``StaleActionError`` if older than cap + grace, or more than grace in the future."""
     age = now - client_generated_at
     if -grace <= age <= cap + grace:
         return
@@ -65,7 +65,7 @@ def check_not_stale(
         details={
             "clientGeneratedAt": _iso(client_generated_at),
             "serverNow": _iso(now),
-            "ageDays": age // timedelta(days=1),  # whole days, as the seed counts them
+            "ageDays": age // timedelta(days=1),  # whole days
             "capDays": days,
             "graceHours": hours,
         },
@@ -75,7 +75,7 @@ def check_not_stale(
 def check_submitted_after_generated(
     client_submitted_at: datetime, client_generated_at: datetime, *, grace: timedelta = GRACE
 ) -> None:
-    """Raise if an action was sent before it was made, by more than clocks can be off.
+    """Raise ``BodyInvalidError`` if an action was sent more than the grace before it was made.
 
     Not the other way round: that would refuse every action queued for longer than the grace.
     """
@@ -88,7 +88,7 @@ def check_submitted_after_generated(
 
 
 def _iso(instant: datetime) -> str:
-    # Milliseconds as JavaScript writes them, unless that would hide what made the difference.
+    # Milliseconds as in JavaScript, unless they would hide the microseconds that matter.
     timespec = "microseconds" if instant.microsecond % 1000 else "milliseconds"
     return instant.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 

@@ -1,14 +1,14 @@
-"""Optimistic locking: which version a write was made against, and whether it still holds. Pure.
+"""Optimistic locking: the version a request is based on, and whether it is still current.
 
-Put it on any aggregate that has a ``version`` column::
+For any row that has a ``version`` column::
 
     expected = expected_version(if_match=request.headers.getlist("if-match"), in_body=None)
     changed = await tx.execute(
-        "UPDATE missions SET …, version = version + 1 WHERE id = :id AND version = :version", …
+        "UPDATE tasks SET …, version = version + 1 WHERE id = :id AND version = :version", …
     )
 
-The check and the write have to be one step: either the row is locked and ``check_version`` decides,
-or ``WHERE version = …`` does and no changed row means a mismatch. The first valid write wins.
+The check and the write have to be atomic: either lock the row and call ``check_version``, or use
+``WHERE version = …``, where no changed row means a mismatch. The first valid write wins.
 """
 
 import re
@@ -23,18 +23,18 @@ __all__ = ["ANY_VERSION", "AnyVersion", "Expected", "check_version", "etag", "ex
 
 # An entity tag of RFC 9110: quoted, visible characters without a quote.
 _TAG: Final = re.compile(r'\s*"([\x21\x23-\x7e\x80-\xff]*)"\s*')
-_OURS: Final = re.compile(r"[1-9][0-9]{0,18}")
-_MOST: Final = 2**63 - 1
-_LONGEST_HEADER: Final = 1000
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,18}")
+_MAX: Final = 2**63 - 1
+_MAX_HEADER_CHARS: Final = 1000
 
 
 class AnyVersion(msgspec.Struct, frozen=True):
-    """``If-Match: *``: whatever the version is now, as long as there is one. A forced write."""
+    """``If-Match: *``: any version, as long as the resource exists. A forced write."""
 
 
 ANY_VERSION: Final = AnyVersion()
 
-# The versions a write may meet. Empty: tags that no version of ours has, so it can meet none.
+# The versions that match. Empty: the tags are none of ours, so no version matches.
 Expected = AnyVersion | frozenset[int]
 
 
@@ -46,31 +46,31 @@ def etag(version: int) -> str:
 def expected_version(
     *, if_match: Sequence[str] = (), in_body: Any = None, allow_any: bool = False
 ) -> Expected:
-    """Read which version the caller has seen, from ``If-Match`` or from the body's ``version``.
+    """Return the version the caller has seen, from ``If-Match`` or the body's ``version``.
 
-    Raises ``VersionRequiredError`` where neither says so, ``BodyInvalidError`` where they cannot be
-    read or contradict each other. ``*`` counts as a version only where ``allow_any`` says so.
+    Raises ``VersionRequiredError`` if both are missing, ``BodyInvalidError`` if they are malformed
+    or differ. ``*`` is accepted only with ``allow_any``.
     """
     by_header = _read_if_match(if_match)
     by_body = None if in_body is None else _read_body(in_body)
     if by_header is None and by_body is None:
         raise VersionRequiredError(
-            "say which version this was made against: If-Match with the ETag, or version"
+            "name the version this is based on: If-Match with the ETag, or version in the body"
         )
     if by_header is not None and by_body is not None and by_header != by_body:
         raise BodyInvalidError("If-Match and version name different versions")
     expected = by_header if by_header is not None else by_body
     assert expected is not None  # noqa: S101 - one of the two is there
     if isinstance(expected, AnyVersion) and not allow_any:
-        raise VersionRequiredError("this write needs the version it was made against, not *")
+        raise VersionRequiredError("this operation needs the version it is based on, not *")
     return expected
 
 
 def check_version(expected: Expected, current: int) -> None:
-    """Raise ``VersionMismatchError`` unless the aggregate is where the caller saw it."""
+    """Raise ``VersionMismatchError`` unless the current version is an expected one."""
     if not isinstance(expected, AnyVersion) and current not in expected:
         raise VersionMismatchError(
-            f"it has moved on: the current version is {current}",
+            f"the resource has changed: its current version is {current}",
             details={
                 "currentVersion": current,
                 "expectedVersion": min(expected) if expected else None,
@@ -86,22 +86,22 @@ def _read_if_match(values: Sequence[str]) -> Expected | None:
     text = values[0].strip()
     if text == "*":
         return ANY_VERSION
-    if not text or len(text) > _LONGEST_HEADER:
+    if not text or len(text) > _MAX_HEADER_CHARS:
         raise BodyInvalidError("If-Match is empty or too long")
     found = set()
     for part in text.split(","):
         if part.strip().startswith("W/"):
-            raise BodyInvalidError("If-Match takes strong tags only, as ETag gives them")
+            raise BodyInvalidError("If-Match must be a strong tag, as sent in ETag")
         match = _TAG.fullmatch(part)
         if match is None:
-            raise BodyInvalidError('If-Match should be a quoted tag such as "7"')
-        # A tag that is no version of ours is lawful; it can only never match.
-        if _OURS.fullmatch(match[1]) and int(match[1]) <= _MOST:
+            raise BodyInvalidError('If-Match must be a quoted tag such as "7"')
+        # A tag that is none of our versions is valid, but never matches.
+        if _VERSION.fullmatch(match[1]) and int(match[1]) <= _MAX:
             found.add(int(match[1]))
     return frozenset(found)
 
 
 def _read_body(value: Any) -> Expected:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise BodyInvalidError("version should be a whole number")
-    return frozenset({value} if 1 <= value <= _MOST else ())
+        raise BodyInvalidError("version must be an integer")
+    return frozenset({value} if 1 <= value <= _MAX else ())

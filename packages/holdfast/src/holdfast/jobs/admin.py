@@ -1,7 +1,6 @@
-"""The operator's desk: look at jobs, find out why one died, put it back. Always within a tenant.
+"""List, inspect and requeue jobs, for operators.
 
-Every call names a tenant. Only who runs the database may look across them, by saying so:
-``ALL_TENANTS``.
+Every call names a tenant. ``ALL_TENANTS`` is for operators of the database only.
 """
 
 import re
@@ -18,14 +17,14 @@ from holdfast.ports import Row, Store
 __all__ = ["ALL_TENANTS", "Failure", "JobAdmin", "JobDetail", "JobView", "QueueDepth"]
 
 ALL_TENANTS: Final = ""
-"""For whoever runs the database. No tenant has an empty name."""
+"""Matches every tenant. No tenant has an empty name."""
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job as people see it, wherever it stands."""
+    """A job in any state."""
 
     tenant: str
     id: str
@@ -41,7 +40,8 @@ class JobView:
     request_id: str
     correlation_id: str
     enqueued_at: datetime
-    # When it may next be taken: due, or the end of its lease. None while it waits in line.
+    # When it may next be claimed: its due time or the end of its lease. None while it waits for
+    # another job of its order key.
     due_at: datetime | None
     ended_at: datetime | None
 
@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDetail:
-    """Everything that is known of one job."""
+    """A job with its payload, result, failures and steps."""
 
     view: JobView
     error: str | None
@@ -75,7 +75,7 @@ class JobDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDepth:
-    """How much there is to do in one queue."""
+    """How many jobs a queue has, and the age of its oldest due job in seconds."""
 
     waiting: int = 0
     running: int = 0
@@ -84,11 +84,10 @@ class QueueDepth:
 
 
 class JobAdmin:
-    """Looks and requeues."""
+    """Reads the job tables and requeues dead letters."""
 
     def __init__(self, store: Store) -> None:
-        """Work on a store's tables."""
-        self._table = JobStore(store)
+        self._job_store = JobStore(store)
 
     async def jobs(
         self,
@@ -100,7 +99,7 @@ class JobAdmin:
         limit: int = 50,
     ) -> list[JobView]:
         """List jobs, newest first."""
-        rows = await self._table.look(
+        rows = await self._job_store.read(
             "list_jobs",
             {
                 "tenant": tenant,
@@ -113,14 +112,14 @@ class JobAdmin:
         return [_view(row) for row in rows]
 
     async def find(self, job_id: str, *, tenant: str) -> JobDetail | None:
-        """Return everything about one job, or None."""
+        """Return one job in detail, or None."""
         row = await self._row(job_id, tenant)
         if row is None:
             return None
         view = _view(row)
         about = {"tenant": view.tenant, "job_id": job_id}
-        failures = await self._table.look("failures", about)
-        steps = await self._table.steps(view.tenant, job_id)
+        failures = await self._job_store.read("failures", about)
+        steps = await self._job_store.steps(view.tenant, job_id)
         return JobDetail(
             view=view,
             error=row["error"],
@@ -144,33 +143,33 @@ class JobAdmin:
         )
 
     async def state(self, job_id: str, *, tenant: str) -> JobState | None:
-        """Return where a job stands, or None where there is none."""
+        """Return the state of a job, or None if there is no such job."""
         row = await self._row(job_id, tenant)
         return None if row is None else row["state"]
 
     async def requeue(self, job_id: str, *, tenant: str, actor: str) -> bool:
-        """Put a dead letter back into its queue; False when there is none to be put back."""
+        """Move a dead letter back into its queue; False if there is none."""
         row = await self._row(job_id, tenant)
         if row is None:
             return False
-        return await self._table.requeue(row["tenant"], job_id, actor=actor)
+        return await self._job_store.requeue(row["tenant"], job_id, actor=actor)
 
     async def depths(self) -> dict[str, QueueDepth]:
-        """Return how much there is to do, per queue."""
+        """Return the depth of each queue."""
         found: dict[str, dict[str, Any]] = {}
-        for row in await self._table.look("depths", {}):
+        for row in await self._job_store.read("depths", {}):
             queue = found.setdefault(row["queue"], {})
             queue[row["state"]] = row["jobs"]
             if row["state"] == "waiting":
                 queue["oldest_seconds"] = float(row["oldest_seconds"] or 0.0)
-        for row in await self._table.look("dead_count", {}):
+        for row in await self._job_store.read("dead_count", {}):
             found.setdefault(row["queue"], {})["dead"] = row["jobs"]
         return {queue: QueueDepth(**counts) for queue, counts in found.items()}
 
     async def _row(self, job_id: str, tenant: str) -> Row | None:
-        if _ID.fullmatch(job_id) is None:  # PostgreSQL would choke on some of it
+        if _ID.fullmatch(job_id) is None:  # PostgreSQL raises for malformed UUIDs
             return None
-        rows = await self._table.look("find_job", {"tenant": tenant, "job_id": job_id})
+        rows = await self._job_store.read("find_job", {"tenant": tenant, "job_id": job_id})
         return rows[0] if rows else None
 
 

@@ -1,4 +1,4 @@
-"""Daily clean-up of the tables of jobs: what has had its time goes, in small batches."""
+"""Deletes old rows from the job tables, in small batches."""
 
 import asyncio
 from typing import Final
@@ -13,11 +13,11 @@ _DAY_SECONDS: Final = 86_400.0
 
 
 async def clean_up(
-    table: JobStore, *, keep_done_days: float, keep_dead_days: float
+    job_store: JobStore, *, keep_done_days: float, keep_dead_days: float
 ) -> dict[str, int]:
-    """Delete old markers, requeued dead letters, and steps and failures nobody needs any more.
+    """Delete old completions, requeued dead letters, steps and failures; return how many of each.
 
-    Dead letters that nobody has requeued stay: they wait for a person.
+    Dead letters that were not requeued stay until an operator decides about them.
     """
     ages = {
         "clean_completions": keep_done_days,
@@ -25,14 +25,16 @@ async def clean_up(
         "clean_steps": keep_done_days,
         "clean_failures": keep_dead_days,
     }
-    gone: dict[str, int] = {}
+    deleted: dict[str, int] = {}
     for name, days in ages.items():
         what = name.removeprefix("clean_")
-        gone[what] = 0
+        deleted[what] = 0
         while True:
-            batch = await table.clean(name, older_than_seconds=days * _DAY_SECONDS, limit=_BATCH)
-            gone[what] += batch
+            batch = await job_store.clean(
+                name, older_than_seconds=days * _DAY_SECONDS, limit=_BATCH
+            )
+            deleted[what] += batch
             if batch < _BATCH:
                 break
             await asyncio.sleep(_PAUSE_SECONDS)
-    return gone
+    return deleted

@@ -1,28 +1,28 @@
-"""Jobs that wrote nothing share the commit of their markers: one statement, one fsync for many."""
+"""Batches the completions of jobs that wrote nothing: one statement and one fsync for many."""
 
 import asyncio
+from typing import Final
 
 from holdfast.core.job import Lease
 from holdfast.errors import LeaseLostError
 from holdfast.jobs.job_store import JobStore
 
-__all__ = ["Completions"]
+__all__ = ["Completer"]
 
-_AT_ONCE = 500
+_MAX_BATCH: Final = 500
 
 
-class Completions:
-    """Collects finished jobs while a commit is under way, and commits them together after it."""
+class Completer:
+    """Collects completed jobs while a commit is under way, then commits them together."""
 
-    def __init__(self, table: JobStore, *, worker: str) -> None:
-        """Write markers in this worker's name."""
-        self._table = table
+    def __init__(self, job_store: JobStore, *, worker: str) -> None:
+        self._job_store = job_store
         self._worker = worker
         self._waiting: list[tuple[Lease, str | None, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def add(self, lease: Lease, result: str | None) -> None:
-        """Return when the marker is on the disk. Raises ``LeaseLostError`` or the store's error."""
+        """Return when the completion is committed. Raises ``LeaseLostError``, ``StoreError``."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((lease, result, future))
         if self._task is None:
@@ -32,13 +32,13 @@ class Completions:
     async def _commit(self) -> None:
         try:
             while self._waiting:
-                await asyncio.sleep(0)  # let those that finish in this very moment come along
-                batch, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
+                await asyncio.sleep(0)  # jobs that finish in the same iteration join the batch
+                batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
                 try:
-                    held = await self._table.complete_alone(
+                    held = await self._job_store.complete_alone(
                         ((lease, result) for lease, result, _ in batch), worker=self._worker
                     )
-                except Exception as error:  # noqa: BLE001 - each one is told
+                except Exception as error:  # noqa: BLE001 - raised in every caller
                     for _, _, future in batch:
                         if not future.done():
                             future.set_exception(error)

@@ -1,62 +1,60 @@
-"""One attempt at a job, as its handler sees it: the payload, a transaction, steps, more jobs."""
+"""What a handler gets: the job's payload, a transaction, steps, and a way to enqueue jobs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from holdfast.core.job import EnqueueOutcome, LeasedJob, stable_uuid
 from holdfast.errors import NonRetryableError, NoTransactionError, UsageError
 from holdfast.jobs.enqueue import Cause, encode_json, new_job
+from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Params, Row, Transaction, UnitOfWork
-
-if TYPE_CHECKING:
-    from holdfast.jobs.job_store import JobStore
 
 __all__ = ["JobContext", "encode_result"]
 
 T = TypeVar("T")
 
-_MAX_RESULT_BYTES = 64 * 1024
+_MAX_RESULT_BYTES: Final = 64 * 1024
 
 
 class _LazyTransaction:
     """Begins with the first statement: a job that writes nothing holds no connection."""
 
-    __slots__ = ("_run",)
+    __slots__ = ("_begin",)
 
-    def __init__(self, run: "JobContext") -> None:
-        self._run = run
+    def __init__(self, begin: Callable[[], Awaitable[UnitOfWork]]) -> None:
+        self._begin = begin
 
     async def execute(self, sql: str, params: Params = None) -> int:
-        return await (await self._run.unit()).statements.execute(sql, params)
+        return await (await self._begin()).statements.execute(sql, params)
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        return await (await self._run.unit()).statements.fetch_all(sql, params)
+        return await (await self._begin()).statements.fetch_all(sql, params)
 
     async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        return await (await self._run.unit()).statements.fetch_one(sql, params)
+        return await (await self._begin()).statements.fetch_one(sql, params)
 
 
 class JobContext:
-    """One attempt. What is written in ``transaction`` commits with the completion marker."""
+    """One attempt at a job. Writes in ``transaction`` commit with the completion marker."""
 
-    # Little is made before it is needed, and nothing holds itself: what reference counts do not
-    # free, the garbage collector walks over again and again.
+    # Created for every job: members are made when needed and hold no reference cycles, which
+    # only the garbage collector could free.
     __slots__ = (
         "_beginning",
         "_closed",
-        "_has_turn",
+        "_defaults_for",
+        "_has_slot",
         "_idle_seconds",
         "_job",
+        "_job_store",
+        "_step_names",
         "_steps",
-        "_steps_asked",
-        "_table",
-        "_turns",
+        "_transaction_slots",
         "_unit",
-        "_wishes_of",
         "_worker",
         "enqueued",
         "payload",
@@ -65,34 +63,33 @@ class JobContext:
     def __init__(
         self,
         job: LeasedJob,
-        table: "JobStore",
+        job_store: JobStore,
         *,
         worker: str,
         idle_seconds: float,
-        wishes_of: Callable[[str], dict[str, Any]],
-        turns: asyncio.Semaphore | None = None,
+        defaults_for: Callable[[str], dict[str, Any]],
+        transaction_slots: asyncio.Semaphore | None = None,
     ) -> None:
-        """Hold nothing yet."""
         self._job = job
-        self._table = table
+        self._job_store = job_store
         self._worker = worker
         self._idle_seconds = idle_seconds
-        self._wishes_of = wishes_of
-        self._turns = turns
-        self._has_turn = False
+        self._defaults_for = defaults_for
+        self._transaction_slots = transaction_slots
+        self._has_slot = False
         self._unit: UnitOfWork | None = None
         self._beginning: asyncio.Lock | None = None
         self._closed = False
         self._steps: dict[str, str] | None = None
-        self._steps_asked: set[str] | None = None
+        self._step_names: set[str] | None = None
         self.enqueued = False
         self.payload: Any = job.decoded()
 
-    # -- what it is about -----------------------------------------------------------------------
+    # -- about the job --------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
-        """The job's id: the same for every attempt."""
+        """The job's id, the same in every attempt."""
         return self._job.lease.job_id
 
     @property
@@ -102,42 +99,42 @@ class JobContext:
 
     @property
     def tenant(self) -> str:
-        """Whose job it is."""
+        """The tenant that the job belongs to."""
         return self._job.lease.tenant
 
     @property
     def queue(self) -> str:
-        """The queue it came through."""
+        """The job's queue."""
         return self._job.queue
 
     @property
     def type(self) -> str:
-        """Its type."""
+        """The job's type."""
         return self._job.type
 
     @property
     def resource_id(self) -> str | None:
-        """What it is about, if whoever enqueued it said so."""
+        """The ``resource_id`` it was enqueued with, if any."""
         return self._job.resource_id
 
     @property
     def attempt(self) -> int:
-        """Which attempt this is, from 1."""
+        """The number of this attempt, from 1."""
         return self._job.attempt
 
     @property
     def is_last_attempt(self) -> bool:
-        """True when a failure now makes it a dead letter."""
+        """True if a failure of this attempt dead-letters the job."""
         return self._job.attempt >= self._job.max_attempts
 
     @property
     def request_id(self) -> str:
-        """The id of the request that caused it."""
+        """The id of the request that enqueued it."""
         return self._job.request_id
 
     @property
     def correlation_id(self) -> str:
-        """The id that everything caused by one action shares."""
+        """The id shared by all requests and jobs that follow from one action."""
         return self._job.correlation_id
 
     @property
@@ -145,125 +142,127 @@ class JobContext:
         """When it was enqueued."""
         return self._job.enqueued_at
 
-    # -- what it may do -------------------------------------------------------------------------
+    # -- for the handler ------------------------------------------------------------------------
 
     @property
     def transaction(self) -> Transaction:
-        """What to write in. It begins with the first statement."""
-        return _LazyTransaction(self)
+        """The job's transaction. It begins with the first statement."""
+        return _LazyTransaction(self.unit)
 
     async def begin(self) -> Any:
         """Return the store's own transaction, e.g. an ``AsyncSession`` of SQLAlchemy."""
         return (await self.unit()).transaction
 
     async def step(self, name: str, action: Callable[[str], Awaitable[T]]) -> T:
-        """Do something outside the database, and remember that it was done.
+        """Call another service once: run ``action`` and record its result.
 
-        ``action`` gets a key that is the same in every attempt: pass it on, so that the other
-        service knows a repetition. When it returns, its result is recorded; a later attempt gets
-        the recorded result and goes on after it. The result must be JSON. Each step of a job has a
-        name of its own: ``f"mail {number}"`` in a loop.
+        ``action`` gets an idempotency key that is the same in every attempt: pass it on, so that
+        the other service detects a repetition. The result must be JSON; later attempts get the
+        recorded result without running ``action``. Names are unique within a job: use
+        ``f"mail {number}"`` in a loop.
 
-        Steps come before the first statement in ``transaction``: what happens outside cannot be
-        undone with it, and no transaction should stay open while another service thinks.
+        Steps come before the first statement in ``transaction``: a rollback cannot undo them, and
+        no transaction should stay open during a call to another service. Raises ``UsageError``.
         """
         if self._unit is not None:
             raise UsageError(
-                f"step {name!r} comes after a write: do what is outside first, then write"
+                f"step {name!r} comes after a write: run all steps before the first write"
             )
-        self._steps_asked = self._steps_asked or set()
-        if name in self._steps_asked:  # in silence, the second would never be done
-            raise UsageError(f"there are two steps {name!r}: give each a name of its own")
-        self._steps_asked.add(name)
+        self._step_names = self._step_names or set()
+        if name in self._step_names:  # else the second would be skipped
+            raise UsageError(f"there are two steps {name!r}: names must be unique within a job")
+        self._step_names.add(name)
         self._refuse_closed()
         if self._steps is None:
-            self._steps = await self._table.steps(self.tenant, self.id)
+            self._steps = await self._job_store.steps(self.tenant, self.id)
         if name in self._steps:
             known: T = msgspec.json.decode(self._steps[name])
             return known
         result = await action(self.step_key(name))
         text = encode_result(result, f"step {name!r}") or "null"
         self._refuse_closed()
-        await self._table.save_step(self._job.lease, name, text, worker=self._worker)
+        await self._job_store.save_step(self._job.lease, name, text, worker=self._worker)
         self._steps[name] = text
         return result
 
     def step_key(self, name: str) -> str:
-        """Return the key a step passes on: a UUID that is the same in every attempt."""
+        """Return the idempotency key of a step: a UUID that is the same in every attempt."""
         return stable_uuid("step", self.tenant, self.id, name)
 
-    async def enqueue(self, job_type: str, payload: Any = None, **wishes: Any) -> EnqueueOutcome:
-        """Enqueue another job in this one's transaction. Takes what ``Holdfast.enqueue`` takes."""
-        given = {name: value for name, value in wishes.items() if value is not None}
-        wishes = self._wishes_of(job_type) | given
+    async def enqueue(self, job_type: str, payload: Any = None, **options: Any) -> EnqueueOutcome:
+        """Enqueue another job in this one's transaction; options as in ``Holdfast.enqueue``."""
+        given = {name: value for name, value in options.items() if value is not None}
+        options = self._defaults_for(job_type) | given
         cause = Cause(
-            wishes.pop("tenant", None) or self.tenant,
+            options.pop("tenant", None) or self.tenant,
             f"job {self.type}",
             self.request_id,
             self.correlation_id,
         )
-        job = new_job(job_type, payload, cause=cause, **wishes)
+        job = new_job(job_type, payload, cause=cause, **options)
         self.enqueued = True
-        return await self._table.enqueue((await self.unit()).statements, job)
+        return await self._job_store.enqueue((await self.unit()).statements, job)
 
-    # -- for the worker -------------------------------------------------------------------------
+    # -- for the executor -----------------------------------------------------------------------
 
     async def unit(self) -> UnitOfWork:
-        """Return the transaction, beginning it if need be."""
+        """Return the open transaction, or begin one."""
         self._refuse_closed()
         if self._unit is None:
             self._beginning = self._beginning or asyncio.Lock()
             async with self._beginning:
                 if self._unit is None:
-                    await self._take_turn()
-                    unit = await self._table.store.begin(idle_seconds=self._idle_seconds)
-                    if self._closed:  # given up while it began
+                    await self._take_slot()
+                    unit = await self._job_store.store.begin(idle_seconds=self._idle_seconds)
+                    if self._closed:  # closed while it began
                         await unit.rollback()
-                        self._pass_turn_on()
+                        self._free_slot()
                         self._refuse_closed()
                     self._unit = unit
         return self._unit
 
     @property
     def open_unit(self) -> UnitOfWork | None:
-        """The transaction, if it has begun."""
+        """The transaction, or None if it has not begun."""
         return self._unit
 
     async def close(self) -> None:
-        """Undo what was written, and let nothing more be written. Idempotent."""
+        """Roll back and refuse further writes. Idempotent."""
         self._closed = True
         unit, self._unit = self._unit, None
         if unit is not None:
             await unit.rollback()
-        self._pass_turn_on()
-
-    async def _take_turn(self) -> None:
-        if self._turns is not None and not self._has_turn:
-            await self._turns.acquire()
-            self._has_turn = True
-
-    def _pass_turn_on(self) -> None:
-        if self._turns is not None and self._has_turn:
-            self._has_turn = False
-            self._turns.release()
+        self._free_slot()
 
     def seal(self) -> None:
-        """Let nothing more be written: it is being committed."""
+        """Refuse further writes: the transaction is being committed."""
         self._closed = True
+
+    async def _take_slot(self) -> None:
+        if self._transaction_slots is not None and not self._has_slot:
+            await self._transaction_slots.acquire()
+            self._has_slot = True
+
+    def _free_slot(self) -> None:
+        if self._transaction_slots is not None and self._has_slot:
+            self._has_slot = False
+            self._transaction_slots.release()
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise NoTransactionError("this attempt is over: it was committed or given up")
+            raise NoTransactionError("this attempt has ended: it was committed or rolled back")
 
 
 def encode_result(value: Any, what: str) -> str | None:
-    """Write what a handler returned as JSON. Raises ``NonRetryableError`` for anything else."""
+    """Return a result as JSON, None as None. Raises ``NonRetryableError`` if it is not JSON."""
     if value is None:
         return None
     try:
         text = encode_json(value)
     except (TypeError, ValueError) as error:
-        raise NonRetryableError(f"{what} returned something that is not JSON: {error}") from error
+        raise NonRetryableError(f"{what} returned a value that is not JSON: {error}") from error
     if len(text) > _MAX_RESULT_BYTES:
-        raise NonRetryableError(f"{what} returned {len(text)} bytes, at most {_MAX_RESULT_BYTES}")
+        raise NonRetryableError(
+            f"{what} returned {len(text)} bytes, at most {_MAX_RESULT_BYTES} fit"
+        )
     return text.decode()

@@ -1,4 +1,4 @@
-"""Making a job out of a wish: checks, key, identity. The table decides what becomes of it."""
+"""Validate arguments and build a ``NewJob``."""
 
 import math
 import re
@@ -22,23 +22,23 @@ __all__ = [
     "new_job",
 ]
 
-# A job says what to do, not everything it takes: larger things belong into tables of their own.
+# Larger data belongs into a table, with its id as the payload.
 MAX_PAYLOAD_BYTES: Final = 256 * 1024
 MOST_ATTEMPTS: Final = 1000
-"""With the delays between them that is more than three days of trying: above it is a mistake."""
+"""With the delays between them, more than three days of retries: more is a mistake."""
 
-_MOST_TEXT: Final = 500
-# 68 years: what is longer is a mistake, and adding it to a date must not overflow.
+_MAX_NAME_CHARACTERS: Final = 500
+# 68 years: more is a mistake, and adding it to a date must not overflow.
 LONGEST_SECONDS: Final = float(2**31 - 1)
 
-# NUL, and half a surrogate pair.
-_UNSPEAKABLE: Final = re.compile("[\x00\ud800-\udfff]")
+# NUL and lone surrogates.
+_NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Who caused a job, and the ids that go along with it from the request to the last effect."""
+    """Who enqueued a job, and the ids that connect it with the request."""
 
     tenant: str
     actor: str
@@ -47,33 +47,33 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 def encode_json(value: Any) -> bytes:
-    """Write a value as JSON. Raises ``ValueError`` or ``TypeError`` for what is none."""
+    """Encode a value as JSON. Raises ``ValueError`` or ``TypeError`` if it cannot be."""
     try:
         text = _encode(value)
     except RecursionError as error:
-        raise ValueError("it is nested too deep, or contains itself") from error
-    if b"null" in text and _has_no_number(value):  # what msgspec writes for it
-        raise ValueError("NaN and Infinity are no numbers there")
+        raise ValueError("it is nested too deeply, or contains itself") from error
+    if b"null" in text and _has_non_finite(value):  # msgspec encodes NaN as null
+        raise ValueError("NaN and Infinity are not allowed in JSON")
     return text
 
 
 def _check_instant(run_at: datetime, delay_seconds: float) -> None:
     if run_at.tzinfo is None:
-        raise UsageError("run_at should have a time zone")
+        raise UsageError("run_at has no time zone: use an aware datetime")
     try:
         (run_at + timedelta(seconds=delay_seconds)).astimezone(UTC)
     except OverflowError as error:
-        raise UsageError("run_at should be an instant that a calendar has") from error
+        raise UsageError("run_at is out of range (years 1 to 9999)") from error
 
 
-def _has_no_number(value: Any) -> bool:
+def _has_non_finite(value: Any) -> bool:
     match value:
         case float():
             return not math.isfinite(value)
         case dict():
-            return any(_has_no_number(item) for item in value.values())
+            return any(_has_non_finite(item) for item in value.values())
         case list() | tuple():
-            return any(_has_no_number(item) for item in value)
+            return any(_has_non_finite(item) for item in value)
         case _:
             return False
 
@@ -92,23 +92,26 @@ def new_job(
     max_attempts: int = 5,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
 ) -> NewJob:
-    """Check a wish and give it its key.
+    """Validate the arguments and derive the job's key and id. Raises ``UsageError``.
 
-    ``resource_id`` says what the job is about; without one the payload's hash does. ``coalesce``
-    merges it into one that waits under the same name; ``order`` runs one at a time per name.
+    ``resource_id`` names what the job is about and becomes part of its key; without one the hash
+    of the payload does. ``coalesce`` merges the job into a waiting one with the same value;
+    ``order`` runs jobs with the same value one at a time.
     """
     check_name(queue, "queue")
     check_name(job_type, "type")
     names = {"resource_id": resource_id, "coalesce": coalesce, "order": order}
     for what, name in (names | {"tenant": cause.tenant}).items():
-        if name is not None and not 0 < len(name) <= _MOST_TEXT:
-            raise UsageError(f"{what} should be 1 to {_MOST_TEXT} characters")
-        if name is not None and _UNSPEAKABLE.search(name) is not None:
-            raise UsageError(f"{what} {name!r} has a character that databases do not take")
+        if name is not None and not 0 < len(name) <= _MAX_NAME_CHARACTERS:
+            raise UsageError(f"{what} must have 1 to {_MAX_NAME_CHARACTERS} characters")
+        if name is not None and _NOT_STORABLE.search(name) is not None:
+            raise UsageError(
+                f"{what} {name!r} contains NUL or a lone surrogate, which databases refuse"
+            )
     if not 1 <= max_attempts <= MOST_ATTEMPTS:
-        raise UsageError(f"max_attempts should be a number from 1 to {MOST_ATTEMPTS}")
+        raise UsageError(f"max_attempts must be from 1 to {MOST_ATTEMPTS}")
     if not 0 <= delay_seconds <= LONGEST_SECONDS:
-        raise UsageError(f"delay_seconds should be a number from 0 to {LONGEST_SECONDS:.0f}")
+        raise UsageError(f"delay_seconds must be from 0 to {LONGEST_SECONDS:.0f}")
     if run_at is not None:
         _check_instant(run_at, delay_seconds)
     try:
@@ -116,7 +119,7 @@ def new_job(
         if len(text) > max_payload_bytes:
             raise JobPayloadTooLargeError(
                 f"the payload of {job_type} has {len(text)} bytes, at most {max_payload_bytes} are "
-                "taken: keep it in a table and enqueue its id"
+                "accepted: store it in a table and enqueue its id"
             )
         digest = sha256(canonical_json(text)).hexdigest()
     except (TypeError, ValueError, BodyInvalidError) as error:

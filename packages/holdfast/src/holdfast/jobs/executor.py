@@ -1,11 +1,14 @@
-"""One attempt from lease to ending: run the handler, then commit, retry, bury or let go."""
+"""Execute one leased job: run its handler, then commit, retry, dead-letter or release it."""
 
 import asyncio
 import logging
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
+from holdfast.core.job import Lease
 from holdfast.core.retry import WORKER
 from holdfast.errors import (
     CommitUnknownError,
@@ -18,15 +21,23 @@ from holdfast.errors import (
 )
 from holdfast.jobs.context import JobContext, encode_result
 from holdfast.jobs.enqueue import LONGEST_SECONDS
-from holdfast.jobs.registry import Registration
-from holdfast.ports import Delivery, Ending, Finished, JobOutcome, Retry
+from holdfast.jobs.job_store import JobStore
+from holdfast.jobs.registry import JobRegistry, Registration
+from holdfast.ports import (
+    Clock,
+    Delivery,
+    Ending,
+    Engine,
+    FaultPoints,
+    Finished,
+    JobMetrics,
+    JobOutcome,
+    Retry,
+)
 
-if TYPE_CHECKING:
-    from holdfast.jobs.worker import Worker
+__all__ = ["FAULT_POINTS", "ExecutorConfig", "JobExecutor"]
 
-__all__ = ["FAULT_POINTS", "Attempt"]
-
-# Where a worker may die, and tests make it die.
+# Where tests make a worker die.
 FAULT_POINTS: Final = (
     "job_after_claim",
     "job_after_handler",
@@ -35,63 +46,80 @@ FAULT_POINTS: Final = (
     "job_before_retry",
 )
 
-# A handler that does not end when it is cancelled is left behind after this time.
+# A handler that ignores its cancellation is abandoned after this time.
 _CANCEL_SECONDS: Final = 5.0
-_MOST_ERROR_TEXT: Final = 2000
+_MAX_ERROR_CHARACTERS: Final = 2000
 
 _log = logging.getLogger("holdfast.jobs")
 
-
-class _OutOfTimeError(Exception):
-    """The handler took longer than it may."""
+Result = tuple[JobOutcome, Ending]
 
 
-class Attempt:
-    """One leased job in one worker."""
+class _TimeLimitError(Exception):
+    """The handler ran longer than its time limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorConfig:
+    """What all executors of a worker share."""
+
+    job_store: JobStore
+    registry: JobRegistry
+    engine: Engine
+    metrics: JobMetrics
+    clock: Clock
+    worker_name: str
+    lease_seconds: float
+    max_payload_bytes: int
+    # How many handlers may hold a transaction at once; None: no limit.
+    transaction_slots: asyncio.Semaphore | None
+    faults: FaultPoints | None
+    # Commits the completion of a job that wrote nothing.
+    complete: Callable[[Lease, str | None], Awaitable[None]]
+    # Keeps a reference to a handler that does not end.
+    abandon: Callable[[asyncio.Task[Any]], None]
+
+
+class JobExecutor:
+    """One attempt at one job."""
 
     __slots__ = (
-        "_delivery",
+        "_config",
         "_handler",
+        "_handler_ended",
         "_is_committing",
-        "_is_given_back",
         "_is_lost",
         "_is_out_of_time",
-        "_waiting",
-        "_worker",
+        "_is_released",
+        "_started",
+        "context",
+        "delivery",
         "job",
-        "run",
-        "started",
     )
 
-    def __init__(self, worker: "Worker", delivery: Delivery) -> None:
-        """Belong to a worker."""
-        self._worker = worker
-        self._delivery = delivery
+    def __init__(self, config: ExecutorConfig, delivery: Delivery) -> None:
+        self._config = config
+        self.delivery = delivery
         self.job = delivery.job
         self._handler: asyncio.Task[Any] | None = None
-        self._waiting: asyncio.Future[None] | None = None
+        self._handler_ended: asyncio.Future[None] | None = None
         self._is_out_of_time = False
         self._is_committing = False
         self._is_lost = False
-        self._is_given_back = False
-        self.run: JobContext | None = None
-        self.started = worker.clock.monotonic()
+        self._is_released = False
+        self.context: JobContext | None = None
+        self._started = config.clock.monotonic()
 
-    @property
-    def delivery(self) -> Delivery:
-        """The delivery, for the engine."""
-        return self._delivery
+    # -- called by the worker ---------------------------------------------------------------------
 
-    # -- from outside ---------------------------------------------------------------------------
-
-    def lose(self) -> None:
-        """End: the lease is gone. What is being committed finds out by itself."""
+    def lose_lease(self) -> None:
+        """Cancel the handler: the lease is lost. A commit under way detects that by itself."""
         self._is_lost = True
         self._cancel()
 
-    def give_back(self) -> None:
-        """End: the worker stops. The job becomes another's at once."""
-        self._is_given_back = True
+    def release(self) -> None:
+        """Cancel the handler and make the job available to other workers at once."""
+        self._is_released = True
         self._cancel()
 
     def _cancel(self) -> None:
@@ -99,203 +127,215 @@ class Attempt:
             self._handler.cancel()
             asyncio.get_running_loop().call_later(_CANCEL_SECONDS, self._stop_waiting)
 
-    def _run_out_of_time(self) -> None:
+    def _exceed_time_limit(self) -> None:
         if self._handler is not None and not self._handler.done():
             self._is_out_of_time = True
             self._cancel()
 
-    def _stop_waiting(self, _ended: Any = None) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+    def _stop_waiting(self, _handler: Any = None) -> None:
+        if self._handler_ended is not None and not self._handler_ended.done():
+            self._handler_ended.set_result(None)
 
     # -- the attempt ------------------------------------------------------------------------------
 
-    async def work(self) -> None:
-        """Do everything. Raises nothing but cancellation: whatever happens has an ending."""
-        worker = self._worker
+    async def run(self) -> None:
+        """Execute the job. Raises nothing but cancellation."""
+        config = self._config
         try:
-            outcome, ending = await self._work()
+            outcome, ending = await self._run()
         except (StoreUnavailableError, CommitUnknownError) as error:
-            # Nothing can be written now. The lease runs out, and whoever takes the job next sees
-            # what was committed.
-            _log.warning("the store failed a job", extra=self._facts(error=_line(error)))
-            outcome, ending = "unknown", Retry(worker.lease_seconds)
+            # Nothing can be written now. When the lease has expired, the next worker sees what
+            # was committed.
+            _log.warning("the store failed a job", extra=self._log_fields(error=_line(error)))
+            outcome, ending = "unknown", Retry(config.lease_seconds)
         except LeaseLostError as error:
-            _log.warning("lease lost", extra=self._facts(error=_line(error)))
+            _log.warning("lease lost", extra=self._log_fields(error=_line(error)))
             outcome, ending = "lease_lost", Retry(0.0)
         finally:
-            if self.run is not None:
-                await self.run.close()
-        seconds = worker.clock.monotonic() - self.started
-        worker.metrics.job_ended(self.job.queue, self.job.type, outcome, seconds)
-        with suppress(Exception):  # the engine only hears of it; the tables know
-            await worker.engine.settle(self._delivery, ending)
+            await self._roll_back()
+        seconds = config.clock.monotonic() - self._started
+        config.metrics.job_ended(self.job.queue, self.job.type, outcome, seconds)
+        with suppress(Exception):  # the engine is only informed; the tables decide
+            await config.engine.settle(self.delivery, ending)
 
-    async def _work(self) -> tuple[JobOutcome, Ending]:
-        worker, job = self._worker, self.job
-        await worker.reach("job_after_claim")
+    async def _run(self) -> Result:
+        config, job = self._config, self.job
+        await self._reach("job_after_claim")
         if job.completed:
-            await worker.table.forget(job, worker=worker.name)
+            await config.job_store.remove_completed(job, worker=config.worker_name)
             return "duplicate", Finished()
-        registration = worker.registry.find(job.type)
+        registration = config.registry.find(job.type)
         if registration is None:
-            return await self._bury("unknown_type", f"no handler for jobs of type {job.type}")
-        refused = self._refused()
-        if refused is not None:
-            return await self._bury(*refused)
+            return await self._dead_letter(
+                "unknown_type", f"no handler for jobs of type {job.type}"
+            )
+        refusal = self._refusal()
+        if refusal is not None:
+            return await self._dead_letter(*refusal)
         try:
             result = await self._run_handler(registration)
-            await worker.reach("job_after_handler")
+            await self._reach("job_after_handler")
             return await self._complete(encode_result(result, f"the handler of {job.type}"))
         except (LeaseLostError, StoreUnavailableError, CommitUnknownError):
             raise
         except asyncio.CancelledError:
             return await self._cancelled()
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises, an operator reads
+        except Exception as error:  # noqa: BLE001 - handlers may raise anything
             return await self._failed(error, registration)
 
-    def _refused(self) -> tuple[str, str] | None:
-        """Say why a job is not even tried, if it is not."""
-        job, most = self.job, self._worker.max_payload_bytes
+    def _refusal(self) -> tuple[str, str] | None:
+        """Return reason and error if the handler must not be run."""
+        job, limit = self.job, self._config.max_payload_bytes
         if job.attempt > job.max_attempts:
             return "worker_lost", "the worker died, hung or lost its lease in the last attempt"
-        if len(job.payload.encode()) > most:
-            return "payload_too_large", f"the payload has more than {most} bytes"
+        if len(job.payload.encode()) > limit:
+            return "payload_too_large", f"the payload has more than {limit} bytes"
         return None
 
-    async def _cancelled(self) -> tuple[JobOutcome, Ending]:
-        if self._is_lost:
-            raise LeaseLostError("the lease ran out while the handler was running")
-        if self._is_given_back:
-            return await self._give_back()
-        # Somebody cancelled from inside the handler: an error like any other.
-        return await self._fail("error", "the handler was cancelled")
-
-    async def _failed(
-        self, error: Exception, registration: Registration
-    ) -> tuple[JobOutcome, Ending]:
-        match error:
-            case _OutOfTimeError():
-                return await self._fail("time_limit", str(error))
-            case RetryLaterError():
-                return await self._fail("retry_later", _line(error), floor=error.after_seconds)
-            case NonRetryableError() | UsageError() | JobPayloadTooLargeError():
-                return await self._bury("non_retryable", _line(error))
-            case _ if isinstance(error, registration.never_retry):
-                return await self._bury("non_retryable", _line(error))
-            case _:
-                _log.info("a job failed", exc_info=error, extra=self._facts())
-                return await self._fail("error", _line(error))
-
     async def _run_handler(self, registration: Registration) -> Any:
-        worker = self._worker
-        self.run = JobContext(
+        config = self._config
+        self.context = JobContext(
             self.job,
-            worker.table,
-            worker=worker.name,
-            idle_seconds=worker.lease_seconds,
-            wishes_of=worker.wishes_of,
-            turns=worker.transaction_turns,
+            config.job_store,
+            worker=config.worker_name,
+            idle_seconds=config.lease_seconds,
+            defaults_for=self._defaults_for,
+            transaction_slots=config.transaction_slots,
         )
-        if self._is_lost or self._is_given_back:
+        if self._is_lost or self._is_released:
             raise asyncio.CancelledError
         limit = registration.time_limit_seconds
         loop = asyncio.get_running_loop()
-        self._waiting = loop.create_future()
-        self._handler = handler = asyncio.ensure_future(registration.handler(self.run))
+        self._handler_ended = loop.create_future()
+        self._handler = handler = asyncio.ensure_future(registration.handler(self.context))
         handler.add_done_callback(self._stop_waiting)
-        timer = loop.call_later(limit, self._run_out_of_time)
+        timer = loop.call_later(limit, self._exceed_time_limit)
         try:
-            await self._waiting
+            await self._handler_ended
         finally:
             timer.cancel()
             if not handler.done():
                 handler.cancel()
-                worker.leave_behind(handler)
-                _log.error("a handler does not end", extra=self._facts())
+                config.abandon(handler)
+                _log.error("a handler does not end", extra=self._log_fields())
         has_failed = not handler.done() or handler.cancelled() or handler.exception() is not None
         if self._is_out_of_time:
-            raise _OutOfTimeError(f"the handler took longer than {limit:g} seconds")
-        if has_failed and (self._is_lost or self._is_given_back):  # because it was told to end
+            raise _TimeLimitError(f"the handler took longer than {limit:g} seconds")
+        if has_failed and (self._is_lost or self._is_released):
             raise asyncio.CancelledError
         return handler.result()
 
-    async def _complete(self, result: str | None) -> tuple[JobOutcome, Ending]:
-        """Commit the effects and the marker together."""
-        worker, run, job = self._worker, self.run, self.job
-        assert run is not None  # noqa: S101 - it has just run
+    def _defaults_for(self, job_type: str) -> dict[str, Any]:
+        """Return the default arguments for enqueueing a job of this type."""
+        limit = {"max_payload_bytes": self._config.max_payload_bytes}
+        return self._config.registry.defaults_for(job_type) | limit
+
+    async def _complete(self, result: str | None) -> Result:
+        """Commit the effects and the completion marker together."""
+        config, context, job = self._config, self.context, self.job
+        assert context is not None  # noqa: S101 - the handler has run
         self._is_committing = True
         if self._is_lost:
             raise LeaseLostError("the lease ran out while the handler was running")
-        unit = run.open_unit
+        unit = context.open_unit
         if unit is None and job.order_key is not None:
-            unit = await run.unit()  # the next in line is released in the same transaction
+            unit = await context.unit()  # the next job of the order key is released with it
         if unit is None:
-            run.seal()
-            await worker.reach("job_before_commit")
-            await worker.mark(job.lease, result)
+            context.seal()
+            await self._reach("job_before_commit")
+            await config.complete(job.lease, result)
         else:
-            await worker.table.complete_within(unit, job, result, worker=worker.name)
-            await worker.reach("job_before_commit")
-            run.seal()
+            await config.job_store.complete_within(unit, job, result, worker=config.worker_name)
+            await self._reach("job_before_commit")
+            context.seal()
             await unit.commit(None, None)
-        await worker.reach("job_after_commit")
-        if run.enqueued or job.order_key is not None:
-            worker.engine.notify()
+        await self._reach("job_after_commit")
+        if context.enqueued or job.order_key is not None:
+            config.engine.notify()
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("job done", extra=self._facts())
+            _log.debug("job done", extra=self._log_fields())
         return "done", Finished()
 
-    # -- other endings -------------------------------------------------------------------------
+    # -- failures ---------------------------------------------------------------------------------
 
-    async def _fail(
-        self, reason: str, error: str, *, floor: float = 0.0
-    ) -> tuple[JobOutcome, Ending]:
-        """Retry later, or give up after the last attempt."""
-        worker, job = self._worker, self.job
+    async def _cancelled(self) -> Result:
+        if self._is_lost:
+            raise LeaseLostError("the lease ran out while the handler was running")
+        if self._is_released:
+            return await self._release()
+        # The handler cancelled itself: an error like any other.
+        return await self._fail("error", "the handler was cancelled")
+
+    async def _failed(self, error: Exception, registration: Registration) -> Result:
+        match error:
+            case _TimeLimitError():
+                return await self._fail("time_limit", str(error))
+            case RetryLaterError():
+                return await self._fail("retry_later", _line(error), floor=error.after_seconds)
+            case NonRetryableError() | UsageError() | JobPayloadTooLargeError():
+                return await self._dead_letter("non_retryable", _line(error))
+            case _ if isinstance(error, registration.never_retry):
+                return await self._dead_letter("non_retryable", _line(error))
+            case _:
+                _log.info("a job failed", exc_info=error, extra=self._log_fields())
+                return await self._fail("error", _line(error))
+
+    async def _fail(self, reason: str, error: str, *, floor: float = 0.0) -> Result:
+        """Schedule a retry after at least ``floor`` seconds; dead-letter after the last attempt."""
+        config, job = self._config, self.job
         if WORKER.gives_up_after(job.attempt, max_attempts=job.max_attempts):
-            return await self._bury(reason, error)
-        await self._undo()
-        await worker.reach("job_before_retry")
+            return await self._dead_letter(reason, error)
+        await self._roll_back()
+        await self._reach("job_before_retry")
         delay = WORKER.delay_seconds(
             job.attempt,
-            random=random.random(),  # noqa: S311 - spreads retries, guards nothing
+            random=random.random(),  # noqa: S311 - spreads retries, protects nothing
             retry_after_seconds=min(floor, LONGEST_SECONDS),
         )
-        kept = await worker.table.retry(
-            job, worker=worker.name, reason=reason, error=_cut(error), delay_seconds=delay
+        is_held = await config.job_store.retry(
+            job,
+            worker=config.worker_name,
+            reason=reason,
+            error=_storable(error),
+            delay_seconds=delay,
         )
-        if not kept:
-            raise LeaseLostError("the lease was lost before the failure was noted")
+        if not is_held:
+            raise LeaseLostError("the lease was lost before the failure was recorded")
         _log.warning(
             "job failed, to be retried",
-            extra=self._facts(reason=reason, error=error, delay_seconds=round(delay, 3)),
+            extra=self._log_fields(reason=reason, error=error, delay_seconds=round(delay, 3)),
         )
         return "retried", Retry(delay)
 
-    async def _bury(self, reason: str, error: str) -> tuple[JobOutcome, Ending]:
-        worker, job = self._worker, self.job
-        await self._undo()
-        await worker.reach("job_before_retry")
-        if not await worker.table.bury(job, worker=worker.name, reason=reason, error=_cut(error)):
+    async def _dead_letter(self, reason: str, error: str) -> Result:
+        config, job = self._config, self.job
+        await self._roll_back()
+        await self._reach("job_before_retry")
+        if not await config.job_store.dead_letter(
+            job, worker=config.worker_name, reason=reason, error=_storable(error)
+        ):
             raise LeaseLostError("the lease was lost before the dead letter was written")
         if job.order_key is not None:
-            worker.engine.notify()
-        _log.error("job given up", extra=self._facts(reason=reason, error=error))
+            config.engine.notify()
+        _log.error("job given up", extra=self._log_fields(reason=reason, error=error))
         return "dead", Finished()
 
-    async def _give_back(self) -> tuple[JobOutcome, Ending]:
-        await self._undo()
-        await self._worker.table.give_back(self.job, worker=self._worker.name)
-        self._worker.engine.notify()
+    async def _release(self) -> Result:
+        await self._roll_back()
+        await self._config.job_store.release(self.job, worker=self._config.worker_name)
+        self._config.engine.notify()
         return "given_back", Retry(0.0)
 
-    async def _undo(self) -> None:
-        """Undo the handler's writes first: on SQLite they hold the one write turn."""
-        if self.run is not None:
-            await self.run.close()
+    async def _roll_back(self) -> None:
+        """Undo the handler's writes: on SQLite they hold the write lock."""
+        if self.context is not None:
+            await self.context.close()
 
-    def _facts(self, **more: Any) -> dict[str, Any]:
+    async def _reach(self, point: str) -> None:
+        if self._config.faults is not None:
+            await self._config.faults.reach(point)
+
+    def _log_fields(self, **more: Any) -> dict[str, Any]:
         job = self.job
         return {
             "job_id": job.lease.job_id,
@@ -310,11 +350,11 @@ class Attempt:
 
 
 def _line(error: BaseException) -> str:
-    """Say what went wrong in one line."""
+    """Return type and message of an error in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _cut(text: str) -> str:
-    """Keep it short, and free of what PostgreSQL's text cannot hold."""
-    return text.replace("\x00", "\\x00")[:_MOST_ERROR_TEXT]
+def _storable(text: str) -> str:
+    """Shorten an error, and replace NUL, which PostgreSQL cannot store."""
+    return text.replace("\x00", "\\x00")[:_MAX_ERROR_CHARACTERS]

@@ -1,7 +1,6 @@
-"""The tables of jobs: every statement that decides who may do what. The SQL is in ``*.sql``."""
+"""Statements on the job tables. The SQL is in ``sqlite.sql`` and ``postgres.sql``."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -23,12 +22,13 @@ from holdfast.core.job import (
 from holdfast.errors import LeaseLostError
 from holdfast.ids import new_id
 from holdfast.ports import Params, Row, Store, Transaction, UnitOfWork
+from holdfast.stores.migrations import split_statements
 from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["JobStore", "at"]
 
 _FILES: Final = {"sqlite": "sqlite.sql", "postgresql": "postgres.sql"}
-# The clock of SQLite, in a spelling that its older versions know too.
+# SQLite's clock in milliseconds; versions before 3.42 have no unixepoch('subsec').
 _SQLITE_NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 _ORDER: Final = "holdfast.jobs.order"
 _RELAY: Final = "holdfast.jobs.relay"
@@ -36,28 +36,37 @@ _RELAY: Final = "holdfast.jobs.relay"
 
 @cache
 def _statements(database: str, name: str) -> tuple[str, ...]:
-    """Return the statements of a query: on SQLite some take several, in one transaction."""
+    """Return the statements of a query: on SQLite some need several, in one transaction."""
     text = load_queries("holdfast.jobs", _FILES[database])[name]
-    text = re.sub(r"^\s*--.*\n", "", text, flags=re.MULTILINE)  # a comment may hold a semicolon
-    if database == "sqlite":
-        text = text.replace("NOW_MS", _SQLITE_NOW)
-    return tuple(re.split(r";\s*\n", text))
+    if database != "sqlite":
+        return (text,)
+    return tuple(split_statements(text.replace("NOW_MS", _SQLITE_NOW)))
 
 
 class JobStore:
-    """Jobs in one database. Every instant that decides is the database's own."""
+    """The jobs of one database. Leases and due times are measured by the database's clock."""
 
     def __init__(self, store: Store) -> None:
-        """Use a store, which has the tables since its migrations ran."""
         self.store = store
         self._is_sqlite = store.name == "sqlite"
-        # Two statements that each touch many rows could wait for each other; they take turns.
+        # Two statements that each change many rows could deadlock, so they run one at a time.
         self._many = asyncio.Lock()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """Commit what is written inside, or roll it back after an exception."""
+        unit = await self.store.begin()
+        try:
+            yield unit.statements
+        except BaseException:
+            await unit.rollback()
+            raise
+        await unit.commit(None, None)
 
     # -- enqueue ------------------------------------------------------------------------------
 
     async def enqueue(self, tx: Transaction, job: NewJob) -> EnqueueOutcome:
-        """Put a job into the table, in the transaction of the write that causes it."""
+        """Insert a job in the caller's transaction."""
         now = datetime.now(UTC)
         values = msgspec.structs.asdict(job) | {
             "run_at": None if job.run_at is None else job.run_at.timestamp(),
@@ -80,7 +89,7 @@ class JobStore:
     async def claim(
         self, queues: Sequence[str], *, worker: str, limit: int, lease_seconds: float
     ) -> list[LeasedJob]:
-        """Take what is due."""
+        """Lease up to ``limit`` due jobs."""
         values = {
             "queues": self._list(queues),
             "worker": worker,
@@ -92,30 +101,30 @@ class JobStore:
     async def claim_these(
         self, jobs: Iterable[tuple[str, str]], *, worker: str, lease_seconds: float
     ) -> list[LeasedJob]:
-        """Take jobs by tenant and id, those that are free."""
+        """Lease the given jobs (tenant, id), except those that are leased or not due."""
         values = {"jobs": _named(jobs), "worker": worker, "lease_seconds": lease_seconds}
         return [_leased(row) for row in await self._alone("claim_these", values)]
 
     async def still_to_do(
         self, jobs: Iterable[tuple[str, str]]
     ) -> dict[tuple[str, str], float | None]:
-        """Return which of these are not finished, and in how many seconds each is free.
+        """Return the jobs that are not finished, and in how many seconds each can be leased.
 
-        None stands for one that waits in line behind another.
+        None means that the job waits for another one of its order key.
         """
-        rows = await self._look("still_to_do", {"jobs": _named(jobs)})
+        rows = await self.read("still_to_do", {"jobs": _named(jobs)})
         return {(row["tenant"], row["job_id"]): row["free_in_seconds"] for row in rows}
 
     async def due_in(self, queues: Sequence[str]) -> float | None:
-        """Return in how many seconds the next job may be taken; None when there is none."""
-        rows = await self._look("due_in", {"queues": self._list(queues)})
+        """Return in how many seconds the next job can be leased; None if there is none."""
+        rows = await self.read("due_in", {"queues": self._list(queues)})
         seconds: float | None = rows[0]["seconds"] if rows else None
         return None if seconds is None else max(0.0, seconds)
 
     async def renew(
         self, leases: Iterable[Lease], *, worker: str, lease_seconds: float
     ) -> set[tuple[str, str]]:
-        """Renew leases; returns the jobs that are still held."""
+        """Renew leases; return the jobs (tenant, id) that are still held."""
         values = {"leases": _leases(leases), "worker": worker, "lease_seconds": lease_seconds}
         async with self._many:
             rows = await self._alone("renew", values)
@@ -124,16 +133,16 @@ class JobStore:
     async def renew_within(
         self, unit: UnitOfWork, leases: Iterable[Lease], *, worker: str, lease_seconds: float
     ) -> None:
-        """Renew in a handler's own transaction: on SQLite nobody else can write meanwhile."""
+        """Renew leases in a handler's transaction, which on SQLite excludes all other writers."""
         values = {"leases": _leases(leases), "worker": worker, "lease_seconds": lease_seconds}
         await self._run(unit.statements, "renew", values)
 
-    # -- endings ------------------------------------------------------------------------------
+    # -- outcomes -----------------------------------------------------------------------------
 
     async def complete_alone(
         self, results: Iterable[tuple[Lease, str | None]], *, worker: str
     ) -> set[tuple[str, str]]:
-        """Write the markers of jobs that wrote nothing else; returns which were still held."""
+        """Complete jobs that wrote nothing; return those (tenant, id) that were still held."""
         values = self._results(results) | {"worker": worker}
         async with self._many:
             rows = await self._alone("complete", values)
@@ -142,7 +151,10 @@ class JobStore:
     async def complete_within(
         self, unit: UnitOfWork, job: LeasedJob, result: str | None, *, worker: str
     ) -> None:
-        """Write the marker beside the effects. After ``LeaseLostError`` nothing may commit."""
+        """Complete a job in the transaction of its effects.
+
+        Raises ``LeaseLostError``; the transaction must then be rolled back.
+        """
         tx, lease = unit.statements, job.lease
         if job.order_key is not None:
             await self._lock_order(tx, lease.tenant, job.order_key)
@@ -153,7 +165,7 @@ class JobStore:
     async def retry(
         self, job: LeasedJob, *, worker: str, reason: str, error: str, delay_seconds: float
     ) -> bool:
-        """Let a failed job wait for its next attempt; False when the lease was lost."""
+        """Record a failure and schedule the next attempt; False if the lease was lost."""
         values = _of(job.lease, worker) | {
             "reason": reason,
             "error": error,
@@ -161,8 +173,8 @@ class JobStore:
         }
         return bool(await self._alone("retry", values))
 
-    async def bury(self, job: LeasedJob, *, worker: str, reason: str, error: str) -> bool:
-        """Give a job up: it becomes a dead letter. False when the lease was lost."""
+    async def dead_letter(self, job: LeasedJob, *, worker: str, reason: str, error: str) -> bool:
+        """Move a job to the dead letters; False if the lease was lost."""
         now = datetime.now(UTC)
         values = _of(job.lease, worker) | {
             "reason": reason,
@@ -170,21 +182,21 @@ class JobStore:
             "audit_id": new_id(now),
             "audit_at": now,
         }
-        return await self._leave("bury", job, values)
+        return await self._remove("dead_letter", job, values)
 
-    async def forget(self, job: LeasedJob, *, worker: str) -> bool:
-        """Take a job off whose key was completed before it ran."""
-        return await self._leave("forget", job, _of(job.lease, worker))
+    async def remove_completed(self, job: LeasedJob, *, worker: str) -> bool:
+        """Delete a job whose key was completed before it ran."""
+        return await self._remove("remove_completed", job, _of(job.lease, worker))
 
-    async def give_back(self, job: LeasedJob, *, worker: str) -> bool:
-        """Make a job visible again as if it had not been taken."""
-        return bool(await self._alone("give_back", _of(job.lease, worker)))
+    async def release(self, job: LeasedJob, *, worker: str) -> bool:
+        """Give a lease up at once; the attempt does not count."""
+        return bool(await self._alone("release", _of(job.lease, worker)))
 
     # -- steps --------------------------------------------------------------------------------
 
     async def steps(self, tenant: str, job_id: str) -> dict[str, str]:
-        """Return the finished steps of a job and what each gave, as JSON."""
-        rows = await self._look("steps", {"tenant": tenant, "job_id": job_id})
+        """Return the results of a job's finished steps by name, as JSON."""
+        rows = await self.read("steps", {"tenant": tenant, "job_id": job_id})
         return {row["name"]: row["result"] for row in rows}
 
     async def save_step(self, lease: Lease, name: str, result: str, *, worker: str) -> None:
@@ -196,10 +208,10 @@ class JobStore:
     # -- the relay ----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def relay_turn(self, name: str, *, idle_seconds: float) -> AsyncIterator[bool]:
-        """Hold the one turn to publish under this name, or hear that another relay has it.
+    async def relay_lock(self, name: str, *, idle_seconds: float) -> AsyncIterator[bool]:
+        """Try to lock publishing under this name; yields whether the lock was acquired.
 
-        On SQLite there is none: an open transaction would keep everyone else from writing.
+        SQLite has no such lock: an open transaction would block all other writers.
         """
         if self._is_sqlite:
             yield True
@@ -207,16 +219,16 @@ class JobStore:
         unit = await self.store.begin(idle_seconds=idle_seconds)
         try:
             lock = {"lock": lock_number("", _RELAY, name)}
-            yield bool((await self._run(unit.statements, "relay_turn", lock))[0]["mine"])
+            yield bool((await self._run(unit.statements, "relay_lock", lock))[0]["mine"])
         finally:
             await unit.rollback()
 
     async def to_publish(
         self, queues: Sequence[str], *, front: int, limit: int, again_after_seconds: float
     ) -> Sequence[Row]:
-        """Return jobs that a broker should hear of: tenant, job_id, queue, seq, published.
+        """Return jobs to publish to a broker: tenant, job_id, queue, seq, published.
 
-        ``front`` is how many of each queue's due jobs a broker should know at most.
+        At most ``front`` of each queue's due jobs are published at a time.
         """
         values = {
             "queues": self._list(queues),
@@ -224,10 +236,10 @@ class JobStore:
             "limit": limit,
             "again_after_seconds": again_after_seconds,
         }
-        return await self._look("to_publish", values)
+        return await self.read("to_publish", values)
 
     async def mark_published(self, jobs: Iterable[Row]) -> None:
-        """Note that these, as ``to_publish`` gave them, have been published once more."""
+        """Record that rows of ``to_publish`` were published."""
         named = [
             {
                 "tenant": job["tenant"],
@@ -239,28 +251,28 @@ class JobStore:
         ]
         await self._alone("mark_published", {"jobs": _json(named)})
 
-    async def forget_published(self) -> int:
-        """Note that the broker knows of nothing any more; returns how many jobs that concerns."""
-        return len(await self._alone("forget_published", {}))
+    async def reset_published(self) -> int:
+        """Record that the broker has lost all messages; return how many jobs are affected."""
+        return len(await self._alone("reset_published", {}))
 
     async def publish_due_in(self, queues: Sequence[str]) -> float | None:
-        """Return in how many seconds something becomes due that is not due yet."""
-        rows = await self._look("publish_due_in", {"queues": self._list(queues)})
+        """Return in how many seconds the next job becomes due; None if there is none."""
+        rows = await self.read("publish_due_in", {"queues": self._list(queues)})
         seconds: float | None = rows[0]["seconds"] if rows else None
         return None if seconds is None else max(0.0, seconds)
 
-    # -- for people and clocks ------------------------------------------------------------------
+    # -- for operators and schedules ------------------------------------------------------------
 
     async def now(self) -> datetime:
-        """Return the database's clock."""
-        return at((await self._look("now", {}))[0]["now"])
+        """Return the time of the database's clock."""
+        return at((await self.read("now", {}))[0]["now"])
 
-    async def look(self, name: str, params: Params) -> Sequence[Row]:
-        """Run one of the named queries that only read."""
-        return await self._look(name, params)
+    async def read(self, name: str, params: Params) -> Sequence[Row]:
+        """Run a named query that only reads."""
+        return await self.store.read(_statements(self.store.name, name)[0], params)
 
     async def requeue(self, tenant: str, job_id: str, *, actor: str) -> bool:
-        """Give a dead letter its attempts back; False when there is none to be requeued."""
+        """Move a dead letter back into its queue with all its attempts; False if there is none."""
         now = datetime.now(UTC)
         values = {
             "tenant": tenant,
@@ -269,41 +281,28 @@ class JobStore:
             "audit_id": new_id(now),
             "audit_at": now,
         }
-        unit = await self.store.begin()
-        try:
-            dead = await self._run(
-                unit.statements, "find_job", {"tenant": tenant, "job_id": job_id}
-            )
+        async with self.transaction() as tx:
+            dead = await self._run(tx, "find_job", {"tenant": tenant, "job_id": job_id})
             if dead and dead[0]["order_key"] is not None:
-                await self._lock_order(unit.statements, tenant, dead[0]["order_key"])
-            rows = await self._run(unit.statements, "requeue", values)
-        except BaseException:
-            await unit.rollback()
-            raise
-        await unit.commit(None, None)
-        return bool(rows)
+                await self._lock_order(tx, tenant, dead[0]["order_key"])
+            return bool(await self._run(tx, "requeue", values))
 
     async def clean(self, name: str, *, older_than_seconds: float, limit: int) -> int:
-        """Delete one batch of what has had its time."""
+        """Run one of the ``clean_…`` queries; return how many rows it deleted."""
         values = {"older_than_seconds": older_than_seconds, "limit": limit}
         return len(await self._alone(name, values))
 
     # -- inside -------------------------------------------------------------------------------
 
-    async def _leave(self, name: str, job: LeasedJob, values: dict[str, Any]) -> bool:
-        """Run an ending that takes the job off the table, and let the next in line come."""
+    async def _remove(self, name: str, job: LeasedJob, values: dict[str, Any]) -> bool:
+        """Run a query that deletes the job, and release the next job of its order key."""
         if job.order_key is None:
             return bool(await self._alone(name, values))
-        unit = await self.store.begin()
-        try:
-            await self._lock_order(unit.statements, job.lease.tenant, job.order_key)
-            rows = await self._run(unit.statements, name, values)
+        async with self.transaction() as tx:
+            await self._lock_order(tx, job.lease.tenant, job.order_key)
+            rows = await self._run(tx, name, values)
             if rows:
-                await self._release_next(unit.statements, job)
-        except BaseException:
-            await unit.rollback()
-            raise
-        await unit.commit(None, None)
+                await self._release_next(tx, job)
         return bool(rows)
 
     async def _release_next(self, tx: Transaction, job: LeasedJob) -> None:
@@ -312,7 +311,7 @@ class JobStore:
             await self._run(tx, "release_next", values)
 
     async def _lock_order(self, tx: Transaction, tenant: str, order_key: str) -> None:
-        if not self._is_sqlite:  # there the one writer is the lock
+        if not self._is_sqlite:  # SQLite has one writer at a time
             await self._run(tx, "lock_order", {"lock": lock_number(tenant, _ORDER, order_key)})
 
     async def _run(self, tx: Transaction, name: str, values: Params) -> Sequence[Row]:
@@ -322,21 +321,12 @@ class JobStore:
         return await tx.fetch_all(last, values)
 
     async def _alone(self, name: str, values: Params) -> Sequence[Row]:
-        """Run a query in a transaction of its own."""
+        """Run a query in its own transaction."""
         statements = _statements(self.store.name, name)
         if len(statements) == 1:
             return await self.store.write(statements[0], values)
-        unit = await self.store.begin()
-        try:
-            rows = await self._run(unit.statements, name, values)
-        except BaseException:
-            await unit.rollback()
-            raise
-        await unit.commit(None, None)
-        return rows
-
-    async def _look(self, name: str, values: Params) -> Sequence[Row]:
-        return await self.store.read(_statements(self.store.name, name)[0], values)
+        async with self.transaction() as tx:
+            return await self._run(tx, name, values)
 
     def _results(self, results: Iterable[tuple[Lease, str | None]]) -> dict[str, Any]:
         ended = list(results)
@@ -359,7 +349,7 @@ class JobStore:
 
 
 def at(seconds: float) -> datetime:
-    """Read an instant as both databases give it here: seconds since 1970."""
+    """Convert seconds since 1970, as both databases return instants here."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
@@ -378,7 +368,7 @@ def _leases(leases: Iterable[Lease]) -> str:
 
 
 def _array(texts: Iterable[str | None]) -> str:
-    """Write an array as PostgreSQL reads one: asyncpg takes longer over each of its elements."""
+    """Write an array literal of PostgreSQL: asyncpg is slower at encoding lists."""
     quoted = [
         "NULL" if text is None else '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
         for text in texts

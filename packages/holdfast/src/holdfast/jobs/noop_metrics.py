@@ -1,4 +1,4 @@
-"""A watcher of jobs that looks away: the default of the library."""
+"""No-op job metrics, the default of a worker."""
 
 from collections.abc import Mapping
 
@@ -8,10 +8,10 @@ __all__ = ["NullJobMetrics"]
 
 
 class NullJobMetrics:
-    """Counts nothing."""
+    """Implements ``JobMetrics`` without recording anything."""
 
     def job_ended(self, queue: str, job_type: str, outcome: JobOutcome, seconds: float) -> None:
-        """Ignore it."""
+        """Do nothing."""
 
     def job_depths(self, depths: Mapping[str, tuple[int, int, int, float]]) -> None:
-        """Ignore it."""
+        """Do nothing."""

@@ -1,7 +1,8 @@
-"""Periodic work: each slot is enqueued under a key of its own, so only the first one counts.
+"""Enqueues periodic jobs, once per slot of their schedule.
 
-No leader, no lock, no table of schedules: every process tries, and the key of the slot decides, as
-it does for any other job. A slot that everyone slept through is made up for; older ones are not.
+There is no leader, lock or table of schedules: every worker enqueues the slot's job, and the job's
+key, which contains the slot, lets only the first one in. If no worker ran during the newest slot,
+its job is enqueued late; older slots are skipped.
 """
 
 import asyncio
@@ -16,80 +17,77 @@ from holdfast.jobs.enqueue import Cause, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry, Periodic
 
-__all__ = ["SYSTEM_TENANT", "PeriodicWork"]
+__all__ = ["SYSTEM_TENANT", "PeriodicEnqueuer"]
 
 SYSTEM_TENANT: Final = "holdfast"
-"""Whose jobs periodic ones are: the house's own. No API shows jobs to a tenant of that name."""
+"""The tenant of periodic jobs. No API shows jobs to a tenant of this name."""
 
-# Clocks are set now and then; who sleeps no longer than this notices soon.
+# The database's clock may be set; a shorter sleep notices that sooner.
 _LONGEST_SLEEP_SECONDS: Final = 60.0
-_TROUBLE_SECONDS: Final = 5.0
+_ERROR_SECONDS: Final = 5.0
 
 _log = logging.getLogger("holdfast.jobs")
 
 
-class PeriodicWork:
-    """Enqueues what the clock asks for."""
+class PeriodicEnqueuer:
+    """Enqueues a job for each slot that begins."""
 
     def __init__(
         self,
-        table: JobStore,
+        job_store: JobStore,
         registry: JobRegistry,
         *,
         notify: Callable[[], None],
         queues: Sequence[str] | None = None,
     ) -> None:
-        """Read the registry's schedules for these queues: others' work would only pile up."""
-        self._table = table
+        """Use the registry's schedules of these queues; None means all queues."""
+        self._job_store = job_store
         self._registry = registry
-        self._works = [work for work in registry.periodic if queues is None or work.queue in queues]
-        self._ring = notify
+        self._schedules = [
+            each for each in registry.periodic if queues is None or each.queue in queues
+        ]
+        self._notify = notify
         self._seen: dict[Periodic, datetime] = {}
 
     async def run(self) -> None:
-        """Go on until cancelled."""
-        if not self._works:
+        """Run until cancelled."""
+        if not self._schedules:
             return
         while True:
             try:
                 seconds = await self.enqueue_due()
             except StoreError as error:
-                _log.warning("periodic work cannot be enqueued, trying again: %s", error)
-                seconds = _TROUBLE_SECONDS
-            except Exception:  # noqa: BLE001 - whatever it is, the next slot is not to be missed
-                _log.exception("periodic work cannot be enqueued, trying again")
-                seconds = _TROUBLE_SECONDS
+                _log.warning("periodic jobs cannot be enqueued, trying again: %s", error)
+                seconds = _ERROR_SECONDS
+            except Exception:  # noqa: BLE001 - the loop must go on with the next slot
+                _log.exception("periodic jobs cannot be enqueued, trying again")
+                seconds = _ERROR_SECONDS
             await asyncio.sleep(min(seconds, _LONGEST_SLEEP_SECONDS))
 
     async def enqueue_due(self) -> float:
-        """Enqueue every slot that has begun; returns in how many seconds the next one does."""
-        now = await self._table.now()
-        for work in self._works:
-            slot = work.schedule.slot(now)
-            if self._seen.get(work) != slot:
-                await self._enqueue(work, slot)
-                self._seen[work] = slot
-        next_at = min(work.schedule.next_slot(now) for work in self._works)
+        """Enqueue every slot that has begun; return the seconds until the next one begins."""
+        now = await self._job_store.now()
+        for periodic in self._schedules:
+            slot = periodic.schedule.slot(now)
+            if self._seen.get(periodic) != slot:
+                await self._enqueue(periodic, slot)
+                self._seen[periodic] = slot
+        next_at = min(periodic.schedule.next_slot(now) for periodic in self._schedules)
         return max(0.05, (next_at - now).total_seconds())
 
-    async def _enqueue(self, work: Periodic, slot: datetime) -> None:
+    async def _enqueue(self, periodic: Periodic, slot: datetime) -> None:
         request_id = new_request_id()
-        wishes = self._registry.wishes_of(work.type) | {"queue": work.queue}
+        options = self._registry.defaults_for(periodic.type) | {"queue": periodic.queue}
         job = new_job(
-            work.type,
-            work.payload,
+            periodic.type,
+            periodic.payload,
             resource_id=slot.isoformat(),
             cause=Cause(SYSTEM_TENANT, "clock", request_id, request_id),
-            **wishes,
+            **options,
         )
-        # A slot whose job is a dead letter has had its run, too: it is requeued by hand or not.
-        if await self._table.look("find_job", {"tenant": job.tenant, "job_id": job.id}):
+        # A slot whose job was dead-lettered has run, too; an operator may requeue it.
+        if await self._job_store.read("find_job", {"tenant": job.tenant, "job_id": job.id}):
             return
-        unit = await self._table.store.begin()
-        try:
-            await self._table.enqueue(unit.statements, job)
-        except BaseException:
-            await unit.rollback()
-            raise
-        await unit.commit(None, None)
-        self._ring()
+        async with self._job_store.transaction() as tx:
+            await self._job_store.enqueue(tx, job)
+        self._notify()

@@ -1,16 +1,15 @@
--- Jobs on PostgreSQL. Every instant is the database's own (clock_timestamp): now() is when the
--- transaction began, and a worker that slept in one would take its lease for a living one.
+-- Jobs on PostgreSQL. Instants come from clock_timestamp(): now() is the start of the transaction,
+-- and a worker that slept in one would take its expired lease for valid.
 --
--- The queue is empty most of the time and then it is not. A plan that was made and kept while it was
--- empty reads the whole table, and after a burst of 200,000 jobs one claim took 3 seconds. So the
--- statements that take many jobs at once count them off with
--- "(SELECT generate_series(1, 1000000) AS n LIMIT …)": how many there are is known with the
--- parameters only, a plan without them looks too dear, and PostgreSQL plans anew each time. That
--- costs 0.2 ms for all of them together.
+-- A queue is empty most of the time. A plan that PostgreSQL caches while it is empty reads the whole
+-- table; after a burst of 200,000 jobs one claim took 3 seconds. So the statements that lease or
+-- complete many jobs contain "(SELECT generate_series(1, 1000000) AS n LIMIT …)": without its
+-- parameters such a plan looks too expensive, so PostgreSQL plans again for each execution. That
+-- costs 0.2 ms.
 
 -- name: enqueue
--- Runs in the transaction of the write that causes the job. A key that is done is not done again;
--- one that died may try again, and its dead letter is history from then on.
+-- Runs in the caller's transaction. A completed key is not enqueued again. A dead-lettered one is,
+-- and its dead letter is marked as requeued.
 WITH added AS (
     INSERT INTO jobs
            (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
@@ -42,8 +41,8 @@ WITH added AS (
 SELECT :id::text AS job_id, 0 AS merged FROM added;
 
 -- name: enqueue_coalesced
--- Merges into the one that waits under the same coalescing key: its payload becomes the newest, its
--- time stays. A worker cannot take it meanwhile, as this transaction holds the row.
+-- Merges the job into a waiting one with the same coalescing key: that one gets the new payload and
+-- keeps its due time. No worker can lease it meanwhile, because this transaction locks the row.
 WITH added AS (
     INSERT INTO jobs AS old
            (tenant, id, key, queue, type, resource_id, payload, payload_hash, coalesce_key,
@@ -73,21 +72,21 @@ WITH added AS (
 SELECT id::text AS job_id, merged FROM added;
 
 -- name: lock_order
--- Whoever enqueues or finishes under an order key does so one after another: numbers are then given
--- in the order of the commits, and no one is left standing in line behind a job that is gone. A
--- statement of its own, so that the next one sees what was committed while this one waited.
+-- Transactions that enqueue or finish jobs of an order key run one at a time: sequence numbers then
+-- follow the order of the commits, and no job waits for a deleted one. A separate statement, so that
+-- the next one sees what was committed while this one waited.
 SELECT pg_advisory_xact_lock(:lock::bigint);
 
 -- name: is_done
 SELECT 1 AS done FROM job_completions WHERE tenant = :tenant AND job_id = :id::uuid;
 
 -- name: claim
--- Takes what is due, oldest first, from each queue as if it were alone. Rows others are just taking
--- are skipped. The clock is read in a subquery, once: else it would be read for every job that is
--- not due yet. The rows are locked, so they stay where they were found (ctid), and need not be
--- looked up again. A job whose marker exists is told apart: it is to be acknowledged, not run. (Not
--- by EXISTS, for which PostgreSQL may read all markers first.)
--- Where the lease of another has run out, a trigger (jobs_attempt_lost) writes that attempt down.
+-- Leases due jobs, oldest first, up to the limit from each queue. Rows that another claim has locked
+-- are skipped. The clock is read once, in a subquery, not for every job that is not due yet. Locked
+-- rows do not move, so they are found again by ctid. "completed" is true if the key has a completion
+-- marker: the job is then acknowledged without running. (With EXISTS, PostgreSQL may read all markers.)
+-- If the lease of another worker has expired, a trigger (jobs_attempt_lost) records that attempt as
+-- failed.
 UPDATE jobs AS job
    SET state = 'running', lease = job.lease + 1, attempts = job.attempts + 1,
        worker = :worker::text, waiting_key = NULL, started_at = clock_timestamp(),
@@ -108,7 +107,7 @@ RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job
             WHERE done.tenant = job.tenant AND done.job_id = job.id) IS NOT NULL AS completed;
 
 -- name: claim_these
--- The same for jobs that a broker has named, if they are free.
+-- The same for jobs that a broker has named, if they are due and not leased.
 WITH due AS (
     SELECT jobs.tenant, jobs.id
       FROM json_to_recordset(:jobs::json) AS wanted(tenant text, job_id uuid)
@@ -130,7 +129,7 @@ RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job
                    WHERE done.tenant = job.tenant AND done.job_id = job.id) AS completed;
 
 -- name: still_to_do
--- Of these jobs, the ones that are not finished, and in how many seconds each is free.
+-- Of these jobs, those that are not finished, and in how many seconds each can be leased.
 SELECT jobs.tenant, jobs.id::text AS job_id,
        CASE WHEN isfinite(visible_at)
             THEN greatest(0, extract(epoch FROM visible_at - clock_timestamp()))::float8 END
@@ -139,7 +138,7 @@ SELECT jobs.tenant, jobs.id::text AS job_id,
   JOIN jobs ON jobs.tenant = wanted.tenant AND jobs.id = wanted.job_id;
 
 -- name: due_in
--- In how many seconds the next job of these queues may be taken.
+-- In how many seconds the next job of these queues can be leased.
 SELECT extract(epoch FROM min(found.visible_at) - clock_timestamp())::float8 AS seconds
   FROM unnest(:queues::text[]) AS wanted(queue)
  CROSS JOIN LATERAL (
@@ -148,7 +147,7 @@ SELECT extract(epoch FROM min(found.visible_at) - clock_timestamp())::float8 AS 
         ORDER BY visible_at LIMIT 1) AS found;
 
 -- name: renew
--- A lease that has run out is not renewed: the job may be another's by now.
+-- An expired lease is not renewed: another worker may have leased the job since.
 UPDATE jobs AS job
    SET visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
   FROM json_to_recordset(:leases::json) AS mine(tenant text, job_id uuid, lease bigint)
@@ -157,9 +156,8 @@ UPDATE jobs AS job
 RETURNING job.tenant, job.id::text AS job_id;
 
 -- name: complete
--- Jobs leave the table and their markers are written. No row comes back for a lease that was lost.
--- (coalesce: else PostgreSQL takes "this worker's" for one row at most, and joins by comparing each
--- with each.)
+-- Deletes the jobs and writes their completion markers. Returns no row for a lost lease. (Without
+-- coalesce, PostgreSQL estimates one row per worker and plans a nested loop.)
 WITH gone AS (
     DELETE FROM jobs AS job
      USING (SELECT generate_series(1, 1000000) AS n LIMIT :count::integer) AS mine
@@ -180,8 +178,8 @@ WITH gone AS (
 SELECT tenant, id::text AS job_id FROM gone;
 
 -- name: complete_one
--- The same in the transaction of the job's effects. No row comes back for a lease that was lost, or
--- if there is a marker already; then nothing of it may commit.
+-- The same in the transaction of the job's effects. Returns no row if the lease was lost or a marker
+-- exists; the transaction must then be rolled back.
 WITH gone AS (
     DELETE FROM jobs
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
@@ -197,14 +195,14 @@ SELECT tenant, id, key, queue, type, resource_id, payload_hash, :result::text, a
     ON CONFLICT (tenant, job_id) DO NOTHING
 RETURNING job_id::text AS job_id;
 
--- name: forget
--- A job whose key was done before it ran: it leaves the table, its marker is there already.
+-- name: remove_completed
+-- A job whose key was completed before it ran.
 DELETE FROM jobs
  WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
 RETURNING id::text AS job_id;
 
 -- name: release_next
--- The next one in line comes to the front.
+-- Makes the next job of an order key visible.
 UPDATE jobs
    SET visible_at = run_at
  WHERE tenant = :tenant AND order_key = :order_key AND visible_at = 'infinity'
@@ -225,17 +223,17 @@ WITH kept AS (
 )
 SELECT id::text AS job_id FROM kept;
 
--- name: give_back
--- A worker that is told to stop gives back what it cannot finish. That attempt does not count.
+-- name: release
+-- A worker that stops releases the jobs it cannot finish. The attempt does not count.
 UPDATE jobs
    SET state = 'waiting', worker = NULL, attempts = attempts - 1, visible_at = clock_timestamp()
  WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
    AND visible_at > clock_timestamp()
 RETURNING id::text AS job_id;
 
--- name: bury
--- A job that was taken past its last attempt was not tried again, and has no failure of its own: those
--- of the attempts it lost are there already.
+-- name: dead_letter
+-- A job that was leased after its last attempt has not run again, so it gets no further failure: those
+-- of its lost attempts are recorded already.
 WITH gone AS (
     DELETE FROM jobs
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
@@ -270,7 +268,7 @@ WITH gone AS (
 SELECT id::text AS job_id FROM gone;
 
 -- name: save_step
--- Only whoever holds the lease may say that a step is done.
+-- Only the worker that holds the lease may record a step.
 INSERT INTO job_steps (tenant, job_id, name, result, attempt)
 SELECT tenant, id, :name::text, :result::text, attempts
   FROM jobs
@@ -288,7 +286,7 @@ SELECT attempt, reason, error, worker, extract(epoch FROM failed_at)::float8 AS 
   FROM job_failures WHERE tenant = :tenant AND job_id = :job_id::uuid ORDER BY seq;
 
 -- name: list_jobs
--- Live, done and dead jobs, newest first, for people. An empty tenant is every tenant.
+-- Jobs in any state, newest first. An empty tenant matches every tenant.
 SELECT * FROM (
     SELECT tenant, id::text AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
            worker, NULL AS reason, request_id, correlation_id,
@@ -323,7 +321,7 @@ SELECT * FROM (
  ORDER BY enqueued_at DESC, job_id LIMIT :limit;
 
 -- name: find_job
--- One job, wherever it stands.
+-- One job in any state.
 SELECT tenant, id::text AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
        worker, NULL AS reason, NULL AS error, payload, payload_hash, NULL AS result, merged,
        coalesce_key, order_key, request_id, correlation_id,
@@ -348,7 +346,7 @@ SELECT tenant, job_id::text, key, queue, type, resource_id, 'dead', attempts, ma
  ORDER BY place LIMIT 1;
 
 -- name: requeue
--- Back into the line with all attempts before it. The dead letter stays, marked, as history.
+-- Moves a dead letter back into its queue with all its attempts. The dead letter stays, marked.
 WITH back AS (
     INSERT INTO jobs
            (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
@@ -379,7 +377,7 @@ WITH back AS (
 SELECT tenant, id::text AS job_id, queue FROM back;
 
 -- name: depths
--- For the metrics: how many jobs each queue holds, and how long the oldest due one has waited.
+-- For metrics: the jobs of each queue, and for how long the oldest due one has waited.
 SELECT queue, state, count(*) AS jobs,
        greatest(0, extract(epoch FROM clock_timestamp() - min(run_at)
                 FILTER (WHERE state = 'waiting' AND visible_at <= clock_timestamp())))::float8
@@ -389,16 +387,16 @@ SELECT queue, state, count(*) AS jobs,
 -- name: dead_count
 SELECT queue, count(*) AS jobs FROM dead_letters WHERE requeued_at IS NULL GROUP BY queue;
 
--- name: relay_turn
--- One relay at a time publishes: the others would only send what the broker then throws away. Held
--- until the transaction ends, so a relay that dies or hangs does not keep it.
+-- name: relay_lock
+-- One relay publishes at a time; others would only send duplicates. The lock ends with the
+-- transaction, so a relay that dies or hangs does not keep it.
 SELECT pg_try_advisory_xact_lock(:lock::bigint) AS mine;
 
 -- name: to_publish
--- For the relay: what is due and not on its way, or was published and then not taken for a while;
--- twice as long after each time, as a long line of waiting jobs is no reason to publish it all over
--- again. Looks at the front of each queue only, so that a long line costs no more than a short one.
--- (In a subquery the clock is read once, and the index is used.)
+-- For the relay: due jobs that are not published, or were published and not leased for some time.
+-- That time doubles with each publication: a long queue is no reason to publish all of it again.
+-- Only the front of each queue is read, so that a long queue costs no more than a short one.
+-- (The clock is read in a subquery, once, so that the index is used.)
 SELECT found.tenant, found.id::text AS job_id, found.queue, found.seq, found.published
   FROM unnest(:queues::text[]) AS wanted(queue)
  CROSS JOIN LATERAL (
@@ -411,9 +409,9 @@ SELECT found.tenant, found.id::text AS job_id, found.queue, found.seq, found.pub
  ORDER BY visible_at LIMIT :limit::integer;
 
 -- name: mark_published
--- Rows that someone is just taking or finishing are left alone: to wait for them, one after another,
--- could end in a deadlock, and to publish them once more does no harm. A job that was given up and
--- requeued meanwhile is another row (seq), of which the broker has not heard.
+-- Rows that another transaction has locked are skipped: waiting for them could deadlock, and
+-- publishing them once more does no harm. A job that was dead-lettered and requeued meanwhile is
+-- another row (seq), which has not been published.
 WITH free AS (
     SELECT jobs.tenant, jobs.id, mine.published
       FROM json_to_recordset(:jobs::json)
@@ -427,8 +425,8 @@ UPDATE jobs AS job
   FROM free
  WHERE job.tenant = free.tenant AND job.id = free.id;
 
--- name: forget_published
--- The broker has lost everything: what was published is to be published again, by the next number.
+-- name: reset_published
+-- The broker has lost all messages: published jobs are published again, with the next message id.
 WITH free AS (
     SELECT tenant, id FROM jobs WHERE published_at IS NOT NULL FOR UPDATE SKIP LOCKED
 )
@@ -451,7 +449,7 @@ SELECT extract(epoch FROM min(found.visible_at) - clock_timestamp())::float8 AS 
 SELECT extract(epoch FROM clock_timestamp())::float8 AS now;
 
 -- name: clean_completions
--- Markers past their time, a batch at a time. Until then a key stays done.
+-- A key counts as completed until its marker is deleted here.
 DELETE FROM job_completions
  WHERE ctid = ANY (ARRAY(
        SELECT ctid FROM job_completions
@@ -461,7 +459,7 @@ DELETE FROM job_completions
 RETURNING job_id::text;
 
 -- name: clean_dead_letters
--- Only what was requeued: the others wait for a person.
+-- Only requeued ones: an operator decides about the others.
 DELETE FROM dead_letters
  WHERE ctid = ANY (ARRAY(
        SELECT ctid FROM dead_letters

@@ -1,4 +1,4 @@
-"""Which handler does which type of job, and what is to be done again and again."""
+"""The handlers of an app, by job type, and its periodic jobs."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _TIME_LIMIT_SECONDS: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A handler and how it wants to be run."""
+    """A handler with its options."""
 
     job_type: str
     handler: Handler
@@ -32,7 +32,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """A job that is enqueued by the clock, once per slot, whoever sees the slot first."""
+    """A job that is enqueued once per slot of a schedule."""
 
     type: str
     queue: str
@@ -41,7 +41,7 @@ class Periodic:
 
 
 class JobRegistry:
-    """The handlers of one app.
+    """The job handlers of one app.
 
     ::
 
@@ -51,7 +51,6 @@ class JobRegistry:
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self._registrations: dict[str, Registration] = {}
         self._queues: set[str] = set()
         self.periodic: list[Periodic] = []
@@ -67,20 +66,19 @@ class JobRegistry:
     ) -> Callable[[Handler], Handler]:
         """Register a handler for a type of job.
 
-        Errors of ``never_retry`` make a dead letter at once, as ``NonRetryableError`` does.
+        Errors of the types in ``never_retry`` dead-letter the job at once, as
+        ``NonRetryableError`` does. Raises ``ConfigurationError`` for a second handler of a type.
         """
         check_name(job_type, "type")
         check_name(queue, "queue")
         if not time_limit_seconds > 0:
-            raise ConfigurationError(f"{job_type}: time_limit_seconds should be above 0")
+            raise ConfigurationError(f"{job_type}: time_limit_seconds must be above 0")
         if not 1 <= max_attempts <= MOST_ATTEMPTS:
-            raise ConfigurationError(
-                f"{job_type}: max_attempts should be a number from 1 to {MOST_ATTEMPTS}"
-            )
+            raise ConfigurationError(f"{job_type}: max_attempts must be from 1 to {MOST_ATTEMPTS}")
 
         def register(handler: Handler) -> Handler:
             if job_type in self._registrations:
-                raise ConfigurationError(f"there are two handlers for jobs of type {job_type}")
+                raise ConfigurationError(f"jobs of type {job_type} already have a handler")
             self._registrations[job_type] = Registration(
                 job_type, handler, queue, time_limit_seconds, max_attempts, never_retry
             )
@@ -90,29 +88,29 @@ class JobRegistry:
         return register
 
     def every(self, seconds: float, job_type: str, *, queue: str = "default") -> None:
-        """Enqueue a job of this type in every span of so many seconds, once in all processes."""
+        """Enqueue a job of this type every ``seconds``, once for all processes."""
         self._add_periodic(Periodic(job_type, queue, Every(seconds)))
 
     def daily(self, at: time, job_type: str, *, queue: str = "default") -> None:
-        """Enqueue a job of this type every day at this time (UTC), once in all processes."""
+        """Enqueue a job of this type every day at this time (UTC), once for all processes."""
         self._add_periodic(Periodic(job_type, queue, Daily(at)))
 
-    def _add_periodic(self, work: Periodic) -> None:
-        check_name(work.type, "type")
-        self._queues.add(check_name(work.queue, "queue"))
-        self.periodic.append(work)
+    def _add_periodic(self, periodic: Periodic) -> None:
+        check_name(periodic.type, "type")
+        self._queues.add(check_name(periodic.queue, "queue"))
+        self.periodic.append(periodic)
 
     def find(self, job_type: str) -> Registration | None:
-        """Return who does jobs of this type."""
+        """Return the handler of a job type, or None."""
         return self._registrations.get(job_type)
 
     def queue_of(self, job_type: str) -> str:
-        """Return the queue this type's handler reads."""
+        """Return the queue of a job type; ``default`` if it has no handler."""
         found = self._registrations.get(job_type)
         return "default" if found is None else found.queue
 
-    def wishes_of(self, job_type: str) -> dict[str, Any]:
-        """Return what jobs of this type are enqueued with, unless told otherwise."""
+    def defaults_for(self, job_type: str) -> dict[str, Any]:
+        """Return the default arguments for enqueueing a job of this type."""
         found = self._registrations.get(job_type)
         if found is None:
             return {}

@@ -1,10 +1,10 @@
--- Jobs on SQLite. NOW_MS stands for the clock of the machine, read by SQLite itself, in whole
--- milliseconds since 1970. A query of several statements runs as one transaction; the rows it gives
--- are those of its last statement. There is one writer at a time, so nothing comes in between.
+-- Jobs on SQLite. NOW_MS is replaced by SQLite's clock in whole milliseconds since 1970. A query of
+-- several statements runs in one transaction and returns the rows of its last statement. SQLite has
+-- one writer at a time, so no other write comes in between.
 
 -- name: enqueue
--- Runs in the transaction of the write that causes the job. A key that is done is not done again;
--- one that died may try again, and its dead letter is history from then on.
+-- Runs in the caller's transaction. A completed key is not enqueued again. A dead-lettered one is,
+-- and its dead letter is marked as requeued.
 UPDATE dead_letters SET requeued_at = NOW_MS
  WHERE tenant = :tenant AND job_id = :id AND requeued_at IS NULL;
 INSERT INTO audit_events
@@ -29,8 +29,8 @@ SELECT :tenant, :id, :key, :queue, :type, :resource_id, :payload, :payload_hash,
 RETURNING id AS job_id, 0 AS merged;
 
 -- name: enqueue_coalesced
--- Merges into the one that waits under the same coalescing key: its payload becomes the newest, its
--- time stays.
+-- Merges the job into a waiting one with the same coalescing key: that one gets the new payload and
+-- keeps its due time.
 INSERT INTO audit_events
        (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
         created_at)
@@ -59,9 +59,10 @@ RETURNING id AS job_id, merged;
 SELECT 1 AS done FROM job_completions WHERE tenant = :tenant AND job_id = :id;
 
 -- name: claim
--- Takes what is due, oldest first, from each queue as if it were alone. A job and its marker never
--- stand side by side here, as enqueue and completion cannot overlap.
--- Where the lease of another has run out, a trigger (jobs_attempt_lost) writes that attempt down.
+-- Leases due jobs, oldest first, up to the limit from each queue. A job and its completion marker
+-- never exist at the same time here, because enqueue and completion cannot overlap.
+-- If the lease of another worker has expired, a trigger (jobs_attempt_lost) records that attempt as
+-- failed.
 UPDATE jobs
    SET state = 'running', lease = lease + 1, attempts = attempts + 1, worker = :worker,
        waiting_key = NULL, started_at = NOW_MS,
@@ -79,7 +80,7 @@ RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_
           0 AS completed;
 
 -- name: claim_these
--- The same for jobs that a broker has named, if they are free.
+-- The same for jobs that a broker has named, if they are due and not leased.
 UPDATE jobs
    SET state = 'running', lease = lease + 1, attempts = attempts + 1, worker = :worker,
        waiting_key = NULL, started_at = NOW_MS,
@@ -95,7 +96,7 @@ RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_
           0 AS completed;
 
 -- name: still_to_do
--- Of these jobs, the ones that are not finished, and in how many seconds each is free.
+-- Of these jobs, those that are not finished, and in how many seconds each can be leased.
 SELECT jobs.tenant, jobs.id AS job_id,
        CASE WHEN visible_at < 9000000000000000
             THEN max(0, visible_at - NOW_MS) / 1000.0 END AS free_in_seconds
@@ -104,7 +105,7 @@ SELECT jobs.tenant, jobs.id AS job_id,
            AND jobs.id = json_extract(wanted.value, '$.job_id');
 
 -- name: due_in
--- In how many seconds the next job of these queues may be taken.
+-- In how many seconds the next job of these queues can be leased.
 SELECT (min(next.at) - NOW_MS) / 1000.0 AS seconds
   FROM (SELECT (SELECT visible_at FROM jobs
                  WHERE queue = wanted.value AND visible_at < 9000000000000000
@@ -112,7 +113,7 @@ SELECT (min(next.at) - NOW_MS) / 1000.0 AS seconds
           FROM json_each(:queues) AS wanted) AS next;
 
 -- name: renew
--- A lease that has run out is not renewed: the job may be another's by now.
+-- An expired lease is not renewed: another worker may have leased the job since.
 UPDATE jobs
    SET visible_at = NOW_MS + CAST(:lease_seconds * 1000 AS INTEGER)
  WHERE seq IN (
@@ -125,7 +126,7 @@ UPDATE jobs
 RETURNING tenant, id AS job_id;
 
 -- name: complete
--- Jobs leave the table and their markers are written. No row comes back for a lease that was lost.
+-- Deletes the jobs and writes their completion markers. Returns no row for a lost lease.
 INSERT INTO job_completions
        (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
         request_id, correlation_id, enqueued_at, completed_at)
@@ -150,8 +151,8 @@ DELETE FROM jobs
 RETURNING tenant, id AS job_id;
 
 -- name: complete_one
--- The same in the transaction of the job's effects. No row comes back for a lease that was lost;
--- then nothing of it may commit.
+-- The same in the transaction of the job's effects. Returns no row if the lease was lost; the
+-- transaction must then be rolled back.
 INSERT INTO job_completions
        (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
         request_id, correlation_id, enqueued_at, completed_at)
@@ -165,14 +166,14 @@ DELETE FROM jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1
 RETURNING id AS job_id;
 
--- name: forget
--- A job whose key was done before it ran: it leaves the table, its marker is there already.
+-- name: remove_completed
+-- A job whose key was completed before it ran.
 DELETE FROM jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
 RETURNING id AS job_id;
 
 -- name: release_next
--- The next one in line comes to the front.
+-- Makes the next job of an order key visible.
 UPDATE jobs
    SET visible_at = run_at
  WHERE visible_at = 9000000000000000
@@ -192,17 +193,17 @@ UPDATE jobs
    AND changes() = 1
 RETURNING id AS job_id;
 
--- name: give_back
--- A worker that is told to stop gives back what it cannot finish. That attempt does not count.
+-- name: release
+-- A worker that stops releases the jobs it cannot finish. The attempt does not count.
 UPDATE jobs
    SET state = 'waiting', worker = NULL, attempts = attempts - 1, visible_at = NOW_MS
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
    AND visible_at > NOW_MS
 RETURNING id AS job_id;
 
--- name: bury
--- A job that was taken past its last attempt was not tried again, and has no failure of its own: those
--- of the attempts it lost are there already. The audit event tells that the lease was still held.
+-- name: dead_letter
+-- A job that was leased after its last attempt has not run again, so it gets no further failure: those
+-- of its lost attempts are recorded already. The audit event shows that the lease was still held.
 INSERT INTO dead_letters
        (tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
         reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at,
@@ -237,7 +238,7 @@ DELETE FROM jobs
 RETURNING id AS job_id;
 
 -- name: save_step
--- Only whoever holds the lease may say that a step is done.
+-- Only the worker that holds the lease may record a step.
 INSERT INTO job_steps (tenant, job_id, name, result, attempt, finished_at)
 SELECT tenant, id, :name, :result, attempts, NOW_MS
   FROM jobs
@@ -255,7 +256,7 @@ SELECT attempt, reason, error, worker, failed_at / 1000.0 AS failed_at
   FROM job_failures WHERE tenant = :tenant AND job_id = :job_id ORDER BY seq;
 
 -- name: list_jobs
--- Live, done and dead jobs, newest first, for people. An empty tenant is every tenant.
+-- Jobs in any state, newest first. An empty tenant matches every tenant.
 SELECT * FROM (
     SELECT tenant, id AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
            worker, NULL AS reason, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
@@ -287,7 +288,7 @@ SELECT * FROM (
  ORDER BY enqueued_at DESC, job_id LIMIT :limit;
 
 -- name: find_job
--- One job, wherever it stands.
+-- One job in any state.
 SELECT tenant, id AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
        worker, NULL AS reason, NULL AS error, payload, payload_hash, NULL AS result, merged,
        coalesce_key, order_key, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
@@ -309,7 +310,7 @@ SELECT tenant, job_id, key, queue, type, resource_id, 'dead', attempts, max_atte
  ORDER BY place LIMIT 1;
 
 -- name: requeue
--- Back into the line with all attempts before it. The dead letter stays, marked, as history.
+-- Moves a dead letter back into its queue with all its attempts. The dead letter stays, marked.
 UPDATE dead_letters
    SET requeued_at = NOW_MS
  WHERE tenant = :tenant AND job_id = :job_id AND requeued_at IS NULL
@@ -337,7 +338,7 @@ SELECT tenant, job_id, queue FROM dead_letters
  WHERE tenant = :tenant AND job_id = :job_id AND changes() = 1;
 
 -- name: depths
--- For the metrics: how many jobs each queue holds, and how long the oldest due one has waited.
+-- For metrics: the jobs of each queue, and for how long the oldest due one has waited.
 SELECT queue, state, count(*) AS jobs,
        max(0, (NOW_MS - min(run_at)
                FILTER (WHERE state = 'waiting' AND visible_at <= NOW_MS)) / 1000.0)
@@ -348,9 +349,9 @@ SELECT queue, state, count(*) AS jobs,
 SELECT queue, count(*) AS jobs FROM dead_letters WHERE requeued_at IS NULL GROUP BY queue;
 
 -- name: to_publish
--- For the relay: what is due and not on its way, or was published and then not taken for a while;
--- twice as long after each time, as a long line of waiting jobs is no reason to publish it all over
--- again. Looks at the front of each queue only, so that a long line costs no more than a short one.
+-- For the relay: due jobs that are not published, or were published and not leased for some time.
+-- That time doubles with each publication: a long queue is no reason to publish all of it again.
+-- Only the front of each queue is read, so that a long queue costs no more than a short one.
 SELECT job.tenant, job.id AS job_id, job.queue, job.seq, job.published
   FROM json_each(:queues) AS wanted
   JOIN jobs AS job ON job.seq IN (
@@ -363,8 +364,8 @@ SELECT job.tenant, job.id AS job_id, job.queue, job.seq, job.published
  ORDER BY job.visible_at LIMIT :limit;
 
 -- name: mark_published
--- A job that was given up and requeued meanwhile is another row (seq), of which the broker has not
--- heard.
+-- A job that was dead-lettered and requeued meanwhile is another row (seq), which has not been
+-- published.
 UPDATE jobs
    SET published = max(jobs.published, mine.published), published_at = NOW_MS
   FROM (SELECT json_extract(value, '$.seq') AS seq,
@@ -372,8 +373,8 @@ UPDATE jobs
           FROM json_each(:jobs)) AS mine
  WHERE jobs.seq = mine.seq AND (jobs.published < mine.published OR jobs.published_at IS NULL);
 
--- name: forget_published
--- The broker has lost everything: what was published is to be published again, by the next number.
+-- name: reset_published
+-- The broker has lost all messages: published jobs are published again, with the next message id.
 UPDATE jobs SET published_at = NULL WHERE published_at IS NOT NULL RETURNING id AS job_id;
 
 -- name: publish_due_in
@@ -388,7 +389,7 @@ SELECT (min(next.at) - NOW_MS) / 1000.0 AS seconds
 SELECT NOW_MS / 1000.0 AS now;
 
 -- name: clean_completions
--- Markers past their time, a batch at a time. Until then a key stays done.
+-- A key counts as completed until its marker is deleted here.
 DELETE FROM job_completions
  WHERE rowid IN (SELECT rowid FROM job_completions
                   WHERE completed_at < NOW_MS - :older_than_seconds * 1000
@@ -396,7 +397,7 @@ DELETE FROM job_completions
 RETURNING job_id;
 
 -- name: clean_dead_letters
--- Only what was requeued: the others wait for a person.
+-- Only requeued ones: an operator decides about the others.
 DELETE FROM dead_letters
  WHERE rowid IN (SELECT rowid FROM dead_letters
                   WHERE requeued_at < NOW_MS - :older_than_seconds * 1000 LIMIT :limit)

@@ -1,4 +1,4 @@
-"""The worker: takes jobs, keeps their leases alive, runs them side by side, and ends well."""
+"""The worker: fetches jobs, renews their leases, executes them concurrently, stops cleanly."""
 
 import asyncio
 import logging
@@ -12,35 +12,35 @@ from holdfast.clock import SystemClock
 from holdfast.core.job import Lease
 from holdfast.errors import ConfigurationError, StoreError
 from holdfast.ids import new_request_id
-from holdfast.jobs.completer import Completions
+from holdfast.jobs.completer import Completer
 from holdfast.jobs.engines.sql import SqlEngine
 from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES
-from holdfast.jobs.executor import Attempt
+from holdfast.jobs.executor import ExecutorConfig, JobExecutor
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.noop_metrics import NullJobMetrics
-from holdfast.jobs.periodic import PeriodicWork
+from holdfast.jobs.periodic import PeriodicEnqueuer
 from holdfast.jobs.registry import JobRegistry
 from holdfast.ports import Clock, Delivery, Engine, FaultPoints, JobMetrics, Notifier, Store
 
 __all__ = ["EngineMaker", "Worker"]
 
-# Makes the engine of one worker: its table, its queues, its name and the length of its leases.
+# Makes the engine of one worker from its job store, queues, name and lease time in seconds.
 EngineMaker = Callable[[JobStore, Sequence[str], str, float], Engine]
 
-# Renewed long before half of it is gone, so that one renewal may fail.
+# Leases are renewed before half of their time has passed, so that one renewal may fail.
 _RENEW_AFTER_SHARE: Final = 0.3
-_TROUBLE_SECONDS: Final = 1.0
-_GIVE_BACK_SECONDS: Final = 10.0
-# A statement for fewer jobs than this costs nearly as much.
-_FEW: Final = 64
-# Handlers in a transaction hold a connection each; to renew and to end jobs takes some, too.
+_ERROR_SECONDS: Final = 1.0
+_RELEASE_SECONDS: Final = 10.0
+# A claim of fewer jobs than this costs nearly as much as one of this many.
+_MIN_BATCH: Final = 64
+# Handlers in a transaction hold a connection each; renewals and completions need some as well.
 _HANDLERS_SHARE: Final = 0.75
 
 _log = logging.getLogger("holdfast.jobs")
 
 
 class Worker:
-    """Works the queues of a registry's handlers until it is stopped.
+    """Executes jobs of the queues that a registry has handlers for, until it is stopped.
 
     ::
 
@@ -68,56 +68,65 @@ class Worker:
         clock: Clock | None = None,
         faults: FaultPoints | None = None,
     ) -> None:
-        """Take a store that is open, or will be before ``start``."""
+        """``store`` must be open before ``start``. Raises ``ConfigurationError``."""
         if concurrency < 1:
-            raise ConfigurationError("a worker should have room for at least one job")
+            raise ConfigurationError(f"concurrency is {concurrency}, it must be at least 1")
         if not lease_seconds > 0:
-            raise ConfigurationError("a lease should be longer than 0 seconds")
+            raise ConfigurationError("lease_seconds must be above 0")
         if not poll_seconds >= 1:
-            raise ConfigurationError("a worker should not look more often than once a second")
-        self.registry = registry
-        self.table = JobStore(store)
-        # Unique for every start: a name that came back would hold its dead namesake's leases.
+            raise ConfigurationError("poll_seconds must be at least 1")
+        self.job_store = JobStore(store)
+        # Unique for every start: a restarted worker must not own the leases of its predecessor.
         self.name = f"{name or socket.gethostname()}-{os.getpid()}-{new_request_id()[:8]}"
         self.queues = tuple(queues) if queues is not None else registry.queues
-        self.concurrency = concurrency
-        self.lease_seconds = lease_seconds
-        self.max_payload_bytes = max_payload_bytes
-        self.metrics: JobMetrics = metrics or NullJobMetrics()
-        self.clock = clock or SystemClock()
+        self._concurrency = concurrency
+        self._lease_seconds = lease_seconds
+        self._poll_seconds = poll_seconds
+        self._shutdown_seconds = shutdown_seconds
+        self._clock = clock or SystemClock()
         self.engine: Engine = (
             SqlEngine(
-                self.table,
+                self.job_store,
                 self.queues,
                 worker=self.name,
                 lease_seconds=lease_seconds,
                 notifier=notifier,
             )
             if engine is None
-            else engine(self.table, self.queues, self.name, lease_seconds)
+            else engine(self.job_store, self.queues, self.name, lease_seconds)
         )
-        self.completions = Completions(self.table, worker=self.name)
-        self.transaction_turns = _turns(store)
-        self._periodic = PeriodicWork(
-            self.table, registry, queues=self.queues, notify=self.engine.notify
+        self._completer = Completer(self.job_store, worker=self.name)
+        self._periodic = PeriodicEnqueuer(
+            self.job_store, registry, queues=self.queues, notify=self.engine.notify
         )
-        self._poll_seconds = poll_seconds
-        self._shutdown_seconds = shutdown_seconds
-        self._faults = faults
-        self._attempts: dict[asyncio.Task[None], Attempt] = {}
-        # Of these, how many have run and only wait for the shared commit of their markers.
-        self._marking = 0
-        self._left_behind: set[asyncio.Task[Any]] = set()
+        self._config = ExecutorConfig(
+            job_store=self.job_store,
+            registry=registry,
+            engine=self.engine,
+            metrics=metrics or NullJobMetrics(),
+            clock=self._clock,
+            worker_name=self.name,
+            lease_seconds=lease_seconds,
+            max_payload_bytes=max_payload_bytes,
+            transaction_slots=_transaction_slots(store),
+            faults=faults,
+            complete=self._complete,
+            abandon=self._abandon,
+        )
+        self._executors: dict[asyncio.Task[None], JobExecutor] = {}
+        # How many of these have run and only wait for the shared commit of their completions.
+        self._completing = 0
+        self._abandoned: set[asyncio.Task[Any]] = set()
         self._slot_freed = asyncio.Event()
         self._is_stopping = False
-        self._gives_back = False
+        self._is_releasing = False
         self._loops: list[asyncio.Task[None]] = []
 
-    # -- life -----------------------------------------------------------------------------------
+    # -- start and stop -------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to work."""
-        self._is_stopping = self._gives_back = False
+        """Connect the engine and start to fetch jobs."""
+        self._is_stopping = self._is_releasing = False
         await self.engine.open()
         self._loops = [
             asyncio.create_task(self._fetch(), name="holdfast-jobs-fetch"),
@@ -126,70 +135,62 @@ class Worker:
         ]
 
     async def stop(self) -> None:
-        """Take nothing more, finish what is running, give back what does not end in time."""
+        """Fetch no more jobs, wait ``shutdown_seconds`` for running ones, release the rest."""
         if not self._loops:
             return
         self._is_stopping = True
         fetch, renew, periodic = self._loops
         self._loops = []
-        await _cancelled(periodic)
+        await _cancel(periodic)
         self.engine.wake()
         self._slot_freed.set()
-        # Not cancelled: what it has just claimed would wait for its lease to end. On SQLite it may
-        # itself wait for a handler that has written.
-        await self._all_ended(fetch, self._shutdown_seconds)
-        self._gives_back = True
-        for attempt in list(self._attempts.values()):
-            attempt.give_back()
-        await self._all_ended(fetch, _GIVE_BACK_SECONDS)
-        await _cancelled(renew)
-        for task in [fetch, *self._attempts, *self._left_behind]:
+        # Not cancelled: jobs it has just claimed would wait until their leases expire. On SQLite
+        # it may itself wait for a handler that has written.
+        await self._wait_for_all(fetch, self._shutdown_seconds)
+        self._is_releasing = True
+        for executor in list(self._executors.values()):
+            executor.release()
+        await self._wait_for_all(fetch, _RELEASE_SECONDS)
+        await _cancel(renew)
+        for task in [fetch, *self._executors, *self._abandoned]:
             task.cancel()
         await self.engine.close()
 
-    async def _all_ended(self, fetch: asyncio.Task[None], seconds: float) -> None:
-        """Wait until nothing is fetched and nothing runs any more, at most so long."""
-        deadline = self.clock.monotonic() + seconds
-        while running := [task for task in (fetch, *self._attempts) if not task.done()]:
-            left = deadline - self.clock.monotonic()
+    async def _wait_for_all(self, fetch: asyncio.Task[None], seconds: float) -> None:
+        """Wait until the fetch loop and all executors have ended, for at most ``seconds``."""
+        deadline = self._clock.monotonic() + seconds
+        while running := [task for task in (fetch, *self._executors) if not task.done()]:
+            left = deadline - self._clock.monotonic()
             if left <= 0:
                 return
             await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     @property
     def running(self) -> int:
-        """How many jobs run now."""
-        return len(self._attempts)
+        """How many jobs are being executed."""
+        return len(self._executors)
 
-    def wishes_of(self, job_type: str) -> dict[str, Any]:
-        """Return what a job enqueues another of this type with, unless told otherwise."""
-        return self.registry.wishes_of(job_type) | {"max_payload_bytes": self.max_payload_bytes}
+    # -- callbacks of the executors -------------------------------------------------------------
 
-    async def reach(self, point: str) -> None:
-        """Pass a fault point."""
-        if self._faults is not None:
-            await self._faults.reach(point)
-
-    async def mark(self, lease: Lease, result: str | None) -> None:
-        """Write the marker of a job that wrote nothing else.
-
-        Meanwhile another has its slot: the next jobs are taken while these are being committed.
-        """
-        self._marking += 1
+    async def _complete(self, lease: Lease, result: str | None) -> None:
+        """Commit the completion of a job that wrote nothing; its slot is free meanwhile."""
+        self._completing += 1
         self._slot_freed.set()
         try:
-            await self.completions.add(lease, result)
+            await self._completer.add(lease, result)
         finally:
-            self._marking -= 1
+            self._completing -= 1
 
-    def leave_behind(self, task: asyncio.Task[Any]) -> None:
-        """Keep a handler that does not end; it has nothing left to write with."""
-        self._left_behind.add(task)
-        task.add_done_callback(self._left_behind.discard)
+    def _abandon(self, task: asyncio.Task[Any]) -> None:
+        """Keep a reference to a handler that does not end; it can no longer write anything."""
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
 
     # -- loops ----------------------------------------------------------------------------------
 
     async def _fetch(self) -> None:
+        # Half of the slots are filled at a time: the others run while these are claimed.
+        batch = max(_MIN_BATCH, self._concurrency // 2)
         while not self._is_stopping:
             free = self._free_slots()
             if free <= 0:
@@ -197,92 +198,87 @@ class Worker:
                 await self._slot_freed.wait()
                 continue
             try:
-                # Not all at once: half run while the other half is taken and committed.
-                most = max(_FEW, self.concurrency // 2)
-                deliveries = await self.engine.take(min(free, most), self._poll_seconds)
+                deliveries = await self.engine.take(min(free, batch), self._poll_seconds)
             except StoreError as error:
-                _log.warning("jobs cannot be taken, trying again: %s", error)
-                await asyncio.sleep(_TROUBLE_SECONDS)
+                _log.warning("jobs cannot be fetched, trying again: %s", error)
+                await asyncio.sleep(_ERROR_SECONDS)
                 continue
-            except Exception:  # noqa: BLE001 - a broker's trouble has many names; none may end us
-                _log.exception("jobs cannot be taken, trying again")
-                await asyncio.sleep(_TROUBLE_SECONDS)
+            except Exception:  # noqa: BLE001 - an engine may raise anything; the loop must go on
+                _log.exception("jobs cannot be fetched, trying again")
+                await asyncio.sleep(_ERROR_SECONDS)
                 continue
             for delivery in deliveries:
-                self._begin(delivery)
+                self._execute(delivery)
 
     def _free_slots(self) -> int:
-        """Count slots; those that are being marked take none, up to as many as there are slots."""
-        return self.concurrency - len(self._attempts) + min(self._marking, self.concurrency)
+        """Count free slots. Jobs that are being completed use none, up to ``concurrency``."""
+        completing = min(self._completing, self._concurrency)
+        return self._concurrency - len(self._executors) + completing
 
-    def _begin(self, delivery: Delivery) -> None:
-        attempt = Attempt(self, delivery)
-        task = asyncio.create_task(attempt.work())
-        self._attempts[task] = attempt
-        task.add_done_callback(self._ended)
-        if self._gives_back:
-            attempt.give_back()
+    def _execute(self, delivery: Delivery) -> None:
+        executor = JobExecutor(self._config, delivery)
+        task = asyncio.create_task(executor.run())
+        self._executors[task] = executor
+        task.add_done_callback(self._executed)
+        if self._is_releasing:
+            executor.release()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._attempts[task]
+    def _executed(self, task: asyncio.Task[None]) -> None:
+        del self._executors[task]
         self._slot_freed.set()
         if not task.cancelled() and task.exception() is not None:
-            _log.error("a job ended badly; its lease will run out", exc_info=task.exception())
+            _log.error("a job was aborted; its lease will expire", exc_info=task.exception())
 
     async def _renew(self) -> None:
-        """Keep the leases of all that runs; who has lost one is told to end."""
-        elsewhere: asyncio.Task[None] | None = None
+        """Renew the leases of all running jobs; cancel those that have lost theirs."""
+        renewal: asyncio.Task[None] | None = None
         while True:
-            await asyncio.sleep(self.lease_seconds * _RENEW_AFTER_SHARE)
-            attempts = list(self._attempts.values())
-            writing = [a for a in attempts if _holds_the_one_turn(a)]
-            for attempt in writing:
-                await self._renew_within(attempt, attempts)
-            others = [a for a in attempts if a not in writing]
+            await asyncio.sleep(self._lease_seconds * _RENEW_AFTER_SHARE)
+            executors = list(self._executors.values())
+            writing = [executor for executor in executors if _holds_write_lock(executor)]
+            for executor in writing:
+                await self._renew_within(executor, executors)
+            others = [executor for executor in executors if executor not in writing]
             # Never two at once; and on SQLite this may wait for the writers above.
-            if others and (elsewhere is None or elsewhere.done()):
-                elsewhere = asyncio.create_task(self._renew_these(others))
+            if others and (renewal is None or renewal.done()):
+                renewal = asyncio.create_task(self._renew_these(others))
 
-    async def _renew_these(self, attempts: Sequence[Attempt]) -> None:
-        for attempt in attempts:
-            unit = attempt.run.open_unit if attempt.run is not None else None
-            if unit is not None:
-                await unit.touch()
+    async def _renew_these(self, executors: Sequence[JobExecutor]) -> None:
+        for executor in executors:
+            if executor.context is not None and executor.context.open_unit is not None:
+                await executor.context.open_unit.keep_alive()
         try:
-            held = await self.engine.renew([attempt.delivery for attempt in attempts])
-        except Exception as error:  # noqa: BLE001 - a broker's trouble has many names
+            held = await self.engine.renew([executor.delivery for executor in executors])
+        except Exception as error:  # noqa: BLE001 - an engine may raise anything
             _log.warning("leases cannot be renewed, trying again: %s", error)
-            held = {(a.job.lease.tenant, a.job.lease.job_id) for a in attempts}
-        for attempt in attempts:
-            lease = attempt.job.lease
-            if (lease.tenant, lease.job_id) not in held and attempt in self._attempts.values():
-                attempt.lose()
+            return
+        for executor in executors:
+            lease = executor.job.lease
+            if (lease.tenant, lease.job_id) not in held and executor in self._executors.values():
+                executor.lose_lease()
 
-    async def _renew_within(self, writing: Attempt, attempts: Sequence[Attempt]) -> None:
-        """On SQLite a handler that has written keeps everyone else from writing, us included.
-
-        So its transaction renews the leases of all.
-        """
-        unit = writing.run.open_unit if writing.run is not None else None
+    async def _renew_within(self, writing: JobExecutor, executors: Sequence[JobExecutor]) -> None:
+        """Renew all leases in the transaction of a handler that holds SQLite's write lock."""
+        unit = writing.context.open_unit if writing.context is not None else None
         if unit is not None:
-            leases = [attempt.job.lease for attempt in attempts]
-            with suppress(Exception):  # it has ended, or its next statement finds out
-                await self.table.renew_within(
-                    unit, leases, worker=self.name, lease_seconds=self.lease_seconds
+            leases = [executor.job.lease for executor in executors]
+            with suppress(Exception):  # the transaction has ended, or its next statement fails
+                await self.job_store.renew_within(
+                    unit, leases, worker=self.name, lease_seconds=self._lease_seconds
                 )
 
 
-def _holds_the_one_turn(attempt: Attempt) -> bool:
-    unit = attempt.run.open_unit if attempt.run is not None else None
+def _holds_write_lock(executor: JobExecutor) -> bool:
+    unit = executor.context.open_unit if executor.context is not None else None
     return unit is not None and getattr(unit, "has_begun", False)
 
 
-def _turns(store: Store) -> asyncio.Semaphore | None:
-    """Return as many turns as handlers may be in a transaction at once; None: as they like."""
-    most: int | None = getattr(store, "max_connections", None)
-    return None if most is None else asyncio.Semaphore(max(1, int(most * _HANDLERS_SHARE)))
+def _transaction_slots(store: Store) -> asyncio.Semaphore | None:
+    """Limit the handlers in a transaction to a share of the store's connections, if it has any."""
+    limit: int | None = getattr(store, "max_connections", None)
+    return None if limit is None else asyncio.Semaphore(max(1, int(limit * _HANDLERS_SHARE)))
 
 
-async def _cancelled(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})

@@ -1,8 +1,8 @@
-"""Sign-in by JSON Web Token. Says who is calling; what they may do is decided elsewhere.
+"""Identifies the caller by a JSON Web Token; what the caller may do is decided elsewhere.
 
-The algorithm is the server's choice, never the token's: a token that names another one, or
-``none``, is refused before any key is looked at. Times are judged on the given clock, not by
-PyJWT, so that tests can hold it. No message repeats anything of the token.
+The algorithm is configured, never taken from the token: a token that names another one, or
+``none``, is refused before any key is used. Times are compared with the given clock, not by
+PyJWT, so that tests can set it. No message contains any part of the token.
 """
 
 import re
@@ -29,21 +29,20 @@ from holdfast.server.request_head import RequestHead
 
 __all__ = ["JwtIdentify", "mint_token"]
 
-# Longer than any token with a reasonable list of roles; hashing and parsing stay cheap.
-_TOKEN_MOST_BYTES: Final = 16 * 1024
+_TOKEN_MAX_BYTES: Final = 16 * 1024
 # Names become part of keys in databases and caches: short, and no NUL, which PostgreSQL refuses.
-_NAME_MOST_CHARS: Final = 256
-_UNFIT_IN_NAME: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-# A verified token costs about 2 KB; only tokens that hold get in, so strangers cannot flush it.
-_REMEMBERED_TOKENS: Final = 4096
+_NAME_MAX_CHARS: Final = 256
+_FORBIDDEN_IN_NAME: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+# About 2 KB each. Only valid tokens are cached, so others cannot flush the cache.
+_CACHED_TOKENS: Final = 4096
 
 
 class JwtIdentify:
-    """Finds the caller in ``Authorization: Bearer <JWT>``.
+    """Identifies the caller by ``Authorization: Bearer <JWT>``.
 
-    Returns a principal at once where keys are at hand, and an awaitable where they have to be
-    fetched first. Every fault of the token is a ``NotAuthenticatedError``; keys that cannot be
-    fetched are not the caller's fault and are a ``StoreUnavailableError`` (503).
+    Returns a principal, or an awaitable of one if keys have to be fetched first. Raises
+    ``NotAuthenticatedError`` for every defect of the token, and ``StoreUnavailableError`` (503)
+    if the keys cannot be fetched.
     """
 
     def __init__(
@@ -59,10 +58,10 @@ class JwtIdentify:
         clock: Clock | None = None,
         leeway_seconds: float = 30.0,
     ) -> None:
-        """Take exactly one source of keys. HS256 goes with a secret, RS256 and ES256 with a JWKS.
+        """Take exactly one source of keys: a secret for HS256, a JWKS for RS256 and ES256.
 
-        ``leeway_seconds`` is for an issuer whose clock runs ahead (``nbf``, ``iat``). A token
-        past its ``exp`` gets none: where our clock runs ahead, that costs the caller one refresh.
+        ``leeway_seconds`` is for an issuer whose clock is ahead (``nbf``, ``iat``). There is none
+        for ``exp``: if this server's clock is ahead, the caller refreshes its token early.
         """
         self._clock: Clock = clock or SystemClock()
         self._keys = open_keys(secret, jwks_file, jwks_url, algorithm, self._clock)
@@ -75,30 +74,30 @@ class JwtIdentify:
         self._jws = PyJWS(algorithms=[algorithm])
 
     def with_tenant(self, claim: str) -> Self:
-        """Return one that reads the tenant from another claim, sharing keys and cache."""
+        """Return a copy that reads the tenant from another claim and shares keys and cache."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._tenant_claim = claim
         return other
 
     def __call__(self, head: RequestHead) -> Principal | Awaitable[Principal]:
-        """Say who is calling, or raise."""
+        """Return the caller, or an awaitable of it."""
         token = _bearer_token(head.authorization)
         if self._keys.is_current():
             try:
                 return self._identify(token)
             except _UnknownKeyError:
-                if not self._keys.may_look_again():
+                if not self._keys.may_refetch():
                     raise
         return self._identify_with_new_keys(token)
 
     async def _identify_with_new_keys(self, token: bytes) -> Principal:
-        self._header(token)  # no key server is asked about a token that cannot hold anyway
+        self._header(token)  # fetch no keys for a token that is refused anyway
         await self._keys.fetch()
         try:
             return self._identify(token)
         except _UnknownKeyError:
-            if self._keys.is_failing():  # the key may be a new one: nobody can tell now
+            if self._keys.is_failing():  # the key may be a new one
                 raise keys_unavailable() from None
             raise
 
@@ -117,7 +116,7 @@ class JwtIdentify:
             self._verified.put(digest, verified)
         return principal
 
-    # -- reading a token -------------------------------------------------------------------
+    # -- verifying a token -------------------------------------------------------------------
 
     def _header(self, token: bytes) -> dict[str, Any]:
         try:
@@ -132,7 +131,7 @@ class JwtIdentify:
         kid = self._header(token).get("kid")
         candidates = self._keys.find(kid)
         if not candidates:
-            raise _UnknownKeyError("the token is signed with a key that is not known here")
+            raise _UnknownKeyError("the token is signed with an unknown key")
         payload: bytes | None = None
         for key in candidates:
             try:
@@ -143,11 +142,11 @@ class JwtIdentify:
                 raise NotAuthenticatedError("the token is not a readable JWT") from None
             break
         if payload is None:
-            # Without a key id, a signature that does not hold may mean that keys were rotated.
+            # Without a key id, an invalid signature may mean that the keys were rotated.
             error = NotAuthenticatedError if kid is not None else _UnknownKeyError
-            raise error("the token's signature does not hold")
+            raise error("the token's signature is invalid")
         try:
-            # msgspec, not json: NaN, half surrogate pairs and broken UTF-8 end here.
+            # msgspec, unlike json, refuses NaN, lone surrogates and invalid UTF-8.
             claims = msgspec.json.decode(payload)
         except UNREADABLE:
             raise NotAuthenticatedError("the token's claims are not JSON") from None
@@ -158,11 +157,11 @@ class JwtIdentify:
 
     def _check_party(self, claims: Mapping[str, Any]) -> None:
         if self._issuer is not None and claims.get("iss") != self._issuer:
-            raise NotAuthenticatedError("the token was made by another issuer")
+            raise NotAuthenticatedError("the token is from another issuer")
         if self._audience is not None:
             audience = claims.get("aud")
             if self._audience not in (audience if isinstance(audience, list) else [audience]):
-                raise NotAuthenticatedError("the token was made for another audience")
+                raise NotAuthenticatedError("the token is for another audience")
 
     def _check_times(self, verified: "_Verified") -> None:
         now = self._clock.now().timestamp()
@@ -189,7 +188,7 @@ def mint_token(
     lifetime: timedelta,
     now: datetime,
 ) -> str:
-    """Make an HS256 token, for development and tests."""
+    """Return an HS256 token, for development and tests."""
     claims: dict[str, Any] = {
         "sub": sub,
         "iat": floor(now.timestamp()),
@@ -206,11 +205,11 @@ def mint_token(
 
 
 class _UnknownKeyError(NotAuthenticatedError):
-    """No key at hand verifies this token; newer keys might."""
+    """No known key verifies this token; a newer one might."""
 
 
 class _Verified:
-    """A token whose signature holds: its claims, its times, and who it is for each tenant claim."""
+    """A token with a valid signature: claims, times, and a principal per tenant claim."""
 
     __slots__ = ("begins_at", "claims", "expires_at", "generation", "principals")
 
@@ -227,7 +226,7 @@ class _Verified:
 
 
 class _VerifiedTokens:
-    """The tokens seen last, by hash: HMAC and JSON cost more than the rest of a replay."""
+    """LRU cache by SHA-256 of the token: verifying costs more than the rest of a replay."""
 
     def __init__(self) -> None:
         self._tokens: OrderedDict[bytes, _Verified] = OrderedDict()
@@ -238,7 +237,7 @@ class _VerifiedTokens:
             verified = self._tokens.get(digest)
             if verified is None:
                 return None
-            if verified.generation != generation:  # keys have changed: it must prove itself anew
+            if verified.generation != generation:  # the keys have changed
                 del self._tokens[digest]
                 return None
             self._tokens.move_to_end(digest)
@@ -247,7 +246,7 @@ class _VerifiedTokens:
     def put(self, digest: bytes, verified: _Verified) -> None:
         with self._lock:
             self._tokens[digest] = verified
-            if len(self._tokens) > _REMEMBERED_TOKENS:
+            if len(self._tokens) > _CACHED_TOKENS:
                 self._tokens.popitem(last=False)
 
 
@@ -258,7 +257,7 @@ def _bearer_token(authorization: str | None) -> bytes:
     text = text.strip(" \t")
     if scheme.lower() != "bearer" or not text:
         raise NotAuthenticatedError("sign in with Authorization: Bearer <token>")
-    if len(text) > _TOKEN_MOST_BYTES:
+    if len(text) > _TOKEN_MAX_BYTES:
         raise NotAuthenticatedError("the token is too long")
     try:
         return text.encode("ascii")
@@ -281,11 +280,11 @@ def _name(claims: Mapping[str, Any], claim: str) -> str:
         raise NotAuthenticatedError(f'the token has no claim "{claim}"')
     if (
         not isinstance(value, str)
-        or not 0 < len(value) <= _NAME_MOST_CHARS
-        or _UNFIT_IN_NAME.search(value)
+        or not 0 < len(value) <= _NAME_MAX_CHARS
+        or _FORBIDDEN_IN_NAME.search(value)
     ):
         raise NotAuthenticatedError(
-            f'the token\'s claim "{claim}" must be 1 to {_NAME_MOST_CHARS} characters of text'
+            f'the token\'s claim "{claim}" must be 1 to {_NAME_MAX_CHARS} characters of text'
         )
     return value
 
@@ -297,4 +296,4 @@ def _roles(value: object) -> frozenset[str]:
         return frozenset({value})
     if isinstance(value, list) and all(isinstance(role, str) for role in value):
         return frozenset(value)
-    raise NotAuthenticatedError('the token\'s claim "roles" must be a list of texts')
+    raise NotAuthenticatedError('the token\'s claim "roles" must be a list of strings')

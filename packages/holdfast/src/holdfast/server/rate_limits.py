@@ -1,14 +1,23 @@
-"""Rate limits by moving windows. Protection, not truth: when the counter is away, requests pass."""
+"""Rate limits with moving windows, counted in memory, in a file or in Redis.
+
+A limit protects the server; it is no guarantee: while the counter fails, requests pass uncounted.
+
+Limits are parsed by the ``limits`` library, which also counts in Redis. Memory and file are our
+own: the memory storage of ``limits`` (5.8) reads the wall clock, which can be set back, and it has
+no storage that the processes of one machine can share without a server.
+"""
 
 import asyncio
 import logging
+import sqlite3
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import limits
 from limits.aio.strategies import MovingWindowRateLimiter
@@ -18,17 +27,20 @@ from limits.storage import storage_from_string
 from holdfast.clock import SystemClock
 from holdfast.errors import ConfigurationError
 from holdfast.ports import Clock
-from holdfast.server.sqlite_rate_limit import FileWindows
+from holdfast.stores.busy_retry import until_free
+from holdfast.stores.sqlite.rows import is_busy
 
 __all__ = ["LimitsRateLimiter", "check_limit"]
 
 _IN_MEMORY: Final = frozenset({"memory", "async+memory"})
-# A counter on the same network answers in a millisecond; waiting longer protects nobody.
+# Redis on the same network responds within a millisecond; waiting longer protects nothing.
 _TIMEOUT_SECONDS: Final = 0.5
-# A file is never away: longer only while another process is stopped in the middle of a hit.
-_FILE_SECONDS: Final = 2.0
-# After a failure the counter is left alone for this long, so an outage costs one wait, not all.
+# A file takes longer only while another process is stopped in the middle of a hit.
+_FILE_TIMEOUT_SECONDS: Final = 2.0
+_FILE_BUSY_SECONDS: Final = 0.4
+# After a failure the counter is not used for this long, so that an outage costs one wait.
 _PAUSE_SECONDS: Final = 5.0
+_MIN_HITS_BETWEEN_SWEEPS: Final = 1024
 
 _log = logging.getLogger("holdfast.rate_limits")
 
@@ -39,21 +51,21 @@ def check_limit(text: str) -> None:
 
 
 class LimitsRateLimiter:
-    """Counts requests per tenant and endpoint: in this process or, for several, where all look."""
+    """Counts requests per tenant and endpoint."""
 
     def __init__(self, storage_url: str = "async+memory://", *, clock: Clock | None = None) -> None:
         """Count in memory, in a file, or in Redis.
 
-        ``file:///path`` is for the processes of one machine. Redis, for those of several, is
-        ``async+redis://…`` (``redis://…`` is the same).
+        Memory is for one process, ``file:///path`` for the processes of one machine, and
+        ``redis://…`` (or ``async+redis://…``) for those of several machines.
         """
         self._clock: Clock = clock or SystemClock()
-        scheme, _, place = storage_url.partition("://")
-        self._windows: _MemoryWindows | FileWindows | _RedisWindows
+        scheme, _, path = storage_url.partition("://")
+        self._windows: _Windows
         if scheme in _IN_MEMORY:
             self._windows = _MemoryWindows(self._clock)
         elif scheme == "file":
-            self._windows = FileWindows(Path(place), self._clock)
+            self._windows = _FileWindows(Path(path), self._clock)
         else:
             self._windows = _RedisWindows(storage_url)
         self._paused_until: float | None = None
@@ -63,124 +75,40 @@ class LimitsRateLimiter:
         check_limit(limit)
 
     async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
-        """Count one request; return None if it may pass, else how long to stay away."""
+        """Count one request; return None if it may pass, else the seconds until it may."""
         parsed = _parse(limit)
         # The length keeps tenant "a/b" on "c" apart from tenant "a" on "b/c".
         name = f"{len(tenant)}:{tenant}/{endpoint}"
-        windows = self._windows
-        if isinstance(windows, _MemoryWindows):
-            waits = [windows.hit(one, name) for one in parsed]
-        else:
-            if self._paused_until is not None:
-                if self._clock.monotonic() < self._paused_until:
-                    return None
-                self._paused_until = None
-            try:
-                is_file = isinstance(windows, FileWindows)
-                async with asyncio.timeout(_FILE_SECONDS if is_file else _TIMEOUT_SECONDS):
-                    waits = [await _hit(windows, one, name) for one in parsed]
-            except Exception as error:  # noqa: BLE001 - whatever the client raises, requests pass
-                self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS
-                _log.warning(
-                    "the rate limit counter does not answer (%s); requests pass uncounted for %d s",
-                    type(error).__name__,
-                    _PAUSE_SECONDS,
-                )
+        if self._paused_until is not None:
+            if self._clock.monotonic() < self._paused_until:
                 return None
+            self._paused_until = None
+        try:
+            async with asyncio.timeout(self._windows.timeout_seconds):
+                waits = [await self._windows.hit(one, name) for one in parsed]
+        except Exception as error:  # noqa: BLE001 - whatever the storage raises, requests pass
+            self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS
+            _log.warning(
+                "the rate limit counter failed (%s); requests pass uncounted for %d s",
+                type(error).__name__,
+                _PAUSE_SECONDS,
+            )
+            return None
         return max((wait for wait in waits if wait is not None), default=None)
 
     async def close(self) -> None:
-        """Let go of the connection."""
-        if not isinstance(self._windows, _MemoryWindows):
-            await self._windows.close()
-
-
-class _MemoryWindows:
-    """Moving windows in this process.
-
-    Not the memory storage of ``limits``: after each hit that one walks all keys with a hop to a
-    thread for each (25 to 90 µs a hit measured, against 6 to 9 here), and it counts on the wall
-    clock, which can be set back.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._windows: dict[tuple[str, str], tuple[float, deque[float]]] = {}
-        self._hits_until_sweep = 1024
-
-    def hit(self, limit: "_Limit", name: str) -> float | None:
-        now = self._clock.monotonic()
-        key = (limit.text, name)
-        self._sweep_at_times(now)
-        window = self._windows.get(key)
-        if window is None:
-            window = self._windows[key] = (limit.span_seconds, deque(maxlen=limit.amount))
-        span, times = window
-        if len(times) < limit.amount or times[0] + span <= now:
-            times.append(now)  # pushes the oldest out when full
-            return None
-        return times[0] + span - now
-
-    def _sweep_at_times(self, now: float) -> None:
-        """Drop windows nobody has hit for their whole span; its cost is spread over the hits."""
-        self._hits_until_sweep -= 1
-        if self._hits_until_sweep:
-            return
-        self._windows = {
-            key: (span, times)
-            for key, (span, times) in self._windows.items()
-            if times and times[-1] + span > now
-        }
-        self._hits_until_sweep = max(1024, len(self._windows))
-
-
-class _RedisWindows:
-    """Moving windows of ``limits`` in Redis: one script, atomic across all processes."""
-
-    def __init__(self, storage_url: str) -> None:
-        url = storage_url if storage_url.startswith("async+") else f"async+{storage_url}"
-        options: dict[str, Any] = {}
-        if url.startswith("async+redis"):
-            options["implementation"] = "redispy"
-        try:
-            self._storage: Any = storage_from_string(url, **options)
-            self._strategy = MovingWindowRateLimiter(self._storage)
-        except (LimitsConfigurationError, NotImplementedError, ValueError, TypeError):
-            # Not its message: it repeats the URL, which may hold a password.
-            scheme = storage_url.partition("://")[0] if "://" in storage_url else "?"
-            raise ConfigurationError(
-                f'rate limits cannot be counted in "{scheme}://…": use async+memory://, '
-                'file:///PATH or async+redis://HOST:PORT (pip install "holdfast[redis]")'
-            ) from None
-
-    async def hit(self, limit: "_Limit", name: str) -> float | None:
-        if await self._strategy.hit(limit.item, name):
-            return None
-        stats = await self._strategy.get_window_stats(limit.item, name)
-        return max(0.0, stats.reset_time - time.time())
-
-    async def close(self) -> None:
-        client = getattr(getattr(self._storage, "bridge", None), "storage", None)
-        aclose = getattr(client, "aclose", None)
-        closing = None if aclose is None else aclose()
-        if isawaitable(closing):
-            await closing
+        """Close the file or the connection."""
+        await self._windows.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """One limit, with what is asked of it on each request worked out before."""
+    """One parsed limit."""
 
     item: limits.RateLimitItem
     text: str
     amount: int
     span_seconds: float
-
-
-async def _hit(windows: "FileWindows | _RedisWindows", limit: _Limit, name: str) -> float | None:
-    if isinstance(windows, FileWindows):
-        return await windows.hit(f"{limit.text} {name}", limit.amount, limit.span_seconds)
-    return await windows.hit(limit, name)
 
 
 @lru_cache(maxsize=256)
@@ -194,3 +122,154 @@ def _parse(text: str) -> tuple[_Limit, ...]:
             f'"{text}" is not a rate limit; write for example 50/minute or 5/second;100/hour'
         )
     return tuple(_Limit(item, repr(item), item.amount, item.get_expiry()) for item in items)
+
+
+class _Windows(Protocol):
+    """Where the hits of moving windows are counted."""
+
+    timeout_seconds: float | None
+
+    async def hit(self, limit: _Limit, name: str) -> float | None:
+        """Count one hit; return None if it fits the window, else the seconds until one does."""
+
+    async def close(self) -> None: ...
+
+
+class _MemoryWindows:
+    timeout_seconds: float | None = None
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._windows: dict[tuple[str, str], tuple[float, deque[float]]] = {}
+        self._hits_until_sweep = _MIN_HITS_BETWEEN_SWEEPS
+
+    async def hit(self, limit: _Limit, name: str) -> float | None:
+        now = self._clock.monotonic()
+        self._sweep_if_due(now)
+        key = (limit.text, name)
+        window = self._windows.get(key)
+        if window is None:
+            window = self._windows[key] = (limit.span_seconds, deque(maxlen=limit.amount))
+        span, times = window
+        if len(times) < limit.amount or times[0] + span <= now:
+            times.append(now)  # drops the oldest when full
+            return None
+        return times[0] + span - now
+
+    def _sweep_if_due(self, now: float) -> None:
+        """Drop windows without a hit for their whole span; the cost is spread over the hits."""
+        self._hits_until_sweep -= 1
+        if self._hits_until_sweep:
+            return
+        self._windows = {
+            key: (span, times)
+            for key, (span, times) in self._windows.items()
+            if times and times[-1] + span > now
+        }
+        self._hits_until_sweep = max(_MIN_HITS_BETWEEN_SWEEPS, len(self._windows))
+
+    async def close(self) -> None:
+        pass
+
+
+class _FileWindows:
+    """A small SQLite file, used in one thread, which may wait for other processes.
+
+    The counts need not survive a restart of the machine, so nothing is synced to the disk.
+    """
+
+    timeout_seconds: float | None = _FILE_TIMEOUT_SECONDS
+
+    _SCHEMA: Final = (
+        "CREATE TABLE IF NOT EXISTS hits (name TEXT NOT NULL, until REAL NOT NULL)",
+        "CREATE INDEX IF NOT EXISTS hits_by_name ON hits (name, until)",
+        "CREATE INDEX IF NOT EXISTS hits_by_end ON hits (until)",
+    )
+    _FORGET: Final = "DELETE FROM hits WHERE until <= ?"
+    # The monotonic clock starts anew with the machine: hits that end after a whole window are left
+    # over from before the restart and do not count.
+    _COUNT: Final = "SELECT count(*), min(until) FROM hits WHERE name = ? AND until <= ?"
+    _HIT: Final = "INSERT INTO hits (name, until) VALUES (?, ?)"
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._db: sqlite3.Connection | None = None
+        self._thread = ThreadPoolExecutor(1, "holdfast-rate-limits")
+
+    async def hit(self, limit: _Limit, name: str) -> float | None:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._hit, limit, f"{limit.text} {name}")
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+        self._thread.shutdown(wait=False)
+
+    def _hit(self, limit: _Limit, name: str) -> float | None:
+        if self._db is None:
+            self._db = self._connect()
+        with self._db as db:
+            db.execute("BEGIN IMMEDIATE")
+            now = self._clock.monotonic()  # after the wait for the lock: hits are in order of time
+            db.execute(self._FORGET, (now,))
+            window_end = now + limit.span_seconds
+            count, first_ends = db.execute(self._COUNT, (name, window_end)).fetchone()
+            if count >= limit.amount:
+                return float(first_ends - now)
+            db.execute(self._HIT, (name, window_end))
+        return None
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path, timeout=_FILE_BUSY_SECONDS, isolation_level=None)
+        try:
+            until_free(
+                lambda: db.execute("PRAGMA journal_mode=WAL"),
+                is_busy=is_busy,
+                seconds=_FILE_BUSY_SECONDS,
+            )
+            db.execute("PRAGMA synchronous=OFF")
+            for statement in self._SCHEMA:
+                db.execute(statement)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _disconnect(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+
+class _RedisWindows:
+    """Moving windows of ``limits`` in Redis: one script, atomic across all processes."""
+
+    def __init__(self, storage_url: str) -> None:
+        self.timeout_seconds: float | None = _TIMEOUT_SECONDS
+        url = storage_url if storage_url.startswith("async+") else f"async+{storage_url}"
+        options: dict[str, Any] = {}
+        if url.startswith("async+redis"):
+            options["implementation"] = "redispy"
+        try:
+            self._storage: Any = storage_from_string(url, **options)
+            self._strategy = MovingWindowRateLimiter(self._storage)
+        except (LimitsConfigurationError, NotImplementedError, ValueError, TypeError):
+            # Without the original message: it repeats the URL, which may contain a password.
+            scheme = storage_url.partition("://")[0] if "://" in storage_url else "?"
+            raise ConfigurationError(
+                f'rate limits cannot be counted in "{scheme}://…": use async+memory://, '
+                'file:///PATH or async+redis://HOST:PORT (pip install "holdfast[redis]")'
+            ) from None
+
+    async def hit(self, limit: _Limit, name: str) -> float | None:
+        if await self._strategy.hit(limit.item, name):
+            return None
+        stats = await self._strategy.get_window_stats(limit.item, name)
+        return max(0.0, stats.reset_time - time.time())
+
+    async def close(self) -> None:
+        client = getattr(getattr(self._storage, "bridge", None), "storage", None)
+        aclose = getattr(client, "aclose", None)
+        closing = None if aclose is None else aclose()
+        if isawaitable(closing):
+            await closing

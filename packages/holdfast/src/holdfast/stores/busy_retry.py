@@ -1,4 +1,4 @@
-"""Waiting for a lock that SQLite does not wait for by itself."""
+"""Retry SQLite operations for which ``busy_timeout`` has no effect."""
 
 import random
 import time
@@ -13,12 +13,11 @@ _PAUSE_SECONDS: Final = 0.002
 
 
 def until_free(work: Callable[[], T], *, is_busy: Callable[[Exception], bool], seconds: float) -> T:
-    """Do what SQLite may refuse as busy, again and again until it goes through.
+    """Call ``work`` until it no longer fails as busy; after ``seconds``, raise its error.
 
-    To switch a new file to WAL, SQLite turns a read lock into a write lock, and where two are at it
-    at once it refuses one of them without a look at ``busy_timeout``: each waiting for the other,
-    neither would ever let go. After the refusal the lock is free, so the next try may go through.
-    The last refusal is raised.
+    To switch a new file to WAL, SQLite turns a read lock into a write lock. If two processes do so
+    at once, it fails one of them at once and ignores ``busy_timeout``, because they would wait for
+    each other. The next try may succeed.
     """
     end = time.monotonic() + seconds
     while True:
@@ -27,5 +26,5 @@ def until_free(work: Callable[[], T], *, is_busy: Callable[[Exception], bool], s
         except Exception as error:
             if not is_busy(error) or time.monotonic() >= end:
                 raise
-        # Chance, so that two who met do not meet again.
+        # A random pause, so that two processes do not collide again.
         time.sleep(_PAUSE_SECONDS * (1 + random.random()))  # noqa: S311

@@ -1,24 +1,23 @@
-"""Records through Django's own connection: ``transaction.atomic()`` is the transaction.
+"""The store of a Django project: ``transaction.atomic()`` is the transaction.
 
-Django's connections belong to threads, so every piece of work runs in the thread of its request;
-how it gets there is given from outside.
+Django's connections belong to threads, so everything runs in the thread of its request, by a
+function that the caller provides.
 """
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
-import msgspec
 from django.conf import settings as django_settings
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 from django.db.transaction import Atomic, get_connection
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.fingerprint import lock_number
-from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
+from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -27,32 +26,35 @@ from holdfast.errors import (
     SupersededError,
 )
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
-from holdfast.stores.migrations import Migration, check_known, load_migrations, statements_of
+from holdfast.stores.migrations import (
+    MIGRATION_LOCK,
+    Migration,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps,
+)
 from holdfast.stores.notifier import LocalNotifier
+from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
-from holdfast.stores.sqlite.rows import audit_values as sqlite_audit_values
-from holdfast.stores.sqlite.rows import from_text, record_values, to_text
+from holdfast.stores.sqlite.rows import record_values, to_text
 
 __all__ = ["DjangoStore"]
 
 RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 _DATABASES: Final = {"sqlite": "sqlite", "postgresql": "postgres"}
-_MIGRATION_LOCK: Final = 0x686F6C64  # the one the other stores take
 _SUPERSEDED_STATE: Final = "HF002"
 _OUTAGES: Final = (OperationalError, InterfaceError)
-# ``$1``, ``?`` and ``:name`` as our files have them; strings and casts are passed over.
-_MARK: Final = re.compile(r"'(?:[^']|'')*'|::|\$(\d+)|(\?)|:([A-Za-z_]\w*)|(%)")
-
-_encode_headers = msgspec.json.Encoder().encode
-_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+# Finds ``$1``, ``?`` and ``:name``; skips strings and casts.
+_PARAMETER: Final = re.compile(r"'(?:[^']|'')*'|::|\$(\d+)|(\?)|:([A-Za-z_]\w*)|(%)")
 
 
 @lru_cache(maxsize=512)
-def _spelled(sql: str) -> str:
-    """Write a statement's parameters as Django's cursors take them."""
+def _with_django_parameters(sql: str) -> str:
+    """Convert the parameters of a statement to the format of Django's cursors."""
 
-    def mark(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         number, question, name, percent = match.groups()
         if number:
             return f"%(p{number})s"
@@ -62,11 +64,11 @@ def _spelled(sql: str) -> str:
             return f"%({name})s"
         return "%%" if percent else match.group(0)
 
-    return _MARK.sub(mark, sql)
+    return _PARAMETER.sub(replace, sql)
 
 
 class DjangoStore:
-    """The store of a Django project: its database, its connection, its transaction."""
+    """Uses a database of the project's settings, with Django's connection and transaction."""
 
     def __init__(
         self,
@@ -75,12 +77,12 @@ class DjangoStore:
         using: str = "default",
         migrations: Sequence[Migration] = (),
     ) -> None:
-        """Use a database of the project's settings."""
+        """Use the database with the alias ``using`` in Django's settings."""
         vendor = connections[using].vendor
         if vendor not in _DATABASES:
             raise ConfigurationError(f"{vendor} is not supported: use PostgreSQL or SQLite")
         if not django_settings.USE_TZ:
-            raise ConfigurationError("Holdfast needs USE_TZ = True: instants have zones")
+            raise ConfigurationError("Holdfast needs USE_TZ = True")
         self.name: str = vendor
         self.using = using
         self.is_sqlite = vendor == "sqlite"
@@ -93,17 +95,17 @@ class DjangoStore:
         self._is_open = False
 
     async def open(self) -> None:
-        """Bring the schema up to date."""
+        """Migrate the schema."""
         if not self._is_open:
             await self._do(self._migrate)
             self._is_open = True
 
     async def close(self) -> None:
-        """Let go; connections are Django's."""
+        """Do nothing more: Django closes its connections."""
         self._is_open = False
 
     async def ping(self) -> None:
-        """Ask for one row."""
+        """Run a query."""
         await self.read("SELECT 1 AS one")
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
@@ -112,7 +114,7 @@ class DjangoStore:
         return found
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
-        """Take the key: on PostgreSQL by an advisory lock, on SQLite by the one write lock."""
+        """Claim the key: with an advisory lock on PostgreSQL, with the write lock on SQLite."""
 
         def take() -> Claimed | Found | Held:
             unit = DjangoUnit(self)
@@ -138,20 +140,20 @@ class DjangoStore:
         return unit
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Query outside any guarded request."""
+        """Run a query outside any guarded request."""
         rows: Sequence[Row] = await self._do(lambda: self.fetch(sql, params))
         return rows
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Run one statement, which commits by itself."""
+        """Run one statement, which commits at once."""
         return await self.read(sql, params)
 
     def notifier(self) -> LocalNotifier:
-        """Return a bell for this process; workers of others look once a second."""
+        """Return a notifier for this process; workers of others poll once a second."""
         return LocalNotifier()
 
     async def sweep(self, now: datetime, limit: int) -> int:
-        """Delete one small batch."""
+        """Delete one batch of expired records."""
         values = (self.instant(now), limit)
         gone: int = await self._do(lambda: self.run(self.sql["sweep_records"], values)[1])
         return gone
@@ -166,42 +168,45 @@ class DjangoStore:
             more = ("after_tenant", "after_endpoint", "after_key", "limit")
             values = dict(zip((*names, *more), values, strict=True))
         rows = await self._do(lambda: self.run(self.sql["list_records"], values)[0])
-        return [_record(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
 
     async def secret(self) -> bytes:
-        """Return the database's own secret."""
+        """Return the secret of this database."""
         return bytes((await self.read(self.sql["read_secret"]))[0]["secret"])
 
     # -- in the request's thread ------------------------------------------------------------
 
     def instant(self, at: datetime) -> Any:
-        """Write an instant as this database keeps it."""
+        """Convert an instant to what this database stores."""
         return to_text(at) if self.is_sqlite else at
 
     def run(self, sql: str, params: Any = ()) -> tuple[list[Any], int]:
-        """Run a statement; returns its rows and how many it changed."""
+        """Run a statement; return its rows and how many it changed."""
         if isinstance(params, (tuple, list)) and "$1" in sql:
             params = {f"p{index}": value for index, value in enumerate(params, 1)}
         with connections[self.using].cursor() as cursor:
-            cursor.execute(_spelled(sql), params or None)
+            cursor.execute(_with_django_parameters(sql), params or None)
             rows = cursor.fetchall() if cursor.description is not None else []
             return rows, max(cursor.rowcount, 0)
 
-    def fetch(self, sql: str, params: Params = None) -> list[Row]:
-        """Run a statement with named parameters and return its rows by their columns' names."""
-        values = {
+    def values(self, params: Params) -> dict[str, Any]:
+        """Convert parameters to types that this database stores."""
+        return {
             name: self.instant(value) if isinstance(value, datetime) else value
             for name, value in (params or {}).items()
         }
+
+    def fetch(self, sql: str, params: Params = None) -> list[Row]:
+        """Run a statement with named parameters and return its rows as mappings."""
         with connections[self.using].cursor() as cursor:
-            cursor.execute(_spelled(sql), values or None)
+            cursor.execute(_with_django_parameters(sql), self.values(params) or None)
             if cursor.description is None:
                 return []
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     async def in_thread(self, work: Callable[[], Any]) -> Any:
-        """Run something in the request's thread, telling outages as such."""
+        """Run a function in the request's thread. Raises outages as ``StoreUnavailableError``."""
         return await self._do(work)
 
     async def _do(self, work: Callable[[], Any]) -> Any:
@@ -209,7 +214,7 @@ class DjangoStore:
             return await self._run(work)
         except _OUTAGES as error:
             await self._run(self._forget_connection)
-            raise StoreUnavailableError(f"the database does not answer: {error}") from error
+            raise StoreUnavailableError(f"the database is unavailable: {error}") from error
 
     def _forget_connection(self) -> None:
         connection = connections[self.using]
@@ -219,47 +224,30 @@ class DjangoStore:
 
     def _find(self, record_id: RecordId, now: datetime) -> Record | None:
         rows, _ = self.run(self.sql["find_record"], (*record_id, self.instant(now)))
-        return _record(record_id, rows[0]) if rows else None
+        return record_of(record_id, rows[0]) if rows else None
 
     def _locked(self, record_id: RecordId) -> bool:
         rows, _ = self.run("SELECT pg_try_advisory_xact_lock($1)", (lock_number(*record_id),))
         return bool(rows[0][0])
 
     def _migrate(self) -> None:
+        """Apply missing migrations. Processes that start at once wait for the lock."""
         unit = DjangoUnit(self)
+
+        def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+            if values:
+                return self.run(sql, values)[0]
+            with connections[self.using].cursor() as cursor:
+                cursor.execute(sql)  # as it is: "%" and ":name" in a script are not parameters
+                return cursor.fetchall() if cursor.description is not None else ()
+
         try:
             if not self.is_sqlite:
-                self.run("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
-            instant = "TEXT" if self.is_sqlite else "timestamptz"
-            self.run(
-                "CREATE TABLE IF NOT EXISTS holdfast_migrations (room TEXT NOT NULL,"
-                f" number INTEGER NOT NULL, name TEXT NOT NULL, applied_at {instant} NOT NULL,"
-                " PRIMARY KEY (room, number))"
+                self.run("SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
+            run_steps(
+                apply_migrations(self._migrations, MigrationTable(is_sqlite=self.is_sqlite)),
+                execute,
             )
-            rows, _ = self.run("SELECT room, number FROM holdfast_migrations")
-            applied = {(row[0], row[1]) for row in rows}
-            check_known(applied, self._migrations)
-            for migration in self._migrations:
-                if (migration.room, migration.number) in applied:
-                    continue
-                with connections[self.using].cursor() as cursor:
-                    # Without parameters nothing is read into the text of a migration.
-                    if self.is_sqlite:
-                        for statement in statements_of(migration.sql):
-                            cursor.execute(statement)
-                    else:
-                        cursor.execute(migration.sql)
-                marks = "?, ?, ?, ?" if self.is_sqlite else "$1, $2, $3, $4"
-                self.run(
-                    "INSERT INTO holdfast_migrations (room, number, name, applied_at)"  # noqa: S608
-                    f" VALUES ({marks})",
-                    (
-                        migration.room,
-                        migration.number,
-                        migration.name,
-                        self.instant(datetime.now(UTC)),
-                    ),
-                )
         except BaseException:
             unit.undo()
             raise
@@ -267,23 +255,15 @@ class DjangoStore:
 
 
 class DjangoStatements:
-    """Holdfast's own statements on Django's connection."""
+    """Holdfast's statements on Django's connection."""
 
     def __init__(self, store: DjangoStore) -> None:
-        """Use the connection of the request's thread."""
         self._store = store
 
     async def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
-
-        def work() -> int:
-            values = {
-                name: self._store.instant(value) if isinstance(value, datetime) else value
-                for name, value in (params or {}).items()
-            }
-            return self._store.run(sql, values)[1]
-
-        changed: int = await self._store.in_thread(work)
+        values = self._store.values(params)
+        changed: int = await self._store.in_thread(lambda: self._store.run(sql, values)[1])
         return changed
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -297,19 +277,19 @@ class DjangoStatements:
 
 
 class DjangoUnit:
-    """One ``transaction.atomic()`` around the request, ended by us, in the request's thread."""
+    """One ``transaction.atomic()`` around the request, in the request's thread."""
 
     superseded = False
 
     def __init__(self, store: DjangoStore) -> None:
-        """Begin; on SQLite with the write lock, or two that read first could not both write."""
+        """Begin; on SQLite with the write lock, so that a read cannot go stale before a write."""
         self._store = store
         self._ended = False
         connection = get_connection(store.using)
         if connection.in_atomic_block:
             raise ConfigurationError(
                 "a transaction is open already: put Holdfast's middleware before everything that "
-                "begins one, and leave ATOMIC_REQUESTS off for guarded views"
+                "begins one, and turn ATOMIC_REQUESTS off for guarded views"
             )
         self._atomic = Atomic(store.using, savepoint=False, durable=True)
         self._atomic.__enter__()
@@ -323,25 +303,25 @@ class DjangoUnit:
 
     @property
     def transaction(self) -> Any:
-        """Django's connection: what the ORM writes in."""
+        """Django's connection, which the ORM uses."""
         return connections[self._store.using]
 
     @property
     def statements(self) -> DjangoStatements:
-        """The same, for statements of Holdfast's own."""
+        """The same transaction, for Holdfast's statements."""
         return DjangoStatements(self._store)
 
-    async def touch(self) -> None:
-        """Do nothing: a request holds it, no job."""
+    async def keep_alive(self) -> None:
+        """Do nothing: requests, not jobs, use this store."""
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
-        """Write record and audit event beside the handler's rows, and commit all of it."""
+        """Write record and audit event, and commit them with the handler's rows."""
         if self._ended:
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
 
         def finish() -> None:
             try:
-                self._refuse_spoilt()
+                self._refuse_aborted()
                 self._save(record, audit)
             except BaseException:
                 self.undo()
@@ -354,13 +334,13 @@ class DjangoUnit:
         await self._store.in_thread(finish)
 
     async def rollback(self) -> None:
-        """Undo everything."""
+        """Roll back."""
         if not self._ended:
             with suppress(StoreUnavailableError):
                 await self._store.in_thread(self.undo)
 
     def undo(self) -> None:
-        """Undo, in the request's thread."""
+        """Roll back, in the request's thread."""
         if not self._ended:
             self._ended = True
             connection = connections[self._store.using]
@@ -373,8 +353,8 @@ class DjangoUnit:
         self._ended = True
         self._atomic.__exit__(None, None, None)
 
-    def _refuse_spoilt(self) -> None:
-        """COMMIT would undo such a transaction: to answer as if it had been kept were a lie."""
+    def _refuse_aborted(self) -> None:
+        """Raise if a statement has failed: COMMIT would roll back without an error."""
         if connections[self._store.using].needs_rollback:
             raise StoreUnavailableError(
                 "a statement failed, the view went on, and everything is rolled back"
@@ -389,11 +369,10 @@ class DjangoUnit:
             ):
                 raise SupersededError("another request with this key was committed first")
             if audit is not None:
-                store.run(store.sql["save_audit_event"], sqlite_audit_values(audit))
+                self._save_audit(audit)
         elif record is not None:
-            about = (audit.id, audit.actor, audit.resource, audit.version) if audit else (None,) * 4
             try:
-                store.run(store.sql["finish"], (*_values(record), *about))
+                store.run(store.sql["finish"], finish_values(record, audit))
             except DatabaseError as error:
                 if getattr(error.__cause__, "sqlstate", None) == _SUPERSEDED_STATE:
                     raise SupersededError(
@@ -401,36 +380,9 @@ class DjangoUnit:
                     ) from None
                 raise
         elif audit is not None:
-            store.run(store.sql["save_audit_event"], _audit(audit))
+            self._save_audit(audit)
 
-
-def _values(record: Record) -> tuple[Any, ...]:
-    headers = _encode_headers(record.headers).decode()
-    answer = (record.status, record.body, headers)
-    times = (record.created_at, record.expires_at)
-    return (*record.id, *record.mark, *answer, record.request_id, record.correlation_id, *times)
-
-
-def _audit(event: AuditEvent) -> tuple[Any, ...]:
-    subject = (event.tenant, event.id, event.actor, event.endpoint, event.payload_hash)
-    outcome = (event.status, event.resource, event.version)
-    return (*subject, *outcome, event.request_id, event.correlation_id, event.created_at)
-
-
-def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
-    headers = row[4] if isinstance(row[4], dict) else _decode_headers(row[4])
-    created_at, expires_at = (
-        from_text(value) if isinstance(value, str) else value for value in (row[8], row[9])
-    )
-    return Record(
-        id=record_id,
-        mark=RequestFingerprint(row[0], row[1]),
-        status=row[2],
-        body=bytes(row[3]),
-        headers=headers,
-        request_id=row[5],
-        correlation_id=row[6],
-        audit_id=row[7],
-        created_at=created_at,
-        expires_at=expires_at,
-    )
+    def _save_audit(self, audit: AuditEvent) -> None:
+        store = self._store
+        values = audit_values(audit, store.instant(audit.created_at))
+        store.run(store.sql["save_audit_event"], values)

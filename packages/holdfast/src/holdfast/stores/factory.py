@@ -1,4 +1,4 @@
-"""The one place that picks a store by its URL."""
+"""Open the store that a URL names."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,19 +13,19 @@ __all__ = ["migrations_for", "open_store"]
 def open_store(
     url: str, *, migration_packages: Sequence[tuple[str, str]] = (), **options: Any
 ) -> Store:
-    """Make the store a URL names: ``sqlite:///file.db`` or ``postgresql://…``.
+    """Return the store of a URL: ``sqlite:///file.db`` or ``postgresql://…``. Connects nothing.
 
     ``migration_packages`` are ``(namespace, package)`` pairs; their migrations run after the
     core's. Each package has a ``sqlite`` and a ``postgres`` folder of numbered ``.sql`` files.
     """
-    scheme, _, _ = url.partition(":")  # the rest is for its store to read, and to refuse
+    scheme, _, _ = url.partition(":")
     if scheme == "sqlite":
         from holdfast.stores.sqlite import SqliteStore  # noqa: PLC0415 - adapters are optional
 
         path = url.removeprefix("sqlite:///")
         if path == url or not path:
             raise ConfigurationError(
-                "write a SQLite URL as sqlite:///file.db or sqlite:////full/path"
+                "SQLite URL has no file: write sqlite:///file.db or sqlite:////full/path"
             )
         return SqliteStore(path, migrations=migrations_for("sqlite", migration_packages), **options)
     if scheme in ("postgresql", "postgres"):
@@ -39,7 +39,7 @@ def open_store(
             url, migrations=migrations_for("postgres", migration_packages), **options
         )
     raise ConfigurationError(
-        f"{scheme!r} is not a database Holdfast knows: use sqlite:///… or postgresql://…"
+        f"database {scheme!r} is not supported: use sqlite:///… or postgresql://…"
     )
 
 

@@ -1,4 +1,4 @@
-"""A bell for the workers of one process."""
+"""A notifier for the workers of one process."""
 
 import asyncio
 
@@ -6,33 +6,32 @@ __all__ = ["LocalNotifier"]
 
 
 class LocalNotifier:
-    """Wakes whoever waits in this process, and nobody else."""
+    """Wakes waiting workers of this process only."""
 
     def __init__(self) -> None:
-        """Be silent."""
-        self._rung = asyncio.Event()
+        self._notified = asyncio.Event()
 
     async def open(self) -> None:
-        """Begin anew: an event stays with the event loop it was waited for in."""
-        was_rung = self._rung.is_set()
-        self._rung = asyncio.Event()
-        if was_rung:
-            self._rung.set()
+        """Make a new event for this event loop; a pending notification is kept."""
+        was_notified = self._notified.is_set()
+        self._notified = asyncio.Event()
+        if was_notified:
+            self._notified.set()
 
     async def close(self) -> None:
         """Do nothing."""
 
     def notify(self) -> None:
-        """Wake whoever waits."""
-        self._rung.set()
+        """Wake all waiting tasks."""
+        self._notified.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for a ring. One that came before counts, once."""
-        if not self._rung.is_set():
+        """Wait for a notification. One that came before the call counts, once."""
+        if not self._notified.is_set():
             try:
                 async with asyncio.timeout(max(0.0, seconds)):
-                    await self._rung.wait()
+                    await self._notified.wait()
             except TimeoutError:
                 return False
-        self._rung.clear()
+        self._notified.clear()
         return True

@@ -1,7 +1,7 @@
-"""Committed records in Redis, for replays that spare the database. Never the truth.
+"""A cache of committed records in Redis, for replays without a database query.
 
-Wrong, stale or down, the cache costs time and nothing else. So every value carries a proof that
-this database's own server wrote it for this very record; whatever does not prove it is a miss.
+A stale or unavailable cache only costs time. Every value carries a MAC that proves that a server of
+this database wrote it for this record; a value without a valid MAC is a miss.
 """
 
 import hmac
@@ -29,16 +29,16 @@ T = TypeVar("T")
 
 _log = logging.getLogger("holdfast.cache")
 
-# What is proven, and in which shape: another shape of record needs another name here.
+# Part of the MAC. Change it when the encoding of records changes.
 _CONTEXT: Final = b"holdfast record 1"
-_PROOF_BYTES: Final = 32
+_MAC_BYTES: Final = 32
 _MAX_CONNECTIONS: Final = 32
-_FORGET_AT_ONCE: Final = 500
+_MAX_BATCH: Final = 500
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
 
-# Redis, the network, and the time-out that stands around both.
+# Errors of Redis and the network, and timeouts.
 _OUTAGES: Final = (RedisError, OSError)
 
 
@@ -46,9 +46,9 @@ class RedisRecords:
     """A read-through cache under ``idempo:{env}:{tenant}:{endpoint}:{key}``.
 
     Such keys are ambiguous: a tenant with a colon in its name may share one with another tenant.
-    The proof covers tenant, endpoint and key one by one, so they cost each other a miss and can
-    never answer for each other. It is made with the database's secret: two databases may share a
-    Redis, and whoever can only write to Redis cannot make an answer up.
+    The MAC covers tenant, endpoint and key separately, so that causes a miss, never a wrong
+    response. It uses the database's secret: two databases may share a Redis, and write access to
+    Redis alone does not allow to forge a response.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class RedisRecords:
         timeout_seconds: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the address and where the secret comes from; nothing is connected yet."""
+        """``secret`` returns the secret of the database. The first use connects."""
         self._prefix = f"idempo:{environment}"
-        self._ask_secret = secret
+        self._read_secret = secret
         self._secret: bytes | None = None
         self._timeout_seconds = timeout_seconds
         self._clock = clock
-        # One failure is enough: to do without the cache for a second is cheaper than to wait.
+        # One failure is enough: a second without the cache is cheaper than another timeout.
         self._breaker = Breaker(failure_limit=1, open_seconds=1.0)
         self._is_down = False
         self._is_closed = False
@@ -77,7 +77,7 @@ class RedisRecords:
                 timeout=timeout_seconds,
                 socket_timeout=timeout_seconds,
                 socket_connect_timeout=timeout_seconds,
-                # The client's own retries would multiply the time-out.
+                # Retries of the client would multiply the timeout.
                 retry=Retry(NoBackoff(), 0),
             )
         except ValueError as error:
@@ -85,7 +85,7 @@ class RedisRecords:
         self._redis: Redis = Redis(connection_pool=pool)
 
     async def get(self, record_id: RecordId, now: datetime) -> Record | None:
-        """Return a record that is certainly what was put, or None."""
+        """Return a verified record, or None."""
         secret = await self._known_secret()
         if secret is None:
             return None
@@ -93,7 +93,7 @@ class RedisRecords:
         value = await self._try(lambda: self._redis.get(name))
         if value is None:
             return None
-        record = _opened(value, record_id, secret)
+        record = _verified(value, record_id, secret)
         if record is None:
             _log.warning("a cached record does not verify and was dropped")
         if record is None or record.expires_at <= now:
@@ -102,63 +102,61 @@ class RedisRecords:
         return record
 
     async def put(self, record: Record, now: datetime) -> None:
-        """Remember a committed record until it expires. Never raises."""
+        """Cache a committed record until it expires. Never raises."""
         life_ms = int((record.expires_at - now).total_seconds() * 1000)
         secret = await self._known_secret()
         if secret is None or life_ms <= 0:
             return
         try:
             payload = _encode(record)
-        except UnicodeEncodeError:  # half a surrogate pair in a name: not for a cache
+        except UnicodeEncodeError:  # a lone surrogate in a name
             return
-        value = _proof(secret, record.id, payload) + payload
+        value = _mac(secret, record.id, payload) + payload
         name = self._name(record.id)
         await self._try(lambda: self._redis.set(name, value, px=life_ms))
 
     async def forget(self, record_ids: Iterable[RecordId]) -> None:
         """Drop records. Never raises."""
         names = [self._name(record_id) for record_id in record_ids]
-        for start in range(0, len(names), _FORGET_AT_ONCE):
-            batch = names[start : start + _FORGET_AT_ONCE]
+        for start in range(0, len(names), _MAX_BATCH):
+            batch = names[start : start + _MAX_BATCH]
             await self._try(lambda batch=batch: self._redis.delete(*batch))  # type: ignore[misc]
 
     async def close(self) -> None:
-        """Let go of the connections. Idempotent."""
+        """Disconnect. Idempotent."""
         self._is_closed = True
         try:
             async with timeout(1):
                 await self._redis.aclose()
                 await self._redis.connection_pool.disconnect()
         except _OUTAGES as error:
-            _log.debug("Redis connections were cut off: %s", error)
+            _log.debug("Redis connections were not closed cleanly: %s", error)
 
-    # -- inside ---------------------------------------------------------------------------
-
-    async def _try(self, ask: Callable[[], Any]) -> Any:
-        """Ask Redis, for a moment. Whatever goes wrong is None."""
+    async def _try(self, command: Callable[[], Any]) -> Any:
+        """Run a command with a timeout; return None after an error."""
         if self._is_closed or self._breaker.retry_after(self._clock()) is not None:
             return None
         try:
             async with timeout(self._timeout_seconds):
-                answer = await ask()
+                result = await command()
         except _OUTAGES as error:
             self._breaker.failed(self._clock())
             if not self._is_down:
                 self._is_down = True
                 reason = str(error) or type(error).__name__
-                _log.warning("Redis does not answer, going on without it: %s", reason)
+                _log.warning("Redis is unavailable, continuing without it: %s", reason)
             return None
         self._breaker.succeeded()
         if self._is_down:
             self._is_down = False
-            _log.info("Redis answers again")
-        return answer
+            _log.info("Redis is available again")
+        return result
 
     async def _known_secret(self) -> bytes | None:
         if self._secret is None:
             try:
-                self._secret = await self._ask_secret()
-            except StoreError:  # the database is down: its own callers will say so
+                self._secret = await self._read_secret()
+            except StoreError:  # the database is down; its callers get the error
                 return None
         return self._secret
 
@@ -166,10 +164,10 @@ class RedisRecords:
         return _utf8(f"{self._prefix}:{record_id.tenant}:{record_id.endpoint}:{record_id.key}")
 
 
-def _opened(value: bytes, record_id: RecordId, secret: bytes) -> Record | None:
-    """Return the record in a value, if it proves to be ours and for this id."""
-    proof, payload = value[:_PROOF_BYTES], value[_PROOF_BYTES:]
-    if not hmac.compare_digest(proof, _proof(secret, record_id, payload)):
+def _verified(value: bytes, record_id: RecordId, secret: bytes) -> Record | None:
+    """Return the record in a value if its MAC is valid for this id."""
+    mac, payload = value[:_MAC_BYTES], value[_MAC_BYTES:]
+    if not hmac.compare_digest(mac, _mac(secret, record_id, payload)):
         return None
     try:
         return _decode(payload)
@@ -177,8 +175,8 @@ def _opened(value: bytes, record_id: RecordId, secret: bytes) -> Record | None:
         return None
 
 
-def _proof(secret: bytes, record_id: RecordId, payload: bytes) -> bytes:
-    """Sign what is said and of whom, each part after its length so that none runs into another."""
+def _mac(secret: bytes, record_id: RecordId, payload: bytes) -> bytes:
+    """Authenticate id and payload; each part is preceded by its length."""
     identity = b"".join(
         len(part).to_bytes(4, "big") + part for part in (_CONTEXT, *map(_utf8, record_id))
     )
@@ -186,5 +184,5 @@ def _proof(secret: bytes, record_id: RecordId, payload: bytes) -> bytes:
 
 
 def _utf8(text: str) -> bytes:
-    # A name decoded by a lenient server may hold half a surrogate pair; it still is a name.
+    # Names decoded by a lenient server may contain lone surrogates.
     return text.encode("utf-8", "surrogatepass")

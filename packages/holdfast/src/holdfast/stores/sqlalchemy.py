@@ -1,38 +1,43 @@
-"""Records through the SQLAlchemy engine an app already has: its session is the transaction."""
+"""The store for an app that has its own SQLAlchemy engine: a session is the transaction."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
-import msgspec
-from sqlalchemy import StaticPool
+from sqlalchemy import StaticPool, event
 from sqlalchemy import exc as sa_errors
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
+from sqlalchemy.util import await_only
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.fingerprint import lock_number
-from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
+from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
+    NoTransactionError,
     StoreUnavailableError,
     SupersededError,
+    UsageError,
 )
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
-from holdfast.stores.migrations import Migration, check_known, load_migrations, statements_of
-from holdfast.stores.notifier import LocalNotifier
-from holdfast.stores.sql_loader import load_queries
-from holdfast.stores.sqlalchemy_unit_of_work import (
-    SUPERSEDED,
-    SqlAlchemyUnit,
-    fetch,
-    telling_outages,
-    undoing,
+from holdfast.stores.migrations import (
+    MIGRATION_LOCK,
+    Migration,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps_async,
 )
-from holdfast.stores.sqlite.rows import from_text, record_values, to_text
+from holdfast.stores.notifier import LocalNotifier
+from holdfast.stores.postgres.params import positional
+from holdfast.stores.rows import audit_values, finish_values, record_of
+from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sqlite.rows import is_outage, record_values, to_text, to_values
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
 
@@ -41,20 +46,21 @@ T = TypeVar("T")
 _log = logging.getLogger("holdfast.stores")
 
 _DRIVERS: Final = {("sqlite", "aiosqlite"): "sqlite", ("postgresql", "asyncpg"): "postgres"}
-_MIGRATION_LOCK: Final = 0x686F6C64  # the one PostgresStore takes: both may start on one database
 _SYNCHRONOUS_FULL: Final = 2
 
-# Ours, and what PostgreSQL says in its place where the app's engine is REPEATABLE READ.
+# Holdfast's SQLSTATE, and the one of PostgreSQL if the engine is REPEATABLE READ.
 _SUPERSEDED_STATES: Final = frozenset({"HF002", "40001"})
 
-# The parameters of SQLite's list_records, in the order PostgreSQL's are numbered.
+# The parameters of SQLite's list_records, in the order of PostgreSQL's.
 _LIST_NAMES: Final = (
     *("tenant", "endpoint", "key"),
     *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
 )
 
-_encode_headers = msgspec.json.Encoder().encode
-_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+_SUPERSEDED: Final = "another request with this key was committed first"
+_ROLLBACK_SECONDS: Final = 5.0
+# SQLSTATEs: shutdown, starting up, too many connections, a standby; and an aborted transaction.
+_OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006", "25P02"})
 
 
 class SqlAlchemyStore:
@@ -67,15 +73,14 @@ class SqlAlchemyStore:
         holdfast = Holdfast(SqlAlchemyStore(sessions))
 
     A guarded handler gets an ``AsyncSession`` of that maker. It may add, flush, query, use
-    savepoints and even roll back; it must not commit, as the record commits with its rows, and
-    an attempt raises ``UsageError``. The engine stays the app's: nothing is changed on it and
-    ``close`` does not dispose of it.
+    savepoints and roll back. It must not commit, because the record commits with its rows: that
+    raises ``UsageError``. The store does not change or dispose of the engine.
 
     On SQLite a session begins with ``BEGIN IMMEDIATE``, at its first statement. A deferred
-    transaction that reads first and writes later fails at once when another has written in
-    between, and the driver's own way of beginning lets a savepoint commit by itself. Writers of
-    this process line up before that statement, without a connection; those of other processes
-    wait as long as the engine's ``connect_args={"timeout": …}`` says (5 seconds by default).
+    transaction that reads first and writes later fails if another has written in between, and the
+    driver's default lets a savepoint commit by itself. Writers of this process wait for each other
+    before that statement, without a connection; for other processes they wait as long as the
+    engine's ``connect_args={"timeout": …}`` allows (5 seconds by default).
     """
 
     def __init__(
@@ -84,7 +89,7 @@ class SqlAlchemyStore:
         *,
         migrations: Sequence[Migration] = (),
     ) -> None:
-        """Take the app's session maker; nothing is connected before ``open``."""
+        """``sessions`` is the app's session maker. ``open`` connects."""
         bind = sessions().get_bind()
         self.name: str = bind.dialect.name
         database = _DRIVERS.get((bind.dialect.name, bind.dialect.driver))
@@ -105,65 +110,65 @@ class SqlAlchemyStore:
             *migrations,
         ]
         self._turn = asyncio.Lock()
-        self._endings: set[asyncio.Task[None]] = set()
+        self._ending_tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
 
     @property
     def is_sqlite(self) -> bool:
-        """True on SQLite, where the primary key alone judges and writers take turns."""
+        """True on SQLite, where writers take turns and the primary key decides."""
         return self.name == "sqlite"
 
     @property
     def max_connections(self) -> int | None:
-        """How many transactions the engine's pool has room for; None where it has no limit."""
+        """How many connections the engine's pool allows; None if there is no limit."""
         pool: Any = self._sessions().get_bind().engine.pool
         overflow: int = getattr(pool, "_max_overflow", -1)
         return None if overflow < 0 else pool.size() + overflow
 
     async def open(self) -> None:
-        """Bring the schema up to date, in one transaction of the app's own engine."""
+        """Migrate the schema, in one transaction of the app's engine."""
         if self._is_open:
             return
-        self._turn = asyncio.Lock()  # anew: a lock stays with the event loop it was used in
+        self._turn = asyncio.Lock()  # a lock belongs to one event loop
         self._is_open = True
         try:
-            await self._migrate()
+            await self._transact(self._apply_migrations)
         except BaseException:
             self._is_open = False
             raise
         if self.is_sqlite and (await self._fetch("PRAGMA synchronous"))[0][0] < _SYNCHRONOUS_FULL:
             _log.warning(
-                "SQLite runs with PRAGMA synchronous below FULL: a power cut may lose what was "
-                "acknowledged, and with it the memory that it happened"
+                "SQLite runs with PRAGMA synchronous below FULL: a power failure may lose "
+                "acknowledged requests together with their records"
             )
 
     async def close(self) -> None:
-        """Finish what is ending. The engine is the app's to dispose of."""
+        """Wait for transactions that are ending. The app disposes of the engine."""
         self._is_open = False
-        if self._endings:
-            await asyncio.wait(self._endings)
+        if self._ending_tasks:
+            await asyncio.wait(self._ending_tasks)
 
     async def ping(self) -> None:
-        """Ask for one row."""
+        """Run a query."""
         await self._fetch("SELECT 1")
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
         rows = await self._fetch(self._sql["find_record"], (*record_id, self.instant(now)))
-        return _record(record_id, rows[0]) if rows else None
+        return record_of(record_id, rows[0]) if rows else None
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
-        """Take the key: on PostgreSQL by an advisory lock, on SQLite by being first to commit."""
+        """Claim the key: with an advisory lock on PostgreSQL, by the first commit on SQLite."""
         if self.is_sqlite:
             record = await self.find(record_id, now)
             if record is not None:
                 return Found(record)
             return Claimed(self._unit(record_id, self.instant(now)))
         unit = self._unit(record_id, now)
-        async with undoing(unit):
+        async with _rolling_back(unit):
             connection = await unit.transaction.connection()
-            # The lock and the look-up are two statements: in one, the snapshot would be older
-            # than the lock, and a record committed in between would be missed.
+            # Two statements: in one, the snapshot would be older than the lock, and a record that
+            # was committed in between would be missed.
             locked = await connection.exec_driver_sql(
                 "SELECT pg_try_advisory_xact_lock($1)", (lock_number(*record_id),)
             )
@@ -175,42 +180,42 @@ class SqlAlchemyStore:
             row = found.first()
             if row is not None:
                 await unit.rollback()
-                return Found(_record(record_id, row))
+                return Found(record_of(record_id, row))
         return Claimed(unit)
 
-    async def begin(self, *, idle_seconds: float | None = None) -> SqlAlchemyUnit:  # noqa: ARG002
+    async def begin(self, *, idle_seconds: float | None = None) -> "SqlAlchemyUnit":  # noqa: ARG002
         """Open a transaction without a key.
 
-        None is ended for being left alone: a session takes one statement at a time and is the
-        app's, so nobody could keep a living one awake.
+        ``idle_seconds`` is ignored: a session runs one statement at a time and belongs to the
+        app, so it could not be kept alive.
         """
         unit = self._unit(None, None)
         if not self.is_sqlite:
-            async with undoing(unit):
+            async with _rolling_back(unit):
                 connection = await unit.transaction.connection()
                 await connection.exec_driver_sql("SELECT 1")
                 await _refuse_autocommit(connection)
         return unit
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Query outside any guarded request."""
+        """Run a query outside any guarded request."""
         async with self._reading() as connection:
-            return await fetch(connection, sql, params, is_sqlite=self.is_sqlite)
+            return await _fetch(connection, sql, params, is_sqlite=self.is_sqlite)
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Run one statement in a transaction of its own."""
+        """Run one statement in its own transaction."""
 
         async def run(connection: AsyncConnection) -> Sequence[Row]:
-            return await fetch(connection, sql, params, is_sqlite=self.is_sqlite)
+            return await _fetch(connection, sql, params, is_sqlite=self.is_sqlite)
 
         return await self._transact(run)
 
     def notifier(self) -> LocalNotifier:
-        """Return a bell for this process; workers of others look once a second."""
+        """Return a notifier for this process; workers of others poll once a second."""
         return LocalNotifier()
 
     async def sweep(self, now: datetime, limit: int) -> int:
-        """Delete one small batch."""
+        """Delete one batch of expired records."""
         values = (self.instant(now), limit)
 
         async def delete(connection: AsyncConnection) -> int:
@@ -226,34 +231,34 @@ class SqlAlchemyStore:
         if self.is_sqlite:
             values = dict(zip(_LIST_NAMES, values, strict=True))
         rows = await self._fetch(self._sql["list_records"], values)
-        return [_record(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
 
     async def secret(self) -> bytes:
-        """Return the database's own secret."""
+        """Return the secret of this database."""
         return bytes((await self._fetch(self._sql["read_secret"]))[0][0])
 
     # -- for the unit ---------------------------------------------------------------------
 
     def instant(self, at: datetime) -> Any:
-        """Write an instant as this database keeps it."""
+        """Convert an instant to what this database stores."""
         return to_text(at) if self.is_sqlite else at
 
     async def take_turn(self) -> None:
-        """Wait for the one write turn this process has on a SQLite file."""
+        """Wait until no other session of this process writes to the SQLite file."""
         await self._turn.acquire()
 
     def pass_turn_on(self) -> None:
-        """Let the next one write."""
+        """Let the next session write."""
         self._turn.release()
 
     def begin_immediate(self, connection: Any, record_id: RecordId | None, claimed_at: Any) -> bool:
-        """Begin on SQLite; returns whether another's record stands by now. In a greenlet."""
+        """Begin on SQLite; return whether the key has a record by now. Runs in a greenlet."""
         if connection.connection.driver_connection.in_transaction:
-            # The app's own "begin" listener was here; nothing was read or written yet.
+            # The app's "begin" listener has begun; nothing was read or written yet.
             connection.exec_driver_sql("ROLLBACK")
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-        # SQLite rolls back by itself when the disk is full, and the driver would begin anew at
-        # the next INSERT. This mark is gone then, and the commit finds out.
+        # SQLite rolls back when the disk is full, and the driver would begin again at the next
+        # INSERT. The savepoint is gone then, so the commit fails.
         connection.exec_driver_sql("SAVEPOINT holdfast")
         if record_id is None:
             return False
@@ -263,43 +268,40 @@ class SqlAlchemyStore:
     async def save(
         self, connection: AsyncConnection, record: Record | None, audit: AuditEvent | None
     ) -> None:
-        """Write record and audit event beside the business rows."""
+        """Write record and audit event in the session's transaction."""
         if self.is_sqlite:
             if record is not None:
                 saved = await connection.exec_driver_sql(
                     self._sql["save_record"], record_values(record)
                 )
                 if saved.rowcount == 0:
-                    raise SupersededError(SUPERSEDED)
+                    raise SupersededError(_SUPERSEDED)
             if audit is not None:
                 await self._save_audit(connection, audit)
             await connection.exec_driver_sql("RELEASE holdfast")
         elif record is not None:
-            about = (audit.id, audit.actor, audit.resource, audit.version) if audit else (None,) * 4
-            times = (record.created_at, record.expires_at)
-            values = (*_record_values(record), *times, *about)
             try:
-                await connection.exec_driver_sql(self._sql["finish"], values)
+                await connection.exec_driver_sql(self._sql["finish"], finish_values(record, audit))
             except sa_errors.DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) in _SUPERSEDED_STATES:
-                    raise SupersededError(SUPERSEDED) from error
+                    raise SupersededError(_SUPERSEDED) from error
                 raise
         elif audit is not None:
             await self._save_audit(connection, audit)
         else:
-            # Without a statement of ours, COMMIT would end a spoilt transaction in silence.
+            # Without a statement, COMMIT would roll an aborted transaction back without an error.
             await connection.exec_driver_sql("SELECT 1")
 
-    async def end(self, ending: Coroutine[Any, Any, None]) -> None:
-        """Run an ending to its end, even if whoever waits for it is cancelled."""
+    async def run_to_end(self, ending: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine to its end, even if the caller is cancelled."""
         task = asyncio.ensure_future(ending)
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
+        self._ending_tasks.add(task)
+        task.add_done_callback(self._ending_tasks.discard)
         await asyncio.shield(task)
 
-    # -- inside ---------------------------------------------------------------------------
+    # -- connections ----------------------------------------------------------------------
 
-    def _unit(self, record_id: RecordId | None, claimed_at: Any) -> SqlAlchemyUnit:
+    def _unit(self, record_id: RecordId | None, claimed_at: Any) -> "SqlAlchemyUnit":
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
         return SqlAlchemyUnit(self, self._sessions(), record_id, claimed_at)
@@ -312,103 +314,258 @@ class SqlAlchemyStore:
         options: Any = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         session = self._sessions()
         try:
-            with telling_outages():
+            with _translating_outages():
                 yield await session.connection(execution_options=options)
         finally:
-            await self.end(session.close())
+            await self.run_to_end(session.close())
 
     async def _fetch(self, sql: str, params: Any = ()) -> Sequence[Any]:
         async with self._reading() as connection:
             return (await connection.exec_driver_sql(sql, params)).all()
 
-    async def _save_audit(self, connection: AsyncConnection, event: AuditEvent) -> None:
-        subject = (event.tenant, event.id, event.actor, event.endpoint, event.payload_hash)
-        outcome = (event.status, event.resource, event.version)
-        origin = (event.request_id, event.correlation_id, self.instant(event.created_at))
-        await connection.exec_driver_sql(
-            self._sql["save_audit_event"], (*subject, *outcome, *origin)
-        )
-
-    async def _migrate(self) -> None:
-        """Apply what is missing. The lock makes several starters take turns."""
-        await self._transact(self._apply)
+    async def _save_audit(self, connection: AsyncConnection, audit: AuditEvent) -> None:
+        values = audit_values(audit, self.instant(audit.created_at))
+        await connection.exec_driver_sql(self._sql["save_audit_event"], values)
 
     async def _transact(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """Do something of ours in a transaction of its own."""
+        """Run a function in its own transaction."""
         unit = self._unit(None, None)
-        async with undoing(unit):
+        async with _rolling_back(unit):
             result = await work(await unit.transaction.connection())
         try:
             await unit.commit(None, None)
-        except CommitUnknownError as error:  # whatever it was, it may be done again
+        except CommitUnknownError as error:  # the caller may try again
             raise StoreUnavailableError(str(error)) from error
         return result
 
-    async def _apply(self, connection: AsyncConnection) -> None:
-        run = connection.exec_driver_sql
-        instant = "TEXT" if self.is_sqlite else "timestamptz"
-        now = self.instant(datetime.now(UTC))
+    async def _apply_migrations(self, connection: AsyncConnection) -> None:
+        """Apply missing migrations. Processes that start at once wait for the lock."""
         if not self.is_sqlite:
-            await run("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
+            await connection.exec_driver_sql("SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
             await _refuse_autocommit(connection)
-        await run(
-            "CREATE TABLE IF NOT EXISTS holdfast_migrations (room TEXT NOT NULL,"
-            f" number INTEGER NOT NULL, name TEXT NOT NULL, applied_at {instant} NOT NULL,"
-            " PRIMARY KEY (room, number))"
-        )
-        rows = await run("SELECT room, number FROM holdfast_migrations")
-        applied = {(row.room, row.number) for row in rows}
-        check_known(applied, self._migrations)
         driver: Any = (await connection.get_raw_connection()).driver_connection
-        marks = "?, ?, ?, ?" if self.is_sqlite else "$1, $2, $3, $4"
-        for migration in self._migrations:
-            if (migration.room, migration.number) in applied:
-                continue
-            if self.is_sqlite:
-                for statement in statements_of(migration.sql):
-                    await run(statement)
+
+        async def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+            if not self.is_sqlite and not values and not sql.startswith("SELECT"):
+                await driver.execute(sql)  # SQLAlchemy refuses scripts of many statements
+                return ()
+            result = await connection.exec_driver_sql(sql, values)
+            return result.all() if result.returns_rows else ()
+
+        await run_steps_async(
+            apply_migrations(self._migrations, MigrationTable(is_sqlite=self.is_sqlite)), execute
+        )
+
+
+class SessionStatements:
+    """Holdfast's statements in the transaction of an app's session."""
+
+    def __init__(self, session: AsyncSession, *, is_sqlite: bool) -> None:
+        self._session = session
+        self._is_sqlite = is_sqlite
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+        with _translating_outages():
+            connection = await self._session.connection()
+            if self._is_sqlite:
+                result = await connection.exec_driver_sql(sql, to_values(params))
             else:
-                await driver.execute(migration.sql)  # many statements: past SQLAlchemy
-            await run(
-                "INSERT INTO holdfast_migrations (room, number, name, applied_at)"  # noqa: S608
-                f" VALUES ({marks})",
-                (migration.room, migration.number, migration.name, now),
+                text, values = positional(sql, params)
+                result = await connection.exec_driver_sql(text, tuple(values))
+        return max(result.rowcount, 0)
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+        with _translating_outages():
+            connection = await self._session.connection()
+            return await _fetch(connection, sql, params, is_sqlite=self._is_sqlite)
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        rows = await self.fetch_all(sql, params)
+        return rows[0] if rows else None
+
+
+async def _fetch(
+    connection: AsyncConnection, sql: str, params: Params, *, is_sqlite: bool
+) -> list[Row]:
+    """Run a statement with named parameters and return its rows, if it has any."""
+    if is_sqlite:
+        result = await connection.exec_driver_sql(sql, to_values(params))
+    else:
+        text, values = positional(sql, params)
+        result = await connection.exec_driver_sql(text, tuple(values))
+    return [dict(row) for row in result.mappings()] if result.returns_rows else []
+
+
+class SqlAlchemyUnit:
+    """The session of one guarded request or job. Only Holdfast commits or ends it."""
+
+    def __init__(
+        self,
+        store: SqlAlchemyStore,
+        session: AsyncSession,
+        record_id: RecordId | None,
+        claimed_at: Any,
+    ) -> None:
+        self._store = store
+        self._record_id = record_id
+        self._claimed_at = claimed_at
+        self._has_turn = False
+        self._may_end = False
+        self._rolled_back = False
+        self._closed_by_handler = False
+        self._ended = False
+        self.superseded = False
+        self.transaction = session
+        events = session.sync_session
+        event.listen(events, "before_commit", self._refuse_commit)
+        event.listen(events, "after_rollback", self._note_rollback)
+        event.listen(events, "after_transaction_end", self._note_end)
+        if store.is_sqlite:
+            # These two fire before a connection is taken: the wait must not hold one.
+            event.listen(events, "do_orm_execute", self._take_turn)
+            event.listen(events, "before_flush", self._take_turn)
+            event.listen(events, "after_begin", self._begin)
+
+    @property
+    def statements(self) -> SessionStatements:
+        """The session's transaction, for Holdfast's statements."""
+        return SessionStatements(self.transaction, is_sqlite=self._store.is_sqlite)
+
+    async def keep_alive(self) -> None:
+        """Do nothing: a session runs one statement at a time and belongs to the app."""
+
+    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        """Flush the session, write record and audit event, and commit."""
+        if self._ended:
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+        session = self.transaction
+        async with _rolling_back(self):
+            self._refuse_closed()
+            await session.flush()
+            await self._store.save(await session.connection(), record, audit)
+        self._may_end = True
+        try:
+            await session.commit()
+        except BaseException as error:
+            await self.rollback()
+            if isinstance(error, Exception) and _is_outage(error):
+                raise CommitUnknownError(f"the connection was lost in COMMIT: {error}") from error
+            raise
+        self._ended = True
+        await self._store.run_to_end(self._close())
+
+    async def rollback(self) -> None:
+        """Roll back; close the connection if that fails."""
+        if not self._ended:
+            self._ended = self._may_end = True
+            await self._store.run_to_end(self._undo())
+
+    async def _undo(self) -> None:
+        session = self.transaction
+        try:
+            async with asyncio.timeout(_ROLLBACK_SECONDS):
+                await session.rollback()
+        except Exception:  # noqa: BLE001 - the connection is closed then
+            with suppress(Exception):
+                await session.invalidate()
+        await self._close()
+
+    async def _close(self) -> None:
+        try:
+            with suppress(Exception):
+                await self.transaction.close()
+        finally:
+            if self._has_turn:
+                self._has_turn = False
+                self._store.pass_turn_on()
+
+    # -- event listeners, in SQLAlchemy's greenlet -----------------------------------------
+
+    def _take_turn(self, *_: Any) -> None:
+        if self._ended and not self._has_turn:
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+        if not self._has_turn:
+            await_only(self._store.take_turn())
+            self._has_turn = True
+
+    def _begin(self, _session: Any, transaction: Any, connection: Any) -> None:
+        if transaction.parent is not None:
+            return  # a savepoint
+        self._take_turn()
+        with _translating_outages():
+            taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
+        if taken:
+            self.superseded = True
+            raise SupersededError(_SUPERSEDED)
+
+    def _refuse_commit(self, session: Any) -> None:
+        if not self._may_end and session.get_nested_transaction() is None:
+            raise UsageError(
+                "a guarded handler must not commit: Holdfast commits its rows together with the "
+                "record. Use `await session.flush()` to have ids assigned"
             )
+
+    def _refuse_closed(self) -> None:
+        if self._closed_by_handler:
+            raise UsageError(
+                "the handler closed Holdfast's session, which rolled it back: "
+                "use it without `async with` and without close()"
+            )
+
+    def _note_rollback(self, _session: Any) -> None:
+        self._rolled_back = True
+
+    def _note_end(self, _session: Any, transaction: Any) -> None:
+        if transaction.parent is None and not self._may_end:
+            self._closed_by_handler |= not self._rolled_back
+            self._rolled_back = False
 
 
 async def _refuse_autocommit(connection: AsyncConnection) -> None:
-    """Make sure that a statement has begun a transaction: an autocommit engine never does."""
+    """Raise if statements do not begin a transaction, as with an autocommit engine."""
     driver: Any = (await connection.get_raw_connection()).driver_connection
     if not driver.is_in_transaction():
         raise ConfigurationError(
-            "this engine commits every statement by itself (AUTOCOMMIT), so nothing can commit "
-            "together: give Holdfast an engine with transactions"
+            "this engine is in AUTOCOMMIT mode, so nothing can commit together: "
+            "use an engine with transactions"
         )
 
 
-def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
-    read: Callable[[Any], datetime] = from_text if isinstance(row[8], str) else _as_is
-    return Record(
-        id=record_id,
-        mark=RequestFingerprint(row[0], row[1]),
-        status=row[2],
-        body=bytes(row[3]),
-        # SQLAlchemy 2.1 reads jsonb by itself, 2.0 leaves it as text.
-        headers=row[4] if isinstance(row[4], dict) else _decode_headers(row[4]),
-        request_id=row[5],
-        correlation_id=row[6],
-        audit_id=row[7],
-        created_at=read(row[8]),
-        expires_at=read(row[9]),
-    )
+def _is_outage(error: BaseException) -> bool:
+    """Check whether an error is about the database, not about a statement."""
+    if isinstance(error, OSError | sa_errors.TimeoutError | sa_errors.PendingRollbackError):
+        return True
+    cause: BaseException | None = error
+    if isinstance(error, sa_errors.DBAPIError):
+        if error.connection_invalidated:
+            return True
+        cause = error.orig
+    if isinstance(cause, sqlite3.OperationalError):
+        return is_outage(cause) or "no such savepoint: holdfast" in str(cause)
+    state = str(getattr(cause, "sqlstate", None) or "")
+    return state.startswith("08") or state in _OUTAGE_STATES
 
 
-def _record_values(record: Record) -> tuple[Any, ...]:
-    headers = _encode_headers(record.headers).decode()
-    answer = (record.status, record.body, headers)
-    return (*record.id, *record.mark, *answer, record.request_id, record.correlation_id)
+@contextmanager
+def _translating_outages() -> Iterator[None]:
+    """Raise outages as ``StoreUnavailableError`` and other errors unchanged."""
+    try:
+        yield
+    except Exception as error:
+        if _is_outage(error):
+            raise StoreUnavailableError(f"the database is unavailable: {error}") from error
+        raise
 
 
-def _as_is(value: Any) -> datetime:
-    at: datetime = value
-    return at
+@asynccontextmanager
+async def _rolling_back(unit: SqlAlchemyUnit) -> AsyncIterator[None]:
+    """Roll back if the block raises. For everything before COMMIT."""
+    try:
+        with _translating_outages():
+            yield
+    except BaseException:
+        await unit.rollback()
+        raise

@@ -365,7 +365,7 @@ class EngineContract:
         for _ in range(2):
             delivery = await house.take_one(engine)
             assert delivery.job.attempt == 1
-            assert await house.table.bury(delivery.job, worker="one", reason="e", error="")
+            assert await house.table.dead_letter(delivery.job, worker="one", reason="e", error="")
             await engine.settle(delivery, Finished())
             assert await house.table.requeue(_TENANT, job_id, actor="actor-1")
             engine.notify()

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from holdfast.cli.output import complain
+from holdfast.cli.output import print_error
 from holdfast_lab.bench.curves import Curve
 from holdfast_lab.bench.environment import Environment, open_environment
 from holdfast_lab.bench.measurements import Measurement
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _draw_only(found, results, console)
         _write(found, results / FILE)
     except OSError as error:
-        complain(f"--results {results}: {error.strerror}: name a writable directory")
+        print_error(f"--results {results}: {error.strerror}: name a writable directory")
         return BAD_INPUT
     logging.disable(logging.INFO)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
             written = [results / FILE, *draw(found, results)]
     except KeyboardInterrupt:
         kept = ", ".join(done) or "nothing, as no suite had finished"
-        complain(f"stopped before the end; kept: {kept}")
+        print_error(f"stopped before the end; kept: {kept}")
     if options.json:
         print(json.dumps(found))
         return 0
@@ -110,7 +110,7 @@ def _run(name: str, environment: Environment) -> dict[str, list[dict[str, Any]]]
 def _draw_only(found: dict[str, Any], results: Path, console: Console) -> int:
     written = draw(found, results)
     if not written:
-        complain(f"{results / FILE} has no results: run holdfast bench first")
+        print_error(f"{results / FILE} has no results: run holdfast bench first")
         return BAD_INPUT
     for path in written:
         console.print(f"written: {path}")
@@ -120,7 +120,7 @@ def _draw_only(found: dict[str, Any], results: Path, console: Console) -> int:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print one line, like the other commands."""
-        complain(f"{message} (try: holdfast bench --help)")
+        print_error(f"{message} (try: holdfast bench --help)")
         sys.exit(BAD_INPUT)
 
 

@@ -134,7 +134,7 @@ class HoldfastJobs:
         )
         worker.engine.take = span.starts(worker.engine.take)
         if not self._marker:
-            worker.table.complete_alone = self._delete
+            worker.job_store.complete_alone = self._delete
         await worker.start()
         await span.over.wait()
         await worker.stop()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 
 __all__ = ["run_bench"]
 
@@ -15,10 +15,10 @@ __all__ = ["run_bench"]
 def run_bench(arguments: Sequence[str]) -> int:
     """Run the benchmarks and return their exit code.
 
-    Raises ``Failure`` if the extra ``bench`` is not installed.
+    Raises ``CommandError`` if the extra ``bench`` is not installed.
     """
     if importlib.util.find_spec("pygal") is None:
-        raise Failure('the benchmarks need more packages: pip install "holdfast-lab[bench]"')
+        raise CommandError('the benchmarks need more packages: pip install "holdfast-lab[bench]"')
     command = [sys.executable, "-m", "holdfast_lab.bench", *arguments]
     # Signals reach this process only and are passed on, so that the benchmarks stop their own
     # processes in order.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, print_table
+from holdfast.cli.output import CommandError, print_json, print_table
 from holdfast_lab.chaos import Progress, Report, run_chaos
 from holdfast_lab.fork_client import ChildError
 
@@ -27,7 +27,7 @@ OnProgress = Callable[[Progress], None]
 def show_chaos(*, seconds: float, database: str, nats: bool, seed: int, as_json: bool) -> int:
     """Run and print the report; returns the exit code, 1 if a guarantee was violated."""
     if database not in ("sqlite", "postgres"):
-        raise Failure(f"--database should be sqlite or postgres, not {database!r}", _BAD_INPUT)
+        raise CommandError(f"--database should be sqlite or postgres, not {database!r}", _BAD_INPUT)
     kind = cast("DatabaseKind", database)
     try:
         with _showing_progress(seconds, as_json=as_json) as on_progress:
@@ -35,7 +35,9 @@ def show_chaos(*, seconds: float, database: str, nats: bool, seed: int, as_json:
                 run_chaos(seconds, kind=kind, nats=nats, seed=seed, on_progress=on_progress)
             )
     except (ChildError, TimeoutError, RuntimeError) as error:
-        raise Failure(f"the chaos run could not start: {error or 'a start timed out'}") from error
+        raise CommandError(
+            f"the chaos run could not start: {error or 'a start timed out'}"
+        ) from error
     if as_json:
         print_json(msgspec.to_builtins(report) | {"holds": report.holds})
     else:

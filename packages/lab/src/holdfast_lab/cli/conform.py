@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, shown
+from holdfast.cli.output import CommandError, print_json, printable
 from holdfast_lab.conformance import (
     BUILT_IN,
     NotSignedInError,
@@ -48,9 +48,11 @@ def run_conform(
     """Check a server; returns the exit code, 1 if a check failed."""
     host = _host(url)
     if service is not None and service not in BUILT_IN:
-        raise Failure(f"--service should be one of {', '.join(BUILT_IN)}", _BAD_INPUT)
+        raise CommandError(f"--service should be one of {', '.join(BUILT_IN)}", _BAD_INPUT)
     if service is not None and profile_file is not None:
-        raise Failure("--service and --profile exclude each other: give one of them", _BAD_INPUT)
+        raise CommandError(
+            "--service and --profile exclude each other: give one of them", _BAD_INPUT
+        )
     profile = None if profile_file is None else _profile(profile_file)
     if profile is None and sign_in == SignIn():
         sign_in = _local_sign_in(host)
@@ -58,7 +60,7 @@ def run_conform(
     try:
         results = asyncio.run(_collect(url, plans, sign_in, as_json=as_json))
     except (UnreachableError, NotSignedInError) as error:
-        raise Failure(str(error), _BAD_INPUT) from error
+        raise CommandError(str(error), _BAD_INPUT) from error
     counts = Counter(result.verdict for result in results)
     if as_json:
         print_json(
@@ -108,7 +110,7 @@ def _showing_progress(total: int, *, as_json: bool) -> Iterator[tuple[_OnCheck, 
 def _print_line(result: Result) -> None:
     cells = (result.verdict, result.service, result.section, result.check)
     text = f"expected {result.expected}; actual {result.actual}"
-    print("\t".join([*cells, shown(text)]), flush=True)
+    print("\t".join([*cells, printable(text)]), flush=True)
 
 
 def _print_summary(counts: Counter[Verdict], *, is_table: bool, results: Sequence[Result]) -> None:
@@ -140,7 +142,7 @@ def _print_table(results: Sequence[Result]) -> None:
             result.section,
             Text(result.check),
             Text(result.expected, style="dim"),
-            Text(shown(result.actual), style=style if result.verdict is Verdict.FAIL else ""),
+            Text(printable(result.actual), style=style if result.verdict is Verdict.FAIL else ""),
         )
     Console().print(table)
 
@@ -152,7 +154,7 @@ def _host(url: str) -> str:
     except ValueError:
         host = None
     if host is None or parts.scheme not in ("http", "https"):
-        raise Failure("the URL should be like http://127.0.0.1:8000", _BAD_INPUT)
+        raise CommandError("the URL should be like http://127.0.0.1:8000", _BAD_INPUT)
     return host
 
 
@@ -160,9 +162,9 @@ def _profile(path: Path) -> Profile:
     try:
         return read_profile(path.read_bytes())
     except OSError as error:
-        raise Failure(f"{path}: {error.strerror}", _BAD_INPUT) from error
+        raise CommandError(f"{path}: {error.strerror}", _BAD_INPUT) from error
     except ProfileError as error:
-        raise Failure(f"{path}: {error}", _BAD_INPUT) from error
+        raise CommandError(f"{path}: {error}", _BAD_INPUT) from error
 
 
 def _local_sign_in(host: str) -> SignIn:
@@ -176,7 +178,7 @@ def _local_sign_in(host: str) -> SignIn:
             return SignIn(secret=settings.jwt_secret.get_secret_value())
         if settings.needs_development_secret and (settings.home / JWT_SECRET).is_file():
             return SignIn(secret=development_secret(settings.home))
-    raise Failure(
+    raise CommandError(
         "no credentials: give --token, or --secret to sign tokens (not needed for a server on this "
         "machine if the command runs in its directory)",
         _BAD_INPUT,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json
+from holdfast.cli.output import CommandError, print_json
 from holdfast_lab.demo import DemoResult, OnStep, run_demo
 from holdfast_lab.demo.scenario import State
 from holdfast_lab.fork_client import ChildError
@@ -30,7 +30,7 @@ def show_demo(*, as_json: bool, seed: int) -> int:
         with _showing_steps(as_json=as_json, began=began) as on_step:
             result = asyncio.run(run_demo(on_step, seed=seed))
     except (ChildError, TimeoutError) as error:
-        raise Failure(f"the demo did not finish: {error or 'it took too long'}") from error
+        raise CommandError(f"the demo did not finish: {error or 'it took too long'}") from error
     if as_json:
         print_json(msgspec.to_builtins(result) | {"holds": result.holds})
     else:

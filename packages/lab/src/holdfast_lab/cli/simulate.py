@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, print_table
-from holdfast.cli.signals import stop_asked
+from holdfast.cli.output import CommandError, print_json, print_table
+from holdfast.cli.signals import stop_requested
 from holdfast_lab.simulation import mutations, runner
 from holdfast_lab.simulation.faults import POINTS
 
@@ -30,7 +30,10 @@ def show_simulation(
     count = _DEFAULT_SEEDS if seeds is None and seconds is None else seeds
     numbers = itertools.count(first) if count is None else iter(range(first, first + count))
     deadline = None if seconds is None else time.monotonic() + seconds
-    with stop_asked() as stops, _showing_progress(count, seconds, as_json=as_json) as on_progress:
+    with (
+        stop_requested() as stops,
+        _showing_progress(count, seconds, as_json=as_json) as on_progress,
+    ):
         summary = runner.simulate(
             numbers, jobs=jobs or _cores(), deadline=deadline, on_progress=on_progress, stops=stops
         )
@@ -203,10 +206,10 @@ def _cores() -> int:
 def check_options(
     *, seed: int | None, seeds: int | None, seconds: float | None, planted: bool
 ) -> None:
-    """Raise ``Failure`` for options that exclude each other."""
+    """Raise ``CommandError`` for options that exclude each other."""
     if planted and not (seed is seeds is seconds is None):
-        raise Failure("--planted cannot be combined with --seed, --seeds or --seconds", 2)
+        raise CommandError("--planted cannot be combined with --seed, --seeds or --seconds", 2)
     if seed is not None and (seeds is not None or seconds is not None):
-        raise Failure("--seed cannot be combined with --seeds or --seconds", 2)
+        raise CommandError("--seed cannot be combined with --seeds or --seconds", 2)
     if seconds is not None and not math.isfinite(seconds):
-        raise Failure("--seconds should be a finite number", 2)
+        raise CommandError("--seconds should be a finite number", 2)

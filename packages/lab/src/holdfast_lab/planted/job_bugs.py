@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from holdfast.jobs import job_store as table
-from holdfast.jobs.executor import Attempt
+from holdfast.jobs.executor import JobExecutor
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Finished
 from holdfast.server import app as facade
@@ -49,21 +49,21 @@ def marker_not_written() -> list[Replacement]:
 @bug
 def marker_in_a_transaction_of_its_own() -> list[Replacement]:
     async def complete(self: Any, result: str | None) -> Any:
-        worker, run, job = self._worker, self.run, self.job
+        config, context, job = self._config, self.context, self.job
         self._is_committing = True
-        unit = run.open_unit
+        unit = context.open_unit
         if unit is not None:
-            run.seal()
+            context.seal()
             await unit.commit(None, None)
-        await worker.reach("job_before_commit")
-        unit = await worker.table.store.begin()
-        await worker.table.complete_within(unit, job, result, worker=worker.name)
+        await self._reach("job_before_commit")
+        unit = await config.job_store.store.begin()
+        await config.job_store.complete_within(unit, job, result, worker=config.worker_name)
         await unit.commit(None, None)
-        await worker.reach("job_after_commit")
-        worker.engine.notify()
+        await self._reach("job_after_commit")
+        config.engine.notify()
         return "done", Finished()
 
-    return [(Attempt, "_complete", complete)]
+    return [(JobExecutor, "_complete", complete)]
 
 
 @bug
@@ -101,7 +101,7 @@ def next_in_line_not_released() -> list[Replacement]:
 
 @bug
 def dead_letters_not_written() -> list[Replacement]:
-    return _sql("bury", lambda s: [re.sub(r"AND EXISTS \(.*\)", "", s[-1])])
+    return _sql("dead_letter", lambda s: [re.sub(r"AND EXISTS \(.*\)", "", s[-1])])
 
 
 @bug
@@ -116,11 +116,12 @@ def rows_gone_with_the_brokers_word() -> list[Replacement]:
 @bug
 def failed_jobs_forgotten() -> list[Replacement]:
     async def fail(self: Any, reason: str, error: str, *, floor: float = 0.0) -> Any:
-        await self._undo()
-        await self._worker.table.forget(self.job, worker=self._worker.name)
+        await self._roll_back()
+        config = self._config
+        await config.job_store.remove_completed(self.job, worker=config.worker_name)
         return "retried", Finished()
 
-    return [(Attempt, "_fail", fail)]
+    return [(JobExecutor, "_fail", fail)]
 
 
 @bug

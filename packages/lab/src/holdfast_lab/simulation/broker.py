@@ -8,8 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.jobs.engines.jetstream import JetStreamEngine
-from holdfast.jobs.engines.nats_connection import Arrival, Listener
-from holdfast.jobs.engines.nats_pull import Pulls
+from holdfast.jobs.engines.nats_connection import Listener, Message, MessageFetcher
 from holdfast.jobs.engines.relay import Relay
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Engine, FaultPoints, Row
@@ -94,7 +93,7 @@ class SteppedBroker:
         message.deliveries += 1
         message.is_out = True
         receipt = f"{number}.{message.deliveries}"
-        line.take(Arrival(message.queue, receipt, message.data, message.deliveries))
+        line.take(Message(message.queue, receipt, message.data, message.deliveries))
         self.loop.call_later(
             _ACK_WAIT_SECONDS, self._miss, number, message.deliveries, context=OUTSIDE.copy()
         )
@@ -147,17 +146,17 @@ class _Line:
     async def stop_pulling(self) -> None:
         self._asked.clear()
 
-    async def say(self, receipt: str, word: bytes) -> None:
-        self._broker.say(receipt, word)
+    async def acknowledge(self, receipt: str, reply: bytes) -> None:
+        self._broker.say(receipt, reply)
 
     def wants(self, queue: str) -> bool:
         return self._asked.get(queue, 0) > 0
 
-    def take(self, arrival: Arrival) -> None:
+    def take(self, arrival: Message) -> None:
         """Bring a message into the process, a moment later."""
         self._asked[arrival.queue] -= 1
         if self._listener is not None:
-            self._process.spawn(self._listener.arrived(arrival))
+            self._process.spawn(self._listener.on_message(arrival))
 
     def _hang_up(self) -> None:
         self._broker.disconnect(self)
@@ -180,7 +179,7 @@ class _SteppedJetStream(JetStreamEngine):
             table, queues, worker=worker, lease_seconds=lease_seconds, url="nats://torture"
         )
         self._broker = line
-        self._pulls = Pulls(line, queues)
+        self._fetcher = MessageFetcher(line, queues)
         self._relay = Relay(
             table,
             queues,

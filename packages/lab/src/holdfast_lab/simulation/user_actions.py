@@ -52,6 +52,7 @@ class Planned(msgspec.Struct, kw_only=True):
                 endpoint=f"/notes/{{local:{self.note}}}",
                 headers=headers,
                 conflict_resolution=self.strategy,
+                profile="field",
                 **shared,
             )
         return NewEntry(
@@ -60,6 +61,7 @@ class Planned(msgspec.Struct, kw_only=True):
             endpoint="/notes",
             local_id=self.local_id,
             max_attempts=6,
+            profile="field",
             **shared,
         )
 

@@ -1,14 +1,13 @@
-"""The engine for more than one machine: NATS JetStream says what to look at, the tables decide.
+"""The engine for several machines: NATS JetStream delivers, the job table decides.
 
-Whatever the broker does (deliver twice, lose everything, take an acknowledgement that is long out
-of date), a job takes effect once: the lease and the marker are in the database. So an
-acknowledgement need not be waited for either; one that is lost brings the message back, the table
-says that the job is done, and it is acknowledged then.
+The broker may deliver twice, lose messages or accept an outdated acknowledgement: the lease and
+the completion marker are in the database, so a job still takes effect once. Acknowledgements are
+not waited for. After a lost one the message is delivered again, the job is found completed, and
+the message is acknowledged then.
 
-What the operator sees to: three nodes, and on each ``jetstream { sync_interval: always }``. By
-default an acknowledged message may be up to two minutes away from the disk. Nothing is lost by
-that, as the rows stay until their jobs are done, but what the broker has forgotten must be missed
-before it is published again.
+Operators should run three nodes with ``jetstream { sync_interval: always }``. By default NATS may
+write an acknowledged message to disk up to two minutes later. A crash then delays jobs, until
+their messages are published again, but loses none: the rows stay until the jobs are done.
 """
 
 import asyncio
@@ -21,9 +20,14 @@ import msgspec
 
 from holdfast.core.job import LeasedJob
 from holdfast.errors import ConfigurationError, StoreError
-from holdfast.jobs.engines.nats_connection import Arrival, Broker, end_task
-from holdfast.jobs.engines.nats_pull import Pulls, come_again
-from holdfast.jobs.engines.nats_stream import Names
+from holdfast.jobs.engines.nats_connection import (
+    Broker,
+    Message,
+    MessageFetcher,
+    StreamNames,
+    end_task,
+    nak,
+)
 from holdfast.jobs.engines.relay import Relay
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Delivery, Ending, Engine, FaultPoints, Finished, Notifier, Retry
@@ -33,28 +37,28 @@ __all__ = ["JetStreamEngine", "jetstream"]
 _ACK: Final = b"+ACK"
 _TERM: Final = b"+TERM"
 _PROGRESS: Final = b"+WPI"
-# The message should not come before the job may be taken.
-_LATER_SECONDS: Final = 0.02
-_TROUBLE_SECONDS: Final = 1.0
+# A message should not be delivered before its job can be leased.
+_DELIVERY_MARGIN_SECONDS: Final = 0.02
+_ERROR_SECONDS: Final = 1.0
 
 _log = logging.getLogger("holdfast.jobs")
 
 
-class _Named(msgspec.Struct):
-    """What a message says."""
+class _MessageBody(msgspec.Struct):
+    """The content of a message."""
 
     tenant: str
     job_id: UUID
 
 
 class JetStreamEngine:
-    """Jobs of one database, named to workers on many machines by NATS JetStream."""
+    """Delivers the jobs of one database to workers on many machines."""
 
     name = "jetstream"
 
     def __init__(
         self,
-        table: JobStore,
+        job_store: JobStore,
         queues: Sequence[str],
         *,
         worker: str,
@@ -69,20 +73,20 @@ class JetStreamEngine:
         options: Mapping[str, Any] | None = None,
         faults: FaultPoints | None = None,
     ) -> None:
-        """Serve these queues under this worker's name.
+        """``url`` may name several servers, separated by commas.
 
-        ``url`` may name several servers, with commas. ``options`` are those of ``nats.connect``,
-        e.g. ``user_credentials``. ``replicas`` is 3 unless told, or 1 where there are fewer nodes.
-        With ``relay`` off, another worker of the same queues has to tell the broker of jobs.
+        ``options`` are those of ``nats.connect``, e.g. ``user_credentials``. ``replicas`` is 3 by
+        default, or 1 with fewer than three nodes. Without ``relay``, another worker of the same
+        queues must publish jobs.
         """
         if not again_after_seconds > 0:
-            raise ConfigurationError("again_after_seconds should be above 0")
-        self._table = table
+            raise ConfigurationError("again_after_seconds must be above 0")
+        self._job_store = job_store
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._stream, self._subject = stream, subject
-        Names(stream, subject, "")  # refuse bad ones now, not in the background
-        self._notifier = notifier or table.store.notifier()
+        StreamNames(stream, subject, "")  # raises for bad names
+        self._notifier = notifier or job_store.store.notifier()
         self._broker = Broker(
             url,
             queues,
@@ -93,10 +97,10 @@ class JetStreamEngine:
             options=options or {},
             on_new_stream=self._publish_all_again,
         )
-        self._pulls = Pulls(self._broker, queues)
+        self._fetcher = MessageFetcher(self._broker, queues)
         self._has_relay = relay
         self._relay = Relay(
-            table,
+            job_store,
             queues,
             self._broker,
             notifier=self._notifier,
@@ -104,87 +108,87 @@ class JetStreamEngine:
             again_after_seconds=again_after_seconds,
             faults=faults,
         )
-        self._relaying: asyncio.Task[None] | None = None
+        self._relay_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Begin to connect, and to tell the broker of what is due."""
-        await self._broker.open(self._pulls)
-        if self._has_relay and self._relaying is None:
+        """Start to connect and to publish due jobs."""
+        await self._broker.open(self._fetcher)
+        if self._has_relay and self._relay_task is None:
             await self._notifier.open()
-            self._relaying = asyncio.create_task(self._relay.run(), name="holdfast-jobs-relay")
+            self._relay_task = asyncio.create_task(self._relay.run(), name="holdfast-jobs-relay")
 
     async def close(self) -> None:
-        """Give back what nobody has looked at, and let go of everything."""
-        relaying, self._relaying = self._relaying, None
-        if relaying is not None:
-            await end_task(relaying)
-        await self._pulls.stop()
+        """Return unprocessed messages to the broker and disconnect."""
+        task, self._relay_task = self._relay_task, None
+        if task is not None:
+            await end_task(task)
+        await self._fetcher.stop()
         await self._broker.close()
         await self._notifier.close()
 
-    # -- taking -----------------------------------------------------------------------------------
+    # -- fetching ---------------------------------------------------------------------------------
 
     async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
-        """Wait for messages and lease the jobs they name. May return nothing before the time.
+        """Wait for messages and lease the jobs they name. May return none before the time is up.
 
-        While the broker is down this only waits.
+        Only waits while the broker is down.
         """
-        named: list[tuple[Arrival, tuple[str, str]]] = []
-        for arrival in await self._pulls.gather(limit, wait_seconds):
-            job = _read(arrival)
+        named: list[tuple[Message, tuple[str, str]]] = []
+        for message in await self._fetcher.fetch(limit, wait_seconds):
+            job = _decode(message)
             if job is None:
-                await self._broker.say(arrival.receipt, _TERM)
+                await self._broker.acknowledge(message.receipt, _TERM)
             else:
-                named.append((arrival, job))
+                named.append((message, job))
         return await self._lease(named) if named else []
 
-    async def _lease(self, named: Sequence[tuple[Arrival, tuple[str, str]]]) -> list[Delivery]:
+    async def _lease(self, named: Sequence[tuple[Message, tuple[str, str]]]) -> list[Delivery]:
         try:
             leased = await self._claim({job for _, job in named})
         except StoreError:
-            for arrival, _ in named:
-                await self._broker.say(arrival.receipt, come_again(_TROUBLE_SECONDS))
+            for message, _ in named:
+                await self._broker.acknowledge(message.receipt, nak(_ERROR_SECONDS))
             raise
         deliveries, others = [], []
-        for arrival, job in named:
-            mine = leased.pop(job, None)  # of two messages about one job, the first has it
+        for message, job in named:
+            mine = leased.pop(job, None)  # the first of two messages about one job
             if mine is None:
-                others.append((arrival, job))
+                others.append((message, job))
             else:
-                deliveries.append(Delivery(mine, arrival.receipt))
+                deliveries.append(Delivery(mine, message.receipt))
         if others:
-            await self._turn_away(others)
+            await self._return(others)
         return deliveries
 
     async def _claim(self, jobs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], LeasedJob]:
-        leased = await self._table.claim_these(
+        leased = await self._job_store.claim_these(
             jobs, worker=self._worker, lease_seconds=self._lease_seconds
         )
         return {(job.lease.tenant, job.lease.job_id): job for job in leased}
 
-    async def _turn_away(self, others: Sequence[tuple[Arrival, tuple[str, str]]]) -> None:
-        """Answer messages about jobs that could not be leased."""
+    async def _return(self, others: Sequence[tuple[Message, tuple[str, str]]]) -> None:
+        """Acknowledge messages about jobs that could not be leased, or delay their delivery."""
         try:
-            to_do = await self._table.still_to_do({job for _, job in others})
+            to_do = await self._job_store.still_to_do({job for _, job in others})
         except StoreError:
-            to_do = {job: _TROUBLE_SECONDS for _, job in others}
-        for arrival, job in others:
+            to_do = {job: _ERROR_SECONDS for _, job in others}
+        for message, job in others:
             free_in = to_do.get(job)
             if free_in is None:
-                # Finished. Or in line behind another: then this message is about a row that is
-                # gone, and the relay names the new one when its turn comes.
-                word = _ACK
+                # The job is finished. Or it waits for another of its order key: then the message
+                # is about a deleted row, and the relay publishes the new one when it is due.
+                reply = _ACK
             elif free_in > 0:
-                word = come_again(free_in + _LATER_SECONDS)
-            else:  # somebody has just this row in hand
-                word = come_again(min(1.0, 0.01 * 2 ** min(arrival.deliveries, 7)))
-            await self._broker.say(arrival.receipt, word)
+                reply = nak(free_in + _DELIVERY_MARGIN_SECONDS)
+            else:  # another transaction has locked the row
+                reply = nak(min(1.0, 0.01 * 2 ** min(message.deliveries, 7)))
+            await self._broker.acknowledge(message.receipt, reply)
 
-    # -- holding and ending -----------------------------------------------------------------------
+    # -- leases and outcomes ----------------------------------------------------------------------
 
     async def renew(self, deliveries: Sequence[Delivery]) -> set[tuple[str, str]]:
-        """Renew leases in the table, and tell the broker of those that hold."""
-        held = await self._table.renew(
+        """Renew leases in the job table, and extend the delivery of those still held."""
+        held = await self._job_store.renew(
             (delivery.job.lease for delivery in deliveries),
             worker=self._worker,
             lease_seconds=self._lease_seconds,
@@ -192,57 +196,57 @@ class JetStreamEngine:
         for delivery in deliveries:
             lease = delivery.job.lease
             if (lease.tenant, lease.job_id) in held:
-                await self._broker.say(delivery.receipt, _PROGRESS)
+                await self._broker.acknowledge(delivery.receipt, _PROGRESS)
         return held
 
     async def settle(self, delivery: Delivery, ending: Ending) -> None:
-        """Take the message off the queue, or let it come again."""
+        """Acknowledge the message, or have it delivered again."""
         match ending:
             case Finished():
-                word = _ACK
+                reply = _ACK
             case Retry(seconds):
-                word = come_again(seconds + _LATER_SECONDS if seconds else 0.0)
-        await self._broker.say(delivery.receipt, word)
+                reply = nak(seconds + _DELIVERY_MARGIN_SECONDS if seconds else 0.0)
+        await self._broker.acknowledge(delivery.receipt, reply)
 
     def notify(self) -> None:
-        """Wake the relays, here and elsewhere: there may be something to publish."""
+        """Wake the relays of all processes: there may be jobs to publish."""
         self._notifier.notify()
 
     def wake(self) -> None:
-        """Let a waiting ``take`` return."""
-        self._pulls.wake()
+        """Make a waiting ``take`` return."""
+        self._fetcher.wake()
 
     # -- for the broker ---------------------------------------------------------------------------
 
-    async def _names(self) -> Names:
-        return Names.of(self._stream, self._subject, await self._table.store.secret())
+    async def _names(self) -> StreamNames:
+        return StreamNames.of(self._stream, self._subject, await self._job_store.store.secret())
 
     async def _publish_all_again(self) -> None:
-        """Forget what the broker was told: the stream is new, and what the old one knew is gone."""
-        lost = await self._table.forget_published()
+        """Mark all jobs as unpublished: the stream is new and empty."""
+        lost = await self._job_store.reset_published()
         if lost:
             _log.warning("NATS has lost its stream: %d jobs are published again", lost)
 
 
 def jetstream(url: str, **options: Any) -> Callable[[JobStore, Sequence[str], str, float], Engine]:
-    """Return what makes the engine of a worker: ``Worker(store, jobs, engine=jetstream(url))``."""
+    """Return an ``EngineMaker``: ``Worker(store, jobs, engine=jetstream(url))``."""
 
-    def make(table: JobStore, queues: Sequence[str], worker: str, lease_seconds: float) -> Engine:
+    def make(jobs: JobStore, queues: Sequence[str], worker: str, lease_seconds: float) -> Engine:
         return JetStreamEngine(
-            table, queues, worker=worker, lease_seconds=lease_seconds, url=url, **options
+            jobs, queues, worker=worker, lease_seconds=lease_seconds, url=url, **options
         )
 
     return make
 
 
-def _read(arrival: Arrival) -> tuple[str, str] | None:
-    """Return the job that a message names: what is not one must not reach the database."""
+def _decode(message: Message) -> tuple[str, str] | None:
+    """Return the tenant and id that a message names; None if it is malformed."""
     try:
-        job = msgspec.json.decode(arrival.data, type=_Named)
+        job = msgspec.json.decode(message.data, type=_MessageBody)
     except msgspec.DecodeError as error:
-        _log.error("a message in the queue %s names no job: %s", arrival.queue, error)
+        _log.error("a message in the queue %s is malformed: %s", message.queue, error)
         return None
     if "\x00" in job.tenant:
-        _log.error("a message in the queue %s names no job: bad tenant", arrival.queue)
+        _log.error("a message in the queue %s is malformed: bad tenant", message.queue)
         return None
     return job.tenant, str(job.job_id)

@@ -1,4 +1,4 @@
-"""The addresses of NATS as they are written in a setting. Needs no NATS, nor its driver."""
+"""Parse the URLs of NATS servers from a setting. Needs no NATS driver."""
 
 from typing import Final
 from urllib.parse import urlsplit
@@ -11,15 +11,14 @@ _SCHEMES: Final = frozenset({"nats", "tls", "ws", "wss"})
 
 
 def servers_of(url: str) -> list[str]:
-    """Return the servers of a setting, which has commas between them.
+    """Split a setting at its commas.
 
-    Raises ``ConfigurationError`` for one that nobody could ever connect to: else it would look as
-    if NATS were away, for ever.
+    Raises ``ConfigurationError`` for a malformed URL, which would otherwise look like an outage.
     """
     servers = [server.strip() for server in url.split(",") if server.strip()]
     if not servers or not all(_is_address(server) for server in servers):
-        # Not shown: there may be a password in it.
-        raise ConfigurationError("write the address of NATS as nats://host:4222")
+        # The URL is not shown: it may contain a password.
+        raise ConfigurationError("NATS URL is malformed: write it as nats://host:4222")
     return servers
 
 
@@ -27,5 +26,5 @@ def _is_address(server: str) -> bool:
     try:
         parts = urlsplit(server if "://" in server else f"nats://{server}")
         return parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that do not close, a port that is none
+    except ValueError:  # unbalanced brackets, or a bad port
         return False

@@ -1,8 +1,8 @@
-"""The relay: tells the broker of jobs that are due. The rows of the table are its outbox.
+"""The relay publishes due jobs to the broker. The rows of the job table are its outbox.
 
-A row stays until its job is done, whatever the broker says. To publish comes first and to mark it
-second, so a relay that dies in between publishes again: under the same number, which the broker
-throws away for two minutes, and the lease after that.
+A row stays until its job is done, whatever the broker does. A job is published first and marked as
+published second. A relay that dies in between publishes it again with the same message id: the
+broker drops duplicates for two minutes, and after that the lease prevents a second execution.
 """
 
 import asyncio
@@ -17,28 +17,28 @@ from holdfast.ports import FaultPoints, Notifier
 
 __all__ = ["FAULT_POINTS", "Relay"]
 
-# Where a relay may die, and tests make it die.
+# Where tests make a relay die.
 FAULT_POINTS: Final = ("relay_before_publish", "relay_before_mark")
 
-# How many due jobs of one queue the broker knows at most, and how many it hears of at once.
+# How many due jobs of one queue are published at most, and how many in one batch.
 _FRONT: Final = 4000
-_AT_ONCE: Final = 500
-# Between publishing and marking: workers take the rows first, which the mark would be in the way
-# of; and jobs that are committed meanwhile come along with the next round.
-_BREATH_SECONDS: Final = 0.01
+_MAX_BATCH: Final = 500
+# Between publishing and marking: workers lease the rows first, without waiting for the mark; and
+# jobs that are committed meanwhile join the next batch.
+_PAUSE_SECONDS: Final = 0.01
 _LOOK_SECONDS: Final = 1.0
-# A relay that hangs in its turn loses it after this time. Longer than any answer takes.
-_TURN_SECONDS: Final = 30.0
+# A relay that hangs loses the lock after this time, which is longer than any response takes.
+_LOCK_SECONDS: Final = 30.0
 
 _log = logging.getLogger("holdfast.jobs")
 
 
 class Relay:
-    """Publishes what is due, when the bell rings, when a job's time comes, and once a second."""
+    """Publishes due jobs: after a notification, at the next due time, and every second."""
 
     def __init__(
         self,
-        table: JobStore,
+        job_store: JobStore,
         queues: Sequence[str],
         broker: Broker,
         *,
@@ -47,8 +47,8 @@ class Relay:
         again_after_seconds: float,
         faults: FaultPoints | None = None,
     ) -> None:
-        """Publish jobs of these queues; relays of one ``name`` take turns."""
-        self._table = table
+        """Relays with the same ``name`` and queues publish one at a time."""
+        self._job_store = job_store
         self._queues = tuple(queues)
         self._broker = broker
         self._notifier = notifier
@@ -57,50 +57,50 @@ class Relay:
         self._faults = faults
 
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Run until cancelled."""
         while True:
             await self._broker.up.wait()
             try:
-                seconds = await self._round()
+                seconds = await self._publish_batch()
             except StoreError as error:
                 _log.warning("jobs cannot be published, trying again: %s", error)
                 seconds = _LOOK_SECONDS
-            except Exception:  # noqa: BLE001 - nobody else would publish; none may end us
+            except Exception:  # noqa: BLE001 - the loop must go on
                 _log.exception("jobs cannot be published, trying again")
                 seconds = _LOOK_SECONDS
             await self._notifier.wait(seconds)
 
-    async def _round(self) -> float:
-        """Publish one batch; returns after how many seconds to look again."""
+    async def _publish_batch(self) -> float:
+        """Publish one batch; return the seconds until the next."""
         found, published = await self.publish_due()
         if published < found:
             await asyncio.sleep(_LOOK_SECONDS)
             return 0.0
         if found:
             return 0.0
-        due_in = await self._table.publish_due_in(self._queues)
+        due_in = await self._job_store.publish_due_in(self._queues)
         return _LOOK_SECONDS if due_in is None else min(_LOOK_SECONDS, due_in + 0.001)
 
     async def publish_due(self) -> tuple[int, int]:
-        """Publish and mark one batch; returns how many were due and how many were published."""
-        async with self._table.relay_turn(self._name, idle_seconds=_TURN_SECONDS) as is_ours:
-            if not is_ours:  # whoever has the turn was rung too, and looks again after it
+        """Publish and mark one batch; return how many were due and how many were published."""
+        async with self._job_store.relay_lock(self._name, idle_seconds=_LOCK_SECONDS) as is_locked:
+            if not is_locked:  # the relay that holds the lock was notified, too
                 return 0, 0
-            jobs = await self._table.to_publish(
+            jobs = await self._job_store.to_publish(
                 self._queues,
                 front=_FRONT,
-                limit=_AT_ONCE,
+                limit=_MAX_BATCH,
                 again_after_seconds=self._again_after_seconds,
             )
             if not jobs:
                 return 0, 0
             await self._reach("relay_before_publish")
             published = await self._broker.publish(jobs)
-            if len(jobs) < _AT_ONCE:
-                await asyncio.sleep(_BREATH_SECONDS)
+            if len(jobs) < _MAX_BATCH:
+                await asyncio.sleep(_PAUSE_SECONDS)
             await self._reach("relay_before_mark")
             if published:
-                await self._table.mark_published(published)
+                await self._job_store.mark_published(published)
             return len(jobs), len(published)
 
     async def _reach(self, point: str) -> None:

@@ -1,4 +1,4 @@
-"""The default engine: workers take jobs straight from the table and are woken by a bell."""
+"""The default engine: workers lease jobs from the job table, woken by a notifier."""
 
 from collections.abc import Sequence
 
@@ -9,28 +9,27 @@ __all__ = ["SqlEngine"]
 
 
 class SqlEngine:
-    """Jobs on the database that also holds the business rows: nothing else to run."""
+    """Delivers jobs from the database; needs no broker."""
 
     name = "sql"
 
     def __init__(
         self,
-        table: JobStore,
+        job_store: JobStore,
         queues: Sequence[str],
         *,
         worker: str,
         lease_seconds: float,
         notifier: Notifier | None = None,
     ) -> None:
-        """Serve these queues under this worker's name."""
-        self._table = table
+        self._job_store = job_store
         self._queues = tuple(queues)
         self._worker = worker
         self._lease_seconds = lease_seconds
-        self._notifier = notifier or table.store.notifier()
+        self._notifier = notifier or job_store.store.notifier()
 
     async def open(self) -> None:
-        """Listen for the bell."""
+        """Start to listen for notifications."""
         await self._notifier.open()
 
     async def close(self) -> None:
@@ -38,15 +37,15 @@ class SqlEngine:
         await self._notifier.close()
 
     async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
-        """Claim what is due. With nothing due, wait for the bell, or for the next due time.
+        """Lease due jobs. If there are none, wait for a notification or the next due time.
 
-        After a wait it returns empty-handed, and the worker comes again: one look per wait.
+        Returns an empty list after the wait; the worker calls again.
         """
         jobs = await self._claim(limit)
         if jobs or wait_seconds <= 0:
             return jobs
-        due_in = await self._table.due_in(self._queues)
-        if due_in == 0:  # due since a moment ago; or held by someone, who rings when done
+        due_in = await self._job_store.due_in(self._queues)
+        if due_in == 0:  # became due just now, or another worker has locked the row
             jobs = await self._claim(limit)
             if jobs:
                 return jobs
@@ -57,26 +56,26 @@ class SqlEngine:
         return []
 
     async def renew(self, deliveries: Sequence[Delivery]) -> set[tuple[str, str]]:
-        """Renew leases in the table."""
-        return await self._table.renew(
+        """Renew leases in the job table."""
+        return await self._job_store.renew(
             (delivery.job.lease for delivery in deliveries),
             worker=self._worker,
             lease_seconds=self._lease_seconds,
         )
 
     async def settle(self, delivery: Delivery, ending: Ending) -> None:
-        """Do nothing: the table knows already."""
+        """Do nothing: the job table is up to date."""
 
     def notify(self) -> None:
-        """Wake the workers, this one included."""
+        """Wake the workers of all processes."""
         self._notifier.notify()
 
     def wake(self) -> None:
-        """Let a waiting ``take`` return."""
+        """Make a waiting ``take`` return."""
         self._notifier.notify()
 
     async def _claim(self, limit: int) -> list[Delivery]:
-        jobs = await self._table.claim(
+        jobs = await self._job_store.claim(
             self._queues, worker=self._worker, limit=limit, lease_seconds=self._lease_seconds
         )
         return [Delivery(job) for job in jobs]

@@ -1,4 +1,4 @@
-"""PostgreSQL, by asyncpg: for more than one process, and for more than one machine."""
+"""The PostgreSQL store, with asyncpg: for several processes and machines."""
 
 from holdfast.stores.postgres.store import PostgresStore
 

@@ -1,4 +1,4 @@
-"""What goes wrong with PostgreSQL, told apart: the server, the statement, or the commit."""
+"""Translate asyncpg's errors: of the server, of a statement, of a commit."""
 
 from typing import Final, NoReturn
 
@@ -6,56 +6,52 @@ import asyncpg
 
 from holdfast.errors import CommitUnknownError, StoreUnavailableError, SupersededError
 
-__all__ = ["OUTAGES", "SPOILT", "raise_not_committed", "raise_told", "unavailable"]
+__all__ = ["ABORTED", "OUTAGES", "translate_commit_error", "translate_error", "unavailable"]
 
 _SUPERSEDED_STATE: Final = "HF002"
 
-# COMMIT undoes such a transaction; to answer as if it had been kept would be a lie.
-SPOILT: Final = "a statement failed, the handler went on, and PostgreSQL rolled everything back"
+# PostgreSQL rolls an aborted transaction back at COMMIT, without an error.
+ABORTED: Final = "a statement failed, the handler went on, and PostgreSQL rolled everything back"
 
 
-def _outages() -> tuple[type[BaseException], ...]:
-    """Return what asyncpg raises when the server, not the statement, is the trouble."""
-    return (
-        OSError,
-        TimeoutError,
-        asyncpg.InterfaceError,
-        # "cannot switch to state": the server died while the connection was idle.
-        asyncpg.InternalClientError,
-        asyncpg.PostgresConnectionError,
-        asyncpg.CannotConnectNowError,
-        asyncpg.AdminShutdownError,
-        asyncpg.CrashShutdownError,
-        asyncpg.TooManyConnectionsError,
-        asyncpg.ReadOnlySQLTransactionError,
-    )
-
-
-OUTAGES: Final = _outages()
+# What asyncpg raises if the server is unavailable.
+OUTAGES: Final[tuple[type[BaseException], ...]] = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    # "cannot switch to state": the server died while the connection was idle.
+    asyncpg.InternalClientError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.ReadOnlySQLTransactionError,
+)
 
 
 def unavailable(error: BaseException) -> StoreUnavailableError:
-    """Make the error that is answered with 503."""
+    """Return the error that becomes a response with status 503."""
     reason = str(error) or type(error).__name__
-    return StoreUnavailableError(f"PostgreSQL does not answer: {reason}")
+    return StoreUnavailableError(f"PostgreSQL is unavailable: {reason}")
 
 
-def raise_not_committed(error: asyncpg.PostgresError) -> NoReturn:
-    """Raise why a transaction did not commit, or that nobody knows."""
+def translate_commit_error(error: asyncpg.PostgresError) -> NoReturn:
+    """Raise why a transaction was not committed, or ``CommitUnknownError``."""
     if error.sqlstate == _SUPERSEDED_STATE:
         raise SupersededError("another request with this key was committed first") from None
     if isinstance(error, OUTAGES):
         raise CommitUnknownError(str(error)) from error
     if isinstance(error, asyncpg.InFailedSQLTransactionError):
-        raise StoreUnavailableError(SPOILT) from error
+        raise StoreUnavailableError(ABORTED) from error
     raise error
 
 
-def raise_told(error: BaseException) -> NoReturn:
-    """Raise an outage as such; what the statement's author got wrong is raised as it came.
+def translate_error(error: BaseException) -> NoReturn:
+    """Raise an outage as ``StoreUnavailableError``, and a programming error unchanged.
 
-    asyncpg says ``InterfaceError`` for both: to a value of the wrong type, or to two statements
-    at once on one connection, "try again" would be the wrong answer, for ever.
+    asyncpg raises ``InterfaceError`` for both. A value of the wrong type, or two statements at
+    once on one connection, would fail again after every retry.
     """
     is_mistake = isinstance(error, ValueError) or "another operation is in progress" in str(error)
     if is_mistake and isinstance(error, asyncpg.InterfaceError):

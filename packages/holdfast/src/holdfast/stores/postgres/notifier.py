@@ -1,9 +1,9 @@
-"""A bell on PostgreSQL: LISTEN on a connection of its own, NOTIFY after the commit.
+"""A notifier on PostgreSQL: LISTEN on a separate connection, NOTIFY after the commit.
 
-Not NOTIFY inside the transaction: PostgreSQL then takes one lock for the whole database before
-each such commit and holds it through the fsync, so that commits which enqueue would line up one
-by one. A ring of its own, after the commit, writes nothing and waits for no disk. The first is sent
-at once; those of the next moment become one more, at its end.
+Not NOTIFY inside the transaction: PostgreSQL takes one lock for the whole database before each such
+commit and holds it through the fsync, so transactions that enqueue would commit one by one. A
+separate NOTIFY writes nothing to disk. The first is sent at once; those of the next 10 ms are
+combined into one.
 """
 
 import asyncio
@@ -25,88 +25,88 @@ __all__ = ["PostgresNotifier"]
 _CHANNEL: Final = "holdfast_jobs"
 _RECONNECT_SECONDS: Final = 1.0
 _ALIVE_SECONDS: Final = 10.0
-# Between two rings of one process. Who hears one looks for all jobs, so more would only cost.
-_BETWEEN_SECONDS: Final = 0.01
+# Between two notifications of one process. Each makes workers look for all jobs.
+_INTERVAL_SECONDS: Final = 0.01
 
 _log = logging.getLogger("holdfast.jobs")
 
 
 class PostgresNotifier(LocalNotifier):
-    """Rings in every process that works on the database."""
+    """Wakes the workers of every process that uses the database."""
 
     def __init__(
         self,
         connect: Callable[[], Awaitable[Any]],
         run: Callable[[str], Awaitable[Any]],
     ) -> None:
-        """Listen on a connection of its own; ring with the store's."""
+        """Listen on a connection from ``connect``; notify with ``run``."""
         super().__init__()
         self._connect = connect
         self._run = run
-        self._own_voice = new_request_id()
+        self._sender_id = new_request_id()
         self._listener: asyncio.Task[None] | None = None
-        self._ringing: asyncio.Task[None] | None = None
-        self._ring_again = False
-        self._last_rung = 0.0
+        self._sending: asyncio.Task[None] | None = None
+        self._send_again = False
+        self._last_sent = 0.0
 
     async def open(self) -> None:
-        """Listen, and go on trying whenever the connection is lost."""
+        """Start to listen; reconnects when the connection is lost."""
         if self._listener is None:
             await super().open()
-            self._ringing = None
+            self._sending = None
             listening = asyncio.get_running_loop().create_future()
             self._listener = asyncio.create_task(self._listen(listening))
             await listening
 
     async def close(self) -> None:
-        """Stop listening; finish the ring that is on its way."""
+        """Stop listening; wait for a notification that is being sent."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.cancel()
             with suppress(asyncio.CancelledError):
                 await listener
-        if self._ringing is not None:
+        if self._sending is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._ringing), 2)
+                await asyncio.wait_for(asyncio.shield(self._sending), 2)
 
     def notify(self) -> None:
-        """Wake this process at once, and the others in a moment."""
+        """Wake this process at once, and the others within 10 ms."""
         super().notify()
-        if self._ringing is not None:
-            self._ring_again = True
+        if self._sending is not None:
+            self._send_again = True
             return
-        self._ringing = asyncio.create_task(self._notify())
+        self._sending = asyncio.create_task(self._notify())
 
     async def _notify(self) -> None:
         try:
             while True:
-                await asyncio.sleep(self._last_rung + _BETWEEN_SECONDS - time.monotonic())
-                self._ring_again = False
-                self._last_rung = time.monotonic()
-                with suppress(StoreError, asyncpg.PostgresError):  # others look by themselves
-                    await self._run(f"SELECT pg_notify('{_CHANNEL}', '{self._own_voice}')")
-                if not self._ring_again:
+                await asyncio.sleep(self._last_sent + _INTERVAL_SECONDS - time.monotonic())
+                self._send_again = False
+                self._last_sent = time.monotonic()
+                with suppress(StoreError, asyncpg.PostgresError):  # other processes poll
+                    await self._run(f"SELECT pg_notify('{_CHANNEL}', '{self._sender_id}')")
+                if not self._send_again:
                     return
         finally:
-            self._ringing = None
+            self._sending = None
 
     async def _listen(self, listening: asyncio.Future[None]) -> None:
         while True:
             connection = None
             try:
                 connection = await self._connect()
-                cut_off = asyncio.Event()
-                connection.add_termination_listener(lambda _connection, end=cut_off.set: end())
-                await connection.add_listener(_CHANNEL, self._heard)
-                LocalNotifier.notify(self)  # something may have been rung while nobody listened
+                lost = asyncio.Event()
+                connection.add_termination_listener(lambda _connection, end=lost.set: end())
+                await connection.add_listener(_CHANNEL, self._receive)
+                LocalNotifier.notify(self)  # one may have been missed meanwhile
                 if not listening.done():
                     listening.set_result(None)
-                while not cut_off.is_set():
+                while not lost.is_set():
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(cut_off.wait(), _ALIVE_SECONDS)
+                        await asyncio.wait_for(lost.wait(), _ALIVE_SECONDS)
                     await connection.fetchval("SELECT 1", timeout=_ALIVE_SECONDS)
             except (asyncpg.PostgresError, *OUTAGES) as error:
-                _log.info("not listening for jobs, looking once a second instead: %s", error)
+                _log.info("not listening for jobs, polling once a second instead: %s", error)
                 if not listening.done():
                     listening.set_result(None)
             finally:
@@ -114,6 +114,6 @@ class PostgresNotifier(LocalNotifier):
                     connection.terminate()
             await asyncio.sleep(_RECONNECT_SECONDS)
 
-    def _heard(self, _connection: Any, _process: int, _channel: str, voice: str) -> None:
-        if voice != self._own_voice:  # that one has rung here already
+    def _receive(self, _connection: Any, _process: int, _channel: str, sender: str) -> None:
+        if sender != self._sender_id:  # this process was woken already
             LocalNotifier.notify(self)

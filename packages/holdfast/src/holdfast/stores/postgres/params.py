@@ -1,21 +1,38 @@
-"""Named parameters for asyncpg: ``:name`` becomes ``$1``, once per statement text."""
+"""How values get into statements for asyncpg: numbered parameters, or SQL literals.
+
+``:name`` becomes ``$1``, once per statement text. asyncpg sends parameters with one statement at a
+time, so statements that share a message with BEGIN or COMMIT carry their values as literals.
+Printable ASCII without quote or backslash is written as it is; everything else in hexadecimal
+digits. So no value, whatever a tenant or key contains, can end a literal.
+"""
 
 import re
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
+from holdfast.core.idempotency_record import AuditEvent, Record
 from holdfast.errors import UsageError
 from holdfast.ports import Params
+from holdfast.stores.rows import encode_headers
 
-__all__ = ["positional"]
+__all__ = [
+    "bytes_literal",
+    "finish_statement",
+    "instant_literal",
+    "int_literal",
+    "positional",
+    "rows_changed",
+    "text_literal",
+]
 
-# Strings, quoted names, comments, dollar quotes and casts are passed over; the last group is ours.
+# Skips strings, quoted names, comments, dollar quotes and casts; the last group is a parameter.
 _TOKEN = re.compile(
     r"(?<!\w)[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/"
     r"|\$(\w*)\$.*?\$\1\$|::|:([A-Za-z_]\w*)",
     re.DOTALL,
 )
-# What would end the transaction the record has to commit in. ROLLBACK TO a savepoint may pass.
+# Statements that would end the transaction; ROLLBACK TO a savepoint is allowed.
 _ENDS_TRANSACTION = re.compile(
     r"(?:\s|;|--[^\n]*\n|/\*.*?\*/)*"
     r"(?:BEGIN|START\s+TRANSACTION|COMMIT|END|PREPARE\s+TRANSACTION|(?:ROLLBACK|ABORT)(?!.*\bTO\b))\b",
@@ -26,7 +43,9 @@ _ENDS_TRANSACTION = re.compile(
 @lru_cache(maxsize=2048)
 def _compile(sql: str) -> tuple[str, tuple[str, ...]]:
     if _ENDS_TRANSACTION.match(sql):
-        raise UsageError("the transaction is Holdfast's: it commits with the answer")
+        raise UsageError(
+            "a handler must not end the transaction: Holdfast commits it with the response"
+        )
     names: list[str] = []
 
     def number(match: re.Match[str]) -> str:
@@ -49,4 +68,55 @@ def positional(sql: str, params: Params) -> tuple[str, list[Any]]:
     try:
         return text, [given[name] for name in names]
     except KeyError as missing:
-        raise UsageError(f"the statement needs :{missing.args[0]}, which was not given") from None
+        raise UsageError(
+            f"the statement has a parameter :{missing.args[0]}, which was not given"
+        ) from None
+
+
+def rows_changed(tag: str) -> int:
+    """Read the number of rows from a command tag: ``INSERT 0 3``, ``UPDATE 2``, ``BEGIN``."""
+    last = tag.rpartition(" ")[2]
+    return int(last) if last.isdigit() else 0
+
+
+def text_literal(value: str | None) -> str:
+    """Return a literal of type text."""
+    if value is None:
+        return "NULL"
+    if value.isascii() and value.isprintable() and "'" not in value and "\\" not in value:
+        return f"'{value}'"
+    return f"convert_from('\\x{value.encode().hex()}','UTF8')"
+
+
+def bytes_literal(value: bytes) -> str:
+    """Return a literal of type bytea."""
+    return f"'\\x{value.hex()}'"
+
+
+def int_literal(value: int | None) -> str:
+    """Return a literal of an integer type. Raises for anything that is no integer."""
+    return "NULL" if value is None else str(int(value))
+
+
+def instant_literal(value: datetime) -> str:
+    """Return a literal of type timestamptz."""
+    return f"'{value.isoformat()}'"
+
+
+def finish_statement(record: Record, audit: AuditEvent | None) -> str:
+    """Return the call of ``holdfast_finish`` with literals, to share a message with COMMIT."""
+    text = text_literal
+    tenant, endpoint, key = record.id
+    body_hash, request_hash = record.fingerprint
+    audited = (
+        f"{text(audit.id)},{text(audit.actor)},{text(audit.resource)},{int_literal(audit.version)}"
+        if audit is not None
+        else "NULL,NULL,NULL,NULL"
+    )
+    return (
+        f"SELECT holdfast_finish({text(tenant)},{text(endpoint)},{text(key)},"
+        f"{text(body_hash)},{text(request_hash)},"
+        f"{int_literal(record.status)},{bytes_literal(record.body)},{text(encode_headers(record))},"
+        f"{text(record.request_id)},{text(record.correlation_id)},"
+        f"{instant_literal(record.created_at)},{instant_literal(record.expires_at)},{audited})"
+    )

@@ -1,8 +1,8 @@
-"""A pool of asyncpg connections that costs next to nothing while one is free.
+"""A pool of asyncpg connections with little overhead while a connection is free.
 
-asyncpg's own pool sets a timer, starts a task and wraps every call for each use: a tenth of a bare
-request (docs/decisions/0004-speed.md). A unit always ends its transaction or cuts the connection
-off, so there is nothing to reset either.
+asyncpg's pool sets a timer, starts a task and wraps every call for each use: a tenth of the time of
+a bare request (docs/decisions/0004-speed.md). A unit of work always ends its transaction or closes
+the connection, so nothing has to be reset.
 """
 
 import asyncio
@@ -14,12 +14,11 @@ __all__ = ["ConnectionPool"]
 
 
 class ConnectionPool:
-    """Hands out connections, last used first, up to a limit; who comes too late waits in line."""
+    """Lends connections, last used first, up to a limit; above it, callers wait in order."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Any]], *, most: int) -> None:
-        """Connect on demand with the given function."""
+    def __init__(self, connect: Callable[[], Awaitable[Any]], *, limit: int) -> None:
         self._connect = connect
-        self._most = most
+        self._limit = limit
         self._idle: list[Any] = []
         self._busy: set[Any] = set()
         self._connecting = 0
@@ -27,25 +26,25 @@ class ConnectionPool:
         self._is_closed = False
 
     async def fill(self, count: int) -> None:
-        """Open connections ahead of their use; raises what connecting raises."""
-        opened = [await self._open() for _ in range(min(count, self._most))]
+        """Open connections in advance; raises what ``connect`` raises."""
+        opened = [await self._open() for _ in range(min(count, self._limit))]
         for connection in opened:
             self.release(connection)
 
     async def acquire(self, timeout_seconds: float) -> Any:
-        """Return a live connection. Raises ``TimeoutError`` when none comes free in time."""
-        # Who waits comes first: a newcomer does not take what was just given back.
+        """Return an open connection. Raises ``TimeoutError`` if none is free in time."""
+        # Waiting callers come first.
         if not self._waiting:
             connection = self._take_idle()
             if connection is not None:
                 return connection
-            if self._has_room():
+            if self._has_capacity():
                 return await self._open()
         async with asyncio.timeout(timeout_seconds):
             return await self._wait()
 
     def release(self, connection: Any) -> None:
-        """Take a connection back, and hand it to whoever waits longest. A dead one is forgotten."""
+        """Return a connection, and serve the next waiting caller. A closed one is dropped."""
         self._busy.discard(connection)
         if self._is_closed:
             connection.terminate()
@@ -54,7 +53,7 @@ class ConnectionPool:
         self._serve_next()
 
     async def close(self, timeout_seconds: float) -> None:
-        """Wait for what is in use, then disconnect everything."""
+        """Wait for connections in use, then close all."""
         self._is_closed = True
         while self._waiting:
             ticket = self._waiting.popleft()
@@ -80,8 +79,8 @@ class ConnectionPool:
                 return connection
         return None
 
-    def _has_room(self) -> bool:
-        return len(self._busy) + len(self._idle) + self._connecting < self._most
+    def _has_capacity(self) -> bool:
+        return len(self._busy) + len(self._idle) + self._connecting < self._limit
 
     async def _open(self) -> Any:
         if self._is_closed:
@@ -91,35 +90,35 @@ class ConnectionPool:
             connection = await self._connect()
         except BaseException:
             self._connecting -= 1
-            self._serve_next()  # the place is free again
+            self._serve_next()  # its place is free
             raise
         self._connecting -= 1
         self._busy.add(connection)
         return connection
 
     async def _wait(self) -> Any:
-        """Wait in line for a connection, or for the room to open one."""
+        """Wait for a connection, or for capacity to open one."""
         ticket: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(ticket)
         try:
             connection = await ticket
         except BaseException:
             if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
-                self._give_back(ticket.result())  # served just as we left
+                self._return(ticket.result())  # served at the same time
             raise
         return await self._open() if connection is None else connection
 
     def _serve_next(self) -> None:
-        """Serve the head of the line: a connection if one is idle, room for one otherwise."""
+        """Serve the first waiting caller: an idle connection, or None to open one."""
         while self._waiting and self._waiting[0].done():
             self._waiting.popleft()
         if not self._waiting:
             return
         connection = self._take_idle()
-        if connection is not None or self._has_room():
+        if connection is not None or self._has_capacity():
             self._waiting.popleft().set_result(connection)
 
-    def _give_back(self, connection: Any) -> None:
+    def _return(self, connection: Any) -> None:
         if connection is None:
             self._serve_next()
         else:

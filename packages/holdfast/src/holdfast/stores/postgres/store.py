@@ -1,4 +1,4 @@
-"""Records on PostgreSQL. A guarded request costs no round trip that a bare one would not."""
+"""The store on PostgreSQL. Guarding a request costs no additional round trip."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,15 +13,26 @@ from holdfast.core.fingerprint import lock_number
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
-from holdfast.stores.migrations import Migration, check_known, load_migrations
-from holdfast.stores.postgres.dsn import check_address
-from holdfast.stores.postgres.errors import OUTAGES, raise_told, unavailable
-from holdfast.stores.postgres.literals import instant_literal, text_literal
+from holdfast.stores.migrations import (
+    MIGRATION_LOCK,
+    Migration,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps_async,
+)
+from holdfast.stores.postgres.dsn import check_dsn
+from holdfast.stores.postgres.errors import OUTAGES, translate_error, unavailable
 from holdfast.stores.postgres.notifier import PostgresNotifier
-from holdfast.stores.postgres.params import positional
+from holdfast.stores.postgres.params import (
+    instant_literal,
+    positional,
+    rows_changed,
+    text_literal,
+)
 from holdfast.stores.postgres.pool import ConnectionPool
-from holdfast.stores.postgres.rows import record_of, rows_of
 from holdfast.stores.postgres.unit_of_work import PostgresUnit
+from holdfast.stores.rows import record_of
 from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["PostgresStore"]
@@ -29,17 +40,16 @@ __all__ = ["PostgresStore"]
 _SQL: Final = load_queries("holdfast.stores.postgres")
 _FIND: Final = _SQL["find_record"]
 
-# What holdfast_claim says by its number of rows: ours (and whether an expired record is there).
-_OURS: Final = {"SELECT 0": False, "SELECT 3": True}
+# holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
+_CLAIMED_TAGS: Final = {"SELECT 0": False, "SELECT 3": True}
 _HELD_TAG: Final = "SELECT 2"
-_MIGRATION_LOCK: Final = 0x686F6C64  # "hold"
 
 
 class PostgresStore:
     """The store for many processes.
 
     BEGIN and the claim share one message; so do the record, the audit event and COMMIT. Both are
-    sent as plain text with hexadecimal values (see ``literals``), because asyncpg cannot pipeline.
+    sent as text with literals (see ``params``), because asyncpg cannot pipeline.
     """
 
     name = "postgresql"
@@ -54,8 +64,8 @@ class PostgresStore:
         acquire_seconds: float = 10.0,
         connect_seconds: float = 5.0,
     ) -> None:
-        """Take the address; nothing is connected before ``open``."""
-        check_address(url)
+        """Check the URL, which may raise ``ConfigurationError``. ``open`` connects."""
+        check_dsn(url)
         self._url = url
         self._min = min_connections
         self._max = max_connections
@@ -69,14 +79,14 @@ class PostgresStore:
 
     @property
     def max_connections(self) -> int:
-        """How many transactions there can be at once."""
+        """How many transactions can be open at once."""
         return self._max
 
     async def open(self) -> None:
         """Connect and bring the schema up to date."""
         if self._pool is not None:
             return
-        pool = ConnectionPool(self._connect, most=self._max)
+        pool = ConnectionPool(self._connect, limit=self._max)
         try:
             await pool.fill(self._min)
         except OUTAGES as error:
@@ -93,15 +103,15 @@ class PostgresStore:
             raise
 
     async def close(self) -> None:
-        """Wait for what is running, then disconnect."""
+        """Wait for running transactions, then disconnect."""
         if self._pool is not None:
             try:
                 await self._pool.close(timeout_seconds=10)
             finally:
-                self._pool = None  # not before: what is running still has to give back
+                self._pool = None  # not earlier: running units return their connections
 
     async def ping(self) -> None:
-        """Ask for one row."""
+        """Run a query."""
         await self.read("SELECT 1 AS one")
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
@@ -125,19 +135,19 @@ class PostgresStore:
                 f"{text_literal(tenant)},{text_literal(endpoint)},{text_literal(key)},"
                 f"{instant_literal(now)})"
             )
-            if tag in _OURS:
-                return Claimed(PostgresUnit(self, connection), after_expiry=_OURS[tag])
+            if tag in _CLAIMED_TAGS:
+                return Claimed(PostgresUnit(self, connection), after_expiry=_CLAIMED_TAGS[tag])
             row = None
             if tag != _HELD_TAG:
                 row = await connection.fetchrow(_FIND, *record_id, now)
             await connection.execute("ROLLBACK")
-        except BaseException as error:  # or cancelled: the connection is in an unknown state
+        except BaseException as error:  # or cancelled: the state of the connection is unknown
             await self.undo(connection)
             if isinstance(error, (asyncpg.PostgresError, *OUTAGES)):
                 raise unavailable(error) from error
             raise
         self.release(connection)
-        # No row although there was one: swept in between, so it was past its time just now.
+        # No row although there was one: it expired and was swept in between.
         return Found(record_of(record_id, row)) if row is not None else HELD
 
     async def begin(self, *, idle_seconds: float | None = None) -> PostgresUnit:
@@ -153,29 +163,29 @@ class PostgresStore:
             if isinstance(error, OUTAGES):
                 raise unavailable(error) from error
             raise
-        return PostgresUnit(self, connection, is_touched=idle_seconds is not None)
+        return PostgresUnit(self, connection, is_kept_alive=idle_seconds is not None)
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Query outside any guarded request."""
+        """Run a query outside any guarded request."""
         connection = await self._acquire()
         try:
             text, values = positional(sql, params)
             return [dict(row) for row in await connection.fetch(text, *values)]
         except OUTAGES as error:
-            raise_told(error)
+            translate_error(error)
         finally:
             self.release(connection)
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Run one statement, which commits by itself."""
+        """Run one statement, which commits at once."""
         return await self.read(sql, params)
 
     def notifier(self) -> PostgresNotifier:
-        """Return the bell of everyone who works on this database."""
+        """Return a notifier for the processes that use this database."""
         return PostgresNotifier(self._connect, self.read)
 
     async def sweep(self, now: datetime, limit: int) -> int:
-        """Delete one small batch."""
+        """Delete one batch of expired records."""
         connection = await self._acquire()
         try:
             tag: str = await connection.execute(_SQL["sweep_records"], now, limit)
@@ -183,7 +193,7 @@ class PostgresStore:
             raise unavailable(error) from error
         finally:
             self.release(connection)
-        return rows_of(tag)
+        return rows_changed(tag)
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
         """List records for operators."""
@@ -200,7 +210,7 @@ class PostgresStore:
         return [record_of(RecordId(row[0], row[1], row[2]), tuple(row)[3:]) for row in rows]
 
     async def secret(self) -> bytes:
-        """Return the database's own secret."""
+        """Return the secret of this database."""
         return bytes((await self.read(_SQL["read_secret"]))[0]["secret"])
 
     # -- connections ----------------------------------------------------------------------
@@ -216,7 +226,7 @@ class PostgresStore:
             raise unavailable(error) from error
 
     def release(self, connection: Any) -> None:
-        """Take a connection back from a unit that has ended."""
+        """Return the connection of a unit that has ended to the pool."""
         if self._pool is not None:
             self._pool.release(connection)
 
@@ -228,11 +238,11 @@ class PostgresStore:
         )
 
     async def undo(self, connection: Any) -> None:
-        """Roll back and give the connection back; cut it off where that does not work."""
+        """Roll back and release the connection; close it if the rollback fails."""
         try:
             await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=5)
         except BaseException as error:
-            with suppress(asyncpg.InterfaceError):  # gone already: asyncpg lets go by itself
+            with suppress(asyncpg.InterfaceError):  # closed already
                 connection.terminate()
             self.release(connection)
             if not isinstance(error, Exception):
@@ -241,29 +251,22 @@ class PostgresStore:
             self.release(connection)
 
     async def _migrate(self) -> None:
-        """Apply what is missing. The lock makes several starters take turns."""
+        """Apply missing migrations. Processes that start at once wait for the lock."""
         connection = await self._acquire()
+
+        async def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+            if not values and not sql.startswith("SELECT"):
+                await connection.execute(sql)  # fetch() refuses scripts of many statements
+                return ()
+            rows: Sequence[Any] = await connection.fetch(sql, *values)
+            return rows
+
         try:
             async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
-                await connection.execute(
-                    "CREATE TABLE IF NOT EXISTS holdfast_migrations (room text NOT NULL,"
-                    " number integer NOT NULL, name text NOT NULL,"
-                    " applied_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (room, number))"
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+                await run_steps_async(
+                    apply_migrations(self._migrations, MigrationTable(is_sqlite=False)), execute
                 )
-                rows = await connection.fetch("SELECT room, number FROM holdfast_migrations")
-                applied = {(row[0], row[1]) for row in rows}
-                check_known(applied, self._migrations)
-                for migration in self._migrations:
-                    if (migration.room, migration.number) not in applied:
-                        await connection.execute(migration.sql)
-                        await connection.execute(
-                            "INSERT INTO holdfast_migrations (room, number, name)"
-                            " VALUES ($1, $2, $3)",
-                            migration.room,
-                            migration.number,
-                            migration.name,
-                        )
         except OUTAGES as error:
             raise unavailable(error) from error
         finally:

@@ -1,9 +1,9 @@
-"""One guarded request's transaction on PostgreSQL, open since the claim."""
+"""The transaction of one guarded request or job on PostgreSQL."""
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import asyncpg
 
@@ -11,29 +11,35 @@ from holdfast.core.idempotency_record import AuditEvent, Record
 from holdfast.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
 from holdfast.ports import Params, Row
 from holdfast.stores.postgres.errors import (
+    ABORTED,
     OUTAGES,
-    SPOILT,
-    raise_not_committed,
-    raise_told,
+    translate_commit_error,
+    translate_error,
 )
-from holdfast.stores.postgres.params import positional
-from holdfast.stores.postgres.rows import audit_values, finish_statement, finish_values, rows_of
+from holdfast.stores.postgres.params import finish_statement, positional, rows_changed
+from holdfast.stores.rows import audit_values, finish_values
 from holdfast.stores.sql_loader import load_queries
-
-if TYPE_CHECKING:
-    from holdfast.stores.postgres.store import PostgresStore
 
 __all__ = ["PostgresTransaction", "PostgresUnit", "SharedPostgresTransaction"]
 
 _SQL: Final = load_queries("holdfast.stores.postgres")
 
-# Above this a body is sent as a parameter, in a round trip of its own, not as twice its size in
-# hex.
+# Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
 _INLINE_BODY_BYTES: Final = 16 * 1024
 
 
+class _Connections(Protocol):
+    """Takes connections back; implemented by ``PostgresStore``."""
+
+    def release(self, connection: Any) -> None:
+        """Return a connection to the pool."""
+
+    async def undo(self, connection: Any) -> None:
+        """Roll back and return a connection to the pool."""
+
+
 class _Ended:
-    """Stands where the connection was: by now it may serve another request."""
+    """Replaces the connection of an ended unit, which may serve another request by now."""
 
     def __getattr__(self, _name: str) -> Any:
         raise NoTransactionError("the transaction has ended: it was committed or rolled back")
@@ -43,19 +49,18 @@ _ENDED: Final = _Ended()
 
 
 class PostgresTransaction:
-    """What a handler writes in on PostgreSQL. ``connection`` is asyncpg's own, for the rest."""
+    """The ``Transaction`` of a handler. ``connection`` is asyncpg's, for everything else."""
 
     def __init__(self, connection: Any) -> None:
-        """Wrap the connection the unit holds."""
         self.connection = connection
 
     async def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
         text, values = positional(sql, params)
         try:
-            return rows_of(await self.connection.execute(text, *values))
+            return rows_changed(await self.connection.execute(text, *values))
         except OUTAGES as error:
-            raise_told(error)
+            translate_error(error)
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
@@ -63,7 +68,7 @@ class PostgresTransaction:
         try:
             return [dict(row) for row in await self.connection.fetch(text, *values)]
         except OUTAGES as error:
-            raise_told(error)
+            translate_error(error)
 
     async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
         """Return the first row of a query, or None."""
@@ -71,66 +76,64 @@ class PostgresTransaction:
         try:
             row = await self.connection.fetchrow(text, *values)
         except OUTAGES as error:
-            raise_told(error)
+            translate_error(error)
         return None if row is None else dict(row)
 
 
 class SharedPostgresTransaction(PostgresTransaction):
-    """One whose connection is also kept awake meanwhile: asyncpg takes one call at a time."""
+    """Shares its connection with ``keep_alive``: asyncpg runs one statement at a time."""
 
     def __init__(self, connection: Any) -> None:
-        """Wrap the connection the unit holds."""
         super().__init__(connection)
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
 
     async def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
-        async with self.turn:
+        async with self.lock:
             return await super().execute(sql, params)
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
-        async with self.turn:
+        async with self.lock:
             return await super().fetch_all(sql, params)
 
     async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
         """Return the first row of a query, or None."""
-        async with self.turn:
+        async with self.lock:
             return await super().fetch_one(sql, params)
 
 
 class PostgresUnit:
-    """One guarded request's transaction, open since the claim."""
+    """Owns a connection with an open transaction until commit or rollback."""
 
     superseded = False
 
     def __init__(
-        self, store: "PostgresStore", connection: Any, *, is_touched: bool = False
+        self, store: _Connections, connection: Any, *, is_kept_alive: bool = False
     ) -> None:
-        """Own the connection until the end."""
         self._store = store
         self._connection = connection
         self._ended = False
         self._is_ending = False
-        kind = SharedPostgresTransaction if is_touched else PostgresTransaction
+        kind = SharedPostgresTransaction if is_kept_alive else PostgresTransaction
         self.transaction: PostgresTransaction = kind(connection)
 
     @property
     def statements(self) -> PostgresTransaction:
-        """The same."""
+        """The same transaction."""
         return self.transaction
 
-    async def touch(self) -> None:
-        """Keep the transaction from ending as left alone; not while a statement runs in it."""
+    async def keep_alive(self) -> None:
+        """Run a query so that the transaction is not idle, unless a statement is running."""
         shared = self.transaction
         if (
             not isinstance(shared, SharedPostgresTransaction)
             or self._is_ending
-            or shared.turn.locked()
+            or shared.lock.locked()
         ):
             return
-        async with shared.turn:
-            with suppress(Exception):  # whoever uses it next finds out
+        async with shared.lock:
+            with suppress(Exception):  # the next statement fails
                 await shared.connection.execute("SELECT 1")
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
@@ -138,11 +141,13 @@ class PostgresUnit:
         if self._ended:  # the connection may serve another request by now
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         connection = self._connection
-        await self._be_alone()
+        await self._stop_keep_alive()
         try:
             if record is None:
                 if audit is not None:
-                    await connection.execute(_SQL["save_audit_event"], *audit_values(audit))
+                    await connection.execute(
+                        _SQL["save_audit_event"], *audit_values(audit, audit.created_at)
+                    )
                 tag = await connection.execute("COMMIT")
             elif len(record.body) <= _INLINE_BODY_BYTES:
                 tag = await connection.execute(f"{finish_statement(record, audit)};COMMIT")
@@ -151,7 +156,7 @@ class PostgresUnit:
                 tag = await connection.execute("COMMIT")
         except asyncpg.PostgresError as error:
             await self._fail()
-            raise_not_committed(error)
+            translate_commit_error(error)
         except OUTAGES as error:
             await self._fail()
             raise CommitUnknownError(str(error)) from error
@@ -162,23 +167,23 @@ class PostgresUnit:
         self.transaction.connection = _ENDED
         self._store.release(connection)
         if tag == "ROLLBACK":
-            raise StoreUnavailableError(SPOILT)
+            raise StoreUnavailableError(ABORTED)
 
     async def rollback(self) -> None:
-        """Undo everything."""
+        """Roll back."""
         if not self._ended:
             await self._fail()
 
-    async def _be_alone(self) -> None:
-        """Let a touch that is under way end, and no other begin."""
+    async def _stop_keep_alive(self) -> None:
+        """Wait for a ``keep_alive`` under way, and refuse further ones."""
         self._is_ending = True
         if isinstance(self.transaction, SharedPostgresTransaction):
-            async with self.transaction.turn:
+            async with self.transaction.lock:
                 pass
 
     async def _fail(self) -> None:
         self._ended = True
         if not self._is_ending:
-            await self._be_alone()
+            await self._stop_keep_alive()
         self.transaction.connection = _ENDED
         await self._store.undo(self._connection)

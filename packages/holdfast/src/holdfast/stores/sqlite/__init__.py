@@ -1,4 +1,4 @@
-"""The embedded default: one SQLite file, WAL, ``synchronous=FULL``."""
+"""The SQLite store: one file, WAL, ``synchronous=FULL``."""
 
 from holdfast.stores.sqlite.store import SqliteStore
 

@@ -1,4 +1,4 @@
-"""One SQLite connection on one thread of its own: the event loop never waits for a disk."""
+"""One SQLite connection on its own thread, so that the event loop never waits for a disk."""
 
 import asyncio
 import queue
@@ -18,33 +18,32 @@ _Job = tuple[Callable[[sqlite3.Connection], object], asyncio.Future[object]]
 
 
 class ConnectionThread:
-    """Runs functions against its connection, strictly in the order they were handed over.
+    """Runs functions with its connection, in the order in which they were submitted.
 
-    A thread pool would do, at twice the price per hop: its futures are wrapped twice.
+    A thread pool would cost twice as much per call, because its futures are wrapped twice.
     """
 
     def __init__(self, name: str, connect: Callable[[], sqlite3.Connection]) -> None:
-        """Name the thread; nothing is opened before ``start``."""
         self._connect = connect
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: asyncio.Future[object] | None = None
         self._connection: sqlite3.Connection | None = None
-        # How much was handed over and is not done yet.
+        # How many functions were submitted and have not finished.
         self.pending = 0
         self._is_stopped = False
 
     async def start(self) -> None:
-        """Open the connection; raises what opening it raised."""
+        """Open the connection; raises what ``connect`` raises."""
         self._loop = asyncio.get_running_loop()
         self._opened = self._loop.create_future()
         self._thread.start()
         await self._opened
 
     async def run(self, work: Work[T]) -> T:
-        """Run a function on the thread. Cancelling the caller does not cancel the work."""
-        if self._loop is None or self._is_stopped:  # nobody would ever take it up
+        """Run a function on the thread. Cancelling the caller does not stop it."""
+        if self._loop is None or self._is_stopped:
             raise StoreUnavailableError("the store is not open")
         future: asyncio.Future[object] = self._loop.create_future()
         self.pending += 1
@@ -52,17 +51,17 @@ class ConnectionThread:
         return await future  # type: ignore[return-value]
 
     def run_here(self, work: Work[T]) -> T:
-        """Run a function on the calling thread, which must be the event loop's.
+        """Run a function on the event loop's thread.
 
-        Only for work that takes microseconds, and only while nothing is pending: what was handed
-        over first must also run first.
+        Only for functions that take microseconds, and only while none is pending: functions must
+        run in the order in which they were submitted.
         """
         if self._connection is None or self._is_stopped:
             raise StoreUnavailableError("the store is not open")
         return work(self._connection)
 
     async def stop(self) -> None:
-        """Finish what was handed over, close the connection, end the thread."""
+        """Finish submitted functions, close the connection, end the thread."""
         self._is_stopped = True
         if self._thread.is_alive():
             self._jobs.put(None)
@@ -72,7 +71,7 @@ class ConnectionThread:
         assert self._opened is not None  # noqa: S101
         try:
             connection = self._connect()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever awaits start()
+        except BaseException as error:  # noqa: BLE001 - raised by start()
             self._settle(self._opened, None, error)
             return
         self._connection = connection
@@ -82,7 +81,7 @@ class ConnectionThread:
                 work, future = job
                 try:
                     result = work(connection)
-                except BaseException as error:  # noqa: BLE001 - handed to whoever awaits
+                except BaseException as error:  # noqa: BLE001 - raised by run()
                     self._settle(future, None, error)
                 else:
                     self._settle(future, result, None)
@@ -96,7 +95,7 @@ class ConnectionThread:
         assert self._loop is not None  # noqa: S101
         try:
             self._loop.call_soon_threadsafe(self._set, future, result, error)
-        except RuntimeError:  # the loop is gone: nobody is left to tell
+        except RuntimeError:  # the loop is closed
             return
 
     def _set(
@@ -104,7 +103,7 @@ class ConnectionThread:
     ) -> None:
         if future is not self._opened:
             self.pending -= 1
-        if future.done():  # the caller was cancelled; the work is done all the same
+        if future.done():  # the caller was cancelled
             return
         if error is not None:
             future.set_exception(error)

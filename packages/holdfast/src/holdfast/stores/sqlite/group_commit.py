@@ -1,18 +1,18 @@
-"""The one writer: takes turns fairly, and lets several requests share one fsync.
+"""Group commit: requests write one at a time, and several share one fsync.
 
-SQLite has one write transaction at a time and pays one fsync per commit. While requests queue for
-their turn, a finished one does not commit by itself: the next one runs in the same transaction,
-behind a savepoint, and one COMMIT covers them all. Nobody is answered before that COMMIT. A
-request that fails is rolled back to its own savepoint and touches nobody else.
+SQLite has one write transaction at a time and needs one fsync per commit. While requests queue for
+the write turn, a finished one does not commit: the next one runs in the same transaction, after a
+savepoint, and one COMMIT covers them all. No response is sent before that COMMIT. A request that
+fails is rolled back to its savepoint and affects no other.
 
 ::
 
-    BEGIN IMMEDIATE · a … · SAVEPOINT · b … · SAVEPOINT · c … · COMMIT → answer a, b, c
+    BEGIN IMMEDIATE · a … · SAVEPOINT · b … · SAVEPOINT · c … · COMMIT → respond to a, b, c
 
-A statement that takes microseconds, such as inserting one row, runs right on the event loop: to
-hand it to a thread and back costs more than the statement, since both threads then fight for the
-GIL around every call into SQLite. What may wait (a lock of another process) or may take long (any
-statement that searches, and the fsync of COMMIT) goes to the connection's own thread.
+A statement that takes microseconds, such as inserting one row, runs on the event loop: passing it
+to a thread costs more than the statement, because both threads compete for the GIL around every
+call into SQLite. Statements that may wait (for a lock of another process) or take long (searches,
+and the fsync of COMMIT) run on the connection's thread.
 """
 
 import asyncio
@@ -28,32 +28,31 @@ from holdfast.stores.sqlite.rows import is_busy
 
 __all__ = ["Writer"]
 
-# A group closes when nobody waits for a turn, when it is this large, or when its first member has
-# waited this long: whoever is done is not held up for more than a few others.
+# A group commits when no request waits for the turn, when it has this many members, or when its
+# first member has waited this long.
 _GROUP_MEMBERS: Final = 16
 _GROUP_SECONDS: Final = 0.005
-# After a COMMIT that broke a deferred constraint everyone commits alone for a while, so that the
-# one at fault fails by itself.
+# After a COMMIT that violated a deferred constraint, requests commit one by one for a while, so
+# that only the faulty one fails.
 _ALONE_SECONDS: Final = 1.0
-# So many quick statements run without letting the event loop do anything else.
+# How many quick statements run in a row before other tasks of the event loop.
 _IN_A_ROW: Final = 8
-# Once a whole wait for another process was in vain, nobody waits longer than this until a BEGIN
-# succeeds: those who come while a process is stuck hear of it soon, and not one after the other.
-_IMPATIENT_SECONDS: Final = 0.1
-# Not a name that a handler would give a savepoint of its own.
-_MARK: Final = "holdfast_unit"
+# After a wait for another process has timed out, later waits are this short until a BEGIN succeeds:
+# while a process is stuck, requests fail soon instead of one after the other.
+_SHORT_WAIT_SECONDS: Final = 0.1
+# The prefix of savepoint names; handlers use other names.
+_SAVEPOINT: Final = "holdfast_unit"
 
 Work = Callable[[sqlite3.Connection], Any]
 
 
 class Writer:
-    """Turns and groups. All methods belong to the event loop; ``work`` may run on the thread."""
+    """Grants the write turn and commits groups. Call it from the event loop only."""
 
     def __init__(self, thread: ConnectionThread, *, busy_seconds: float) -> None:
-        """Write through a connection and its thread."""
         self._thread = thread
         self._busy_seconds = busy_seconds
-        self._waits_in_vain = False
+        self._has_timed_out = False
         self._taken = False
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._group: list[asyncio.Future[None]] = []
@@ -63,7 +62,7 @@ class Writer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def take_turn(self) -> None:
-        """Wait for the turn, first come, first served. Raises if nobody can have it."""
+        """Wait for the write turn, in order of arrival. Raises if the lock cannot be acquired."""
         if not self._taken:
             self._taken = True
             return
@@ -73,45 +72,45 @@ class Writer:
             await ticket
         except asyncio.CancelledError:
             if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
-                self._give_turn()  # it was ours just as we left
+                self._pass_turn()  # granted at the same time
             raise
 
     async def begin(self, work: Work, *, is_quick: bool) -> Any:
-        """Run the first piece of work of the one whose turn it is."""
-        mark = self._mark()
+        """Begin the transaction or set a savepoint, then run the first function of a request."""
+        savepoint = self._savepoint()
 
-        def begin_here(db: sqlite3.Connection) -> Any:
-            _open(db, mark)
-            self._waits_in_vain = False
+        def begin_on_loop(db: sqlite3.Connection) -> Any:
+            _open(db, savepoint)
+            self._has_timed_out = False
             return work(db)
 
         seconds = self._busy_seconds
-        if self._waits_in_vain:
-            seconds = min(seconds, _IMPATIENT_SECONDS)
+        if self._has_timed_out:
+            seconds = min(seconds, _SHORT_WAIT_SECONDS)
 
-        def begin_patiently(db: sqlite3.Connection) -> Any:
-            # Noted here and not on the loop, where a caller that was cancelled hears of neither.
+        def begin_on_thread(db: sqlite3.Connection) -> Any:
+            # Set on the thread: a cancelled caller would not see the result.
             try:
-                _wait_and_open(db, mark, seconds)
+                _wait_and_open(db, savepoint, seconds)
             except _BusyError:
-                self._waits_in_vain = True
+                self._has_timed_out = True
                 raise
-            self._waits_in_vain = False
+            self._has_timed_out = False
             return work(db)
 
         if is_quick and not self._thread.pending:
             try:
-                return self._run_here(begin_here)
-            except _BusyError:  # another process writes: wait for it, but not here
+                return self._run_here(begin_on_loop)
+            except _BusyError:  # another process writes: wait on the thread
                 pass
         try:
-            return await self._run(begin_patiently)
+            return await self._run(begin_on_thread)
         except _BusyError:
             self._refuse_waiting()
-            raise _locked() from None
+            raise _lock_timeout() from None
 
     async def run(self, work: Work, *, is_quick: bool) -> Any:
-        """Run a further piece of work of the one whose turn it is."""
+        """Run a further function of the request that has the turn."""
 
         def work_inside(db: sqlite3.Connection) -> Any:
             _require_transaction(db)
@@ -120,15 +119,15 @@ class Writer:
         if is_quick and not self._thread.pending:
             self._in_a_row += 1
             if self._in_a_row % _IN_A_ROW == 0:
-                await asyncio.sleep(0)  # a handler that inserts in a loop lets others breathe
+                await asyncio.sleep(0)  # a handler may insert in a loop
             return self._run_here(work_inside)
         return await self._run(work_inside)
 
     async def commit(self, work: Work) -> None:
-        """Run the last piece of work, give the turn back, and wait until all is on the disk.
+        """Run the last function, release the turn, and wait for the commit of the group.
 
-        When it raises, everything was undone and the turn given back already. So it is when the
-        caller is cancelled: the group commits by itself, and nobody may end it a second time.
+        If it raises, the request was rolled back and the turn released. If the caller is
+        cancelled, the group still commits; the caller must not end the transaction again.
         """
         try:
             await self.run(work, is_quick=True)
@@ -141,76 +140,73 @@ class Writer:
             self._group_since = loop.time()
         self._group.append(committed)
         if self._should_close(loop.time()):
-            self._finish_whatever_happens(self._close_group())
+            self._run_to_end(self._close_group())
         else:
-            self._give_turn()
+            self._pass_turn()
         await committed
 
     async def rollback(self) -> None:
-        """Undo the one whose turn it is, and only that one. Gives the turn back."""
-        await asyncio.shield(self._finish_whatever_happens(self._rollback()))
+        """Roll back the request that has the turn, and only that one. Releases the turn."""
+        await asyncio.shield(self._run_to_end(self._rollback()))
 
-    # -- endings: never cut short, or the turn would be lost -----------------------------------
+    # -- not cancellable, or the turn would be lost -----------------------------------------------
 
-    def _finish_whatever_happens(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _run_to_end(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def _close_group(self) -> None:
-        with suppress(Exception):  # the members are told
+        with suppress(Exception):  # raised in every member
             await self._run(_commit_all, commits=True)
-        self._give_turn()
+        self._pass_turn()
 
     async def _rollback(self) -> None:
-        mark = self._mark()
+        savepoint = self._savepoint()
 
         def undo(db: sqlite3.Connection) -> None:
             if not db.in_transaction:
                 return
-            if mark is None:
+            if savepoint is None:
                 db.execute("ROLLBACK")
                 return
             try:
-                db.execute(f"ROLLBACK TO {mark}")
-                db.execute(f"RELEASE {mark}")
+                db.execute(f"ROLLBACK TO {savepoint}")
+                db.execute(f"RELEASE {savepoint}")
             except sqlite3.OperationalError:
-                # The handler ended our savepoint: its rows can no longer be told apart from the
-                # group's, so nothing may stay.
+                # The handler has ended the savepoint: its rows cannot be separated from those of
+                # the group, so all of them are rolled back.
                 db.execute("ROLLBACK")
 
         with suppress(Exception):
             await self._run(undo)
-        self._give_turn()
+        self._pass_turn()
 
-    def _give_turn(self) -> None:
-        """Give the turn to the next; with nobody waiting, commit what is still open."""
+    def _pass_turn(self) -> None:
+        """Pass the turn to the next request; if none waits, commit the open group."""
         if self._has_waiting():
             self._waiting.popleft().set_result(None)
         elif self._group:
-            self._finish_whatever_happens(self._close_group())
+            self._run_to_end(self._close_group())
         else:
             self._taken = False
 
     def _refuse_waiting(self) -> None:
-        """Tell everyone in the queue that the lock cannot be had.
-
-        They would wait for the same process, each as long again: the last of n for n times that.
-        """
+        """Fail all waiting requests: each would wait for the same process for as long again."""
         while self._has_waiting():
-            self._waiting.popleft().set_exception(_locked())
+            self._waiting.popleft().set_exception(_lock_timeout())
 
     # -- groups -----------------------------------------------------------------------------
 
     def _has_waiting(self) -> bool:
-        while self._waiting and self._waiting[0].done():  # left before its turn came
+        while self._waiting and self._waiting[0].done():  # cancelled
             self._waiting.popleft()
         return bool(self._waiting)
 
-    def _mark(self) -> str | None:
-        """Return the savepoint of the one whose turn it is; the first of a group needs none."""
-        return f"{_MARK}_{len(self._group)}" if self._group else None
+    def _savepoint(self) -> str | None:
+        """Return the name for the current request's savepoint; the first of a group has none."""
+        return f"{_SAVEPOINT}_{len(self._group)}" if self._group else None
 
     def _should_close(self, now: float) -> bool:
         return (
@@ -221,38 +217,38 @@ class Writer:
         )
 
     async def _run(self, work: Work, *, commits: bool = False) -> Any:
-        """Run on the thread; when the transaction is over after it, tell the group how."""
+        """Run on the thread; if that ended the transaction, resolve the group."""
 
-        def watched(db: sqlite3.Connection) -> tuple[Any, BaseException | None, bool]:
+        def checked(db: sqlite3.Connection) -> tuple[Any, BaseException | None, bool]:
             try:
                 return work(db), None, db.in_transaction
             except BaseException as error:  # noqa: BLE001 - raised again on the loop
                 return None, error, db.in_transaction
 
         try:
-            result, error, is_open = await self._thread.run(watched)
-        except StoreUnavailableError as closed:  # closing the file undoes what is open
-            self._tell_group(closed)
+            result, error, is_open = await self._thread.run(checked)
+        except StoreUnavailableError as closed:  # closing the file rolls back
+            self._resolve_group(closed)
             raise
         if self._group and not is_open:
             ended = StoreUnavailableError("the transaction was ended by a handler")
-            self._tell_group(error or (None if commits else ended))
+            self._resolve_group(error or (None if commits else ended))
         if error is not None:
             raise error
         return result
 
     def _run_here(self, work: Work) -> Any:
-        def watched(db: sqlite3.Connection) -> Any:
+        def checked(db: sqlite3.Connection) -> Any:
             try:
                 return work(db)
             except sqlite3.Error as error:
                 if self._group and not db.in_transaction:
-                    self._tell_group(error)
+                    self._resolve_group(error)
                 raise
 
-        return self._thread.run_here(watched)
+        return self._thread.run_here(checked)
 
-    def _tell_group(self, error: BaseException | None) -> None:
+    def _resolve_group(self, error: BaseException | None) -> None:
         group, self._group = self._group, []
         if isinstance(error, sqlite3.IntegrityError):
             self._alone_until = asyncio.get_running_loop().time() + _ALONE_SECONDS
@@ -269,11 +265,11 @@ class _BusyError(Exception):
     """Another process holds the write lock."""
 
 
-def _open(db: sqlite3.Connection, mark: str | None) -> None:
-    """Begin, or set a mark in the transaction the group has open. Waits for nobody."""
-    if mark is not None:
+def _open(db: sqlite3.Connection, savepoint: str | None) -> None:
+    """Begin, or set a savepoint in the group's transaction. Does not wait."""
+    if savepoint is not None:
         _require_transaction(db)
-        db.execute(f"SAVEPOINT {mark}")
+        db.execute(f"SAVEPOINT {savepoint}")
         return
     try:
         db.execute("BEGIN IMMEDIATE")
@@ -283,31 +279,31 @@ def _open(db: sqlite3.Connection, mark: str | None) -> None:
         raise
 
 
-def _wait_and_open(db: sqlite3.Connection, mark: str | None, busy_seconds: float) -> None:
-    """Begin, waiting for another process if need be: on the thread only."""
+def _wait_and_open(db: sqlite3.Connection, savepoint: str | None, busy_seconds: float) -> None:
+    """Begin after waiting for other processes; on the thread only."""
     db.execute(f"PRAGMA busy_timeout={int(busy_seconds * 1000)}")
     try:
-        _open(db, mark)
+        _open(db, savepoint)
     finally:
         db.execute("PRAGMA busy_timeout=0")
 
 
-def _locked() -> StoreUnavailableError:
+def _lock_timeout() -> StoreUnavailableError:
     return StoreUnavailableError(
-        "SQLite: database is locked, another process does not stop writing"
+        "SQLite: database is locked: timed out waiting for another process"
     )
 
 
 def _require_transaction(db: sqlite3.Connection) -> None:
-    if not db.in_transaction:  # SQLite ends it by itself, e.g. when the disk is full
-        raise StoreUnavailableError("SQLite rolled the transaction back")
+    if not db.in_transaction:  # SQLite ends it e.g. when the disk is full
+        raise StoreUnavailableError("SQLite has rolled the transaction back")
 
 
 def _commit_all(db: sqlite3.Connection) -> None:
     try:
         db.execute("COMMIT")
     except BaseException:
-        # A COMMIT that fails leaves its transaction open: nothing in it may stay.
+        # A failed COMMIT leaves the transaction open.
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise

@@ -1,8 +1,8 @@
-"""A bell between the processes that share one SQLite file: a datagram socket per listener.
+"""A notifier for the processes that share one SQLite file: a datagram socket per listener.
 
-SQLite tells nobody that something was committed. Each listener binds a socket in a folder that is
-named after the file; whoever rings sends one byte to each. A socket nobody reads any more is
-removed by whoever finds it. Where there are no such sockets, workers look once a second.
+SQLite has no notifications. Each listener binds a socket in a directory named after the file, and
+``notify`` sends one byte to each. Sockets of ended processes are removed when a byte cannot be
+sent. On systems without Unix sockets, workers poll once a second.
 """
 
 import asyncio
@@ -22,25 +22,24 @@ _FAMILY: Final = getattr(socket, "AF_UNIX", None)
 
 
 class SocketNotifier(LocalNotifier):
-    """Rings in every process of this user that works on the file."""
+    """Wakes the workers of this user's processes that use the file."""
 
     def __init__(self, database: str) -> None:
-        """Name the folder; nothing is made before ``open``."""
         super().__init__()
-        # Not beside the file: the path of a socket must fit into about 100 bytes.
+        # Not next to the file: the path of a socket must fit into about 100 bytes.
         name = sha256(os.path.realpath(database).encode()).hexdigest()[:16]
         self._folder = Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}-{name}"
         self._own: Path | None = None
         self._socket: Any = None
 
     async def open(self) -> None:
-        """Bind a socket and read it with the event loop."""
+        """Bind a socket and read it in the event loop."""
         if self._socket is not None:
             return
         await super().open()
         if _FAMILY is None:
             return
-        for _ in range(3):  # whoever leaves last removes the folder: just now, perhaps
+        for _ in range(3):  # another process may be removing the directory
             with suppress(OSError):
                 self._listen(_FAMILY)
                 return
@@ -59,10 +58,10 @@ class SocketNotifier(LocalNotifier):
             raise
         listening.setblocking(False)
         self._own, self._socket = own, listening
-        asyncio.get_running_loop().add_reader(listening, self._heard)
+        asyncio.get_running_loop().add_reader(listening, self._receive)
 
     async def close(self) -> None:
-        """Take the socket away."""
+        """Remove the socket."""
         listening, self._socket = self._socket, None
         if listening is not None:
             asyncio.get_running_loop().remove_reader(listening)
@@ -70,11 +69,11 @@ class SocketNotifier(LocalNotifier):
         if self._own is not None:
             self._own.unlink(missing_ok=True)
             self._own = None
-            with suppress(OSError):  # somebody else listens
+            with suppress(OSError):  # other processes listen
                 self._folder.rmdir()
 
     def notify(self) -> None:
-        """Wake this process, and everyone whose socket is in the folder."""
+        """Wake this process and every process with a socket in the directory."""
         super().notify()
         if _FAMILY is None:
             return
@@ -82,21 +81,21 @@ class SocketNotifier(LocalNotifier):
             others = [
                 Path(entry) for entry in os.scandir(self._folder) if entry.path != str(self._own)
             ]
-        except OSError:  # nobody listens
+        except OSError:  # no process listens
             return
         if not others or not _is_ours(self._folder):
             return
-        with socket.socket(_FAMILY, socket.SOCK_DGRAM) as ringing:
-            ringing.setblocking(False)
+        with socket.socket(_FAMILY, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
             for other in others:
                 try:
-                    ringing.sendto(b"!", str(other))
-                except ConnectionRefusedError:  # its process is gone
+                    sender.sendto(b"!", str(other))
+                except ConnectionRefusedError:  # its process has ended
                     other.unlink(missing_ok=True)
-                except OSError:  # full: it is awake already
+                except OSError:  # its buffer is full, so it is awake
                     continue
 
-    def _heard(self) -> None:
+    def _receive(self) -> None:
         with suppress(OSError):
             while self._socket.recv(64):
                 pass
@@ -104,6 +103,6 @@ class SocketNotifier(LocalNotifier):
 
 
 def _is_ours(folder: Path) -> bool:
-    """Refuse a folder that another user has put there: it could send us anywhere."""
+    """Check that no other user has created or can write the directory."""
     about = folder.lstat()
     return about.st_uid == os.getuid() and (about.st_mode & 0o077) == 0

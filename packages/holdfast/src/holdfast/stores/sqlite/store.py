@@ -1,8 +1,8 @@
-"""Records on SQLite: one writer, one reader, and a fair turn for everyone who wants to write."""
+"""The store on SQLite: one connection that writes, one that reads."""
 
 import sqlite3
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,14 @@ from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.busy_retry import until_free
-from holdfast.stores.migrations import Migration, check_known, load_migrations, statements_of
+from holdfast.stores.migrations import (
+    Migration,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps,
+)
+from holdfast.stores.rows import record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.connection_thread import ConnectionThread
 from holdfast.stores.sqlite.group_commit import Writer
@@ -20,7 +27,6 @@ from holdfast.stores.sqlite.rows import (
     find_any,
     is_busy,
     is_outage,
-    record_of,
     rows_of,
     to_text,
     to_values,
@@ -35,9 +41,10 @@ _SQL: Final = load_queries("holdfast.stores.sqlite")
 class SqliteStore:
     """The store for one machine.
 
-    SQLite has one writer at a time. In this process turns are given fairly (see ``writer``), and
-    taken at the handler's first statement rather than before the handler: one that thinks for ten
-    seconds before it writes holds nobody up. Between processes SQLite's own lock decides.
+    SQLite has one writer at a time. Requests of this process write in the order in which they
+    arrive (see ``group_commit``). A handler joins the queue with its first statement, so one that
+    computes for ten seconds before it writes blocks no other. Between processes SQLite's lock
+    decides.
     """
 
     name = "sqlite"
@@ -49,7 +56,7 @@ class SqliteStore:
         migrations: Sequence[Migration] = (),
         busy_seconds: float = 20.0,
     ) -> None:
-        """Take the file; ``:memory:`` is refused, since two connections share it."""
+        """``:memory:`` is refused, because two connections share the database."""
         if not str(path) or ":memory:" in str(path):
             raise ConfigurationError("SQLite needs a file: sqlite:///holdfast.db")
         self._path = str(path)
@@ -63,10 +70,10 @@ class SqliteStore:
         self._make_threads()
 
     async def open(self) -> None:
-        """Open the file, switch on WAL and FULL, bring the schema up to date."""
+        """Open the file with WAL and ``synchronous=FULL``, and migrate it."""
         if self._is_open:
             return
-        # Made anew: a thread starts only once, and a lock stays with the event loop it was used in.
+        # New ones: a thread starts only once, and a lock belongs to one event loop.
         self._make_threads()
         try:
             await self._writing.start()
@@ -82,7 +89,7 @@ class SqliteStore:
         self._is_open = True
 
     async def close(self) -> None:
-        """Finish what is running and close all connections."""
+        """Finish running statements and close all connections."""
         await self._reader.stop()
         await self._writing.stop()
         if self._lookup is not None:
@@ -91,19 +98,19 @@ class SqliteStore:
         self._is_open = False
 
     async def ping(self) -> None:
-        """Ask the reader for one row."""
+        """Run a query on the reading connection."""
         await self._read(lambda db: db.execute("SELECT 1").fetchone())
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
-        """Look a key up, here and now: a probe of one B-tree costs less than a hop to a thread."""
+        """Look a key up on the event loop: that costs less than a hop to a thread."""
         record = await self._probe(record_id)
         return None if record is None or record.expires_at <= now else record
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
-        """Look the key up; what is not there is ours, until the primary key says otherwise.
+        """Claim the key if it has no record; the primary key decides at the commit.
 
-        Duplicates within this process never get here twice at once. Those of another process
-        are found out when the write turn is taken, before the handler's first statement runs.
+        Duplicates within this process are serialized before this call. One in another process is
+        detected when the write lock is taken, before the handler's first statement runs.
         """
         record = await self._probe(record_id)
         if record is not None and record.expires_at > now:
@@ -112,31 +119,31 @@ class SqliteStore:
         return Claimed(unit, after_expiry=record is not None)
 
     async def begin(self, *, idle_seconds: float | None = None) -> SqliteUnit:  # noqa: ARG002
-        """Open a transaction without a key. SQLite cannot end one that is left alone."""
+        """Open a transaction without a key. SQLite cannot end an idle one."""
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
         return SqliteUnit(self._writer, None, "")
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Query on the reader's connection."""
+        """Run a query on the reading connection."""
         values = to_values(params)
         rows: list[Row] = await self._read(lambda db: rows_of(db.execute(sql, values)))
         return rows
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Write in a turn of its own."""
+        """Run one statement in its own transaction."""
         values = to_values(params)
-        rows: list[Row] = await self._in_a_turn(lambda db: rows_of(db.execute(sql, values)))
+        rows: list[Row] = await self._in_transaction(lambda db: rows_of(db.execute(sql, values)))
         return rows
 
     def notifier(self) -> SocketNotifier:
-        """Return the bell of everyone who works on this file."""
+        """Return a notifier for the processes that use this file."""
         return SocketNotifier(self._path)
 
     async def sweep(self, now: datetime, limit: int) -> int:
-        """Delete one small batch, in a turn of its own."""
+        """Delete one batch of expired records, in its own transaction."""
         instant = to_text(now)
-        gone: int = await self._in_a_turn(
+        gone: int = await self._in_transaction(
             lambda db: db.execute(_SQL["sweep_records"], (instant, limit)).rowcount
         )
         return gone
@@ -158,21 +165,16 @@ class SqliteStore:
         return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
 
     async def secret(self) -> bytes:
-        """Return the database's own secret."""
+        """Return the secret of this database."""
         row = await self._read(lambda db: db.execute(_SQL["read_secret"]).fetchone())
         return bytes(row[0])
-
-    async def pending_migrations(self) -> list[Migration]:
-        """Return what ``open`` has not applied: nothing, after it."""
-        applied = await self._read(_applied)
-        return [m for m in self._migrations if (m.room, m.number) not in applied]
 
     def _make_threads(self) -> None:
         self._writing = ConnectionThread("holdfast-sqlite-writer", self._connect_writer)
         self._reader = ConnectionThread("holdfast-sqlite-reader", self._connect)
         self._writer = Writer(self._writing, busy_seconds=self._busy_seconds)
 
-    async def _in_a_turn(self, work: Any) -> Any:
+    async def _in_transaction(self, work: Any) -> Any:
         unit = SqliteUnit(self._writer, None, "")
         try:
             result = await unit.run(work)
@@ -187,7 +189,7 @@ class SqliteStore:
             raise StoreUnavailableError("the store is not open")
         try:
             return find_any(self._lookup, record_id)
-        except sqlite3.OperationalError:  # SQLite would have to wait: not here
+        except sqlite3.OperationalError:  # SQLite would have to wait, which must not block the loop
             record: Record | None = await self._read(lambda db: find_any(db, record_id))
             return record
 
@@ -202,22 +204,22 @@ class SqliteStore:
             raise
 
     def _connect_lookup(self, _reader: sqlite3.Connection) -> None:
-        # Opened on a thread, where it may wait; asked on the event loop, which waits for nobody.
+        # Opened on a thread, where it may wait; used on the event loop, where it must not.
         db = self._connect()
         db.execute("PRAGMA busy_timeout=0")
         self._lookup = db
 
     def _connect_writer(self) -> sqlite3.Connection:
-        # It waits for other processes only where it says so: see ``writer``.
+        # ``group_commit`` sets the timeout where it waits for other processes.
         db = self._connect()
         db.execute("PRAGMA busy_timeout=0")
-        # What a savepoint would have to undo. Beyond 64 KiB SQLite keeps it in a temporary file,
-        # and each group of commits would create, write and delete one.
+        # The statement journal of savepoints. Beyond 64 KiB SQLite would write a temporary file
+        # for each group of commits.
         db.execute("PRAGMA temp_store=MEMORY")
         return db
 
     def _connect(self) -> sqlite3.Connection:
-        # isolation_level=None: BEGIN and COMMIT are ours alone.
+        # isolation_level=None: the module does not begin transactions by itself.
         db = sqlite3.connect(
             self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
         )
@@ -226,32 +228,20 @@ class SqliteStore:
             is_busy=is_busy,
             seconds=self._busy_seconds,
         )
-        # NORMAL would lose acknowledged commits at a power cut.
+        # NORMAL would lose acknowledged commits in a power failure.
         db.execute("PRAGMA synchronous=FULL")
         db.execute("PRAGMA foreign_keys=ON")
         return db
 
     def _migrate(self, db: sqlite3.Connection) -> None:
-        """Apply what is missing. The write lock makes several starters take turns."""
+        """Apply missing migrations. Processes that open the file at once wait for the lock."""
         db.execute(f"PRAGMA busy_timeout={int(self._busy_seconds * 1000)}")
         db.execute("BEGIN IMMEDIATE")
         try:
-            db.execute(
-                "CREATE TABLE IF NOT EXISTS holdfast_migrations (room TEXT NOT NULL,"
-                " number INTEGER NOT NULL, name TEXT NOT NULL, applied_at TEXT NOT NULL,"
-                " PRIMARY KEY (room, number))"
+            run_steps(
+                apply_migrations(self._migrations, MigrationTable(is_sqlite=True)),
+                lambda sql, values: db.execute(sql, values).fetchall(),
             )
-            applied = _applied(db)
-            check_known(applied, self._migrations)
-            for migration in self._migrations:
-                if (migration.room, migration.number) in applied:
-                    continue
-                for statement in statements_of(migration.sql):
-                    db.execute(statement)
-                db.execute(
-                    "INSERT INTO holdfast_migrations VALUES (?, ?, ?, ?)",
-                    (migration.room, migration.number, migration.name, to_text(datetime.now(UTC))),
-                )
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -259,7 +249,3 @@ class SqliteStore:
             raise
         finally:
             db.execute("PRAGMA busy_timeout=0")
-
-
-def _applied(db: sqlite3.Connection) -> set[tuple[str, int]]:
-    return set(db.execute("SELECT room, number FROM holdfast_migrations").fetchall())

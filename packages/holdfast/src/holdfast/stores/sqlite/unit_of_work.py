@@ -1,4 +1,4 @@
-"""One guarded request's transaction on SQLite: begins at the first statement, ends once."""
+"""The transaction of one guarded request or job on SQLite. Begins with its first statement."""
 
 import re
 import sqlite3
@@ -9,14 +9,15 @@ from typing import Any, Final
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import NoTransactionError, StoreUnavailableError, SupersededError, UsageError
 from holdfast.ports import Params, Row
+from holdfast.stores.rows import audit_values
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.group_commit import Writer
 from holdfast.stores.sqlite.rows import (
-    audit_values,
     exists,
     is_outage,
     record_values,
     rows_of,
+    to_text,
     to_values,
 )
 
@@ -25,7 +26,7 @@ __all__ = ["SqliteTransaction", "SqliteUnit"]
 _SQL: Final = load_queries("holdfast.stores.sqlite")
 _SAVE: Final = _SQL["save_record"]
 _AUDIT: Final = _SQL["save_audit_event"]
-# The transaction is shared (see ``writer``): ending it is not the handler's to do.
+# The transaction is shared (see ``group_commit``), so a handler must not end it.
 _ENDS_TRANSACTION: Final = re.compile(
     r"(?:\s|;|--[^\n]*\n|/\*.*?\*/)*(?:BEGIN|COMMIT|END|ROLLBACK(?!.*\bTO\b))\b",
     re.IGNORECASE | re.DOTALL,
@@ -37,12 +38,11 @@ _SELECTS: Final = re.compile(r"\bSELECT\b", re.IGNORECASE)
 
 
 class SqliteTransaction:
-    """What a handler writes in on SQLite."""
+    """The ``Transaction`` of a handler on SQLite."""
 
     __slots__ = ("_unit",)
 
     def __init__(self, unit: "SqliteUnit") -> None:
-        """Belong to a unit, which knows when to begin."""
         self._unit = unit
 
     async def execute(self, sql: str, params: Params = None) -> int:
@@ -70,7 +70,7 @@ class SqliteTransaction:
 
 
 class SqliteUnit:
-    """Takes the write turn late and gives it back on every way out."""
+    """Takes the write turn with the first statement and releases it in any case."""
 
     __slots__ = (
         "_claimed_at",
@@ -83,7 +83,6 @@ class SqliteUnit:
     )
 
     def __init__(self, writer: Writer, record_id: RecordId | None, claimed_at: str) -> None:
-        """Hold nothing yet."""
         self._writer = writer
         self._record_id = record_id
         self._claimed_at = claimed_at
@@ -94,26 +93,26 @@ class SqliteUnit:
 
     @property
     def transaction(self) -> SqliteTransaction:
-        """What to write in."""
+        """The handler's transaction."""
         if self._transaction is None:
             self._transaction = SqliteTransaction(self)
         return self._transaction
 
     @property
     def statements(self) -> SqliteTransaction:
-        """The same."""
+        """The same transaction."""
         return self.transaction
 
     @property
     def has_begun(self) -> bool:
-        """True while it holds the one write turn: nobody else can write."""
+        """True while it holds the write turn, so that nothing else can write."""
         return self._has_turn and not self._ended
 
-    async def touch(self) -> None:
-        """Do nothing: SQLite ends no transaction by itself."""
+    async def keep_alive(self) -> None:
+        """Do nothing: SQLite does not end idle transactions."""
 
     async def run(self, work: Any, *, is_quick: bool = False) -> Any:
-        """Run one piece of work inside the transaction, beginning it if need be."""
+        """Run a function in the transaction; begin it first if necessary."""
         if self._ended:
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         if self.superseded:
@@ -135,7 +134,7 @@ class SqliteUnit:
                 self.superseded = True
                 raise SupersededError("another request with this key was committed first")
             if audit is not None:
-                db.execute(_AUDIT, audit_values(audit))
+                db.execute(_AUDIT, audit_values(audit, to_text(audit.created_at)))
 
         if self._ended:
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
@@ -148,8 +147,8 @@ class SqliteUnit:
         except BaseException:
             await self.rollback()
             raise
-        # From here on the writer ends it, even if we are cancelled: a rollback of ours would
-        # come after the turn was passed on, and hit somebody else.
+        # From here on the writer ends the transaction, even if this task is cancelled: a rollback
+        # here would come after the turn was passed on, and undo another request.
         self._end()
         try:
             await self._writer.commit(finish)
@@ -157,7 +156,7 @@ class SqliteUnit:
             raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
 
     async def rollback(self) -> None:
-        """Undo everything and pass the turn on."""
+        """Roll back and pass the turn on."""
         if not self._ended:
             self._end()
             if self._has_turn:
@@ -165,7 +164,7 @@ class SqliteUnit:
 
     def _end(self) -> None:
         self._ended = True
-        # Else the two would hold each other until a garbage collection.
+        # Breaks the reference cycle between unit and transaction.
         self._transaction = None
 
     async def _begin(self, work: Any, *, is_quick: bool) -> Any:
@@ -182,14 +181,16 @@ class SqliteUnit:
 
 @lru_cache(maxsize=1024)
 def is_quick(sql: str) -> bool:
-    """Tell a statement that takes microseconds only: it inserts given values, and that is all."""
+    """Check whether a statement only inserts given values, which takes microseconds."""
     return _INSERTS_VALUES.match(sql) is not None and _SELECTS.search(sql) is None
 
 
 @lru_cache(maxsize=1024)
 def _refuse_ending(sql: str) -> None:
     if _ENDS_TRANSACTION.match(sql):
-        raise UsageError("the transaction is Holdfast's: it commits with the answer")
+        raise UsageError(
+            "a handler must not end the transaction: Holdfast commits it with the response"
+        )
 
 
 def _nothing(_db: sqlite3.Connection) -> None:

@@ -1,0 +1,74 @@
+"""Conversion between records and database rows, shared by the stores."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
+
+__all__ = ["audit_values", "encode_headers", "finish_values", "record_of"]
+
+_encode_headers = msgspec.json.Encoder().encode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def encode_headers(record: Record) -> str:
+    """Return the stored headers as JSON."""
+    return _encode_headers(record.headers).decode()
+
+
+def record_of(record_id: RecordId, row: Sequence[Any]) -> Record:
+    """Build a record from a row of ``find_record``, as any driver returns it."""
+    headers, created_at, expires_at = row[4], row[8], row[9]
+    if isinstance(created_at, str):  # SQLite
+        created_at = datetime.fromisoformat(created_at)
+        expires_at = datetime.fromisoformat(expires_at)
+    return Record(
+        id=record_id,
+        fingerprint=RequestFingerprint(row[0], row[1]),
+        status=row[2],
+        body=bytes(row[3]),
+        # Some drivers decode jsonb by themselves.
+        headers=headers if isinstance(headers, dict) else _decode_headers(headers),
+        request_id=row[5],
+        correlation_id=row[6],
+        audit_id=row[7],
+        created_at=created_at,
+        expires_at=expires_at,
+    )
+
+
+def finish_values(record: Record, audit: AuditEvent | None) -> tuple[Any, ...]:
+    """Return the parameters of PostgreSQL's ``finish``."""
+    about = (audit.id, audit.actor, audit.resource, audit.version) if audit else (None,) * 4
+    return (
+        *record.id,
+        *record.fingerprint,
+        record.status,
+        record.body,
+        encode_headers(record),
+        record.request_id,
+        record.correlation_id,
+        record.created_at,
+        record.expires_at,
+        *about,
+    )
+
+
+def audit_values(event: AuditEvent, created_at: Any) -> tuple[Any, ...]:
+    """Return the parameters of ``save_audit_event``, with the instant as the database stores it."""
+    return (
+        event.tenant,
+        event.id,
+        event.actor,
+        event.endpoint,
+        event.payload_hash,
+        event.status,
+        event.resource,
+        event.version,
+        event.request_id,
+        event.correlation_id,
+        created_at,
+    )
