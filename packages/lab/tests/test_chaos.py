@@ -32,6 +32,6 @@ def had_faults(report: Report) -> bool:
     return (
         sum(report.kills.values()) >= 10 * minutes
         and report.acknowledged >= 200
-        and report.outcomes["lose_response"] > 0
+        and report.outcomes["response_lost"] > 0
         and report.jobs > 0
     )

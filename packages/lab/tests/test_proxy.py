@@ -64,12 +64,12 @@ async def test_without_faults_requests_and_responses_pass() -> None:
 @pytest.mark.parametrize(
     ("faults", "reaches"),
     [
-        (NetworkFaults(lose_response=1), True),
-        (NetworkFaults(truncate_response=1), True),
-        (NetworkFaults(disconnect=1), True),
-        (NetworkFaults(lose_request=1), False),
+        (NetworkFaults(response_lost=1), True),
+        (NetworkFaults(response_truncated=1), True),
+        (NetworkFaults(disconnected=1), True),
+        (NetworkFaults(request_lost=1), False),
     ],
-    ids=["lose_response", "truncate_response", "disconnect", "lose_request"],
+    ids=["response_lost", "response_truncated", "disconnected", "request_lost"],
 )
 async def test_each_fault_hides_the_response_and_only_a_lost_request_misses_the_server(
     faults: NetworkFaults, reaches: bool

@@ -23,7 +23,7 @@ from holdfast.errors import (
     RequestError,
 )
 
-PEOPLE = {"Bearer one-token": "one", "Bearer two-token": "two"}
+TENANTS = {"Bearer one-token": "one", "Bearer two-token": "two"}
 PROFILE: dict[str, Any] = {
     "version": 1,
     "name": "tiny",
@@ -85,7 +85,7 @@ class TinyServer:
     async def serve(
         self, scope: Any, headers: list[tuple[bytes, bytes]], body: bytes, request_id: str
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        tenant = PEOPLE.get(dict(headers).get(b"authorization", b"").decode())
+        tenant = TENANTS.get(dict(headers).get(b"authorization", b"").decode())
         if tenant is None and self.broken != "replays to anonymous callers":
             raise NotAuthenticatedError("sign in")
         if scope["method"] == "GET":
@@ -100,7 +100,7 @@ class TinyServer:
 
     def read(self, path: str, tenant: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         if self.orders.get(path) != tenant and self.broken != "shows orders to all tenants":
-            raise NotFoundError("there is no such order")
+            raise NotFoundError("no such order")
         return 200, [(b"content-type", b"application/json")], b"{}"
 
     def key(self, headers: list[tuple[bytes, bytes]]) -> str:
@@ -154,7 +154,7 @@ class TinyServer:
         record = self.records.get(record_id)
         if record is not None:
             return self.replay(record, fingerprint, body_hash, request_id)
-        await asyncio.sleep(0)  # stands for a database round trip
+        await asyncio.sleep(0)  # in place of a database round trip
         order = uuid4().hex
         path = f"{self.prefix}/orders/{order}"
         self.orders[path] = tenant

@@ -78,7 +78,7 @@ class ResponseSeen(msgspec.Struct, frozen=True, kw_only=True):
     request: str = ""
     # The error code, if there is one.
     code: str | None = None
-    # The tenant whose data the response contains; None if it does not say.
+    # The tenant whose data the response contains; None if unknown.
     data_of: str | None = None
     # Whether the endpoint stores this response and replays it; successes always are.
     stored: bool = True

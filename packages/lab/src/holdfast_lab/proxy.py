@@ -23,13 +23,13 @@ _NO_BODY: Final = (204, 304)
 class NetworkFaults:
     """The share of exchanges that each fault affects, 0 to 1; the rest passes."""
 
-    lose_response: float = 0.0
+    response_lost: float = 0.0
     """The server has responded, and the device gets nothing."""
-    truncate_response: float = 0.0
+    response_truncated: float = 0.0
     """The device gets half of the response."""
-    lose_request: float = 0.0
+    request_lost: float = 0.0
     """The request does not reach the server."""
-    disconnect: float = 0.0
+    disconnected: float = 0.0
     """The request reaches the server, and both connections close before the response."""
     max_delay_seconds: float = 0.0
     """Each response is delayed by a random time up to this."""
@@ -146,9 +146,9 @@ class FaultyProxy:
         body = await reader.readexactly(_length_of(head))
         outcome = self._choose_outcome()
         response = b""
-        if outcome == "lose_request":
+        if outcome == "request_lost":
             pass
-        elif outcome == "disconnect":
+        elif outcome == "disconnected":
             await upstream.send(head + body)
         else:
             response = await upstream.request(head + body)
@@ -159,7 +159,7 @@ class FaultyProxy:
             await asyncio.sleep(self._random.random() * self.faults.max_delay_seconds)
         if outcome == "passed":
             writer.write(response)
-        elif outcome == "truncate_response":
+        elif outcome == "response_truncated":
             writer.write(response[: len(response) // 2])
         await writer.drain()
         return outcome == "passed"
@@ -167,10 +167,10 @@ class FaultyProxy:
     def _choose_outcome(self) -> str:
         number, faults = self._random.random(), self.faults
         for outcome, share in (
-            ("lose_response", faults.lose_response),
-            ("truncate_response", faults.truncate_response),
-            ("lose_request", faults.lose_request),
-            ("disconnect", faults.disconnect),
+            ("response_lost", faults.response_lost),
+            ("response_truncated", faults.response_truncated),
+            ("request_lost", faults.request_lost),
+            ("disconnected", faults.disconnected),
         ):
             if number < share:
                 return outcome

@@ -115,7 +115,7 @@ def visit(user: str, place: str) -> Iterator[NewEntry]:
         )
 
     yield entry("activities", "visit", local_id=activity, title=f"Visit to {place}")
-    yield entry("contacts", "somebody", local_id=contact, name=f"Keeper of {place}")
+    yield entry("contacts", "contact", local_id=contact, name=f"Contact at {place}")
     for name, amount in (("ticket", 12.5), ("lunch", 9.0)):
         yield entry(
             "expenses",

@@ -15,7 +15,7 @@ The server sends the signals, because only a parent knows that a pid still belon
 When its input ends (the owner closed it or was killed) it kills all children and removes the
 directory given with ``--remove``.
 
-:class:`ForkServer` is the synchronous client. ``holdfast_lab.fork_client`` has one for asyncio.
+:class:`ForkServer` is a synchronous client; others can use :func:`command` and this protocol.
 """
 
 import argparse

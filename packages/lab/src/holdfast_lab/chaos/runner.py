@@ -27,10 +27,10 @@ from holdfast_lab.proxy import NO_FAULTS, Exchange, FaultyProxy, NetworkFaults
 __all__ = ["Progress", "Report", "run_chaos"]
 
 _NETWORK_FAULTS: Final = NetworkFaults(
-    lose_response=0.12,
-    truncate_response=0.03,
-    lose_request=0.05,
-    disconnect=0.05,
+    response_lost=0.12,
+    response_truncated=0.03,
+    request_lost=0.05,
+    disconnected=0.05,
     max_delay_seconds=0.01,
 )
 _DEVICES: Final = 6

@@ -114,7 +114,7 @@ def _print_result(result: DemoResult) -> None:
         print(f"  failed on the device: {error}")
     if not result.in_order:
         print("  walk actions took effect in the wrong order")
-    said = (
+    conclusion = (
         "every action took effect exactly once" if result.holds else "ACTIONS WERE LOST OR DOUBLED"
     )
-    print(f"\n  {said}, according to the server's database ({result.seconds} s)")
+    print(f"\n  {conclusion}, according to the server's database ({result.seconds} s)")

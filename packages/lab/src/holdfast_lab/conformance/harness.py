@@ -35,7 +35,7 @@ class CheckFailedError(Exception):
 
 
 class CheckSkippedError(Exception):
-    """The check cannot run here; the message says why."""
+    """The check cannot run here; the message has the reason."""
 
 
 class Verdict(StrEnum):

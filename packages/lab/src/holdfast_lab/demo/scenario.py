@@ -25,9 +25,9 @@ from holdfast_services.dev_secrets import development_secret
 
 __all__ = ["OnStep", "State", "run_demo"]
 
-_NETWORK_FAULTS: Final = NetworkFaults(lose_response=1 / 3, max_delay_seconds=0.12)
+_NETWORK_FAULTS: Final = NetworkFaults(response_lost=1 / 3, max_delay_seconds=0.12)
 _KILL_AT: Final = (15, 40)
-"""Numbers of the requests whose response the device does not live to get."""
+"""The device is killed after the server has responded to these requests, before it knows."""
 _POLL_SECONDS: Final = 0.05
 _MAX_SECONDS: Final = 55.0
 _OK: Final = 300
@@ -91,7 +91,7 @@ class _Demo:
         self._step("no network: 40 user actions are stored in an encrypted outbox file")
         await self._start_device(proxy.url, "first")
         await self._wait_until_enqueued()
-        self._step("the network is back, but every third response is lost")
+        self._step("the network is back, but loses a third of the responses")
         async with proxy:
             await self._wait_until_drained(proxy)
         return compare(
@@ -148,7 +148,7 @@ class _Demo:
     async def _after_exchange(self, exchange: Exchange) -> None:
         state = self._state
         state.requests += 1
-        state.responses_lost += exchange.outcome == "lose_response"
+        state.responses_lost += exchange.outcome == "response_lost"
         state.replays += exchange.replayed
         happened = exchange.status is not None and exchange.status < _OK
         due = len(_KILL_AT) > state.kills and state.requests >= _KILL_AT[state.kills]

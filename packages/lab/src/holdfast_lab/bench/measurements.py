@@ -1,4 +1,4 @@
-"""One speed line: a ratio, how far it spread, and what it should be."""
+"""Measurements: a ratio with its spread and, for some, a target."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Target:
-    """What a ratio should be. Nobody's build fails by it: machines differ, and are noisy."""
+    """A limit for a ratio. It is only reported: machines differ, so no run fails because of it."""
 
     at: Literal["least", "most"]
     value: float
@@ -28,8 +28,10 @@ def at_most(value: float) -> Target:
 
 
 @dataclass(frozen=True)
-class Line:
-    part: str
+class Measurement:
+    """The median ratio of all rounds, with the smallest and the largest."""
+
+    group: str
     name: str
     ratio: float
     least: float | None = None
@@ -39,11 +41,15 @@ class Line:
 
     def as_json(self) -> dict[str, Any]:
         met = None if self.target is None else self.target.is_met(self.ratio)
-        told = None if self.target is None else str(self.target)
-        return asdict(self) | {"target": told, "met": met}
+        target = None if self.target is None else str(self.target)
+        return asdict(self) | {"target": target, "met": met}
 
 
-def line(part: str, name: str, row: Mapping[str, Any], target: Target | None = None) -> Line:
-    """Make a line of a row that has ``ratio``, ``least`` and ``most``, and whatever else."""
+def measurement(
+    group: str, name: str, row: Mapping[str, Any], target: Target | None = None
+) -> Measurement:
+    """Build a measurement from a row with ``ratio``, ``least``, ``most`` and other figures."""
     figures = {key: value for key, value in row.items() if key not in ("ratio", "least", "most")}
-    return Line(part, name, row["ratio"], row.get("least"), row.get("most"), target, figures)
+    return Measurement(
+        group, name, row["ratio"], row.get("least"), row.get("most"), target, figures
+    )
