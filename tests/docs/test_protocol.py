@@ -9,7 +9,7 @@ from holdfast.core.error_formats import CODES
 from holdfast.core.outbox_entry import DEFAULT_MAX_ATTEMPTS, METHODS, ConflictResolution, Status
 from holdfast.core.policy import NEVER_STORED, Staleness
 from holdfast.core.response_classification import BY_CODE
-from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER
+from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
 from tests.docs.pages import REFERENCE
 
 PAGE = REFERENCE / "protocol.md"
@@ -46,7 +46,7 @@ def test_staleness_defaults() -> None:
     ("preset", "policy"),
     [("DEVICE", DEVICE), ("QUEUE", QUEUE), ("CLIENT", CLIENT), ("WORKER", WORKER)],
 )
-def test_retry_presets(preset: str, policy: object) -> None:
+def test_retry_presets(preset: str, policy: RetryPolicy) -> None:
     (row,) = [row for row in cells(section("Retry")) if row[0] == preset]
     seconds = {"200\u2013500 ms": 0.5, "5 s": 5, "2 s": 2, "1 s": 1, "5 min": 300, "30 min": 1800}
     jitter = re.search(r"\d+", row[5])
