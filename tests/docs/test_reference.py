@@ -11,8 +11,9 @@ from typing import Any, get_args
 import pytest
 from typer.main import get_command
 
-from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy, errors
-from holdfast.cli.commands import app
+from holdfast import Policy, errors
+from holdfast.cli.commands import create_app
+from holdfast.cli.plugins import add_plugins
 from holdfast.core.error_formats import CODES
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER
 from holdfast.jobs.executor import FAULT_POINTS as JOB_FAULT_POINTS
@@ -20,8 +21,12 @@ from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import JobOutcome, Outcome
 from holdfast.server.idempotency import FAULT_POINTS
 from holdfast.stores.factory import open_store
+from holdfast_services.field.policy import POLICY as FIELD
+from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.registry import migration_packages
+from holdfast_services.routes.policy import POLICY as ROUTES
 from holdfast_services.settings import Settings
+from holdfast_services.walk.policy import POLICY as WALK
 from tests.docs.pages import DOCS, REFERENCE, ROOT
 
 
@@ -140,7 +145,13 @@ def commands(group: Any, prefix: str = "holdfast") -> list[tuple[str, Any]]:
     return found
 
 
-COMMANDS = commands(get_command(app))
+def all_commands() -> list[tuple[str, Any]]:
+    app = create_app()
+    add_plugins(app)
+    return [(name, command) for name, command in commands(get_command(app)) if not command.hidden]
+
+
+COMMANDS = all_commands()
 
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
