@@ -12,7 +12,8 @@ from holdfast.core.policy import NEVER_STORED, ErrorsStored, Policy, Staleness
 from holdfast.core.response_classification import BY_CODE
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
 from holdfast.outbox.profile import DEFAULT_PROFILE
-from tests.docs.pages import REFERENCE
+from holdfast_lab.conformance.harness import Check
+from tests.docs.pages import REFERENCE, ROOT
 
 PAGE = REFERENCE / "protocol.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -124,3 +125,21 @@ def test_outbox_profiles(name: str) -> None:
     assert (shown["response codes, recovery"] == "none") == (not profile.codes)
     responses = section("Outbox: responses")
     assert all(f"`{code}`" in responses for code in profile.codes)
+
+
+def test_conformance_checks_cite_headings_of_the_page() -> None:
+    modules = [
+        import_module(f"holdfast_lab.conformance.{path.stem}")
+        for path in (ROOT / "packages/lab/src/holdfast_lab/conformance").glob("[a-z]*.py")
+    ]
+    checks = {
+        check
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, tuple)
+        for check in value
+        if isinstance(check, Check)
+    }
+    headings = {*re.findall(r"^## (.+)$", TEXT, re.MULTILINE), ""}
+    assert len(checks) > 30
+    assert {check.section for check in checks} <= headings
