@@ -1,6 +1,6 @@
 """The torture: many seeds keep every promise, and each seed is the same every time.
 
-``HOLDFAST_TORTURE_SEEDS`` says how many; 2,000 are enough for a fault at every point.
+``HOLDFAST_SIMULATION_SEEDS`` says how many; 2,000 are enough for a fault at every point.
 """
 
 import os
@@ -19,7 +19,7 @@ import pytest
 import holdfast.outbox
 from holdfast.outbox import claiming
 from holdfast.outbox.dispatch import Dispatcher
-from holdfast.server.execution import Execution
+from holdfast.server.idempotency import Idempotency
 from holdfast_lab.planted.planting import Replacement, plant
 from holdfast_lab.simulation import mutations as planted
 from holdfast_lab.simulation.faults import DEVICE_POINTS, KINDS, POINTS, Mask
@@ -33,7 +33,7 @@ from holdfast_lab.simulation.scenario import run_seed
 from holdfast_lab.simulation.shrinking import shrink
 from holdfast_lab.simulation.templates import Templates
 
-SEEDS = int(os.environ.get("HOLDFAST_TORTURE_SEEDS", "2000"))
+SEEDS = int(os.environ.get("HOLDFAST_SIMULATION_SEEDS", "2000"))
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def _takes_too_little() -> list[Replacement]:
 
 
 def _asks_for_what_is_gone() -> list[Replacement]:
-    right, seen = Execution.finish, []
+    right, seen = Idempotency.finish, []
 
     async def finish(self: Any, *args: Any, **options: Any) -> Any:
         seen.append(1)
@@ -161,7 +161,7 @@ def _asks_for_what_is_gone() -> list[Replacement]:
             await self.is_gone()
         return await right(self, *args, **options)
 
-    return [(Execution, "finish", finish)]
+    return [(Idempotency, "finish", finish)]
 
 
 def _hides_its_error() -> list[Replacement]:

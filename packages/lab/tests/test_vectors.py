@@ -32,7 +32,7 @@ from holdfast.core.local_ids import (
     replace_in_path,
 )
 from holdfast.core.outbox_entry import Action, Status, after
-from holdfast.core.policy import FIELD, PLANNING, ROUTES, WALK, ErrorFormat
+from holdfast.core.policy import ErrorFormat
 from holdfast.core.response_classification import BY_CODE, TryLater, classify
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, is_transient, parse_retry_after
 from holdfast.core.staleness import (
@@ -48,6 +48,11 @@ from holdfast.errors import (
     TransitionError,
 )
 from holdfast_lab.vectors import GENERATED, VERSION, entry_of, generated, main, said
+from holdfast_services.field.policy import POLICY as FIELD
+from holdfast_services.planning.policy import POLICY as PLANNING
+from holdfast_services.routes.policy import POLICY as ROUTES
+from holdfast_services.walk.outbox_profile import PROFILE as WALK_OUTBOX
+from holdfast_services.walk.policy import POLICY as WALK
 
 CONFORMANCE = Path(__file__).parents[3] / "conformance"
 FILES = sorted(path.name for path in CONFORMANCE.glob("*.json"))
@@ -142,7 +147,7 @@ def record_of(known: dict[str, str]) -> Record:
     expires_at = datetime.fromisoformat(known["expires_at"])
     return Record(
         id=RecordId("tenant", "endpoint", "key"),
-        mark=RequestFingerprint(known["body_hash"], known["fingerprint"]),
+        fingerprint=RequestFingerprint(known["body_hash"], known["fingerprint"]),
         status=201,
         headers={},
         body=b"",
@@ -209,7 +214,7 @@ def errors_hold(case: dict[str, Any]) -> None:
         entry = entry_of(
             case["operation"], attempt=case["attempt"], previous_status=case["previous_status"]
         )
-        told = said(classify(case["status"], case["code"], entry))
+        told = said(classify(case["status"], case["code"], entry, WALK_OUTBOX.codes))
         assert told == {name: case[name] for name in ("device", "outcome_unknown") if name in case}
         return
     for error_format, member in (ErrorFormat.ENVELOPE, "error"), (ErrorFormat.PROBLEM, "code"):
@@ -337,7 +342,7 @@ def test_the_script_says_what_differs_and_writes_it(
 def test_every_code_and_every_code_of_the_outbox_has_cases() -> None:
     cases = load("errors.json")["cases"]
     assert {case["name"] for case in cases if case["about"] == "code"} == set(CODES)
-    assert set(BY_CODE) <= {case.get("code") for case in cases}
+    assert {*BY_CODE, *WALK_OUTBOX.codes} <= {case.get("code") for case in cases}
 
 
 def test_the_golden_hashes_are_among_the_vectors() -> None:

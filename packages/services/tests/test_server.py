@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from holdfast.errors import ConfigurationError, StoreUnavailableError
-from holdfast.server.noop_metrics import NullMetrics
+from holdfast.server.app import NullMetrics
 from holdfast.stores.sqlite.unit_of_work import SqliteTransaction
 from holdfast_services.app import create_app
 from holdfast_services.settings import load_settings
@@ -127,7 +127,7 @@ async def test_why_the_store_is_away_is_for_the_log_only(
             with caplog.at_level(logging.WARNING, "holdfast.request"):
                 answer = await client.request(method, path, json=WALK, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (503, "idempotency.store_unavailable")
-    assert answer.json()["detail"] == "the store does not answer; try again shortly"
+    assert answer.json()["detail"] == "the store is unavailable; try again shortly"
     for inside in ("PostgreSQL", "Errno", "10.0.0.7", "5432"):
         assert inside not in answer.text
     [logged] = [record for record in caplog.records if why in record.getMessage()]

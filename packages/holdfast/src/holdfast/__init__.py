@@ -1,25 +1,25 @@
 """Exactly-once effects for apps that work offline.
 
-The public names. Where everything lives:
+The names below are all an app usually needs. Names used less often are in the ``__all__`` of
+these modules:
 
-    errors    the whole tree of errors
-    core      the rules: keys, canonical form, fingerprints, decision, staleness, retry, jobs,
-              versions, the outbox's entries
-    ports     what the rules need from the world
-    system    the machine's clocks, and ids
-    stores    SQLite, PostgreSQL, Redis
-    jobs      work for later: enqueue, worker, leases, dead letters
-    server    the intake: claim → run → record → reply
-    client    for callers: a key that stays over retries
-    device    the outbox: kept, in order, sent until it has happened
-    observe   logs, metrics, traces
-    services  what is built on these names
-    proof     simulation, sieges, conformance: evidence, not product
-    cli       for people
-    testing   real servers and fault points, for your tests too
+    errors              every error
+    ports               protocols for stores, clocks, metrics
+    core.retry          the retry presets CLIENT, DEVICE, QUEUE, WORKER
+    core.versions       etag, expected_version, check_version
+    core.job            Enqueued, Merged, AlreadyDone: what ``enqueue`` returns
+    core.canonical_json canonical_json
+    core.fingerprint    body_hash
+    server              integrations: starlette, asgi, wsgi, django_views; jwt_auth; rate_limits
+    stores              SQLite, PostgreSQL, SQLAlchemy, Django, the Redis cache
+    jobs                background jobs in the same database
+    client              an HTTP client that keeps the key over retries
+    outbox              the offline queue of a device
+    observability       logs, metrics, traces
+    testing             servers and contract tests for your own tests
 
-A name's room is opened when the name is first asked for: whoever needs the rules alone, or reads
-``holdfast --help``, does not wait for stores, workers and the event loop.
+The names are imported on first use (``import holdfast`` takes 24 ms instead of 190), which keeps
+the outbox and the command line from loading the server.
 """
 
 from importlib import import_module
@@ -33,27 +33,14 @@ from holdfast.errors import (
     ServiceError,
 )
 
-_AT_ONCE: Final = False
+_NEVER: Final = False
 
-# Not a bare TYPE_CHECKING: the linter of layers leaves such imports out, and a lower room could
-# reach a higher one by way of this file unseen.
-if TYPE_CHECKING or _AT_ONCE:
-    from holdfast.core.canonical_json import canonical_json
-    from holdfast.core.fingerprint import body_hash
-    from holdfast.core.job import AlreadyDone, Enqueued, Merged
+# Not a bare TYPE_CHECKING: import-linter leaves such imports out, and could not see a lower layer
+# import a higher one by way of this file.
+if TYPE_CHECKING or _NEVER:
     from holdfast.core.keys import KeyFormat
-    from holdfast.core.policy import (
-        FIELD,
-        PLANNING,
-        ROUTES,
-        WALK,
-        ErrorFormat,
-        ErrorsStored,
-        Policy,
-        Staleness,
-    )
-    from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
-    from holdfast.core.versions import check_version, etag, expected_version
+    from holdfast.core.policy import ErrorFormat, ErrorsStored, Policy, Staleness
+    from holdfast.core.retry import RetryPolicy
     from holdfast.jobs.context import JobContext
     from holdfast.jobs.registry import JobRegistry
     from holdfast.jobs.worker import Worker
@@ -65,16 +52,6 @@ if TYPE_CHECKING or _AT_ONCE:
     from holdfast.stores.factory import open_store
 
 __all__ = [
-    "CLIENT",
-    "DEVICE",
-    "FIELD",
-    "PLANNING",
-    "QUEUE",
-    "ROUTES",
-    "WALK",
-    "WORKER",
-    "AlreadyDone",
-    "Enqueued",
     "ErrorFormat",
     "ErrorsStored",
     "Execution",
@@ -83,7 +60,6 @@ __all__ = [
     "JobContext",
     "JobRegistry",
     "KeyFormat",
-    "Merged",
     "NonRetryableError",
     "Policy",
     "Principal",
@@ -94,62 +70,29 @@ __all__ = [
     "Staleness",
     "Transaction",
     "Worker",
-    "body_hash",
-    "canonical_json",
-    "check_version",
-    "etag",
-    "expected_version",
     "open_store",
     "update_with_version",
 ]
 
-_NAMES_OF_MODULE: Final = {
-    "core.canonical_json": ("canonical_json",),
-    "core.fingerprint": ("body_hash",),
-    "core.job": (
-        "AlreadyDone",
-        "Enqueued",
-        "Merged",
-    ),
-    "core.keys": ("KeyFormat",),
-    "core.policy": (
-        "FIELD",
-        "PLANNING",
-        "ROUTES",
-        "WALK",
-        "ErrorFormat",
-        "ErrorsStored",
-        "Policy",
-        "Staleness",
-    ),
-    "core.retry": (
-        "CLIENT",
-        "DEVICE",
-        "QUEUE",
-        "WORKER",
-        "RetryPolicy",
-    ),
-    "core.versions": (
-        "check_version",
-        "etag",
-        "expected_version",
-    ),
-    "jobs.registry": ("JobRegistry",),
-    "jobs.context": ("JobContext",),
-    "jobs.worker": ("Worker",),
-    "ports": ("Transaction",),
-    "server.guarded_request": ("Principal",),
-    "server.execution": ("Execution",),
-    "server.app": ("Holdfast",),
-    "server.optimistic_locking": ("update_with_version",),
-    "stores.factory": ("open_store",),
-}
 _MODULE_OF_NAME: Final = {
-    name: module for module, names in _NAMES_OF_MODULE.items() for name in names
+    "ErrorFormat": "core.policy",
+    "ErrorsStored": "core.policy",
+    "Execution": "server.execution",
+    "Holdfast": "server.app",
+    "JobContext": "jobs.context",
+    "JobRegistry": "jobs.registry",
+    "KeyFormat": "core.keys",
+    "Policy": "core.policy",
+    "Principal": "server.guarded_request",
+    "RetryPolicy": "core.retry",
+    "Staleness": "core.policy",
+    "Transaction": "ports",
+    "Worker": "jobs.worker",
+    "open_store": "stores.factory",
+    "update_with_version": "server.optimistic_locking",
 }
 
-
-if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of these
+if not TYPE_CHECKING:  # a type checker would accept every misspelt name
 
     def __getattr__(name: str) -> Any:
         module = _MODULE_OF_NAME.get(name)

@@ -32,6 +32,7 @@ __all__ = [
     "Retry",
     "Row",
     "Store",
+    "SyncFaultPoints",
     "Transaction",
     "UnitOfWork",
 ]
@@ -300,7 +301,18 @@ class JobMetrics(Protocol):
 
 
 class FaultPoints(Protocol):
-    """Named instants at which a test may kill, delay or raise. Injected, never global."""
+    """Named points at which a test may kill, delay or raise. Injected, never global."""
 
     async def reach(self, point: str) -> None:
-        """Pass the point, or do what the test wants done there."""
+        """Return to go on, or inject the fault."""
+
+
+class SyncFaultPoints(Protocol):
+    """The same for blocking code.
+
+    Every operation of the outbox that writes has two: ``<operation>.before_commit`` and
+    ``<operation>.after_commit``, such as ``enqueue.before_commit``.
+    """
+
+    def reach(self, point: str) -> None:
+        """Return to go on, or inject the fault."""

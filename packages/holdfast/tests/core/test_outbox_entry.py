@@ -5,16 +5,13 @@ import itertools
 import pytest
 
 from holdfast.core.outbox_entry import (
-    DEFAULT_PRIORITY,
     METHODS,
     OPEN,
     TRANSITIONS,
     Action,
     Operation,
-    Profile,
     Status,
     after,
-    priority_of,
 )
 from holdfast.errors import TransitionError
 
@@ -78,23 +75,3 @@ def test_every_verb_has_its_method() -> None:
         "patch": "PATCH",
         "delete": "DELETE",
     }
-
-
-@pytest.mark.parametrize(
-    ("entity_type", "priority"),
-    [
-        ("activity", 10),
-        ("activities", 10),
-        ("expense", 8),
-        ("expenses", 8),
-        ("contact", 5),
-        ("contacts", 5),
-        ("anything else", DEFAULT_PRIORITY),
-    ],
-)
-def test_priorities_go_by_entity_type(entity_type: str, priority: int) -> None:
-    assert priority_of(entity_type) == priority
-
-
-def test_only_walk_keeps_strict_order() -> None:
-    assert [profile.value for profile in Profile if not profile.allows_lanes] == ["walk"]

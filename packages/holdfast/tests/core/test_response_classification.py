@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from holdfast.core.outbox_entry import Entry, Operation, Profile, Status
+from holdfast.core.outbox_entry import Entry, Operation, Status
 from holdfast.core.response_classification import (
     BY_CODE,
     Conflicting,
@@ -55,7 +55,7 @@ def entry(
         conflict_resolution=None,
         priority=5,
         client_generated_at=now,
-        profile=Profile.WALK,
+        profile="default",
         lane=None,
         reason=None,
         local_refs=(),
@@ -83,20 +83,12 @@ def entry(
         (422, "idempotency.payload_mismatch", Refused()),
         (409, "IDEMPOTENCY_IN_PROGRESS", UNKNOWN),
         (409, "idempotency.in_progress", UNKNOWN),
-        (409, "ALREADY_ALLOCATED", Done()),
-        (409, "QUEST_ALREADY_COMPLETED", Done()),
-        (409, "QUEST_ALREADY_IN_PROGRESS", Done()),
         (409, "concurrency.version_mismatch", Conflicting()),
         (409, "SOMETHING_ELSE", Conflicting()),
         (409, None, Conflicting()),
         (412, None, Conflicting()),
         (422, "STALE_ACTION", TooOld()),
         (422, "action.stale", TooOld()),
-        (422, "PREREQUISITES_NOT_MET", Refused()),
-        (422, "INSUFFICIENT_POINTS", Refused()),
-        (422, "INSUFFICIENT_ENERGY", Refused()),
-        (422, "STEP_OUT_OF_ORDER", OutOfOrder()),
-        (422, "ORDERING_VIOLATION", OutOfOrder()),
         (422, "SOMETHING_ELSE", LATER),
         (422, None, LATER),
         (401, None, SignInNeeded()),
@@ -126,8 +118,15 @@ def test_an_answer_means(status: int | None, code: str | None, verdict: Verdict)
 
 
 def test_a_code_counts_only_with_the_statuses_it_belongs_to() -> None:
-    assert classify(400, "ALREADY_ALLOCATED", entry()) == Refused()
+    assert classify(400, "THINGS_DONE", entry(), {"THINGS_DONE": Done()}) == Refused()
     assert classify(500, "STALE_ACTION", entry()) == UNKNOWN
+
+
+def test_codes_of_the_profile_take_precedence_over_those_of_the_protocol() -> None:
+    codes: dict[str, Verdict] = {"NOT_YOUR_TURN": OutOfOrder(), "STALE_ACTION": Refused()}
+    assert classify(422, "NOT_YOUR_TURN", entry(), codes) == OutOfOrder()
+    assert classify(422, "STALE_ACTION", entry(), codes) == Refused()
+    assert classify(422, "action.stale", entry(), codes) == TooOld()
 
 
 @pytest.mark.parametrize("status", [404, 410])
@@ -155,15 +154,7 @@ def test_the_table_has_exactly_the_codes_that_are_agreed_on() -> None:
         "idempotency.payload_mismatch",
         "IDEMPOTENCY_IN_PROGRESS",
         "idempotency.in_progress",
-        "ALREADY_ALLOCATED",
-        "QUEST_ALREADY_COMPLETED",
-        "QUEST_ALREADY_IN_PROGRESS",
         "concurrency.version_mismatch",
         "STALE_ACTION",
         "action.stale",
-        "PREREQUISITES_NOT_MET",
-        "INSUFFICIENT_POINTS",
-        "INSUFFICIENT_ENERGY",
-        "STEP_OUT_OF_ORDER",
-        "ORDERING_VIOLATION",
     }

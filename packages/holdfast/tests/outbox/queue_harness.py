@@ -105,6 +105,7 @@ def new(**fields: Any) -> NewEntry:
             "entity_type": "activity",
             "endpoint": "/api/v1/activities",
             "payload": {"name": "a walk"},
+            "profile": "field",
             **fields,
         }
     )

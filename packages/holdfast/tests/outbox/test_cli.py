@@ -54,7 +54,7 @@ class Outbox:
     def add(self, title: str, *more: str, op: str = "create", path: str = "") -> Any:
         return self(
             "add",
-            *("--user", self.user, "--op", op, "--entity", "activity"),
+            *("--user", self.user, "--op", op, "--entity", "activity", "--profile", "field"),
             *("--endpoint", f"/api/v1/activities{path}", "--payload", json.dumps({"title": title})),
             *more,
         )

@@ -18,9 +18,9 @@ from holdfast.outbox.transport import HttpTransport
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     CuttingProxy,
-    Nursery,
     activity,
     all_entries,
+    fork_server,
     reader,
     titles_of,
     token_of,
@@ -53,45 +53,6 @@ def test_every_entry_has_one_effect_in_order_though_every_third_answer_is_lost(
     by_key = Counter(key for _, _, key, _ in proxy.seen)
     assert set(by_key) == {entry.idempotency_key for entry in all_entries(queue, user)}
     assert max(by_key.values()) > 1, "nothing was sent again"
-
-
-def test_a_walkers_day_is_sent_in_order_and_awards_points_once(
-    server: Server, queue: OutboxQueue, user: str
-) -> None:
-    def action(endpoint: str, **payload: object) -> NewEntry:
-        return NewEntry(
-            user_id=user,
-            operation="create",
-            entity_type="quest",
-            endpoint=endpoint,
-            payload=payload,
-            profile="walk",
-        )
-
-    queue.enqueue_many(
-        [
-            action("/quest/start", questId="quest.001"),
-            action("/quest/quest.001/step/1/advance"),
-            action("/quest/quest.001/step/2/advance"),
-            action("/quest/complete", questId="quest.001"),
-            action("/tree/allocate", allocations=[{"nodeId": "node.even-stride"}]),
-        ]
-    )
-    with CuttingProxy(server.url, every=2) as proxy, HttpTransport(proxy.url) as transport:
-        report = drain(queue, user, transport, token_of, max_seconds=20, retry=SOON)
-    assert (report.ended, report.succeeded) == (Ended.EMPTY, 5), list(all_entries(queue, user))
-    firsts = list(dict.fromkeys(path for _, path, _, _ in proxy.seen))
-    assert firsts == [
-        "/quest/start",
-        "/quest/quest.001/step/1/advance",
-        "/quest/quest.001/step/2/advance",
-        "/quest/complete",
-        "/tree/allocate",
-    ]
-    with reader(server.url, user) as client:
-        tree = client.get("/tree/state").json()
-    assert tree["pointsBanked"] == 1
-    assert [node["nodeId"] for node in tree["allocations"]] == ["node.even-stride"]
 
 
 def test_what_was_created_changed_and_deleted_offline_finds_its_ids(
@@ -148,7 +109,7 @@ def test_four_processes_draining_one_file_send_nothing_twice(
     with OutboxQueue.open(path) as queue:
         queue.add_user(user)
         queue.enqueue_many([activity(user, f"visit {number}") for number in range(60)])
-    with CuttingProxy(server.url, every=0) as proxy, Nursery() as nursery:
+    with CuttingProxy(server.url, every=0) as proxy, fork_server() as processes:
         order = {
             "path": str(path),
             "server": proxy.url,
@@ -156,7 +117,7 @@ def test_four_processes_draining_one_file_send_nothing_twice(
             "token": token_of(user),
             "lease_seconds": 60,
         }
-        assert nursery.run(*[order] * 4) == [0, 0, 0, 0]
+        assert processes.run(*[("drain_once", order)] * 4) == [0, 0, 0, 0]
     keys = Counter(key for _, _, key, _ in proxy.seen)
     assert (len(keys), max(keys.values())) == (60, 1)
     assert len(set(titles_of(server.url, user))) == 60
@@ -166,26 +127,6 @@ def test_four_processes_draining_one_file_send_nothing_twice(
             attempt.outcome for e in all_entries(queue, user) for attempt in queue.attempts(e.id)
         }
         assert workers == {"succeed"}
-
-
-def test_a_walk_lane_drained_by_two_processes_stays_in_order(
-    server: Server, tmp_path: Path, user: str
-) -> None:
-    path = tmp_path / "shared.db"
-    titles = [f"visit {number}" for number in range(20)]
-    with OutboxQueue.open(path) as queue:
-        queue.add_user(user)
-        queue.enqueue_many([activity(user, title, lane="one") for title in titles])
-    with CuttingProxy(server.url) as proxy, Nursery() as nursery:
-        order = {
-            "path": str(path),
-            "server": proxy.url,
-            "user": user,
-            "token": token_of(user),
-            "lease_seconds": 60,
-        }
-        assert nursery.run(order, order) == [0, 0]
-    assert titles_of(server.url, user) == titles
 
 
 def test_the_devices_clock_is_set_right_by_the_servers_date(
@@ -237,3 +178,23 @@ def test_an_entry_that_was_left_in_flight_comes_back_after_the_lease(
             assert (at_once.ended, at_once.sent) == (Ended.BLOCKED, 0)
             later = drain(queue, user, transport, token_of, max_seconds=5)
     assert (later.revived, later.succeeded) == (1, 1)
+
+
+def test_a_lane_drained_by_two_processes_stays_in_order(
+    server: Server, tmp_path: Path, user: str
+) -> None:
+    path = tmp_path / "shared.db"
+    titles = [f"visit {number}" for number in range(20)]
+    with OutboxQueue.open(path) as queue:
+        queue.add_user(user)
+        queue.enqueue_many([activity(user, title, lane="one") for title in titles])
+    with CuttingProxy(server.url) as proxy, fork_server() as processes:
+        order = {
+            "path": str(path),
+            "server": proxy.url,
+            "user": user,
+            "token": token_of(user),
+            "lease_seconds": 60,
+        }
+        assert processes.run(*[("drain_once", order)] * 2) == [0, 0]
+    assert titles_of(server.url, user) == titles

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.outbox_entry import Entry, NewEntry, Reason, Status
 from holdfast.core.retry import Jitter, RetryPolicy
-from holdfast.outbox import EventKind, OutboxQueue, QueueSettings
+from holdfast.outbox import EventKind, OutboxQueue, Profile, QueueSettings, TimestampsInBody
 from holdfast.outbox.drain import Drain, drain
 from holdfast.outbox.events import Event
 from holdfast.outbox.report import Ended
@@ -87,34 +87,34 @@ def test_a_request_has_the_key_and_the_time_of_the_action(queue: OutboxQueue) ->
     }
 
 
-def test_a_walk_request_has_its_times_in_the_body_and_only_the_second_changes(
-    queue: OutboxQueue,
+def test_timestamps_in_the_body_replace_the_header_and_only_the_second_changes(
+    tmp_path: Path,
 ) -> None:
-    queue.enqueue(step(1))
-    server = Scripted([SILENCE, answer(200, {})])
-    drain(queue, "ada", server, max_seconds=5, retry=SOON)
+    shop = Profile(
+        name="shop",
+        payload_must_be_object=True,
+        request_format=TimestampsInBody(key_in_body=frozenset({"/orders"})),
+    )
+    with OutboxQueue.open(tmp_path / "shop.db", profiles=[shop]) as queue:
+        queue.add_user("ada")
+        entry = queue.enqueue(
+            NewEntry(
+                user_id="ada",
+                operation="create",
+                entity_type="order",
+                endpoint="/orders",
+                payload={"n": 1},
+                profile="shop",
+            )
+        )
+        server = Scripted([SILENCE, answer(200, {})])
+        drain(queue, "ada", server, max_seconds=5, retry=SOON)
     first, second = (json.loads(request.body or b"") for request in server.requests)
-    assert set(first) == {"clientGeneratedAt", "clientSubmittedAt"}
+    assert set(first) == {"n", "clientGeneratedAt", "clientSubmittedAt", "idempotencyKey"}
+    assert first["idempotencyKey"] == entry.idempotency_key
     assert first["clientGeneratedAt"] == second["clientGeneratedAt"]
     assert first["clientSubmittedAt"] < second["clientSubmittedAt"]
     assert "X-Client-Generated-At" not in server.requests[0].headers
-
-
-def test_a_report_of_steps_has_its_key_in_the_body(queue: OutboxQueue) -> None:
-    entry = queue.enqueue(
-        NewEntry(
-            user_id="ada",
-            operation="create",
-            entity_type="steps",
-            endpoint="/step/ingest",
-            payload={"count": 1},
-            profile="walk",
-        )
-    )
-    server = Scripted([answer(200, {})])
-    drain(queue, "ada", server, at_send=lambda _: {"X-Firebase-AppCheck": "fresh"})
-    assert json.loads(server.requests[0].body or b"")["idempotencyKey"] == entry.idempotency_key
-    assert server.requests[0].headers["X-Firebase-AppCheck"] == "fresh"
 
 
 def test_operations_are_sent_as_their_methods(queue: OutboxQueue) -> None:

@@ -286,7 +286,7 @@ def test_an_app_with_a_table_of_the_same_name_is_told(quick_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE users (name)")
     before = snapshot(quick_path)
-    with pytest.raises(OutboxFileError, match="'users' of its own"):
+    with pytest.raises(OutboxFileError, match="already has a table 'users'"):
         OutboxQueue.open(path)
     assert snapshot(quick_path) == before
 

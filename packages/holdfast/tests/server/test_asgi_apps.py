@@ -15,10 +15,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from holdfast import WALK, Holdfast, Policy, ServiceError
+from holdfast import Holdfast, Policy, ServiceError
 from holdfast.errors import ConfigurationError, NoTransactionError, StreamingResponseError
 from holdfast.server.starlette import Caller, Run, Tx
 from packages.holdfast.tests.support.harness import Connection
+from packages.holdfast.tests.support.policies import ENVELOPE_WITH_STALENESS
 
 KEY = {"Idempotency-Key": "key-1"}
 
@@ -219,7 +220,7 @@ async def test_an_error_of_a_service_is_told_in_its_own_words(holdfast: Holdfast
     holdfast.install(app)
 
     @app.post("/things")
-    @holdfast.guard(policy=Policy(error_format=WALK.error_format))
+    @holdfast.guard(policy=Policy(error_format=ENVELOPE_WITH_STALENESS.error_format))
     async def create() -> None:
         raise ServiceError(409, "ALREADY_THERE", "it is there already", details={"id": 5})
 
@@ -388,8 +389,10 @@ def test_openapi_describes_guarded_operations_and_no_others(holdfast: Holdfast) 
     holdfast.install(app)
     for method in ("POST", "PUT"):
         router.add_api_route("/things/{name}", guarded(holdfast), methods=[method])
-    router.add_api_route("/steps", guarded(holdfast, policy=WALK), methods=["POST"])
-    in_body = WALK.replace(key_field="idempotencyKey")
+    router.add_api_route(
+        "/steps", guarded(holdfast, policy=ENVELOPE_WITH_STALENESS), methods=["POST"]
+    )
+    in_body = ENVELOPE_WITH_STALENESS.replace(key_field="idempotencyKey")
     router.add_api_route("/ingest", guarded(holdfast, policy=in_body), methods=["POST"])
     ietf = Policy(ietf_statuses=True, key_required=False)
     router.add_api_route("/ietf", guarded(holdfast, policy=ietf), methods=["POST"])

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import WALK, Holdfast, Policy
+from holdfast import Holdfast, Policy
 from holdfast.errors import ConfigurationError
 from holdfast.server.rate_limits import LimitsRateLimiter
 from packages.holdfast.tests.support.harness import Connection, HeldClock, open_lab
+from packages.holdfast.tests.support.policies import ENVELOPE_WITH_STALENESS
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
 MULTIPART = "multipart/form-data; boundary=b"
@@ -41,7 +42,7 @@ class Closed:
 async def test_a_request_that_breaks_every_rule_is_told_the_first_one_first(database: str) -> None:
     clock = HeldClock()
     limiter = Closed(left=1)
-    policy = WALK.replace(max_body_bytes=100, rate_limit="5/minute")
+    policy = ENVELOPE_WITH_STALENESS.replace(max_body_bytes=100, rate_limit="5/minute")
     old = (clock.now() - timedelta(days=30)).isoformat()
     options: dict[str, Any] = {"clock": clock, "limiter": limiter, "memory_bytes": 0}
     async with open_lab(database, policy, **options) as lab:
@@ -207,13 +208,17 @@ async def test_keys_in_headers(database: str, values: list[str], status: int) ->
 
 async def test_a_rate_limit_that_nobody_counts_is_refused_at_start_up(database: str) -> None:
     holdfast = Holdfast(database)
-    holdfast.guard_path("POST", "/orders", policy=WALK.replace(rate_limit="5/minute"))
+    holdfast.guard_path(
+        "POST", "/orders", policy=ENVELOPE_WITH_STALENESS.replace(rate_limit="5/minute")
+    )
     with pytest.raises(ConfigurationError, match="limiter"):
         await holdfast.open()
 
 
 async def test_a_malformed_rate_limit_is_refused_at_start_up(database: str) -> None:
     holdfast = Holdfast(database, limiter=LimitsRateLimiter())
-    holdfast.guard_path("POST", "/orders", policy=WALK.replace(rate_limit="often"))
+    holdfast.guard_path(
+        "POST", "/orders", policy=ENVELOPE_WITH_STALENESS.replace(rate_limit="often")
+    )
     with pytest.raises(ConfigurationError, match="often"):
         await holdfast.open()

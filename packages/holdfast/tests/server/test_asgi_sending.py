@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast import Policy
-from holdfast.errors import NoTransactionError
+from holdfast.errors import NoTransactionError, StoreUnavailableError
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.harness import Connection, Lab, fresh_database, open_lab
 
@@ -212,7 +214,7 @@ async def test_a_streamed_answer_is_refused_and_logged(
     assert answer.headers["x-request-id"] == answer.json()["requestId"]
     assert "one" not in answer.text
     [told] = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
-    assert "POST /things streams its answer" in told
+    assert "POST /things streams its response" in told
     assert await lab.effects() == 0
     assert await lab.records() == []
 
@@ -299,6 +301,126 @@ async def test_a_base_middleware_inside_the_guard_is_no_stream(tmp_path: Path) -
     finally:
         await lab.client.aclose()
         await lab.holdfast.close()
+
+
+# -- apps that catch what ``send`` raises --------------------------------------------------------
+
+
+def recovering(app: Any, sent_after: list[str]) -> Any:
+    """Wrap an app in a middleware that turns every exception into a response."""
+
+    async def recover(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await app(scope, receive, send)
+        except Exception as error:  # noqa: BLE001
+            for message in (
+                {"type": "http.response.start", "status": 418, "headers": []},
+                {"type": "http.response.body", "body": b"recovered"},
+            ):
+                await send(message)
+            sent_after.append(type(error).__name__)
+
+    return recover
+
+
+async def bare_201(scope: Any, receive: Any, send: Any) -> None:
+    await scope["holdfast"].transaction.execute("INSERT INTO effects VALUES ('1', 'x')")
+    await send({"type": "http.response.start", "status": 201, "headers": []})
+    await send({"type": "http.response.body", "body": b"made"})
+
+
+async def test_an_app_that_catches_everything_cannot_replace_a_discarded_response(
+    tmp_path: Path,
+) -> None:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db") as lab:
+
+        async def fail(_unit: Any, _record: Any, _audit: Any) -> None:
+            raise StoreUnavailableError("down")
+
+        async def streaming(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": b"1", "more_body": True})
+
+        for app, status in ((bare_201, 503), (streaming, 500)):
+            if app is bare_201:
+                lab.store.commits.append(fail)
+            sent_after: list[str] = []
+            connection = Connection()
+            connection.tell(BODY)
+            await connection.run(lab.holdfast.middleware(recovering(app, sent_after)))
+            assert (connection.status, len(connection.sent), sent_after) == (status, 2, [])
+            assert b"recovered" not in connection.body
+        assert await lab.effects() == 0
+        assert await lab.records() == []
+        assert len(lab.holdfast.idempotency.in_flight) == 0
+
+
+async def test_an_app_may_respond_to_a_commit_that_raised(tmp_path: Path) -> None:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db") as lab:
+
+        async def fail(unit: Any, _record: Any, _audit: Any) -> None:
+            await unit.rollback()
+            raise RuntimeError("a defect in the store")
+
+        lab.store.commits.append(fail)
+        sent_after: list[str] = []
+        connection = Connection()
+        connection.tell(BODY)
+        await connection.run(lab.holdfast.middleware(recovering(bare_201, sent_after)))
+        assert (connection.status, connection.body) == (418, b"recovered")
+        assert sent_after == ["RuntimeError"]
+        assert await lab.effects() == 0
+        assert await lab.records() == []
+
+
+async def test_a_response_started_again_replaces_the_one_before(tmp_path: Path) -> None:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db") as lab:
+
+        async def half(scope: Any, receive: Any, send: Any) -> None:
+            headers = [(b"content-length", b"9")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+            raise RuntimeError("broken handler")
+
+        connection = Connection()
+        connection.tell(BODY)
+        await connection.run(lab.holdfast.middleware(recovering(half, [])))
+        assert (connection.status, connection.body) == (418, b"recovered")
+
+
+async def test_an_exception_handler_of_a_mounted_app_sends_nothing_for_a_discarded_response(
+    tmp_path: Path,
+) -> None:
+    lab = Lab(f"sqlite:///{tmp_path}/lab.db")
+    outer, inner, background = FastAPI(), FastAPI(), list[str]()
+    holdfast = lab.holdfast
+
+    @inner.post("/things")
+    @holdfast.guard()
+    async def create() -> Response:
+        return Response("made", 201, background=BackgroundTask(background.append, "ran"))
+
+    @inner.exception_handler(Exception)
+    async def handle(_request: Request, _error: Exception) -> Response:
+        return Response("recovered", 418, background=BackgroundTask(background.append, "handled"))
+
+    outer.mount("/shop", inner)
+    holdfast._guarded = [g for g in holdfast._guarded if g.__name__ == "create"]
+    holdfast.install(outer)
+    await holdfast.open()
+
+    async def fail(_unit: Any, _record: Any, _audit: Any) -> None:
+        raise StoreUnavailableError("down")
+
+    try:
+        lab.store.commits.append(fail)
+        connection = Connection("/shop/things")
+        connection.tell(BODY)
+        await connection.run(outer)
+        assert (connection.status, len(connection.sent), background) == (503, 2, [])
+    finally:
+        await lab.client.aclose()
+        await holdfast.close()
 
 
 # -- reading ----------------------------------------------------------------------------------

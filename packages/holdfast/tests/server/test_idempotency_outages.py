@@ -9,11 +9,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast import PLANNING, ROUTES, WALK, ErrorFormat, Policy
+from holdfast import ErrorFormat, Policy
 from holdfast.core.breaker import Breaker
 from holdfast.errors import CommitUnknownError, StoreUnavailableError
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.harness import HeldClock, Lab, fresh_database, open_lab
+from packages.holdfast.tests.support.policies import (
+    ENVELOPE_WITH_STALENESS,
+    OPTIONAL_KEY,
+    STORES_HANDLER_ERRORS,
+)
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
 AWAY = StoreUnavailableError("away", retry_after_seconds=2.5)
@@ -250,7 +255,7 @@ async def test_a_lost_commit_overtaken_by_another_request_is_a_conflict(database
 
 
 async def test_without_a_key_a_lost_commit_is_503(database: str) -> None:
-    async with open_lab(database, ROUTES) as lab:
+    async with open_lab(database, OPTIONAL_KEY) as lab:
         lab.store.commits.append(lost_after_committing)
         told = await lab.send(None)
         assert (told.status_code, lab.background) == (503, [])
@@ -262,7 +267,7 @@ async def test_without_a_key_a_lost_commit_is_503(database: str) -> None:
 async def test_a_refusal_whose_commit_was_lost_is_never_told_otherwise(
     database: str, lost: Any, do: str
 ) -> None:
-    async with open_lab(database, PLANNING) as lab:
+    async with open_lab(database, STORES_HANDLER_ERRORS) as lab:
         lab.store.commits.append(lost)
         told = await lab.send(do=do)
         again = await lab.send(do=do)
@@ -306,7 +311,9 @@ async def test_a_waiter_of_a_leader_whose_commit_fails_runs_itself(database: str
 async def test_a_stale_attempt_that_cannot_be_recorded_is_503(tmp_path: Path, lost: Any) -> None:
     clock = HeldClock()
     old = {"clientGeneratedAt": "2020-01-01T00:00:00Z"}
-    async with open_lab(f"sqlite:///{tmp_path}/lab.db", WALK, clock=clock) as lab:
+    async with open_lab(
+        f"sqlite:///{tmp_path}/lab.db", ENVELOPE_WITH_STALENESS, clock=clock
+    ) as lab:
         lab.store.commits.append(lost)
         told = await lab.send(UUID4, json=old)
         assert (told.status_code, told.json()["error"]) == (503, "STORE_UNAVAILABLE")

@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy
+from holdfast import Policy
 from holdfast.core.idempotency_record import RecordId
 from holdfast.core.keys import KeyFormat
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.harness import HeldClock, fresh_database, open_lab
+from packages.holdfast.tests.support.policies import (
+    ENVELOPE_WITH_STALENESS,
+    OPTIONAL_KEY,
+    STORES_HANDLER_ERRORS,
+    UUID4_FOR_A_WEEK,
+)
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
 
@@ -256,7 +262,7 @@ async def test_an_expired_record_is_as_if_it_were_not_there(
 
 async def test_errors_are_remembered_for_their_own_time(tmp_path: Path) -> None:
     clock = HeldClock()
-    async with open_lab(f"sqlite:///{tmp_path}/lab.db", PLANNING, clock=clock) as lab:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db", STORES_HANDLER_ERRORS, clock=clock) as lab:
         refused = await lab.send(do="422")
         clock.pass_by(hours=4, microseconds=-1)
         assert (await lab.send()).content == refused.content
@@ -285,7 +291,13 @@ async def test_a_handler_that_fails_leaves_nothing_and_the_key_may_try_again(
 
 
 @pytest.mark.parametrize(
-    ("preset", "stored"), [(PLANNING, True), (FIELD, True), (ROUTES, False), (WALK, False)]
+    ("preset", "stored"),
+    [
+        (STORES_HANDLER_ERRORS, True),
+        (UUID4_FOR_A_WEEK, True),
+        (OPTIONAL_KEY, False),
+        (ENVELOPE_WITH_STALENESS, False),
+    ],
 )
 async def test_which_preset_remembers_a_refusal(
     tmp_path: Path, preset: Policy, stored: bool
@@ -307,7 +319,9 @@ async def test_which_preset_remembers_a_refusal(
 async def test_a_refusal_of_the_handler_is_stored_without_its_writes(
     tmp_path: Path, status: int
 ) -> None:
-    async with open_lab(f"sqlite:///{tmp_path}/lab.db", PLANNING, memory_bytes=0) as lab:
+    async with open_lab(
+        f"sqlite:///{tmp_path}/lab.db", STORES_HANDLER_ERRORS, memory_bytes=0
+    ) as lab:
         refused, again = await lab.send(do=str(status)), await lab.send()
         assert again.status_code == refused.status_code == status
         assert again.content == refused.content
@@ -321,7 +335,7 @@ async def test_a_refusal_of_the_handler_is_stored_without_its_writes(
 async def test_what_is_about_the_moment_is_never_stored(
     tmp_path: Path, status: int, keep: str
 ) -> None:
-    async with open_lab(f"sqlite:///{tmp_path}/lab.db", PLANNING) as lab:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db", STORES_HANDLER_ERRORS) as lab:
         assert (await lab.send(do=f"{status} {keep}")).status_code == status
         assert await lab.records() == []
         again = await lab.send()
@@ -345,7 +359,7 @@ async def test_writes_are_kept_on_request_but_never_of_a_failure(
 
 
 async def test_without_a_key_every_request_is_its_own_and_is_audited(database: str) -> None:
-    async with open_lab(database, ROUTES) as lab:
+    async with open_lab(database, OPTIONAL_KEY) as lab:
         answers = [await lab.send(None), await lab.send(None)]
         assert [a.status_code for a in answers] == [201, 201]
         assert await lab.effects() == len(await lab.audits()) == 2

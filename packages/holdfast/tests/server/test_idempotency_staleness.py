@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import WALK, Policy, Staleness
+from holdfast import Policy, Staleness
 from packages.holdfast.tests.support.harness import HeldClock, open_lab
+from packages.holdfast.tests.support.policies import ENVELOPE_WITH_STALENESS
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
 OTHER = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a11"
@@ -40,7 +41,7 @@ def iso(instant: datetime) -> str:
 async def test_the_boundaries(database: str, age: timedelta, status: int) -> None:
     clock = HeldClock()
     made_at = clock.now() - age
-    async with open_lab(database, WALK, clock=clock) as lab:
+    async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=clock) as lab:
         answer = await lab.send(UUID4, json={"clientGeneratedAt": iso(made_at)})
         assert answer.status_code == status
         assert await lab.effects() == len(lab.runs) == (1 if status == 201 else 0)
@@ -57,7 +58,7 @@ async def test_the_boundaries(database: str, age: timedelta, status: int) -> Non
 
 async def test_a_replay_is_never_stale(database: str) -> None:
     clock = HeldClock()
-    policy = WALK.replace(success_ttl=timedelta(days=30))
+    policy = ENVELOPE_WITH_STALENESS.replace(success_ttl=timedelta(days=30))
     body = {"clientGeneratedAt": iso(clock.now())}
     async with open_lab(database, policy, clock=clock, memory_bytes=0) as lab:
         first = await lab.send(UUID4, json=body)
@@ -73,7 +74,9 @@ async def test_a_stale_attempt_leaves_a_record_and_its_replay_is_the_same(
 ) -> None:
     clock = HeldClock()
     body = {"clientGeneratedAt": iso(clock.now() - timedelta(days=8))}
-    async with open_lab(database, WALK, clock=clock, memory_bytes=memory_bytes) as lab:
+    async with open_lab(
+        database, ENVELOPE_WITH_STALENESS, clock=clock, memory_bytes=memory_bytes
+    ) as lab:
         first = await lab.send(UUID4, json=body, headers={"X-Request-ID": "r-1"})
         assert [r["response_status"] for r in await lab.records()] == [422]
         assert await lab.audits() == []
@@ -99,7 +102,7 @@ async def test_an_action_cannot_be_sent_before_it_was_made(
         "clientGeneratedAt": iso(clock.now()),
         "clientSubmittedAt": iso(clock.now() - early),
     }
-    async with open_lab(database, WALK, clock=clock) as lab:
+    async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=clock) as lab:
         answer = await lab.send(UUID4, json=body)
         assert answer.status_code == status
         if status == 400:
@@ -126,7 +129,7 @@ async def test_an_action_cannot_be_sent_before_it_was_made(
     ],
 )
 async def test_a_time_that_is_missing_or_none_is_400(database: str, body: Any) -> None:
-    async with open_lab(database, WALK, clock=HeldClock()) as lab:
+    async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=HeldClock()) as lab:
         answer = await lab.send(UUID4, json=body)
         assert (answer.status_code, answer.json()["error"]) == (400, "BAD_REQUEST")
         assert lab.runs == await lab.records() == []
@@ -151,7 +154,9 @@ async def test_without_a_key_an_action_may_be_stale_too(database: str) -> None:
 
 
 IN_BODY = Policy(
-    key_field="idempotencyKey", key_format=WALK.key_format, error_format=WALK.error_format
+    key_field="idempotencyKey",
+    key_format=ENVELOPE_WITH_STALENESS.key_format,
+    error_format=ENVELOPE_WITH_STALENESS.error_format,
 )
 
 
@@ -199,7 +204,7 @@ async def test_a_key_in_the_body_that_is_none(database: str, content: bytes, cod
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
 async def test_a_body_too_deep_to_read_its_time_is_400(database: str, content_type: str) -> None:
     deep = b'{"clientGeneratedAt":' + b"[" * 5000 + b"]" * 5000 + b"}"
-    async with open_lab(database, WALK, clock=HeldClock()) as lab:
+    async with open_lab(database, ENVELOPE_WITH_STALENESS, clock=HeldClock()) as lab:
         answer = await lab.send(UUID4, content=deep, headers={"Content-Type": content_type})
         assert (answer.status_code, answer.json()["error"]) == (400, "BAD_REQUEST")
         assert len(lab.holdfast.idempotency.in_flight) == 0

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import ROUTES, ErrorFormat, Policy
+from holdfast import ErrorFormat, Policy
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.harness import fresh_database, open_lab
+from packages.holdfast.tests.support.policies import OPTIONAL_KEY
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
 BRIEF = Policy(wait=timedelta(milliseconds=80))
@@ -120,7 +121,7 @@ async def test_a_waiter_whose_leader_fails_runs_the_handler_itself(
 async def test_a_waiter_whose_leader_was_refused_without_a_record_runs_too(
     database: str,
 ) -> None:
-    async with open_lab(database, ROUTES) as lab:
+    async with open_lab(database, OPTIONAL_KEY) as lab:
         first = lab.send_soon(UUID4, do="wait 404")
         await lab.started.wait()
         waiter = lab.send_soon(UUID4)

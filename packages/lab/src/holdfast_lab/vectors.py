@@ -21,11 +21,11 @@ from holdfast.core.outbox_entry import (
     Action,
     Entry,
     Operation,
-    Profile,
     Status,
 )
 from holdfast.core.response_classification import BY_CODE, TryLater, Verdict, classify
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy, is_transient
+from holdfast_services.walk.outbox_profile import PROFILE as WALK
 
 __all__ = ["GENERATED", "VERSION", "entry_of", "generated", "main", "said"]
 
@@ -143,7 +143,7 @@ def entry_of(
         conflict_resolution=None,
         priority=5,
         client_generated_at=_NOON,
-        profile=Profile.FIELD,
+        profile="field",
         lane=None,
         reason=None,
         local_refs=(),
@@ -171,7 +171,9 @@ def _errors() -> Iterator[dict[str, Any]]:
             "retryable": _may_do_better(code.status, code.problem),
         }
     answers = {(code.status, name): None for code in CODES.values() for name in _names(code)}
-    answers |= {(409 if name in _CONFLICTS else 422, name): None for name in BY_CODE}
+    answers |= {
+        (409 if name in _CONFLICTS else 422, name): None for name in (*BY_CODE, *WALK.codes)
+    }
     for status, name in answers:
         yield _answer(f"{status} with {name}", status, code=name)
     for plain, operation in _PLAIN:
@@ -221,7 +223,7 @@ def _answer(
         "operation": str(operation),
         "attempt": attempt,
         "previous_status": previous_status,
-        **said(classify(status, code, entry)),
+        **said(classify(status, code, entry, WALK.codes)),
     }
 
 

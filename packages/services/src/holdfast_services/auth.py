@@ -11,7 +11,7 @@ from holdfast import Holdfast, Principal
 if TYPE_CHECKING:
     from holdfast.server.request_head import RequestHead
 
-__all__ = ["BEARER", "REQUIRED", "SignedIn"]
+__all__ = ["BEARER", "REQUIRED", "CurrentPrincipal"]
 
 # Only for the documentation and its "Authorize" button: the guard and `signed_in` do the checking.
 BEARER = HTTPBearer(auto_error=False, bearerFormat="JWT", description="From `holdfast token`.")
@@ -25,5 +25,5 @@ async def signed_in(request: Request) -> Principal:
     return await found if inspect.isawaitable(found) else found
 
 
-SignedIn = Annotated[Principal, Depends(signed_in)]
+CurrentPrincipal = Annotated[Principal, Depends(signed_in)]
 REQUIRED = Security(BEARER)

@@ -6,13 +6,13 @@ from holdfast_services.jobs import register_jobs
 from holdfast_services.registry import migration_packages
 from holdfast_services.settings import Settings
 
-__all__ = ["create_holdfast", "store_of"]
+__all__ = ["create_holdfast", "create_store"]
 
 
 def create_holdfast(settings: Settings, *, metrics: Metrics | None = None) -> Holdfast:
     """Put together what a worker needs: the store and everyone's jobs, no HTTP."""
     holdfast = Holdfast(
-        store_of(settings.model_copy(update={"run_jobs": True})),
+        create_store(settings.model_copy(update={"run_jobs": True})),
         sweep_every_seconds=None,
         metrics=metrics,
         max_payload_bytes=settings.jobs_payload_bytes,
@@ -21,7 +21,7 @@ def create_holdfast(settings: Settings, *, metrics: Metrics | None = None) -> Ho
     return holdfast
 
 
-def store_of(settings: Settings) -> Store:
+def create_store(settings: Settings) -> Store:
     """Make the store of all services; it is not opened yet."""
     is_sqlite = settings.database_url.startswith("sqlite:")
     options = {} if is_sqlite else {"max_connections": _connections(settings)}

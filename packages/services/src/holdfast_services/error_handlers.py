@@ -12,13 +12,13 @@ from starlette.routing import Match
 
 from holdfast import ErrorFormat
 from holdfast.core.error_formats import render_error
-from holdfast.core.idempotency_record import Reply
+from holdfast.core.idempotency_record import Response as StoredResponse
 from holdfast.errors import BodyInvalidError, FieldNotAllowedError, RequestError, ServiceError
 from holdfast.server.request_head import RequestHead
-from holdfast.server.starlette import dialect_of
-from holdfast_services.registry import service_at
+from holdfast.server.starlette import error_format_of
+from holdfast_services.registry import service_for_path
 
-__all__ = ["Edge", "tell_errors_in_dialect"]
+__all__ = ["ErrorMiddleware", "install_error_handlers"]
 
 _log = logging.getLogger("holdfast.request")
 
@@ -49,18 +49,18 @@ _REASONS: Final = {
     "model_attributes_type": "should be a JSON object",
 }
 _SUBJECTS: Final = frozenset({"Input", "List", "String", "Value"})
-_MOST_FIELDS_TOLD: Final = 20
-_LONGEST_NAME_TOLD: Final = 100
+_MAX_FIELDS: Final = 20
+_MAX_NAME_CHARS: Final = 100
 _INTERNAL: Final = 500
 
 
-def tell_errors_in_dialect(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Replace FastAPI's own error answers."""
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
     app.add_exception_handler(HTTPException, _refuse_http)
 
 
-class Edge:
+class ErrorMiddleware:
     """The outermost layer: names the dialect, logs the request, answers what nobody caught."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
@@ -77,7 +77,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        service = service_at(scope["path"])
+        service = service_for_path(scope["path"])
         scope["holdfast.error_format"] = service.error_format if service else ErrorFormat.PROBLEM
         if not scope["path"].isprintable():
             # The framework's routes overlook a newline at the end; nothing here has one.
@@ -117,7 +117,7 @@ async def _refuse_invalid(request: Request, error: Exception) -> Response:
             BodyInvalidError("the body must be JSON: send it with Content-Type: application/json"),
             request,
         )
-    fields = [{"field": _name(e["loc"]), "reason": _reason(e)} for e in found[:_MOST_FIELDS_TOLD]]
+    fields = [{"field": _name(e["loc"]), "reason": _reason(e)} for e in found[:_MAX_FIELDS]]
     kind = (
         FieldNotAllowedError if all(e["type"] in _NOT_ALLOWED for e in found) else BodyInvalidError
     )
@@ -160,10 +160,12 @@ def _methods_at(request: Request) -> list[str]:
 
 
 def _answer(error: RequestError | str, request: Request) -> Response:
-    return _response(render_error(error, dialect_of(request), _request_id(_head(request.scope))))
+    return _response(
+        render_error(error, error_format_of(request), _request_id(_head(request.scope)))
+    )
 
 
-def _response(reply: Reply) -> Response:
+def _response(reply: StoredResponse) -> Response:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers}
     return Response(reply.body, reply.status, headers)
 
@@ -204,7 +206,7 @@ def _name(loc: Sequence[int | str]) -> str:
     """Write ``("body", "interests", 2)`` as ``interests[2]``."""
     parts = loc[1:] if loc and loc[0] in ("body", "path", "query", "header") else loc
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-    return (name.removeprefix(".") or "body")[:_LONGEST_NAME_TOLD]
+    return (name.removeprefix(".") or "body")[:_MAX_NAME_CHARS]
 
 
 def _reason(error: Any) -> str:

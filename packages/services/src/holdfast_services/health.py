@@ -10,12 +10,12 @@ from holdfast import Holdfast
 from holdfast.errors import StoreError
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import Metrics
-from holdfast_services.jobs import look_at_jobs
+from holdfast_services.jobs import report_queue_depths
 
 __all__ = ["router"]
 
 # A balancer asks every few seconds; a store that takes longer than this is not ready.
-_STORE_ANSWERS_WITHIN_SECONDS: Final = 2.0
+_STORE_TIMEOUT_SECONDS: Final = 2.0
 
 _log = logging.getLogger("holdfast.ops")
 
@@ -37,7 +37,7 @@ def router(holdfast: Holdfast, metrics: Metrics) -> APIRouter:
     )
     async def readyz(response: Response) -> dict[str, Any]:
         try:
-            await asyncio.wait_for(holdfast.store.ping(), _STORE_ANSWERS_WITHIN_SECONDS)
+            await asyncio.wait_for(holdfast.store.ping(), _STORE_TIMEOUT_SECONDS)
         except (StoreError, TimeoutError) as error:
             # The details name hosts and files: they are for the log, not for everyone.
             _log.warning("not ready: %s", str(error) or type(error).__name__)
@@ -54,7 +54,7 @@ def router(holdfast: Holdfast, metrics: Metrics) -> APIRouter:
             responses={200: {"content": {"text/plain": {}}}},
         )
         async def show_metrics() -> Response:
-            await look_at_jobs(holdfast, metrics)
+            await report_queue_depths(holdfast, metrics)
             body, content_type = metrics.exposition()
             return Response(body, headers={"content-type": content_type})
 

@@ -16,10 +16,10 @@ from holdfast.ports import JobMetrics
 from holdfast_services.registry import SERVICES
 from holdfast_services.settings import Settings
 
-__all__ = ["look_at_jobs", "make_worker", "register_jobs"]
+__all__ = ["make_worker", "register_jobs", "report_queue_depths"]
 
 _HOUSEKEEPING: Final = "housekeeping"
-_STORE_ANSWERS_WITHIN_SECONDS: Final = 2.0
+_STORE_TIMEOUT_SECONDS: Final = 2.0
 
 
 def register_jobs(holdfast: Holdfast, settings: Settings) -> None:
@@ -80,10 +80,10 @@ def _jetstream(url: str) -> EngineMaker:
     return make
 
 
-async def look_at_jobs(holdfast: Holdfast, metrics: JobMetrics) -> None:
+async def report_queue_depths(holdfast: Holdfast, metrics: JobMetrics) -> None:
     """Tell the metrics what waits, as of now; without the store, nothing."""
     with suppress(StoreError, TimeoutError):
-        async with asyncio.timeout(_STORE_ANSWERS_WITHIN_SECONDS):
+        async with asyncio.timeout(_STORE_TIMEOUT_SECONDS):
             depths = await JobAdmin(holdfast.store).depths()
         metrics.job_depths(
             {

@@ -5,7 +5,7 @@ from typing import Final
 
 from holdfast import ErrorFormat
 
-__all__ = ["SERVICES", "Service", "migration_packages", "service_at"]
+__all__ = ["SERVICES", "Service", "migration_packages", "service_for_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def migration_packages() -> list[tuple[str, str]]:
     return [(service.name, f"{service.package}.migrations") for service in SERVICES]
 
 
-def service_at(path: str) -> Service | None:
+def service_for_path(path: str) -> Service | None:
     """Return the service that answers for a path, or None."""
     for service in SERVICES:
         for prefix in service.paths:

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 
 from holdfast_services.auth import REQUIRED
 
-__all__ = ["put_together", "service_router"]
+__all__ = ["extend_router", "service_router"]
 
 
 def service_router(tag: str, *, prefix: str = "") -> APIRouter:
@@ -12,7 +12,7 @@ def service_router(tag: str, *, prefix: str = "") -> APIRouter:
     return APIRouter(prefix=prefix, tags=[tag], dependencies=[REQUIRED])
 
 
-def put_together(api: APIRouter, *parts: APIRouter) -> APIRouter:
+def extend_router(api: APIRouter, *parts: APIRouter) -> APIRouter:
     """Add the routes of the parts as they are; returns the router they are in now.
 
     Not ``include_router``: that makes every route again, with all its models, and once more at

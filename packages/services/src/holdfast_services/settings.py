@@ -17,32 +17,36 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from holdfast import FIELD, PLANNING, ROUTES, WALK, Policy, Staleness
+from holdfast import Policy, Staleness
 from holdfast.errors import ConfigurationError
 from holdfast.server.rate_limits import check_limit
+from holdfast_services.field.policy import POLICY as FIELD
+from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.planning.settings import PlanningSettings
+from holdfast_services.routes.policy import POLICY as ROUTES
+from holdfast_services.walk.policy import POLICY as WALK
 from holdfast_services.walk.settings import WalkSettings
-from holdfast_services.walk.steps_settings import StepSettings
+from holdfast_services.walk.steps.settings import StepSettings
 
-__all__ = ["Policies", "Settings", "load_settings", "strange_variables"]
+__all__ = ["Policies", "Settings", "load_settings", "unknown_variables"]
 
 _PREFIX: Final = "HOLDFAST_"
 
 # A hundred years: more is a slip of the finger, and would run off the calendar's end.
-_MOST_HOURS: Final = 876_000
+_MAX_HOURS: Final = 876_000
 # 3.6 milliseconds: less would round to a lifetime of nothing.
-_LEAST_HOURS: Final = 0.000001
+_MIN_HOURS: Final = 0.000001
 
-Hours = Annotated[float, Field(ge=_LEAST_HOURS, le=_MOST_HOURS, allow_inf_nan=False)]
+Hours = Annotated[float, Field(ge=_MIN_HOURS, le=_MAX_HOURS, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, le=2**40)]
 
 _HOURS: Final = "a number of hours above 0, such as 24 or 0.5"
-_SECRET_LEAST_BYTES: Final = 32
+_MIN_SECRET_BYTES: Final = 32
 _SECONDS: Final = "a number of seconds from 0 to 86400"
 _BYTES: Final = "a whole number of bytes"
 _URL: Final = "a URL"
-_SEED_004: Final = "ROUTES_IDEMPOTENCY_TTL_HOURS"
+_ROUTES_TTL_ALIAS: Final = "ROUTES_IDEMPOTENCY_TTL_HOURS"
 _LIMIT: Final = 'a rate such as "50/minute", or empty for none'
 
 
@@ -57,9 +61,9 @@ def _rate(value: object) -> object:
     return value
 
 
-def _long_enough(secret: SecretStr) -> SecretStr:
+def _check_secret_length(secret: SecretStr) -> SecretStr:
     """Refuse what can be guessed: RFC 7518 §3.2 wants as many bytes as the hash has."""
-    if len(secret.get_secret_value().encode("utf-8", "surrogatepass")) < _SECRET_LEAST_BYTES:
+    if len(secret.get_secret_value().encode("utf-8", "surrogatepass")) < _MIN_SECRET_BYTES:
         raise ValueError("too short")
     return secret
 
@@ -68,7 +72,7 @@ Level = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"],
     BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
 ]
-Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
+Secret = Annotated[SecretStr, AfterValidator(_check_secret_length)]
 Rate = Annotated[str | None, BeforeValidator(_rate)]
 
 
@@ -107,7 +111,7 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
 
     # Sign-in: a secret, or a JWKS; with neither, a secret made for development.
     jwt_secret: Secret | None = Field(
-        None, description=f"a random text of at least {_SECRET_LEAST_BYTES} bytes"
+        None, description=f"a random text of at least {_MIN_SECRET_BYTES} bytes"
     )
     jwt_algorithm: Literal["HS256", "RS256", "ES256"] | None = Field(
         None, description="HS256, RS256 or ES256"
@@ -170,7 +174,7 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     routes_success_ttl_hours: Hours = Field(24.0, description=_HOURS)
     # The same by an older name; the one above wins where both are set.
     routes_idempotency_ttl_hours: Hours | None = Field(
-        None, validation_alias=_SEED_004, description=_HOURS
+        None, validation_alias=_ROUTES_TTL_ALIAS, description=_HOURS
     )
     field_success_ttl_hours: Hours = Field(168.0, description=_HOURS)
     field_error_ttl_hours: Hours = Field(4.0, description=_HOURS)
@@ -180,7 +184,7 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
         7.0, gt=0, le=36_500, description="a number of days above 0, such as 7 or 0.5"
     )
     walk_staleness_grace_hours: float = Field(
-        6.0, ge=0, le=_MOST_HOURS, description="a number of hours from 0"
+        6.0, ge=0, le=_MAX_HOURS, description="a number of hours from 0"
     )
 
     # How many requests per tenant and endpoint (contract §4).
@@ -241,26 +245,26 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
         return self.jwt_secret is None and self.jwks_file is None and self.jwks_url is None
 
     @property
-    def _forgets_what_counts(self) -> bool:
+    def _ttl_shorter_than_staleness(self) -> bool:
         """True when someone has chosen a lifetime in which actions are forgotten that still count.
 
         The default's number is no choice: a file that lists every default must change nothing.
         """
         default = type(self).model_fields["walk_success_ttl_hours"].default
         hours = self.walk_success_ttl_hours
-        return hours != default and hours < self._action_counts_hours
+        return hours != default and hours < self._staleness_hours
 
     @property
-    def _action_counts_hours(self) -> float:
+    def _staleness_hours(self) -> float:
         return 24 * self.walk_staleness_cap_days + self.walk_staleness_grace_hours
 
-    def cautions(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Return one line for each setting that is obeyed and costs more than it seems to."""
         lines = []
-        if self._forgets_what_counts:
+        if self._ttl_shorter_than_staleness:
             lines.append(
                 f"HOLDFAST_WALK_SUCCESS_TTL_HOURS={self.walk_success_ttl_hours:g} is shorter than "
-                f"the {self._action_counts_hours:g} hours for which an action of walk counts: one "
+                f"the {self._staleness_hours:g} hours for which an action of walk counts: one "
                 "that is sent again after its record has expired happens a second time"
             )
         return lines
@@ -281,7 +285,7 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
                 cap=timedelta(days=self.walk_staleness_cap_days),
                 grace=timedelta(hours=self.walk_staleness_grace_hours),
             ),
-            outlive_staleness=not self._forgets_what_counts,
+            outlive_staleness=not self._ttl_shorter_than_staleness,
             rate_limit=self.walk_rate_limit,
         )
         return Policies(
@@ -320,13 +324,13 @@ def load_settings(**given: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        raise ConfigurationError(_in_one_line(error)) from None
+        raise ConfigurationError(_first_error(error)) from None
 
 
-def strange_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return one line for each ``HOLDFAST_…`` variable that is no setting: often a misspelling."""
     known = {_PREFIX + name.upper() for name in Settings.model_fields}
-    known.discard(_PREFIX + _SEED_004)
+    known.discard(_PREFIX + _ROUTES_TTL_ALIAS)
     lines = []
     for name in sorted(environment):
         if name.startswith(_PREFIX) and name not in known:
@@ -336,10 +340,10 @@ def strange_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     return lines
 
 
-def _in_one_line(error: ValidationError) -> str:
+def _first_error(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     name = str(first["loc"][0])
-    if name == _SEED_004:
+    if name == _ROUTES_TTL_ALIAS:
         variable, field = name, Settings.model_fields["routes_idempotency_ttl_hours"]
     else:
         variable, field = _PREFIX + name.upper(), Settings.model_fields[name]

@@ -14,7 +14,7 @@ import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 from holdfast_services.cli.serve import _bind
 from holdfast_services.settings import load_settings
 
@@ -225,8 +225,8 @@ def test_a_development_secret_binds_to_loopback_only(monkeypatch: pytest.MonkeyP
     development, real = load_settings(), load_settings(jwt_secret="x" * 32)
     for host in ("127.0.0.1", "127.8.8.8", "localhost"):
         _bind(host, 0, development).close()
-    with pytest.raises(Failure, match="refusing to listen"):
+    with pytest.raises(CommandError, match="refusing to listen"):
         _bind("0.0.0.0", 0, development)
-    with pytest.raises(Failure):
+    with pytest.raises(CommandError):
         _bind("::", 0, development)
     _bind("0.0.0.0", 0, real).close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import body_hash
+from holdfast.core.fingerprint import body_hash
 from holdfast.ids import new_id
 from holdfast_services.planning import audit
 from packages.services.tests.conftest import signed_in

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import PLANNING, body_hash, check_version, expected_version, update_with_version
+from holdfast import update_with_version
+from holdfast.core.fingerprint import body_hash
 from holdfast.core.idempotency_record import Record, RecordId, RequestFingerprint
 from holdfast.core.keys import parse_key
+from holdfast.core.versions import check_version, expected_version
 from holdfast.errors import (
     BodyInvalidError,
     KeyInvalidError,
@@ -17,6 +19,7 @@ from holdfast.errors import (
     VersionRequiredError,
 )
 from holdfast_services.planning.paging import page, read_cursor
+from holdfast_services.planning.policy import POLICY
 
 JSON = "application/json"
 
@@ -26,15 +29,15 @@ JSON = "application/json"
 
 def test_idempotency_key_parsing_takes_128_visible_characters_bare_or_quoted() -> None:
     for key in ("k", "~" * 128, "!#$%&'()*+,-./:;<=>?@[]^_`{|}~"):
-        assert parse_key([key.encode()], PLANNING.key_format) == key
-    assert parse_key([b'"k"', b"k"], PLANNING.key_format) == "k"
-    assert parse_key([], PLANNING.key_format) is None
+        assert parse_key([key.encode()], POLICY.key_format) == key
+    assert parse_key([b'"k"', b"k"], POLICY.key_format) == "k"
+    assert parse_key([], POLICY.key_format) is None
 
 
 @pytest.mark.parametrize("key", ["", " ", "a b", "é", "x" * 129, "a\tb", "\x7f"])
 def test_idempotency_key_validation_refuses_the_rest(key: str) -> None:
     with pytest.raises(KeyInvalidError):
-        parse_key([key.encode()], PLANNING.key_format)
+        parse_key([key.encode()], POLICY.key_format)
 
 
 # -- payload hash canonicalization ----------------------------------------------------------------
@@ -152,7 +155,7 @@ def test_replay_response_builder_repeats_status_body_and_the_headers_that_belong
         "request",
         "correlation",
     )
-    reply = record.reply()
+    reply = record.response()
     assert (reply.status, reply.body) == (201, b'{"id":"p"}')
     assert dict(reply.headers)[b"etag"] == b'"1"'
     assert reply.stored_headers() == record.headers

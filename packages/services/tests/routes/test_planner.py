@@ -16,7 +16,7 @@ from holdfast_services.routes import search
 from holdfast_services.routes.catalogue import INTERESTS, Place, bundled_places
 from holdfast_services.routes.geo import METRES_PER_MINUTE, Point, vector
 from holdfast_services.routes.planner import Route, plan_route, score
-from holdfast_services.routes.tour import Ground, Tour
+from holdfast_services.routes.tour import Tour, TourProblem
 
 EDINBURGH = Point(55.9533, -3.1883)
 quick = settings(max_examples=60, deadline=None)
@@ -359,10 +359,10 @@ def test_a_whole_catalogue_in_one_town_takes_no_time_to_speak_of():
     assert len(route.stops) > 40
 
 
-def ground(*spots: tuple[float, float, int], minutes: int) -> Ground:
+def ground(*spots: tuple[float, float, int], minutes: int) -> TourProblem:
     """Lay out spots by latitude, longitude and score, with no visits; spot 0 is at (0, 0)."""
     spots = ((0, 0, 0), *spots)
-    return Ground(
+    return TourProblem(
         [vector(Point(lat, lon)) for lat, lon, _ in spots],
         [0] * len(spots),
         [points for _, _, points in spots],
@@ -414,7 +414,7 @@ def test_a_new_spot_comes_in_where_it_adds_least_and_not_where_the_old_one_was()
 def test_what_each_spot_would_add_is_right_after_each_one_that_came_in(seed):
     start, places = town(seed, 20)
     vectors = [vector(start), *(vector(place) for place in places)]
-    tour = Tour(Ground(vectors, [0] * 21, [0] + [1] * 20, 10**6))
+    tour = Tour(TourProblem(vectors, [0] * 21, [0] + [1] * 20, 10**6))
     costs = {spot: tour.cheapest(spot) for spot in range(1, 21)}
     for new in range(1, 11):
         tour.put(new, costs.pop(new)[1])

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from holdfast import open_store
-from holdfast.cli.output import Failure, print_json, print_table, without_password
+from holdfast.cli.output import CommandError, print_json, print_table, redact_password
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.ports import Store
-from holdfast.server.noop_metrics import NullMetrics
 from holdfast.server.sweeper import Sweeper
 from holdfast.stores.migrations import load_migrations
 
@@ -23,7 +22,11 @@ __all__ = ["migrate", "opened", "sweep"]
 
 _SQLITE: Final = "sqlite:///"
 _MIGRATIONS_GROUP: Final = "holdfast.migrations"
-_APPLIED: Final = "SELECT room, number, name FROM holdfast_migrations ORDER BY room, number"
+_APPLIED: Final = (
+    "SELECT namespace, number, name FROM holdfast_migrations ORDER BY namespace, number"
+)
+# Version 0.1.0 named the first column differently.
+_APPLIED_ANY_VERSION: Final = "SELECT * FROM holdfast_migrations"
 
 
 @asynccontextmanager
@@ -33,20 +36,20 @@ async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
     store = open_store(url, migration_packages=() if must_exist else _migration_packages())
     # SQLite would make an empty file of every misspelt name.
     if must_exist and _is_missing_file(url):
-        raise Failure(
+        raise CommandError(
             f"{url.removeprefix(_SQLITE)} does not exist: "
             f"give the right --database, or make it with: holdfast migrate --database {url}"
         )
     try:
         # Looking must not change anything: the schema is made and brought up to date by migrate.
         if must_exist and not await _is_up_to_date(url):
-            raise Failure(
-                f"{without_password(url)} does not have this version's tables: "
-                f"run holdfast migrate --database {without_password(url)}"
+            raise CommandError(
+                f"{redact_password(url)} does not have this version's tables: "
+                f"run holdfast migrate --database {redact_password(url)}"
             )
         await store.open()
     except HoldfastError as error:
-        raise Failure(f"{without_password(url)}: {error}") from error
+        raise CommandError(f"{redact_password(url)}: {error}") from error
     try:
         yield store
     finally:
@@ -57,12 +60,13 @@ def migrate(url: str, *, as_json: bool) -> None:
     """Apply what is missing and say what that was."""
     applied, present = asyncio.run(_migrate(url))
     if as_json:
-        names = [{"room": room, "number": number, "name": name} for room, number, name in applied]
-        print_json({"applied": names, "present": present})
+        keys = ("namespace", "number", "name")
+        found = [dict(zip(keys, row, strict=True)) for row in applied]
+        print_json({"applied": found, "present": present})
     elif not applied:
-        print(f"{without_password(url)} is up to date ({present} migrations)")
+        print(f"{redact_password(url)} is up to date ({present} migrations)")
     else:
-        rows = [(room, f"{number:04}", name) for room, number, name in applied]
+        rows = [(namespace, f"{number:04}", name) for namespace, number, name in applied]
         print_table(("applied to", "number", "name"), rows)
 
 
@@ -70,10 +74,10 @@ async def _migrate(url: str) -> tuple[list[tuple[str, int, str]], int]:
     open_store(
         url, migration_packages=_migration_packages()
     )  # refuses a bad URL before anything is touched
-    before = await _applied_before(url, unreachable=set()) or set()
+    before = await _applied_before(url, _APPLIED_ANY_VERSION, unreachable=set()) or set()
     async with opened(url, must_exist=False) as store:
         rows = await store.read(_APPLIED)
-    after = [(row["room"], row["number"], row["name"]) for row in rows]
+    after = [(row["namespace"], row["number"], row["name"]) for row in rows]
     return [found for found in after if found[:2] not in before], len(after)
 
 
@@ -88,35 +92,37 @@ def _is_missing_file(url: str) -> bool:
 
 async def _is_up_to_date(url: str) -> bool:
     """Tell whether opening the store would apply nothing; an unreachable one is told by itself."""
-    applied = await _applied_before(url, unreachable=None)
+    applied = await _applied_before(url, _APPLIED, unreachable=None)
     database = "sqlite" if url.startswith(_SQLITE) else "postgres"
     known = load_migrations("core", f"holdfast.stores.{database}.migrations")
-    return applied is None or {(m.room, m.number) for m in known} <= applied
+    return applied is None or {m.id for m in known} <= applied
 
 
 _Applied = set[tuple[str, int]]
 
 
-async def _applied_before(url: str, *, unreachable: _Applied | None) -> _Applied | None:
-    """Look without opening the store, which would apply everything at once."""
+async def _applied_before(url: str, query: str, *, unreachable: _Applied | None) -> _Applied | None:
+    """Read what is applied without opening the store, which would migrate it."""
     if _is_missing_file(url):
         return set()
     if url.startswith(_SQLITE):
-        return _applied_on_sqlite(url.removeprefix(_SQLITE), unreachable)
-    return await _applied_on_postgres(url, unreachable)
+        return _applied_on_sqlite(url.removeprefix(_SQLITE), query, unreachable)
+    return await _applied_on_postgres(url, query, unreachable)
 
 
-def _applied_on_sqlite(path: str, unreachable: _Applied | None) -> _Applied | None:
+def _applied_on_sqlite(path: str, query: str, unreachable: _Applied | None) -> _Applied | None:
     try:
         with closing(sqlite3.connect(path)) as database:
-            return {row[:2] for row in database.execute(_APPLIED)}
-    except sqlite3.OperationalError:  # not migrated yet
+            return {row[:2] for row in database.execute(query)}
+    except sqlite3.OperationalError:  # no such table, or no such column
         return set()
     except sqlite3.Error:  # not a database: the store says it better
         return unreachable
 
 
-async def _applied_on_postgres(url: str, unreachable: _Applied | None) -> _Applied | None:
+async def _applied_on_postgres(
+    url: str, query: str, unreachable: _Applied | None
+) -> _Applied | None:
     import asyncpg
 
     try:
@@ -124,8 +130,8 @@ async def _applied_on_postgres(url: str, unreachable: _Applied | None) -> _Appli
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
         return unreachable  # the store says it better
     try:
-        return {(row[0], row[1]) for row in await connection.fetch(_APPLIED)}
-    except asyncpg.UndefinedTableError:
+        return {(row[0], row[1]) for row in await connection.fetch(query)}
+    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
         return set()
     finally:
         await connection.close()
@@ -165,8 +171,8 @@ async def _sweep(url: str) -> int:
     async with opened(url) as store:
         with progress as status:
             counted = cast("Store", _Counted(store, status))
-            sweeper = Sweeper(counted, SystemClock(), NullMetrics(), every_seconds=None)
+            sweeper = Sweeper(counted, SystemClock())
             try:
                 return await sweeper.sweep()
             except HoldfastError as error:
-                raise Failure(f"{without_password(url)}: {error}") from error
+                raise CommandError(f"{redact_password(url)}: {error}") from error

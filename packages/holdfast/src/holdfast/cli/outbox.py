@@ -22,13 +22,13 @@ from holdfast.cli.outbox_output import (
     sending_bar,
     tell_entry,
 )
-from holdfast.cli.output import Failure, print_json, print_table
-from holdfast.core.outbox_entry import NewEntry, Profile, Resolution, Status
+from holdfast.cli.output import CommandError, print_json, print_table
+from holdfast.core.outbox_entry import NewEntry, Resolution, Status
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox.conflicts import resolve_by_hand
-from holdfast.outbox.dispatch import preset_of
 from holdfast.outbox.drain import Drain
+from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.report import Ended
 from holdfast.outbox.settings import QueueSettings, span_in
@@ -64,6 +64,7 @@ _LONGEST_WAIT: Final = DEVICE.ceiling_seconds / DEVICE.first_seconds
 _ADVICE: Final[Mapping[Ended, str]] = {
     Ended.SIGNED_OUT: "give another --token; nothing was lost",
     Ended.OFFLINE: "what is queued stays queued",
+    Ended.BLOCKED: "nothing was lost",
 }
 
 
@@ -77,10 +78,12 @@ class Place(msgspec.Struct, frozen=True):
     def opened(self, *, must_exist: bool = True) -> Iterator[OutboxQueue]:
         """Open the queue, and tell what breaks a rule as bad input."""
         if self.path.is_dir():
-            raise Failure(f"{self.path} is a directory: --db should name the file of a queue")
+            raise CommandError(f"{self.path} is a directory: --db should name the file of a queue")
         # SQLite would make an empty file of every misspelt name.
         if must_exist and not self.path.exists():
-            raise Failure(f"{self.path} does not exist: the first holdfast outbox … add makes it")
+            raise CommandError(
+                f"{self.path} does not exist: the first holdfast outbox … add makes it"
+            )
         try:
             with OutboxQueue.open(
                 self.path,
@@ -90,14 +93,16 @@ class Place(msgspec.Struct, frozen=True):
             ) as queue:
                 yield queue
         except EntryInvalidError as error:
-            raise Failure(f"{error.message} ({error.rule})", _BAD_INPUT) from error
+            raise CommandError(f"{error.message} ({error.rule})", _BAD_INPUT) from error
 
     def _passphrase(self) -> str | None:
         if self.passphrase_env is None:
             return None
         found = os.environ.get(self.passphrase_env)
         if not found:
-            raise Failure(f"the variable {self.passphrase_env} holds no passphrase", _BAD_INPUT)
+            raise CommandError(
+                f"the variable {self.passphrase_env} holds no passphrase", _BAD_INPUT
+            )
         return found
 
 
@@ -140,7 +145,7 @@ def list_entries(
 ) -> None:
     """List entries in the order in which they were queued."""
     if status is not None and status not in set(Status):
-        raise Failure(f"--status should be one of {', '.join(Status)}", _BAD_INPUT)
+        raise CommandError(f"--status should be one of {', '.join(Status)}", _BAD_INPUT)
     wanted = None if status is None else Status(status)
     with place.opened() as queue:
         found = queue.entries(user, status=wanted, entity_type=entity, limit=limit)
@@ -174,12 +179,12 @@ def drain_user(
         sending_bar(queue, user),
     ):
         if user not in queue.users():
-            raise Failure(f"{place.path} knows no user {user}")
+            raise CommandError(f"{place.path} knows no user {user}")
         report = _drain(queue, transport, token).run(user, max_seconds=max_seconds, stop=stop)
         stuck = queue.blocked_by(user)
     print_report(report, stuck, as_json=as_json)
-    if report.ended in _ADVICE:
-        raise Failure(f"{report.detail}: {_ADVICE[report.ended]}")
+    if report.ended in _ADVICE and report.detail is not None:
+        raise CommandError(f"{report.detail}: {_ADVICE[report.ended]}")
 
 
 def retry(place: Place, entry_id: str, *, as_json: bool) -> None:
@@ -206,7 +211,7 @@ def resolve(
 ) -> None:
     """End a conflict; without a strategy, show both sides."""
     if strategy is not None and strategy not in _RESOLUTIONS:
-        raise Failure(f"--strategy should be one of {', '.join(_RESOLUTIONS)}", _BAD_INPUT)
+        raise CommandError(f"--strategy should be one of {', '.join(_RESOLUTIONS)}", _BAD_INPUT)
     with place.opened() as queue:
         entry = queue.get(entry_id)
         if strategy is None:
@@ -229,7 +234,9 @@ def edit(
 ) -> None:
     """Replace what an entry will send; it gets a new key."""
     if payload is None and endpoint is None and not headers:
-        raise Failure("say what is to be different: --payload, --endpoint or --header", _BAD_INPUT)
+        raise CommandError(
+            "say what is to be different: --payload, --endpoint or --header", _BAD_INPUT
+        )
     with place.opened() as queue:
         entry = queue.edit_payload(
             entry_id,
@@ -294,7 +301,7 @@ def _drain(queue: OutboxQueue, transport: HttpTransport, token: str | None) -> D
     def sooner(profile: Profile) -> RetryPolicy:
         """Wait less, and give up when any other drain would."""
         return replace(
-            preset_of(profile), first_seconds=seconds, ceiling_seconds=seconds * _LONGEST_WAIT
+            profile.retry, first_seconds=seconds, ceiling_seconds=seconds * _LONGEST_WAIT
         )
 
     return Drain(queue, transport, token, retry=sooner)
@@ -325,7 +332,9 @@ def _raw(given: str) -> bytes:
         try:
             return Path(given[1:]).read_bytes()
         except OSError as error:
-            raise Failure(f"{given[1:]} cannot be read: {error.strerror}", _BAD_INPUT) from error
+            raise CommandError(
+                f"{given[1:]} cannot be read: {error.strerror}", _BAD_INPUT
+            ) from error
     return given.encode("utf-8", "surrogateescape")
 
 
@@ -333,7 +342,7 @@ def _checked(raw: bytes) -> bytes:
     try:
         msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Failure(f"the payload is not JSON: {error}", _BAD_INPUT) from error
+        raise CommandError(f"the payload is not JSON: {error}", _BAD_INPUT) from error
     return raw
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 
 __all__ = ["outbox_app"]
 
@@ -49,7 +49,7 @@ def outbox(
     from holdfast.cli.outbox import Place
 
     if context.invoked_subcommand is None:
-        raise Failure(
+        raise CommandError(
             "say what to do with the outbox: add, ls, show, drain, retry, discard, resolve, edit, "
             "stats, prune or watchdog (try: holdfast outbox --help)",
             2,
@@ -57,7 +57,7 @@ def outbox(
     if db is None:
         if "--help" in sys.argv:
             return  # to read about a command takes no file
-        raise Failure("say which file: holdfast outbox --db FILE … (try: --help)", 2)
+        raise CommandError("say which file: holdfast outbox --db FILE … (try: --help)", 2)
     context.obj = Place(db, passphrase_env)
 
 
@@ -66,7 +66,7 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
     context: typer.Context,
     user: Annotated[str, typer.Option(help="Whose action it is.")],
     op: Annotated[str, typer.Option(help="create, update, patch or delete.")],
-    entity: Annotated[str, typer.Option(help="The type of the entity, such as activity.")],
+    entity: Annotated[str, typer.Option(help="The type of the entity, such as note.")],
     endpoint: Annotated[str, typer.Option(help="The path on the server.")],
     payload: Annotated[str | None, typer.Option(help=_JSON_OR_FILE)] = None,
     header: Header = None,
@@ -86,15 +86,17 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
     key: Annotated[
         str | None, typer.Option(help="The idempotency key.", show_default="a new one")
     ] = None,
-    profile: Annotated[str, typer.Option(help="walk, field, planning or routes.")] = "field",
+    profile: Annotated[
+        str, typer.Option(help="The profile of the API it is for, by name.")
+    ] = "default",
     json: Json = False,
 ) -> None:
     """Queue one mutation. The file and the user are made if they are not there.
 
     For example:
 
-        holdfast outbox --db outbox.db add --user ada --op create --entity activity
-        --endpoint /api/v1/activities --payload '{"title": "Visit"}'
+        holdfast outbox --db outbox.db add --user ada --op create --entity note
+        --endpoint /notes --payload '{"text": "Call back"}'
     """
     from holdfast.cli.outbox import add
 

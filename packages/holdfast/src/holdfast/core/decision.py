@@ -1,4 +1,4 @@
-"""The decision: what becomes of a guarded request, given what is known of its key."""
+"""Decides what happens to a guarded request, given what is known about its key."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Held:
-    """Someone else is running the first request with this key right now."""
+    """Another request with this key is running and has not committed yet."""
 
 
 HELD: Final = Held()
@@ -30,18 +30,18 @@ HELD: Final = Held()
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Never seen: run the handler."""
+    """The key is unknown: run the handler."""
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """Seen and done: answer from the record."""
+    """The key has a record of the same request: send the stored response."""
 
     record: Record
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatched:
-    """The key belongs to another request."""
+    """The key has a record of a different request."""
 
     expected_hash: str
     received_hash: str
@@ -49,12 +49,12 @@ class Mismatched:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """Seen and not done: wait, or say so."""
+    """The first request with this key is running: wait for it, or return 409."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Seen, but too long ago: run the handler as if it were new."""
+    """The key has an expired record: run the handler as if the key were unknown."""
 
     record: Record
 
@@ -65,17 +65,17 @@ _FRESH: Final = Fresh()
 _IN_PROGRESS: Final = InProgress()
 
 
-def decide(known: Record | Held | None, mark: RequestFingerprint, now: datetime) -> Decision:
-    """Decide from what the store knows of the key and what this request is."""
+def decide(known: Record | Held | None, fingerprint: RequestFingerprint, now: datetime) -> Decision:
+    """Compare what the store has under the key with the fingerprint of this request."""
     if known is None:
         return _FRESH
     if isinstance(known, Held):
         return _IN_PROGRESS
     if known.expires_at <= now:
         return Expired(known)
-    if known.mark == mark:
+    if known.fingerprint == fingerprint:
         return Replayed(known)
-    if known.mark.body_hash != mark.body_hash:
-        return Mismatched(known.mark.body_hash, mark.body_hash)
-    # The same body sent to another place: only the wider hash tells them apart.
-    return Mismatched(known.mark.fingerprint, mark.fingerprint)
+    if known.fingerprint.body_hash != fingerprint.body_hash:
+        return Mismatched(known.fingerprint.body_hash, fingerprint.body_hash)
+    # The same body sent to another path or query: only the request hashes differ.
+    return Mismatched(known.fingerprint.request_hash, fingerprint.request_hash)

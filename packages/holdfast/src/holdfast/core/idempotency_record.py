@@ -1,6 +1,6 @@
-"""What the server remembers of a guarded request, and what it answers. Values only.
+"""Values the server stores about a guarded request: record, fingerprint, response, audit event.
 
-Structs rather than dataclasses: several are made per request, and a frozen dataclass sets its
+Structs rather than dataclasses: several are created per request, and a frozen dataclass sets its
 fields one by one.
 """
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["AuditEvent", "Record", "RecordId", "Reply", "RequestFingerprint"]
+__all__ = ["AuditEvent", "Record", "RecordId", "RequestFingerprint", "Response"]
 
-# The headers a replay repeats; everything else belongs to the one exchange it was sent in.
-# The encoding belongs to the bytes: without it a compressed body could not be read.
+# The headers a replay repeats; all others belong to the exchange they were sent in. The encoding
+# belongs to the bytes: without it a compressed body could not be read.
 STORED_HEADERS = (b"content-type", b"content-encoding", b"etag", b"location")
 
 
 class RecordId(NamedTuple):
-    """Whose key, for which operation. The tenant always comes first."""
+    """The primary key of a record. The tenant always comes first."""
 
     tenant: str
     endpoint: str
@@ -25,21 +25,21 @@ class RecordId(NamedTuple):
 
 
 class RequestFingerprint(NamedTuple):
-    """What a request is, in two hashes: its body, and the body with everything around it."""
+    """Two SHA-256 hashes: of the body, and of the body with method, endpoint, path and query."""
 
     body_hash: str
-    fingerprint: str
+    request_hash: str
 
 
-class Reply(msgspec.Struct, frozen=True, gc=False):
-    """An HTTP answer, free of any framework."""
+class Response(msgspec.Struct, frozen=True, gc=False):
+    """A complete HTTP response, independent of any framework. Header names are lower-case."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
 
     def stored_headers(self) -> dict[str, str]:
-        """Return the headers that belong to the record."""
+        """Return the headers that are kept in the record."""
         return {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in self.headers
@@ -48,10 +48,10 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """The memory of one guarded request. Once committed it never changes, it only expires."""
+    """The stored outcome of one guarded request. Never changes after its commit; only expires."""
 
     id: RecordId
-    mark: RequestFingerprint
+    fingerprint: RequestFingerprint
     status: int
     headers: dict[str, str]
     body: bytes
@@ -63,17 +63,17 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def cost_bytes(self) -> int:
-        """Roughly what this record takes in memory: its body and everything around it."""
+        """Approximate memory use: the body plus a fixed overhead."""
         return 2048 + len(self.body)
 
-    def reply(self) -> Reply:
-        """Return the stored answer, byte for byte."""
+    def response(self) -> Response:
+        """Return the stored response, byte for byte."""
         headers = tuple((k.encode("latin-1"), v.encode("latin-1")) for k, v in self.headers.items())
-        return Reply(self.status, headers, self.body)
+        return Response(self.status, headers, self.body)
 
 
 class AuditEvent(msgspec.Struct, frozen=True, gc=False):
-    """Who did what, once. Written with the first execution; a replay only refers to it."""
+    """Who changed what. Written with the first execution; replays write none."""
 
     id: str
     tenant: str

@@ -4,7 +4,7 @@ A job's *key* says what it is about: ``job:{tenant}:{queue}:{type}:{resource_id 
 Its *id* is made of the key alone, so the same key is the same job, for ever: the completion marker
 carries that id, and whoever enqueues the key again is told that it was done.
 
-That is wrong for work that follows a changing state, such as "reconcile this walker's day": done
+That is wrong for work that follows a changing state, such as "reconcile this user's day": done
 for ever would drop the second reconciliation of the day in silence. Such a job *coalesces*: its
 key has one more part, different for every enqueue. While one waits, another is merged into it;
 once it has started, the next write gets a job of its own.
@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from holdfast.core.uuid_format import format_uuid
 from holdfast.errors import UsageError
 
 __all__ = [
@@ -64,9 +65,7 @@ def stable_uuid(*parts: str) -> str:
     That form is what other services, this one's ``uuid4`` endpoints included, take as a key.
     """
     text = "".join(f"{len(part)}:{part}" for part in parts)
-    digits = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    variant = "89ab"[int(digits[16], 16) & 3]
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
+    return format_uuid(sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), 4)
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@
 """
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -30,9 +30,9 @@ from holdfast.errors import TransitionError
 __all__ = [
     "DEFAULT_MAX_ATTEMPTS",
     "DEFAULT_PRIORITY",
+    "DEFAULT_PROFILE_NAME",
     "METHODS",
     "OPEN",
-    "PRIORITIES",
     "TRANSITIONS",
     "Action",
     "Attempt",
@@ -41,12 +41,10 @@ __all__ = [
     "Entry",
     "NewEntry",
     "Operation",
-    "Profile",
     "Reason",
     "Resolution",
     "Status",
     "after",
-    "priority_of",
 ]
 
 
@@ -69,50 +67,13 @@ METHODS: Final[Mapping[Operation, str]] = MappingProxyType(
 )
 """The HTTP method each operation is sent as."""
 
-PRIORITIES: Final[Mapping[str, int]] = MappingProxyType(
-    {"activity": 10, "expense": 8, "contact": 5}
-)
-"""Which of several independent entries goes first, by entity type: the higher."""
-
 DEFAULT_PRIORITY: Final = 5
-"""What has no priority of its own waits with the contacts."""
+"""Priority of entity types for which the profile names none."""
+
+DEFAULT_PROFILE_NAME: Final = "default"
 
 DEFAULT_MAX_ATTEMPTS: Final = 12
 """Sends of one entry before it is shown to a person, unless the app says otherwise."""
-
-
-def priority_of(entity_type: str) -> int:
-    """Return the priority of a type, in the singular or in the plural that endpoints use."""
-    found = PRIORITIES.get(entity_type)
-    if found is None:
-        found = PRIORITIES.get(_SINGULAR.get(entity_type, ""), DEFAULT_PRIORITY)
-    return found
-
-
-_SINGULAR: Final = {"activities": "activity", "expenses": "expense", "contacts": "contact"}
-
-
-class Profile(StrEnum):
-    """Which kind of service an entry is for."""
-
-    WALK = "walk"
-    FIELD = "field"
-    PLANNING = "planning"
-    ROUTES = "routes"
-
-    @property
-    def key_lifetime(self) -> timedelta:
-        """How long a service of this kind remembers the key of what it has done, at least."""
-        return timedelta(days=7 if self in (Profile.WALK, Profile.FIELD) else 1)
-
-    @property
-    def allows_lanes(self) -> bool:
-        """Whether entries that do not depend on each other may overtake each other.
-
-        ``walk`` does not: an allocation may reveal the quest that the next entry advances, and
-        nothing in the entries says so.
-        """
-        return self is not Profile.WALK
 
 
 class ConflictResolution(StrEnum):
@@ -251,18 +212,20 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     server_id: str | int | None = None
     # Ids of entries, or local ids, that must have succeeded before.
     depends_on: tuple[str, ...] = ()
-    # By entity type.
+    # By entity type, as the profile says.
     priority: int | None = None
     # A new UUID version 4, made now and never again.
     key: str | None = None
-    profile: str = "field"
+    # How the server of this entry wants it to be sent; see `holdfast.outbox.Profile`.
+    profile: str = DEFAULT_PROFILE_NAME
     conflict_resolution: str | None = None
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     # The server's time as far as it is known, otherwise the device's.
     client_generated_at: datetime | None = None
     # The next number of the user.
     sequence_number: int | None = None
-    # By entity: entries of one lane are sent one after the other. For `walk` there is one lane.
+    # By entity: entries of one lane are sent one after the other. A profile with
+    # strict order has one lane.
     lane: str | None = None
     # What the entity was when the change was made, for a three-way merge, and its version.
     base: Any = None
@@ -306,7 +269,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority: int
     # What the server is told, the same on every send.
     client_generated_at: datetime
-    profile: Profile
+    # The name of its profile.
+    profile: str
     # Entries of one lane are sent one after the other; None is a lane of its own.
     lane: str | None
     reason: Reason | None

@@ -3,7 +3,7 @@
 ======================================  =====================================
 2xx                                     ``Done``
 404, 410 to a delete                    ``Done``: gone is what was wanted
-409, 422                                by code, in ``BY_CODE`` below
+409, 422                                by code: the profile's, or ``BY_CODE`` below
 ... with another code: 409              ``Conflicting``
 ... with another code: 422              ``TryLater`` once, then ``Refused``
 412                                     ``Conflicting``
@@ -84,36 +84,29 @@ BY_CODE: Final[Mapping[str, Verdict]] = MappingProxyType(
         # The first try still runs.
         "IDEMPOTENCY_IN_PROGRESS": TryLater(outcome_unknown=True),
         "idempotency.in_progress": TryLater(outcome_unknown=True),
-        # What was wanted is so, whoever did it.
-        "ALREADY_ALLOCATED": Done(),
-        "QUEST_ALREADY_COMPLETED": Done(),
-        "QUEST_ALREADY_IN_PROGRESS": Done(),
-        # Somebody else was faster.
+        # Another client has changed the entity.
         "concurrency.version_mismatch": Conflicting(),
         # Too late.
         "STALE_ACTION": TooOld(),
         "action.stale": TooOld(),
-        # No longer possible.
-        "PREREQUISITES_NOT_MET": Refused(),
-        "INSUFFICIENT_POINTS": Refused(),
-        "INSUFFICIENT_ENERGY": Refused(),
-        # Possible, but not here and now.
-        "STEP_OUT_OF_ORDER": OutOfOrder(),
-        "ORDERING_VIOLATION": OutOfOrder(),
     }
 )
-"""409 and 422, by the server's code."""
+"""409 and 422, by the code of the protocol. A profile adds the codes of its API."""
 
 _GONE: Final = frozenset({404, 410})
+_NO_CODES: Final[Mapping[str, Verdict]] = MappingProxyType({})
 
 
 def classify(  # noqa: PLR0911 - the table
-    status: int | None, code: str | None, entry: Entry
+    status: int | None,
+    code: str | None,
+    entry: Entry,
+    codes: Mapping[str, Verdict] = _NO_CODES,
 ) -> Verdict:
     """Say what an answer means; a status of None stands for no answer.
 
     ``entry`` is as it was claimed: its ``attempt_count`` counts this send, its
-    ``last_error_code`` is of the one before.
+    ``last_error_code`` is of the one before. ``codes`` are those of the entry's profile.
     """
     if status is None:
         return TryLater(outcome_unknown=True)
@@ -130,7 +123,7 @@ def classify(  # noqa: PLR0911 - the table
         case 401:
             return SignInNeeded()
         case 409 | 422:
-            return BY_CODE.get(code or "") or _unknown(status, entry)
+            return codes.get(code or "") or BY_CODE.get(code or "") or _unknown(status, entry)
         case 412:
             return Conflicting()
         case _ if status in _GONE and entry.operation is Operation.DELETE:

@@ -4,7 +4,7 @@ Put it on any aggregate that has a ``version`` column::
 
     expected = expected_version(if_match=request.headers.getlist("if-match"), in_body=None)
     changed = await tx.execute(
-        "UPDATE missions SET …, version = version + 1 WHERE id = :id AND version = :version", …
+        "UPDATE tasks SET …, version = version + 1 WHERE id = :id AND version = :version", …
     )
 
 The check and the write have to be one step: either the row is locked and ``check_version`` decides,

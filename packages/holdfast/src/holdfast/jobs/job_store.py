@@ -1,7 +1,6 @@
 """The tables of jobs: every statement that decides who may do what. The SQL is in ``*.sql``."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from holdfast.core.job import (
 from holdfast.errors import LeaseLostError
 from holdfast.ids import new_id
 from holdfast.ports import Params, Row, Store, Transaction, UnitOfWork
+from holdfast.stores.migrations import split_statements
 from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["JobStore", "at"]
@@ -36,12 +36,11 @@ _RELAY: Final = "holdfast.jobs.relay"
 
 @cache
 def _statements(database: str, name: str) -> tuple[str, ...]:
-    """Return the statements of a query: on SQLite some take several, in one transaction."""
+    """Return the statements of a query: on SQLite some need several, in one transaction."""
     text = load_queries("holdfast.jobs", _FILES[database])[name]
-    text = re.sub(r"^\s*--.*\n", "", text, flags=re.MULTILINE)  # a comment may hold a semicolon
-    if database == "sqlite":
-        text = text.replace("NOW_MS", _SQLITE_NOW)
-    return tuple(re.split(r";\s*\n", text))
+    if database != "sqlite":
+        return (text,)
+    return tuple(split_statements(text.replace("NOW_MS", _SQLITE_NOW)))
 
 
 class JobStore:

@@ -18,7 +18,6 @@ from holdfast.core.outbox_entry import (
     Entry,
     NewEntry,
     Operation,
-    Profile,
     Reason,
     Resolution,
     Status,
@@ -31,6 +30,16 @@ from holdfast.outbox.events import Event, EventKind, Listener
 from holdfast.outbox.exchange import Answer, NoAnswer, Request, Transport
 from holdfast.outbox.outbox import AsyncOutbox, EventStream, Outbox
 from holdfast.outbox.payload_migration import PayloadMigration, Rewrite
+from holdfast.outbox.profile import (
+    ChainAction,
+    Drop,
+    Park,
+    Profile,
+    Recovery,
+    RequestFormat,
+    Send,
+    TimestampsInBody,
+)
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.report import DrainReport, Ended
 from holdfast.outbox.sending import Token
@@ -46,12 +55,14 @@ __all__ = [
     "AsyncOutbox",
     "AtSend",
     "Attempt",
+    "ChainAction",
     "Claimed",
     "ConflictResolution",
     "DeviceClock",
     "Drain",
     "DrainReport",
     "Driver",
+    "Drop",
     "Ended",
     "Entry",
     "Event",
@@ -66,15 +77,20 @@ __all__ = [
     "Operation",
     "Outbox",
     "OutboxQueue",
+    "Park",
     "PayloadMigration",
     "Profile",
     "QueueSettings",
     "Reason",
+    "Recovery",
     "Request",
+    "RequestFormat",
     "Resolution",
     "Rewrite",
+    "Send",
     "Stats",
     "Status",
+    "TimestampsInBody",
     "Token",
     "Transport",
 ]

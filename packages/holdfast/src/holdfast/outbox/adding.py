@@ -221,7 +221,11 @@ class Batch:
             return _NO_WAITS
         refers_to = draft.request.refers_to
         subject = Subject(
-            entry_id, draft.new.user_id, draft.operation, draft.profile, draft.local_id
+            entry_id,
+            draft.new.user_id,
+            draft.operation,
+            draft.local_id,
+            strict_order=draft.profile.strict_order,
         )
         batch = Members(self._members, self._doomed_ids)
         return waits_of(self._unit, subject, draft.new.depends_on, refers_to, batch)

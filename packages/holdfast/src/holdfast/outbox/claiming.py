@@ -91,7 +91,13 @@ def claim(unit: Unit, user_id: str, *, lease_seconds: float, worker: str) -> Cla
 
 
 def claim_some(
-    unit: Unit, user_id: str, *, limit: int, lease_seconds: float, worker: str
+    unit: Unit,
+    user_id: str,
+    *,
+    limit: int,
+    lease_seconds: float,
+    worker: str,
+    skip_profiles: Iterable[str] = (),
 ) -> list[Claimed]:
     """Take the next entries of a user, in the order in which to send them.
 
@@ -105,11 +111,12 @@ def claim_some(
         "ms": unit.ms,
         "lease_ms": unit.ms + int(lease_seconds * 1000),
     }
-    heads = unit.entries("claim_some", user_id=user_id, limit=limit, **how)
+    skip = msgspec.json.encode(sorted(skip_profiles)).decode()
+    heads = unit.entries("claim_some", user_id=user_id, limit=limit, skip=skip, **how)
     behind: dict[str, deque[Entry]] = {}
     left = limit - len(heads)
     for head in heads:
-        ids = _sendable_behind(unit, head, left) if left > 0 else []
+        ids = _sendable_behind(unit, head, left, skip) if left > 0 else []
         if ids:
             followers = unit.entries("claim_behind", ids=msgspec.json.encode(ids).decode(), **how)
             followers.sort(key=_number)
@@ -121,7 +128,7 @@ def claim_some(
     return [Claimed(entry, entry.claim_number, lease_seconds) for entry in entries]
 
 
-def _sendable_behind(unit: Unit, head: Entry, limit: int) -> list[str]:
+def _sendable_behind(unit: Unit, head: Entry, limit: int, skip: str) -> list[str]:
     if head.lane is None:
         return []
     rows = unit.rows(
@@ -130,6 +137,7 @@ def _sendable_behind(unit: Unit, head: Entry, limit: int) -> list[str]:
         lane=head.lane,
         sequence_number=head.sequence_number,
         limit=limit,
+        skip=skip,
     )
     return [entry_id for entry_id, _ in takewhile(lambda row: row[1], rows)]
 

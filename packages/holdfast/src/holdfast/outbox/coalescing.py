@@ -37,7 +37,7 @@ def merge_target(unit: Unit, draft: Draft, lane: str | None) -> Merge | None:
     if (
         tail.endpoint != draft.request.endpoint
         or tail.headers != draft.request.headers
-        or tail.profile is not draft.profile
+        or tail.profile != draft.profile.name
         or tail.conflict_resolution is not draft.conflict_resolution
         or tail.entity_type != draft.new.entity_type
         or draft.new.depends_on

@@ -16,12 +16,12 @@ from holdfast.core.outbox_entry import (
     ConflictResolution,
     Entry,
     Operation,
-    Profile,
     Resolution,
 )
 from holdfast.core.retry import is_transient
 from holdfast.errors import UsageError
 from holdfast.outbox.exchange import Answer, NoAnswer
+from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 
 __all__ = ["Merge", "Plan", "plan_for", "record", "resolve_by_hand", "said"]
@@ -51,9 +51,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     payload: Any = UNSET
 
 
-def plan_for(entry: Entry, read: Read, merge: Merge | None) -> Plan | NoAnswer | Answer:
+def plan_for(
+    entry: Entry, profile: Profile, read: Read, merge: Merge | None
+) -> Plan | NoAnswer | Answer:
     """Read the server's side and decide. What could not be read comes back as it is."""
-    strategy = entry.conflict_resolution or ConflictResolution.MANUAL
+    strategy = entry.conflict_resolution or profile.conflict_resolution
     if entry.operation is Operation.CREATE:
         # There is no entity of ours to read yet.
         return _decided(entry, strategy, Plan(), merge)
@@ -64,7 +66,7 @@ def plan_for(entry: Entry, read: Read, merge: Merge | None) -> Plan | NoAnswer |
         if isinstance(answer, NoAnswer) or answer.status == _SIGN_IN or is_transient(answer.status):
             return answer
         # It cannot be read at all: a person decides without it, or a strategy that needs no more.
-        if strategy is ConflictResolution.CLIENT_WINS and entry.profile is Profile.PLANNING:
+        if strategy is ConflictResolution.CLIENT_WINS and profile.force_with_version:
             return Plan()
         return _decided(entry, strategy, Plan(), None)
     theirs = answer.json() if answer.status == _OK else None
@@ -99,7 +101,7 @@ def resolve_by_hand(
         return queue.resolve(entry.id, how)
     if how is Resolution.MERGED and payload is UNSET:
         raise UsageError("to resolve a conflict by merging takes the merged payload")
-    forced = how is Resolution.MINE and entry.profile is not Profile.PLANNING
+    forced = how is Resolution.MINE and not queue.profiles.get(entry.profile).force_with_version
     version = "*" if forced else entry.theirs_version
     body = entry.decoded() if payload is UNSET else payload
     return queue.resolve(

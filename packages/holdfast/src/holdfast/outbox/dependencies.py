@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from holdfast.core.local_ids import References
-from holdfast.core.outbox_entry import Entry, Operation, Profile, Status
+from holdfast.core.outbox_entry import Entry, Operation, Status
 from holdfast.errors import EntryInvalidError
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.rows import awaited_local, created_by
@@ -59,8 +59,8 @@ class Subject(msgspec.Struct, frozen=True):
     id: str
     user_id: str
     operation: Operation
-    profile: Profile
     local_id: str | None
+    strict_order: bool
 
 
 def waits_of(
@@ -91,7 +91,7 @@ def waits_of(
             "local_state", user_id=subject.user_id, local_id=local_id
         )[0]
         if server_id is None:
-            if status_text is None and not subject.profile.allows_lanes:
+            if status_text is None and subject.strict_order:
                 raise EntryInvalidError(
                     _EXIST,
                     f"nothing that was queued makes the local id {local_id}, and what is queued "

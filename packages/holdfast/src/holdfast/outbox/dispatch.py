@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from random import random
 from typing import Any, Final, assert_never
 
-from holdfast.core.outbox_entry import Action, Claimed, Entry, Operation, Profile, Reason, Status
+from holdfast.core.outbox_entry import Action, Claimed, Entry, Operation, Reason, Status
 from holdfast.core.response_classification import (
     BY_CODE,
     Conflicting,
@@ -26,7 +26,7 @@ from holdfast.core.response_classification import (
     TryLater,
     classify,
 )
-from holdfast.core.retry import DEVICE, QUEUE, RetryPolicy, parse_retry_after
+from holdfast.core.retry import RetryPolicy, parse_retry_after
 from holdfast.errors import EntryInvalidError
 from holdfast.outbox import conflicts
 from holdfast.outbox.answers import (
@@ -39,16 +39,17 @@ from holdfast.outbox.answers import (
 from holdfast.outbox.conflicts import Merge, Plan, said
 from holdfast.outbox.events import Event, EventKind, about
 from holdfast.outbox.exchange import Answer, NoAnswer, Transport
+from holdfast.outbox.profile import Profile
 from holdfast.outbox.progress import Progress
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.rebuild import BOARD, chain_of, fates, rebuild, standing_in
+from holdfast.outbox.recovery import apply_plan, pending_entries
 from holdfast.outbox.report import Ended
 from holdfast.outbox.sending import Token, bearer, reading, request_for, target_of
 from holdfast.outbox.upkeep import MAYBE
 from holdfast.outbox.world import FaultPoints
 from holdfast.ports import Clock
 
-__all__ = ["UNREACHABLE", "AtSend", "Dispatcher", "Retry", "Settle", "preset_of"]
+__all__ = ["UNREACHABLE", "AtSend", "Dispatcher", "Retry", "Settle"]
 
 _log = logging.getLogger(__name__)
 
@@ -80,11 +81,6 @@ Settle = Callable[[], Entry]
 One operation of the queue, or several in a transaction of their own: a claim that turns out to be
 lost leaves nothing half done.
 """
-
-
-def preset_of(profile: Profile) -> RetryPolicy:
-    """Return when entries of a profile are tried again, unless the app says otherwise."""
-    return DEVICE if profile is Profile.WALK else QUEUE
 
 
 class Dispatcher:
@@ -152,12 +148,13 @@ class Dispatcher:
         """Send an entry, and return what records the outcome."""
         entry, queue = claimed.entry, self._queue
         progress.is_done = False
+        profile = queue.profiles.get(entry.profile)
         try:
             token = bearer(self._token, entry.user_id)
             if token is None and callable(self._token):
                 return self._sign_in(claimed, progress, token, "there is no token: sign in")
             extra = self._headers(entry, token)
-            request = request_for(entry, queue.mappings, now=queue.server_now, extra=extra)
+            request = request_for(entry, profile, queue.mappings, now=queue.server_now, extra=extra)
             instead = self._ask_first(claimed, progress, token)
         except EntryInvalidError as error:
             message = error.message
@@ -199,7 +196,8 @@ class Dispatcher:
         self, claimed: Claimed, progress: Progress, answer: Answer, token: str | None
     ) -> Settle:
         queue, entry = self._queue, claimed.entry
-        verdict = classify(answer.status, answer.code, entry)
+        codes = queue.profiles.get(entry.profile).codes
+        verdict = classify(answer.status, answer.code, entry, codes)
         progress.heard(verdict)
         match verdict:
             case Done():
@@ -304,9 +302,10 @@ class Dispatcher:
 
     def _policy(self, entry: Entry) -> RetryPolicy:
         chosen = self._retry_policy
-        if chosen is None:
-            return preset_of(entry.profile)
-        return chosen if isinstance(chosen, RetryPolicy) else chosen(entry.profile)
+        if isinstance(chosen, RetryPolicy):
+            return chosen
+        profile = self._queue.profiles.get(entry.profile)
+        return profile.retry if chosen is None else chosen(profile)
 
     def _delay(self, entry: Entry) -> float:
         tries = self._tries[entry.id] + 1
@@ -346,7 +345,10 @@ class Dispatcher:
         self._rounds[entry.id] += 1
         merge = self._merge if self._rounds[entry.id] <= _MERGES else None
         plan = conflicts.plan_for(
-            entry, lambda: self._read(target_of(entry, queue.mappings), entry, token), merge
+            entry,
+            queue.profiles.get(entry.profile),
+            lambda: self._read(target_of(entry, queue.mappings), entry, token),
+            merge,
         )
         is_signed_out = isinstance(plan, Answer) and plan.status == _SIGN_IN
         if (
@@ -372,21 +374,24 @@ class Dispatcher:
         self, claimed: Claimed, progress: Progress, answer: Answer, token: str | None
     ) -> Settle:
         queue, entry = self._queue, claimed.entry
-        self._tell(EventKind.PAUSED, entry, "a step is out of order: looking at the quests")
+        recovery = queue.profiles.get(entry.profile).recovery
+        if recovery is not None:
+            self._tell(EventKind.PAUSED, entry, f"out of order: reading {recovery.path}")
         self._rounds[entry.id] += 1
-        if self._rounds[entry.id] > _REBUILDS:
+        if recovery is None or self._rounds[entry.id] > _REBUILDS:
             return lambda: queue.fail(
                 claimed, reason=Reason.REBUILD, error=said(answer), **facts(answer)
             )
-        board = self._read(BOARD, entry, token)
-        if isinstance(board, NoAnswer) or board.status != _OK:
-            why = "a step is out of order, and the quests could not be read"
-            return self._unread(claimed, progress, (answer, board), token, why)
+        state = self._read(recovery.path, entry, token)
+        if isinstance(state, NoAnswer) or state.status != _OK:
+            why = f"out of order, and {recovery.path} could not be read"
+            return self._unread(claimed, progress, (answer, state), token, why)
 
         def settle() -> Entry:
             with queue.transaction():
-                decided = fates(chain_of(queue, entry), standing_in(board, entry))
-                rebuilt = rebuild(queue, claimed, answer, decided)
+                pending = pending_entries(queue, entry.user_id)
+                actions = recovery.plan(entry, pending, state.json())
+                rebuilt = apply_plan(queue, claimed, answer, actions)
             progress.report.rebuilt += 1
             return rebuilt
 
@@ -449,10 +454,11 @@ class Dispatcher:
     def _was_unclear(self, entry: Entry) -> bool:
         """Say whether an entry has had its second chance after a 422 that nobody understands."""
         left = entry.attempt_count - 1
+        known = self._queue.profiles.get(entry.profile).codes
         for one in reversed(self._queue.attempts(entry.id)):
             if left <= 0:
                 return False
-            if one.status == _UNCLEAR and one.code not in BY_CODE:
+            if one.status == _UNCLEAR and one.code not in BY_CODE and one.code not in known:
                 return True
             left -= one.outcome not in _UNCOUNTED
         return False

@@ -11,6 +11,7 @@ before it has happened on the server; that its success is on the disk by then is
 after a crash both are sent again in the same order, and the server knows their keys.
 """
 
+import logging
 from collections import deque
 from threading import Event as Flag
 from typing import Any, Final
@@ -23,6 +24,7 @@ from holdfast.outbox.dispatch import AtSend, Dispatcher, Retry, Settle
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.exchange import Transport
 from holdfast.outbox.lease import LeaseKeeper
+from holdfast.outbox.profile import unknown_profile
 from holdfast.outbox.progress import Progress
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.report import DrainReport, Ended
@@ -31,6 +33,8 @@ from holdfast.outbox.world import FaultPoints
 from holdfast.ports import Clock
 
 __all__ = ["FAULT_POINTS", "Drain", "drain"]
+
+_log = logging.getLogger(__name__)
 
 FAULT_POINTS: Final = ("drain.before_send", "drain.after_send", "drain.recorded")
 """Where a test may interrupt a drain, beside the commits of the queue's own operations."""
@@ -82,8 +86,7 @@ class Drain:
 
         ``merge`` decides conflicts of entries whose strategy is ``merge``. ``at_send`` gives
         headers that are made anew at each send. ``retry``, one policy or a function of the profile,
-        replaces the two presets: ``DEVICE`` for walk, whose entries stay queued however often they
-        are tried, and ``QUEUE`` for the rest, whose ``max_attempts`` ends in ``failed``.
+        replaces the profile's own.
         """
         self._queue = queue
         self._clock = clock or SystemClock()
@@ -99,7 +102,7 @@ class Drain:
         )
 
     def wake_up(self) -> None:
-        """Begin anew to count the tries of each entry: twelve per wake-up for walk."""
+        """Reset the count of attempts per wake-up."""
         self._dispatcher.wake_up()
 
     def run(
@@ -206,12 +209,18 @@ class _Run:
             self._dispatcher.reach("drain.recorded")
 
     def _claim(self, progress: Progress) -> None:
-        if progress.ended is not None:
-            return
         wanted = self._size - len(self._claims)
+        if progress.ended is not None or wanted <= 0:
+            return
+        skip = progress.unknown_profiles
+        known = len(skip)
         again: list[Claimed] = []
-        for claimed in self._queue.claim_some(progress.report.user_id, wanted):
-            if self._dispatcher.is_tired(claimed.entry):
+        for claimed in self._queue.claim_some(progress.report.user_id, wanted, skip_profiles=skip):
+            if self._queue.profiles.find(claimed.entry.profile) is None:
+                # Not sent under the rules of another profile: later claims skip it.
+                self._queue.release(claimed)
+                skip.add(claimed.entry.profile)
+            elif self._dispatcher.is_tired(claimed.entry):
                 self._queue.release(claimed)
                 progress.end(Ended.WAITING, "an entry was tried as often as one wake-up allows")
             elif claimed.entry.attempt_count > 1:
@@ -220,6 +229,8 @@ class _Run:
                 self._claims.append(claimed)
         for claimed in again:
             self._claims.insert(self._dispatcher.place_for(claimed, self._claims), claimed)
+        if len(skip) > known:
+            self._claim(progress)
 
     def _hold_back(self, lane: str | None) -> None:
         """Send nothing more of a lane whose head has not happened."""
@@ -284,6 +295,10 @@ class _Run:
             lease, due = self._queue.settings.lease_seconds, report.next_due_seconds
             report.next_due_seconds = lease if due is None else min(due, lease)
         report.ended = progress.ended or (Ended.BLOCKED if report.unsent else Ended.EMPTY)
+        for name in sorted(progress.unknown_profiles):
+            _log.error("entries of %s were not sent: %s", report.user_id, unknown_profile(name))
+            if report.ended is Ended.BLOCKED:
+                report.detail = unknown_profile(name)
         report.elapsed_seconds = self._clock.monotonic() - self._began
         self._queue.emit(
             Event(

@@ -20,7 +20,8 @@ UPDATE offline_sync_queue
 RETURNING ENTRY;
 
 -- name: claim_some
--- The same for several at once. They come back in no particular order.
+-- The same for several at once, without the profiles in :skip, a JSON array. They come back in no
+-- particular order.
 UPDATE offline_sync_queue
    SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
        claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL,
@@ -29,12 +30,15 @@ UPDATE offline_sync_queue
  WHERE rowid IN (SELECT rowid FROM offline_sync_queue
                   WHERE user_id = :user_id
                     AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
+                    AND profile NOT IN (SELECT value FROM json_each(:skip))
                   ORDER BY priority DESC, sequence_number LIMIT :limit)
 RETURNING ENTRY;
 
 -- name: behind
 -- Who comes next in a lane, and whether it could be sent if all before it were done.
-SELECT id, status = 'pending' AND waiting_for = 0 AND due_ms IS NULL FROM offline_sync_queue
+SELECT id, status = 'pending' AND waiting_for = 0 AND due_ms IS NULL
+           AND profile NOT IN (SELECT value FROM json_each(:skip))
+  FROM offline_sync_queue
  WHERE user_id = :user_id AND lane = :lane AND IS_OPEN AND sequence_number > :sequence_number
  ORDER BY sequence_number LIMIT :limit;
 

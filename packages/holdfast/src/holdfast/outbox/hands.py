@@ -162,8 +162,15 @@ def _rewrite(
     headers = entry.headers if changes.headers is UNSET else changes.headers
     endpoint = entry.endpoint if changes.endpoint is UNSET else changes.endpoint
     depends_on = entry.dependency_ids if changes.depends_on is UNSET else changes.depends_on
-    request = check_request(entry.profile, endpoint, payload, headers, settings.max_payload_bytes)
-    subject = Subject(entry.id, entry.user_id, entry.operation, entry.profile, entry.local_id)
+    profile = unit.profiles.get(entry.profile)
+    request = check_request(profile, endpoint, payload, headers, settings.max_payload_bytes)
+    subject = Subject(
+        entry.id,
+        entry.user_id,
+        entry.operation,
+        entry.local_id,
+        strict_order=profile.strict_order,
+    )
     waits = waits_of(unit, subject, tuple(depends_on), request.refers_to, Members())
     _check_still_acyclic(unit, entry, waits.awaited)
     unit.rows("forget_waits", entry_id=entry.id)

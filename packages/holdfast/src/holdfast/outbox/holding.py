@@ -1,6 +1,6 @@
 """Claims on entries, and what came of them: for whoever sends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import UNSET
@@ -36,7 +36,7 @@ class Holding(Operations):
 
         Next is, among those that have the turn in their lane, wait for nothing and are due: the
         highest priority, then the lowest sequence number. So there is one in flight per lane; the
-        ``walk`` profile has one lane for all. None if there is nothing to send now.
+        profiles with strict order have one lane. None if there is nothing to send now.
 
         The claim holds until the lease runs out (2 minutes unless said otherwise); ``renew`` holds
         it longer. ``attempt_count`` of the returned entry counts this send.
@@ -50,13 +50,19 @@ class Holding(Operations):
             )
 
     def claim_some(
-        self, user_id: str, limit: int, *, lease_seconds: float | None = None
+        self,
+        user_id: str,
+        limit: int,
+        *,
+        lease_seconds: float | None = None,
+        skip_profiles: Iterable[str] = (),
     ) -> list[Claimed]:
         """Take up to ``limit`` entries at once, in the order in which to send them.
 
         Several may be of one lane. Of those the next may be sent only after the one before has
         succeeded, recorded or not; otherwise it has to be given back with ``release``. Whoever
         sends one after the other saves commits so, and the order stays what it is with ``claim``.
+        Entries of ``skip_profiles`` are not claimed.
         """
         with self._write("claim") as unit:
             return claiming.claim_some(
@@ -65,6 +71,7 @@ class Holding(Operations):
                 limit=limit,
                 lease_seconds=lease_seconds or self._settings.lease_seconds,
                 worker=self._worker,
+                skip_profiles=skip_profiles,
             )
 
     def renew(self, claimed: Claimed) -> None:

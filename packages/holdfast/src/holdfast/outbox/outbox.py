@@ -29,6 +29,7 @@ from holdfast.outbox.dispatch import AtSend, Retry
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.events import Event, Listener
 from holdfast.outbox.payload_migration import PayloadMigration
+from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.report import DrainReport, Ended
 from holdfast.outbox.runner import IDLE_SECONDS, Runner
@@ -157,6 +158,7 @@ class Outbox:
         listeners: Iterable[Listener] = (),
         settings: QueueSettings | None = None,
         payloads: PayloadMigration | None = None,
+        profiles: Iterable[Profile] = (),
         tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> Self:
@@ -164,8 +166,9 @@ class Outbox:
 
         ``token`` is a text, or a function that is given a user and returns their token of the
         moment, None if they are not signed in. ``users`` are made known to the queue.
-        ``passphrase``, ``settings`` and ``payloads`` are those of ``OutboxQueue.open``, ``tls`` is
-        that of ``HttpTransport``, and ``options`` are those of the class itself.
+        ``passphrase``, ``settings``, ``payloads`` and ``profiles`` are those of
+        ``OutboxQueue.open``, ``tls`` is that of ``HttpTransport``, and ``options`` are those of the
+        class itself.
         """
         transport = HttpTransport(server, tls=tls)
         try:
@@ -175,6 +178,7 @@ class Outbox:
                 listeners=listeners,
                 settings=settings,
                 payloads=payloads,
+                profiles=profiles,
             )
         except BaseException:
             transport.close()

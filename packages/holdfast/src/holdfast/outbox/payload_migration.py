@@ -77,7 +77,7 @@ def _migrate(unit: Unit, entry: Entry, migration: PayloadMigration) -> None:
         if payload is UNSET:
             payload = None if entry.payload is None else entry.payload.encode()
         request = check_request(
-            entry.profile,
+            unit.profiles.get(entry.profile),
             entry.endpoint if rewrite.endpoint is UNSET else rewrite.endpoint,
             payload,
             entry.headers if rewrite.headers is UNSET else rewrite.headers,

@@ -24,7 +24,6 @@ __all__ = [
     "row_of",
 ]
 
-_WALK_LANE: Final = "walk"
 # As ids have; not the version of an interface.
 _HAS_DIGIT: Final = re.compile(r"^(?!v[0-9]+$).*[0-9]")
 
@@ -115,8 +114,8 @@ def _entity_in(path: str) -> str:
 
 def own_lane(draft: Draft) -> str | None:
     """Return the lane of an entry if the entry alone says which."""
-    if not draft.profile.allows_lanes:
-        return _WALK_LANE
+    if draft.profile.strict_order:
+        return draft.profile.name
     if draft.new.lane is not None:
         return draft.new.lane
     return None if draft.local_id is None else f"{draft.new.entity_type}/{draft.local_id}"
@@ -148,7 +147,7 @@ def new_entry(unit: Unit, draft: Draft, waits: Waits, **placed: Any) -> Entry:
         conflict_resolution=draft.conflict_resolution,
         priority=draft.priority,
         client_generated_at=unit.server_now() if made_at is None else made_at.astimezone(UTC),
-        profile=draft.profile,
+        profile=draft.profile.name,
         reason=Reason.DEPENDENCY if waits.doomed else None,
         local_refs=waits.local_refs,
         payload_version=draft.payload_version,
@@ -187,7 +186,7 @@ def row_of(unit: Unit, entry: Entry, *, turn: bool) -> tuple[Any, ...]:
         entry.conflict_resolution,
         entry.priority,
         unit.now_text if made_at is entry.created_at else instant(made_at),
-        f"{entry.profile}",
+        entry.profile,
         entry.reason,
         json_text(entry.local_refs),
         entry.payload_version,

@@ -21,6 +21,8 @@ class Progress:
         self.silences = 0
         # The device was off for longer than was known: what is queued may be too old.
         self.has_aged = False
+        # Profiles of entries that cannot be sent, because nothing says how.
+        self.unknown_profiles: set[str] = set()
         self.refused_tokens: set[str | None] = set()
         # How many sends in a row were answered with 401.
         self.refusals = 0

@@ -29,10 +29,12 @@ from holdfast.outbox.holding import Holding
 from holdfast.outbox.housekeeping import Housekeeping
 from holdfast.outbox.looking import Looking
 from holdfast.outbox.payload_migration import PayloadMigration, migrate_payloads
+from holdfast.outbox.profile import Profile, ProfileRegistry
 from holdfast.outbox.rekeying import rekey
 from holdfast.outbox.schema import prepare_schema
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transactions import Transactions
+from holdfast.outbox.upkeep import adopt_default_profile
 from holdfast.outbox.world import FaultPoints, SystemDeviceClock
 from holdfast.ports import Clock
 
@@ -54,15 +56,17 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         settings: QueueSettings,
         clock: Clock,
         events: Events,
+        profiles: ProfileRegistry,
         fault_points: FaultPoints | None,
         chance: Callable[[], float],
         worker: str,
         passphrase: str | bytes | None,
     ) -> None:
         """Take over an open database; ``open`` is the way in."""
-        transactions = Transactions(database, clock, events, fault_points)
+        transactions = Transactions(database, clock, events, profiles, fault_points)
         super().__init__(transactions, settings, worker=worker, chance=chance)
         self._events = events
+        self.profiles = profiles
         self._passphrase = passphrase
         self._room = adding.Room(settings.max_entries)
 
@@ -76,6 +80,7 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
         payloads: PayloadMigration | None = None,
+        profiles: Iterable[Profile] = (),
         fault_points: FaultPoints | None = None,
         chance: Callable[[], float] = random,
         driver: Driver = "auto",
@@ -93,6 +98,8 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         ``driver``: plain files go through the standard library's ``sqlite3``, encrypted ones
         through ``apsw``; ``"apsw"`` takes it for both. Two copies of SQLite in one process must
         never have the same file open, so an app that opens the file itself uses the same driver.
+
+        ``profiles`` are looked up before installed ones; see ``Profile``.
 
         Raises ``WrongPassphraseError``, ``NewerFileError``, ``FileDamagedError``,
         ``FileReadOnlyError``, ``DiskFullError`` or ``FileBusyError``, and leaves the file as it is.
@@ -131,12 +138,14 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
                 settings=chosen,
                 clock=clock or SystemDeviceClock(),
                 events=Events(listeners),
+                profiles=ProfileRegistry(profiles),
                 fault_points=fault_points,
                 chance=chance,
                 worker=f"{os.getpid()}",
                 passphrase=passphrase,
             )
-            queue._transactions.keep_time()
+            with queue._write("keep_time") as unit:
+                adopt_default_profile(unit)
             if payloads is not None:
                 migrate_payloads(queue._write, payloads)
         except BaseException:
@@ -245,7 +254,7 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
 
         Raises ``EntryInvalidError`` (its ``rule`` names what was broken) or ``QueueFullError``.
         """
-        draft = adding.check(new, self._settings)
+        draft = adding.check(new, self._settings, self.profiles)
         with self._write("enqueue", connection) as unit:
             return adding.add(unit, draft, self._room, coalesce=coalesce)
 
@@ -262,7 +271,7 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         ones; a cycle is refused, and so is a dependency on what can only come later in the same
         lane.
         """
-        drafts = adding.check_all(news, self._settings)
+        drafts = adding.check_all(news, self._settings, self.profiles)
         with self._write("enqueue_many", connection) as unit:
             return adding.add_many(unit, drafts, self._room, coalesce=coalesce)
 

@@ -12,7 +12,6 @@ from holdfast.core.outbox_entry import (
     ConflictResolution,
     Entry,
     Operation,
-    Profile,
     Reason,
     Status,
 )
@@ -161,7 +160,7 @@ def entry_of(row: Sequence[Any]) -> Entry:
         else None,
         priority=priority,
         client_generated_at=datetime.fromisoformat(client_generated_at),
-        profile=Profile(profile),
+        profile=profile,
         lane=lane,
         reason=Reason(reason) if reason else None,
         local_refs=_strings(local_refs) if local_refs else (),

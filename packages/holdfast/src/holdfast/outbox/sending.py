@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final
 
 import msgspec
 
 from holdfast.core.local_ids import replace_in_body, replace_in_headers, replace_in_path
-from holdfast.core.outbox_entry import METHODS, Entry, Operation, Profile
+from holdfast.core.outbox_entry import METHODS, Entry
 from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox.exchange import Request
+from holdfast.outbox.profile import Profile
 from holdfast.outbox.rows import instant
 
 __all__ = ["Token", "bearer", "reading", "request_for", "target_of"]
@@ -20,16 +20,18 @@ Token = str | Callable[[str], str | None] | None
 Ids = Mapping[str, str | int]
 Mappings = Callable[[str, Iterable[str]], Ids]
 
-_KEY_IN_BODY: Final = frozenset({"/step/ingest"})
-"""Where the key stands in the body too: an agreement older than the header."""
-
 
 def request_for(
-    entry: Entry, mappings: Mappings, *, now: Callable[[], datetime], extra: Mapping[str, str]
+    entry: Entry,
+    profile: Profile,
+    mappings: Mappings,
+    *,
+    now: Callable[[], datetime],
+    extra: Mapping[str, str],
 ) -> Request:
     """Write the request of an entry; ``extra`` are headers that are made anew at each send.
 
-    ``now`` is asked for the server's time where the body says when it is sent.
+    ``now`` gives the server's time, for request formats that say when it is sent.
 
     Raises ``EntryInvalidError`` if a local id has no server id yet, or one that fits nowhere.
     """
@@ -37,9 +39,16 @@ def request_for(
     target = replace_in_path(entry.endpoint, ids) if ids else entry.endpoint
     headers = replace_in_headers(entry.headers, ids) if ids else dict(entry.headers)
     headers["Idempotency-Key"] = entry.idempotency_key
-    if entry.profile is not Profile.WALK:
+    if profile.request_format is None:
         headers["X-Client-Generated-At"] = instant(entry.client_generated_at)
-    body = _body(entry, ids, now)
+        body = _body(entry, ids)
+    else:
+        payload = replace_in_body(entry.decoded(), ids)
+        # Never before it was made, whatever the device's clock was set to in between.
+        submitted_at = max(now(), entry.client_generated_at)
+        added, value = profile.request_format.build(entry, payload, submitted_at)
+        headers |= added
+        body = None if value is None else msgspec.json.encode(value)
     if body is not None and not any(name.lower() == "content-type" for name in headers):
         headers["Content-Type"] = "application/json"
     return Request(METHODS[entry.operation], target, headers | dict(extra), body)
@@ -79,24 +88,9 @@ def _resolved(entry: Entry, mappings: Mappings) -> Ids:
     return ids
 
 
-def _body(entry: Entry, ids: Ids, now: Callable[[], datetime]) -> bytes | None:
-    if entry.profile is Profile.WALK:
-        return _walk_body(entry, ids, now)
+def _body(entry: Entry, ids: Ids) -> bytes | None:
     if entry.payload is None:
         return None
     if not ids:
         return entry.payload.encode()
     return msgspec.json.encode(replace_in_body(entry.decoded(), ids))
-
-
-def _walk_body(entry: Entry, ids: Ids, now: Callable[[], datetime]) -> bytes | None:
-    if entry.payload is None and entry.operation is Operation.DELETE:
-        return None
-    payload = replace_in_body(entry.decoded() or {}, ids)
-    # An app that says itself when the person acted is believed.
-    body: dict[str, Any] = {"clientGeneratedAt": instant(entry.client_generated_at)} | payload
-    # Nothing is sent before it was made, whatever the device's clock was set to in between.
-    body["clientSubmittedAt"] = instant(max(now(), entry.client_generated_at))
-    if entry.endpoint in _KEY_IN_BODY:
-        body["idempotencyKey"] = entry.idempotency_key
-    return msgspec.json.encode(body)

@@ -1,18 +1,16 @@
-"""The outbox's SQL, by name: read from the ``.sql`` files beside this one, as is but for macros."""
+"""The SQL of the outbox by name, from the ``.sql`` files of this package, with macros expanded."""
 
 import re
 from functools import cache
-from importlib.resources import files
 from typing import Final
 
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.rows import COLUMNS
+from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["statement"]
 
 _FILES: Final = ("enqueue.sql", "drain.sql", "hands.sql", "reading.sql", "upkeep.sql")
-_NAME: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
-_COMMENT: Final = re.compile(r"^--.*$", re.MULTILINE)
 
 _DEAD: Final = "('failed', 'discarded', 'expired')"
 _MACROS: Final = (
@@ -46,7 +44,7 @@ _MACROS: Final = (
 
 
 def statement(name: str) -> str:
-    """Return the SQL of one statement."""
+    """Return the SQL of one statement. Raises ``ConfigurationError`` for an unknown name."""
     try:
         return _statements()[name]
     except KeyError:
@@ -55,13 +53,11 @@ def statement(name: str) -> str:
 
 @cache
 def _statements() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for file in _FILES:
-        text = files(__package__).joinpath(file).read_text(encoding="utf-8")
-        parts = _NAME.split(text)
-        for name, sql in zip(parts[1::2], parts[2::2], strict=True):
-            found[name] = _expand(_COMMENT.sub("", sql).strip().rstrip(";"))
-    return found
+    return {
+        name: _expand(sql)
+        for file in _FILES
+        for name, sql in load_queries("holdfast.outbox", file).items()
+    }
 
 
 def _expand(sql: str) -> str:

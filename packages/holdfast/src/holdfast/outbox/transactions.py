@@ -9,6 +9,7 @@ from types import TracebackType
 from holdfast.errors import FileBusyError, FileDamagedError, OutboxFileError, UsageError
 from holdfast.outbox.database import AppConnection, Database
 from holdfast.outbox.events import Events
+from holdfast.outbox.profile import ProfileRegistry
 from holdfast.outbox.unit import Unit
 from holdfast.outbox.world import FaultPoints, device_clock
 from holdfast.ports import Clock
@@ -20,12 +21,18 @@ class Transactions:
     """Hands out units of work on one connection, to one thread at a time."""
 
     def __init__(
-        self, database: Database, clock: Clock, events: Events, fault_points: FaultPoints | None
+        self,
+        database: Database,
+        clock: Clock,
+        events: Events,
+        profiles: ProfileRegistry,
+        fault_points: FaultPoints | None,
     ) -> None:
         """Work on this connection, with this clock."""
         self._database = database
         self._clock = device_clock(clock)
         self._events = events
+        self._profiles = profiles
         self._fault_points = fault_points
         self._lock = RLock()
         self._pid = os.getpid()
@@ -195,7 +202,7 @@ class Transactions:
             raise UsageError("the outbox is closed")
 
     def _unit(self, database: Database) -> Unit:
-        return Unit(database, self._clock, listening=self._events.listening)
+        return Unit(database, self._clock, self._profiles, listening=self._events.listening)
 
     def _reach(self, point: str) -> None:
         if self._fault_points is not None:

@@ -9,6 +9,7 @@ from holdfast.core.outbox_entry import Entry
 from holdfast.errors import EntryNotFoundError
 from holdfast.outbox.database import Database
 from holdfast.outbox.events import Event, EventKind, about
+from holdfast.outbox.profile import ProfileRegistry
 from holdfast.outbox.rows import entry_of, instant
 from holdfast.outbox.statements import statement
 from holdfast.outbox.time_keeping import ClockRow, Moment, moment_of, server_time
@@ -20,12 +21,28 @@ __all__ = ["Unit"]
 class Unit:
     """Runs statements by name on one connection."""
 
-    __slots__ = ("_clock", "_database", "_listening", "_moment", "_now_text", "events")
+    __slots__ = (
+        "_clock",
+        "_database",
+        "_listening",
+        "_moment",
+        "_now_text",
+        "events",
+        "profiles",
+    )
 
-    def __init__(self, database: Database, clock: DeviceClock, *, listening: bool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        clock: DeviceClock,
+        profiles: ProfileRegistry,
+        *,
+        listening: bool,
+    ) -> None:
         """Work on this connection; events are made only if somebody listens."""
         self._database = database
         self._clock = clock
+        self.profiles = profiles
         self._listening = listening
         self._moment: Moment | None = None
         self._now_text: str | None = None

@@ -5,10 +5,11 @@ from typing import Final
 
 import msgspec
 
-from holdfast.core.outbox_entry import Entry, Reason, Status
+from holdfast.core.outbox_entry import DEFAULT_PROFILE_NAME, Entry, Reason, Status
 from holdfast.errors import UnsentEntriesError
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.hands import put_aside
+from holdfast.outbox.profile import FORMER_DEFAULT_NAME
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.time_keeping import learn
 from holdfast.outbox.unit import Unit
@@ -18,6 +19,7 @@ __all__ = [
     "PRUNE_BATCH",
     "Place",
     "Stats",
+    "adopt_default_profile",
     "expire_stale",
     "is_forgotten",
     "is_news",
@@ -84,6 +86,22 @@ class Place:
         return not self.statuses
 
 
+def adopt_default_profile(unit: Unit) -> None:
+    """Give entries from before schema version 4 a profile that exists.
+
+    They have the name that was then the default. If that name is registered, they keep it;
+    otherwise they were queued by an app that named no profile, and become ``default``. Decided
+    once per file, at the first opening after the upgrade.
+    """
+    if not unit.rows("former_default_unchecked"):
+        return
+    if unit.rows("has_profile", profile=FORMER_DEFAULT_NAME) and (
+        unit.profiles.find(FORMER_DEFAULT_NAME) is None
+    ):
+        unit.rows("rename_profile", old=FORMER_DEFAULT_NAME, new=DEFAULT_PROFILE_NAME)
+    unit.rows("former_default_checked")
+
+
 def is_forgotten(unit: Unit, entry: Entry) -> bool:
     """Say whether an entry may have happened so long ago that its key no longer protects it."""
     found = unit.rows("maybe_since", id=entry.id)
@@ -95,16 +113,21 @@ def seems_forgotten(unit: Unit, entry: Entry) -> bool:
     found = unit.rows("maybe_since", id=entry.id)
     if not found or found[0][1] is None:
         return False
-    return (
-        unit.now - datetime.fromisoformat(found[0][1]) >= entry.profile.key_lifetime - _ON_ITS_WAY
-    )
+    remembered = _remembered(unit, entry)
+    return remembered is not None and unit.now - datetime.fromisoformat(found[0][1]) >= remembered
 
 
 def _is_forgotten(unit: Unit, entry: Entry, maybe_since_ms: int | None) -> bool:
     if maybe_since_ms is None:  # a person has looked, and wants it to be sent
         return False
-    remembered = entry.profile.key_lifetime - _ON_ITS_WAY
-    return unit.ms - maybe_since_ms >= remembered // _MILLISECOND
+    remembered = _remembered(unit, entry)
+    return remembered is not None and unit.ms - maybe_since_ms >= remembered // _MILLISECOND
+
+
+def _remembered(unit: Unit, entry: Entry) -> timedelta | None:
+    """Return how long the server certainly knows the key; None if the profile is not registered."""
+    profile = unit.profiles.find(entry.profile)
+    return None if profile is None else profile.key_lifetime - _ON_ITS_WAY
 
 
 def expire_stale(unit: Unit, user_id: str, cap: timedelta) -> list[Entry]:

@@ -123,3 +123,15 @@ UPDATE offline_sync_queue
    SET payload = :payload, headers = :headers, endpoint = :endpoint, idempotency_key = :key,
        local_refs = :local_refs, payload_version = :version
  WHERE id = :id;
+
+-- name: former_default_unchecked
+SELECT 1 FROM outbox_meta WHERE name = 'former_default_profile';
+
+-- name: former_default_checked
+DELETE FROM outbox_meta WHERE name = 'former_default_profile';
+
+-- name: has_profile
+SELECT 1 FROM offline_sync_queue WHERE profile = :profile LIMIT 1;
+
+-- name: rename_profile
+UPDATE offline_sync_queue SET profile = :new WHERE profile = :old;

@@ -16,17 +16,16 @@ import msgspec
 
 from holdfast.core.canonical_json import MAX_DEPTH, canonical_json
 from holdfast.core.endpoint_validation import check_endpoint
-from holdfast.core.keys import KeyFormat, check_key
+from holdfast.core.keys import check_key
 from holdfast.core.local_ids import References, is_local_id, references
 from holdfast.core.outbox_entry import (
     ConflictResolution,
     NewEntry,
     Operation,
-    Profile,
-    priority_of,
 )
 from holdfast.errors import BodyInvalidError, EntryInvalidError, KeyInvalidError
 from holdfast.ids import new_uuid4
+from holdfast.outbox.profile import Profile, ProfileRegistry
 from holdfast.outbox.settings import QueueSettings
 
 __all__ = [
@@ -65,7 +64,6 @@ _NOT_OURS: Final = frozenset(
 _MAX_INT: Final = 2**63 - 1
 
 _OPERATIONS: Final = {member.value: member for member in Operation}
-_PROFILES: Final = {member.value: member for member in Profile}
 _STRATEGIES: Final[dict[str | None, ConflictResolution]] = {
     member.value: member for member in ConflictResolution
 }
@@ -97,19 +95,20 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     payload_version: int
 
 
-def check_all(news: Iterable[NewEntry], settings: QueueSettings) -> list[Draft]:
+def check_all(
+    news: Iterable[NewEntry], settings: QueueSettings, profiles: ProfileRegistry
+) -> list[Draft]:
     """Return entries as they will be stored, or raise ``EntryInvalidError``."""
-    return [check_new(new, settings) for new in news]
+    return [check_new(new, settings, profiles) for new in news]
 
 
-def check_new(new: NewEntry, settings: QueueSettings) -> Draft:
+def check_new(new: NewEntry, settings: QueueSettings, profiles: ProfileRegistry) -> Draft:
     """Return the entry as it will be stored, or raise ``EntryInvalidError``."""
     operation = _OPERATIONS.get(new.operation)
     if operation is None:
         raise _unknown("operation_must_be_valid_verb", "operation", Operation)
-    profile = _PROFILES.get(new.profile)
-    if profile is None:
-        raise _unknown("profile_must_be_known", "profile", Profile)
+    check_name(new.profile, "profile_must_be_known", "profile")
+    profile = profiles.get(new.profile)
     strategy = _STRATEGIES.get(new.conflict_resolution)
     if strategy is None and new.conflict_resolution is not None:
         raise _unknown(
@@ -131,7 +130,7 @@ def check_new(new: NewEntry, settings: QueueSettings) -> Draft:
         profile=profile,
         conflict_resolution=strategy,
         key=new_uuid4() if new.key is None else _checked_key(new.key, profile),
-        priority=priority_of(new.entity_type) if new.priority is None else new.priority,
+        priority=profile.priority_of(new.entity_type) if new.priority is None else new.priority,
         local_id=new.local_id or _entity_in_path(operation, new.endpoint),
         base=None if new.base is None else json_of(new.base, settings.max_payload_bytes),
         payload_version=settings.payload_version,
@@ -144,10 +143,14 @@ def check_request(
     """Return what will be sent as it will be stored, or raise ``EntryInvalidError``."""
     refers_to = _in_path(endpoint)
     text = None if payload is None else json_of(payload, max_bytes)
-    if profile is Profile.WALK and text is not None and not text.lstrip(" \t\r\n").startswith("{"):
+    if (
+        profile.payload_must_be_object
+        and text is not None
+        and not text.lstrip(" \t\r\n").startswith("{")
+    ):
         raise EntryInvalidError(
             "payload_must_be_valid_json",
-            "a payload for walk must be an object: it gets fields added",
+            f"the payload must be a JSON object: profile {profile.name!r} adds fields to it",
         )
     if headers:
         check_headers(headers)
@@ -220,9 +223,8 @@ def _check_member_names(value: Any) -> None:
 
 
 def _checked_key(key: str, profile: Profile) -> str:
-    form = KeyFormat.OPAQUE if profile is Profile.PLANNING else KeyFormat.UUID4
     try:
-        return check_key(key, form)
+        return check_key(key, profile.key_format)
     except KeyInvalidError as error:
         raise EntryInvalidError("idempotency_key_must_be_uuid4", error.message) from None
 

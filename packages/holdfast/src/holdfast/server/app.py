@@ -1,7 +1,6 @@
-"""Holdfast for an app: one object that wires store, intake, guards and sweep together."""
+"""``Holdfast``: one object that connects store, idempotency, routes, jobs and sweep of an app."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -18,11 +17,10 @@ from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry
 from holdfast.jobs.worker import Worker
 from holdfast.observability.traces import Spans
-from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache, Store
-from holdfast.server.asgi import GuardMiddleware, RateLimiter
+from holdfast.ports import Clock, FaultPoints, Metrics, Outcome, RecordCache, Store
+from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.idempotency import Idempotency
-from holdfast.server.noop_metrics import NullMetrics
 from holdfast.server.request_head import Identify, anonymous
 from holdfast.server.route_table import (
     Guard,
@@ -35,11 +33,28 @@ from holdfast.server.route_table import (
 from holdfast.server.sweeper import Sweeper
 from holdfast.stores.factory import open_store
 
-__all__ = ["Holdfast"]
+__all__ = ["Holdfast", "NullMetrics"]
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
-_log = logging.getLogger("holdfast.server")
+
+class NullMetrics:
+    """Metrics that record nothing: the default."""
+
+    def outcome(self, endpoint: str, outcome: Outcome) -> None:
+        """Do nothing."""
+
+    def waited(self, endpoint: str, seconds: float) -> None:
+        """Do nothing."""
+
+    def expired(self, endpoint: str) -> None:
+        """Do nothing."""
+
+    def store_time(self, operation: str, seconds: float) -> None:
+        """Do nothing."""
+
+    def swept(self, records: int, seconds: float) -> None:
+        """Do nothing."""
 
 
 class Holdfast:
@@ -69,7 +84,7 @@ class Holdfast:
         faults: FaultPoints | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
-        """Take a store, or the URL of one. Nothing is opened before the app starts."""
+        """Take a store or its URL. Nothing is opened before ``open`` or the first request."""
         self.store = open_store(store) if isinstance(store, str) else store
         self.policy = policy or Policy()
         self.identify = identify
@@ -98,7 +113,7 @@ class Holdfast:
         self._explicit: list[GuardedRoute] = []
         self._routes_of_app: Callable[[], Sequence[GuardedRoute | OpenRoute]] = tuple
         self._table: GuardTable | None = None
-        self._own_table: Any = None
+        self._own_table: RouteTable | None = None
         self._opening = asyncio.Lock()
         self._is_open = False
 
@@ -106,12 +121,12 @@ class Holdfast:
 
     @property
     def transaction(self) -> Any:
-        """What the guarded handler being served must write in. Commits with its answer."""
+        """The transaction the guarded handler must write in. It commits with the response."""
         return current_execution().transaction
 
     @property
     def execution(self) -> Execution:
-        """The guarded request being served: who called, its ids, what to say in the audit."""
+        """The guarded request being served: caller, ids, audit fields."""
         return current_execution()
 
     async def enqueue(
@@ -130,10 +145,11 @@ class Holdfast:
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of the guarded request being served.
 
-        It is there if and only if the request's writes are. ``resource_id`` says what it is about:
-        the same type and resource is the same job, and is done once. ``coalesce`` is for work that
-        follows a changing state: merged while one waits, a new job once that has started.
-        ``order`` runs jobs of that name one at a time, in the order of their commits.
+        It commits if and only if the request's writes do. Two jobs of the same type and
+        ``resource_id`` are the same job, which runs once. ``coalesce`` is for work that follows a
+        changing state: an equal job that still waits is merged with this one; one that has
+        started is followed by a new job. Jobs of the same ``order`` run one at a time, in the
+        order of their commits.
         """
         return await self.enqueue_in(
             current_execution(),
@@ -158,33 +174,33 @@ class Holdfast:
         queue: str | None = None,
         tenant: str | None = None,
         max_attempts: int | None = None,
-        **wishes: Any,
+        **options: Any,
     ) -> EnqueueOutcome:
-        """Enqueue a job in the transaction of an execution that is at hand."""
-        call = execution.call
+        """Enqueue a job in the transaction of the given execution. Same options as ``enqueue``."""
+        request = execution.request
         found = self.jobs.find(job_type)
         job = new_job(
             job_type,
             payload,
             cause=Cause(
-                tenant or call.principal.tenant,
-                call.principal.actor,
-                call.request_id,
-                call.correlation_id,
+                tenant or request.principal.tenant,
+                request.principal.actor,
+                request.request_id,
+                request.correlation_id,
             ),
             queue=queue or self.jobs.queue_of(job_type),
             max_attempts=(found.max_attempts if found else 5)
             if max_attempts is None
             else max_attempts,
             max_payload_bytes=self.max_payload_bytes,
-            **wishes,
+            **options,
         )
         outcome = await self.job_store.enqueue(execution.statements, job)
         execution.after_commit(self.notifier.notify)
         return outcome
 
     def worker(self, **options: Any) -> Worker:
-        """Make a worker for the jobs of this app, in this process. Takes ``Worker``'s options."""
+        """Return a worker for the jobs of this app. Takes the options of ``Worker``."""
         options.setdefault("notifier", self.notifier)
         options.setdefault("clock", self.clock)
         options.setdefault("max_payload_bytes", self.max_payload_bytes)
@@ -195,16 +211,16 @@ class Holdfast:
     def guard(
         self, endpoint: str | None = None, *, policy: Policy | None = None
     ) -> Callable[[Handler], Handler]:
-        """Guard a handler. Stands under the framework's route decorator.
+        """Guard a handler. Goes below the framework's route decorator.
 
-        The endpoint's name is part of every stored key: give one if the path may change.
+        The endpoint is part of every stored key: name it if the path may change.
         """
         chosen = Guard(policy or self.policy, endpoint)
 
         def mark(handler: Handler) -> Handler:
             mark_guarded(handler, chosen)
             self._guarded.append(handler)
-            self._table = None  # a route made after the first request is guarded too
+            self._table = None  # a route added after the first request is guarded too
             return handler
 
         return mark
@@ -220,38 +236,32 @@ class Holdfast:
 
     def install(self, app: Any) -> None:
         """Guard a FastAPI or Starlette app. Call it once; routes may be added afterwards."""
-        from holdfast.server.starlette import install  # noqa: PLC0415 - only who has it needs it
+        from holdfast.server.starlette import install  # noqa: PLC0415 - an optional dependency
 
-        install(self, app)
+        self._routes_of_app = install(app, wrap=self.wrap, table=self.table)
 
     def wrap(self, app: Any) -> Any:
-        """Guard any ASGI app whose operations were named with ``guard_path``."""
+        """Guard the operations of any ASGI app that were registered with ``guard_path``."""
         return _WithLifespan(self, self.middleware(app))
 
     def middleware(self, app: Any) -> GuardMiddleware:
-        """Return the bare middleware around an app."""
+        """Return the middleware around an app, without handling of the lifespan."""
         return GuardMiddleware(
             app,
             idempotency=self.ready,
-            table=self.table,
+            table=self.route_table,
             identify=self.identify,
             metrics=self.metrics,
             limiter=self.limiter,
             spans=self.spans,
         )
 
-    def read_routes_with(self, routes: Callable[[], Sequence[GuardedRoute | OpenRoute]]) -> None:
-        """Let a framework's integration say which routes the app has, in its order."""
-        self._routes_of_app = routes
-
-    def use_table(self, table: Any) -> None:
-        """Let a framework's integration find guarded routes in its own way (``find``)."""
+    def use_table(self, table: RouteTable) -> None:
+        """Look guarded routes up in a framework's own table, in place of the one made here."""
         self._own_table = table
 
-    def table(self) -> Any:
-        """Return all guarded routes; made once the app is complete."""
-        if self._own_table is not None:
-            return self._own_table
+    def table(self) -> GuardTable:
+        """Return all guarded routes. Raises ``ConfigurationError`` if one cannot be guarded."""
         if self._table is None:
             routes = [*self._explicit, *self._routes_of_app()]
             placed = {id(route.guard) for route in routes if isinstance(route, GuardedRoute)}
@@ -266,6 +276,10 @@ class Holdfast:
             self._table = GuardTable(routes)
         return self._table
 
+    def route_table(self) -> RouteTable:
+        """Return where requests are looked up: ``table``, or the framework's own."""
+        return self.table() if self._own_table is None else self._own_table
+
     def _check_limits(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
         for route in routes:
             limit = route.guard.policy.rate_limit if isinstance(route, GuardedRoute) else None
@@ -273,8 +287,8 @@ class Holdfast:
                 continue
             if self.limiter is None:
                 raise ConfigurationError(
-                    f"{route.path} has a rate limit but nobody counts: give Holdfast a limiter, "
-                    "e.g. limiter=LimitsRateLimiter() of holdfast.server.rate_limits"
+                    f"{route.path} has a rate limit but no limiter is configured: give Holdfast "
+                    "one, e.g. limiter=LimitsRateLimiter() of holdfast.server.rate_limits"
                 )
             self.limiter.check(limit)
 
@@ -284,13 +298,13 @@ class Holdfast:
         """Open the store and start the sweep. Idempotent."""
         async with self._opening:
             if not self._is_open:
-                self.table()
+                self.route_table()
                 await self.store.open()
                 self._sweeper.start()
                 self._is_open = True
 
     async def close(self) -> None:
-        """Stop the sweep, finish what is running, close the store. Idempotent."""
+        """Stop the sweep, finish writes to the cache, close the store. Idempotent."""
         async with self._opening:
             if self._is_open:
                 self._is_open = False
@@ -303,18 +317,18 @@ class Holdfast:
                 await self.store.close()
 
     async def ready(self) -> Idempotency:
-        """Return the intake, opening the store first if no lifespan has done so."""
+        """Return the opened ``Idempotency``; opens the store if no lifespan has done so."""
         if not self._is_open:
             await self.open()
         return self.idempotency
 
     async def sweep(self) -> int:
-        """Delete all expired records now; returns how many went."""
+        """Delete all expired records now; return how many."""
         return await self._sweeper.sweep()
 
 
 class _WithLifespan:
-    """Opens with the app and closes with it, through the ASGI lifespan."""
+    """Opens and closes Holdfast with the ASGI lifespan of the app."""
 
     def __init__(self, holdfast: Holdfast, app: Any) -> None:
         self._holdfast = holdfast
@@ -330,18 +344,18 @@ class _WithLifespan:
             await self._app(scope, receive, send)
             return
 
-        async def opening() -> Any:
+        async def receive_and_open() -> Any:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 await self._holdfast.open()
             return message
 
-        async def closing(message: Any) -> None:
+        async def close_and_send(message: Any) -> None:
             if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
                 await self._holdfast.close()
             await send(message)
 
         try:
-            await self._app(scope, opening, closing)
+            await self._app(scope, receive_and_open, close_and_send)
         except (UsageError, StoreUnavailableError) as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})

@@ -1,15 +1,13 @@
-"""The ASGI face of the intake: any ASGI app, no framework. Nothing leaves before the commit."""
+"""ASGI middleware that guards an app's operations. Nothing is sent before the commit."""
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from holdfast.core.error_formats import render_error
 from holdfast.core.fingerprint import short_hash
-from holdfast.core.idempotency_record import Record, Reply
+from holdfast.core.idempotency_record import Record, Response
 from holdfast.core.policy import Policy
 from holdfast.errors import (
     BodyTooLargeError,
@@ -21,19 +19,19 @@ from holdfast.errors import (
 )
 from holdfast.observability.traces import Spans
 from holdfast.ports import Metrics
-from holdfast.server.execution import Execution, Replay, running_as
-from holdfast.server.guarded_request import GuardedRequest, Principal, make_call
-from holdfast.server.idempotency import Idempotency
+from holdfast.server.execution import Execution, set_current_execution
+from holdfast.server.guarded_request import GuardedRequest, Principal, parse_request
+from holdfast.server.idempotency import Idempotency, Replay
 from holdfast.server.request_head import Identify, RequestHead
-from holdfast.server.response_buffer import Answer, Body, Message, Receive, Send, Stop, send_reply
-from holdfast.server.route_table import SAFE_METHODS, GuardTable, Match
+from holdfast.server.response_buffer import Message, Receive, ResponseBuffer, Send, send_response
+from holdfast.server.route_table import SAFE_METHODS, Match
 
-__all__ = ["SCOPE_KEY", "GuardMiddleware", "RateLimiter", "log_outage"]
+__all__ = ["SCOPE_KEY", "GuardMiddleware", "RateLimiter", "RouteTable", "log_outage"]
 
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Where a handler finds its execution.
+# The key under which a handler finds its execution in the scope.
 SCOPE_KEY: Final = "holdfast"
 
 _log = logging.getLogger("holdfast.request")
@@ -41,34 +39,41 @@ _audit_log = logging.getLogger("holdfast.audit")
 
 
 class RateLimiter(Protocol):
-    """Counts requests; asked before anything is stored."""
+    """Counts requests per tenant and endpoint."""
 
     def check(self, limit: str) -> None:
         """Raise ``ConfigurationError`` if this is not a limit it understands."""
 
     async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
-        """Count one request; return None if it may pass, else how long to stay away."""
+        """Count one request; return None if it may pass, else the seconds until it may."""
 
 
-class Disconnected(Exception):  # noqa: N818 - an event, not a fault
-    """The client went away before its body was complete; nothing has begun."""
+class RouteTable(Protocol):
+    """Finds the guarded route of a request."""
+
+    def find(self, method: str, path: str) -> Match | None:
+        """Return the guarded route, or None if the request is not guarded."""
+
+
+class Disconnected(Exception):  # noqa: N818 - an event, not an error
+    """The client disconnected before its body was complete; nothing has been done."""
 
 
 class GuardMiddleware:
-    """Guards the routes of an app. Everything else passes through with its request id."""
+    """Guards the routes of an app. Other requests pass through and get a request id."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
         idempotency: Callable[[], Awaitable[Idempotency]],
-        table: Callable[[], GuardTable],
+        table: Callable[[], RouteTable],
         identify: Identify,
         metrics: Metrics,
         limiter: RateLimiter | None = None,
         spans: Spans | None = None,
     ) -> None:
-        """Wrap an app. Idempotency and table are asked for at the first request, not before."""
+        """Wrap an app. ``idempotency`` and ``table`` are called from the first request on."""
         self._app = app
         self._idempotency = idempotency
         self._table = table
@@ -78,7 +83,7 @@ class GuardMiddleware:
         self._spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection of the app."""
+        """Serve one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -93,49 +98,40 @@ class GuardMiddleware:
         if match is None:
             await self._app(scope, receive, _with_ids(send, head))
         elif self._spans is None:
-            await self._guarded(match, head, scope, receive, send)
+            await self._guard(match, head, scope, receive, send)
         else:
-            await self._traced(self._spans, match, head, scope, receive, send)
+            with self._spans.request(match.endpoint, {}) as span:
 
-    async def _traced(  # noqa: PLR0917 - the shape of an ASGI call, with what was found out
-        self,
-        spans: Spans,
-        match: Match,
-        head: RequestHead,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        """Serve a guarded request inside a span of its own."""
+                async def send_traced(message: Message) -> None:
+                    if message["type"] == "http.response.start":
+                        span.describe(head.facts())
+                        span.outcome(message["status"], head.is_replay)
+                    await send(message)
 
-        async def note_status(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                span.describe(head.facts())
-                span.outcome(message["status"], head.is_replay)
-            await send(message)
+                await self._guard(match, head, scope, receive, send_traced)
 
-        with spans.request(match.endpoint, {}) as span:
-            await self._guarded(match, head, scope, receive, note_status)
-
-    async def _guarded(
+    async def _guard(
         self, match: Match, head: RequestHead, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        """Serve a guarded request: replay it, refuse it, or run the app."""
         try:
             body = await _read_body(receive, head, match.policy.max_body_bytes)
-            call = head.call = await self._call(match, head, body)
-            admitted = await (await self._idempotency()).admit(call)
+            request = head.request = await self._parse(match, head, body)
+            idempotency = await self._idempotency()
+            outcome = await idempotency.process(request)
         except Disconnected:
             return
         except (RequestError, StoreUnavailableError) as error:
-            await self.refuse(error, match, head, send)
+            await self._refuse(error, match.endpoint, match.policy, head, send)
             return
-        if isinstance(admitted, Replay):
-            await self.replay(admitted.record, call, head, send)
-            return
-        await self._run(admitted, head, scope, Body(body, receive), send)
+        if isinstance(outcome, Replay):
+            await _send_replay(outcome.record, request, head, send)
+        else:
+            receive = _receive_again(body, receive)
+            await self._run_app(idempotency, outcome, head, scope, receive, send)
 
-    async def _call(self, match: Match, head: RequestHead, body: bytes) -> GuardedRequest:
-        """Sign in, count, read the key, hash: in the contract's order."""
+    async def _parse(self, match: Match, head: RequestHead, body: bytes) -> GuardedRequest:
+        """Identify the caller, check the rate limit, then read key and fingerprint."""
         found = self._identify(head)
         principal: Principal = await found if inspect.isawaitable(found) else found
         policy = match.policy
@@ -145,7 +141,7 @@ class GuardMiddleware:
             )
             if wait is not None:
                 raise RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
-        return make_call(
+        return parse_request(
             endpoint=match.endpoint,
             policy=policy,
             principal=principal,
@@ -159,82 +155,112 @@ class GuardMiddleware:
             correlation_id=head.correlation_id,
         )
 
-    async def _run(
-        self, execution: Execution, head: RequestHead, scope: Scope, body: Body, send: Send
+    async def _run_app(  # noqa: PLR0917 - an ASGI call and what was parsed from it
+        self,
+        idempotency: Idempotency,
+        execution: Execution,
+        head: RequestHead,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
-        """Run the app with its answer held back until the commit."""
-        policy = execution.call.policy
-        answer = Answer(self, execution, policy, head, send)
+        """Run the app; commit its complete response, then send it."""
+        request = execution.request
+        policy = request.policy
+        is_sent = False
+
+        async def finish(response: Response) -> bool:
+            """Commit and send; return whether ``response`` is what was sent."""
+            nonlocal is_sent
+            if execution.ended:  # aborted by the handler, or the commit raised: nothing to store
+                outcome: Response | Replay = response
+            else:
+                try:
+                    outcome = await idempotency.finish(execution, response)
+                except (RequestError, StoreUnavailableError) as error:
+                    is_sent = True
+                    await self._refuse(error, request.endpoint, policy, head, send)
+                    return False
+            is_sent = True
+            if isinstance(outcome, Replay):
+                await _send_replay(outcome.record, request, head, send)
+                return False
+            await send_response(send, outcome, head)
+            return True
+
+        buffer = ResponseBuffer(request.endpoint, policy.max_response_bytes, finish, send)
         scope[SCOPE_KEY] = execution
-        running_as(execution)
+        set_current_execution(execution)
         try:
-            await self._app(scope, body.receive, answer.send)
-        except (RequestError, StoreUnavailableError, SupersededError) as error:
-            if answer.is_sent:
-                raise
-            if isinstance(error, StoreUnavailableError):
-                log_outage(error, head)
-            # A superseded execution is answered with the other's record, whatever is given here.
-            told = "internal" if isinstance(error, SupersededError) else error
-            with suppress(Stop):
-                await answer.end_with(_render(told, policy, head))
-        except BaseException as error:
-            if not answer.is_stopped or isinstance(error, asyncio.CancelledError):
-                raise
+            await self._app(scope, receive, buffer.send)
+        except Exception as error:
+            if not buffer.is_discarded:
+                if is_sent or not isinstance(
+                    error, RequestError | StoreUnavailableError | SupersededError
+                ):
+                    raise
+                if isinstance(error, StoreUnavailableError):
+                    log_outage(error, head)
+                # A superseded execution ends with a replay, whatever response is given here.
+                kind = "internal" if isinstance(error, SupersededError) else error
+                await finish(_render(kind, policy, head))
         finally:
-            # Unanswered, cancelled or raised: undone, and the key is free again.
-            await execution.abort()
-        if not answer.is_sent:
-            misuse = answer.misuse or UsageError(
-                f"the handler of {execution.call.endpoint} sent no complete answer"
+            # No response, cancelled or raised: roll back and free the key.
+            await idempotency.abort(execution)
+        if not is_sent:
+            misuse = buffer.misuse or UsageError(
+                f"the handler of {request.endpoint} sent no complete response"
             )
             _log.error("%s", misuse)
-            await send_reply(send, _render("internal", policy, head), head, ())
+            await send_response(send, _render("internal", policy, head), head)
 
-    async def replay(
-        self, record: Record, call: GuardedRequest, head: RequestHead, send: Send
-    ) -> None:
-        """Answer from the record, and say so in the audit log."""
-        head.is_replay = True
-        if _audit_log.isEnabledFor(logging.INFO):
-            _audit_log.info(
-                "audit.replay",
-                extra={
-                    "tenant": record.id.tenant,
-                    "actor": call.principal.actor,
-                    "endpoint": record.id.endpoint,
-                    "key_hash": short_hash(record.id.key),
-                    "original_audit_id": record.audit_id,
-                    "original_request_id": record.request_id,
-                    "request_id": head.request_id,
-                    "correlation_id": head.correlation_id,
-                    "status": record.status,
-                },
-            )
-        marks = (
-            (b"idempotency-replayed", b"true"),
-            (b"x-original-request-id", record.request_id.encode("latin-1")),
-        )
-        await send_reply(send, record.reply(), head, marks)
-
-    async def refuse(
+    async def _refuse(
         self,
         error: RequestError | StoreUnavailableError,
-        asked: Match | GuardedRequest,
+        endpoint: str,
+        policy: Policy,
         head: RequestHead,
         send: Send,
     ) -> None:
-        """Answer with an error of the caller's or of the store's."""
         if isinstance(error, StoreUnavailableError):
-            self._metrics.outcome(asked.endpoint, "unavailable")
+            self._metrics.outcome(endpoint, "unavailable")
             log_outage(error, head)
-        await send_reply(send, _render(error, asked.policy, head), head, ())
+        await send_response(send, _render(error, policy, head), head)
+
+
+async def _send_replay(
+    record: Record, request: GuardedRequest, head: RequestHead, send: Send
+) -> None:
+    """Send the stored response and log the replay for the audit."""
+    head.is_replay = True
+    if _audit_log.isEnabledFor(logging.INFO):
+        _audit_log.info(
+            "audit.replay",
+            extra={
+                "tenant": record.id.tenant,
+                "actor": request.principal.actor,
+                "endpoint": record.id.endpoint,
+                "key_hash": short_hash(record.id.key),
+                "original_audit_id": record.audit_id,
+                "original_request_id": record.request_id,
+                "request_id": head.request_id,
+                "correlation_id": head.correlation_id,
+                "status": record.status,
+            },
+        )
+    extra_headers = (
+        (b"idempotency-replayed", b"true"),
+        (b"x-original-request-id", record.request_id.encode("latin-1")),
+    )
+    await send_response(send, record.response(), head, extra_headers)
 
 
 def log_outage(error: StoreUnavailableError, head: RequestHead | None) -> None:
-    """Leave in the log what the caller is not told."""
+    """Log the message of an outage, unless the client gets it anyway."""
     if not error.is_for_callers:
-        _log.warning("the store is away: %s", error, extra={} if head is None else head.facts())
+        _log.warning(
+            "the store is unavailable: %s", error, extra={} if head is None else head.facts()
+        )
 
 
 async def _read_body(receive: Receive, head: RequestHead, limit: int) -> bytes:
@@ -258,16 +284,30 @@ async def _read_body(receive: Receive, head: RequestHead, limit: int) -> bytes:
         message = await receive()
 
 
+def _receive_again(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that gives the body once, then the server's own messages."""
+    is_given = False
+
+    async def receive_body() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_body
+
+
 def _render(
     error: RequestError | StoreUnavailableError | str, policy: Policy, head: RequestHead
-) -> Reply:
+) -> Response:
     return render_error(
         error, policy.error_format, head.request_id, ietf_statuses=policy.ietf_statuses
     )
 
 
 def _with_ids(send: Send, head: RequestHead) -> Send:
-    """Add the request's ids to an answer that is not ours."""
+    """Add the request's ids to the response of an operation that is not guarded."""
 
     async def send_with_ids(message: Message) -> None:
         if message["type"] == "http.response.start":

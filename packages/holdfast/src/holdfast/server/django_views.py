@@ -1,4 +1,4 @@
-"""Django: a middleware that guards views, inside ``transaction.atomic()`` of the project.
+"""Django middleware that guards views, in ``transaction.atomic()`` of the project's database.
 
 ::
 
@@ -19,7 +19,7 @@ from django.conf import settings as django_settings
 from django.http import HttpRequest, HttpResponse
 from django.urls import Resolver404, resolve
 
-from holdfast.core.idempotency_record import Reply
+from holdfast.core.idempotency_record import Response
 from holdfast.core.policy import Policy
 from holdfast.errors import RequestError, StoreError, StreamingResponseError
 from holdfast.server.app import Holdfast
@@ -34,12 +34,12 @@ __all__ = ["HoldfastMiddleware", "django_holdfast", "execution", "guard"]
 View = TypeVar("View", bound=Callable[..., Any])
 
 _REQUEST: Final = "holdfast.request"
-# On a guarded request: the error of ours that its view raised, if it did.
+# Attribute of a guarded request: the Holdfast error that its view raised, or None.
 _GUARDED: Final = "_holdfast_error"
 
 
 def guard(endpoint: str | None = None, *, policy: Policy | None = None) -> Callable[[View], View]:
-    """Guard a view: every method that may write."""
+    """Guard a view, for all methods except GET, HEAD, OPTIONS and TRACE."""
 
     def mark(view: View) -> View:
         mark_guarded(view, Guard(policy or Policy(), endpoint))
@@ -49,7 +49,7 @@ def guard(endpoint: str | None = None, *, policy: Policy | None = None) -> Calla
 
 
 def execution() -> SyncExecution:
-    """Return the guarded request being served: who called, its ids, ``enqueue``."""
+    """Return the execution of the guarded view being served: request, ``enqueue``."""
     return django_holdfast().bridge.execution
 
 
@@ -65,19 +65,19 @@ class _DjangoHoldfast:
             identify = getattr(import_module(module), name)
         given = {} if identify is None else {"identify": identify}
         store = DjangoStore(run_in_request_thread, using=using)
-        # A thread of the sweep would need a connection of its own: manage.py or a worker sweeps.
+        # A sweep here would need its own thread and connection: sweep with manage.py or a worker.
         self.holdfast = Holdfast(store, sweep_every_seconds=None, **given, **options)
         self.bridge = Bridge(self.holdfast)
 
 
 @cache
 def django_holdfast() -> _DjangoHoldfast:
-    """Return Holdfast as ``settings.HOLDFAST`` wants it, made once per process."""
+    """Return Holdfast as configured by ``settings.HOLDFAST``, created once per process."""
     return _DjangoHoldfast()
 
 
 class _Urls:
-    """The guard table of a Django project: its URL configuration."""
+    """The guarded routes of a Django project, from its URL configuration."""
 
     def find(self, method: str, path: str) -> Match | None:
         """Return the guarded view of a request, or None."""
@@ -100,25 +100,24 @@ class HoldfastMiddleware:
     async_capable = False
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        """Wrap the rest of the project."""
         self._get_response = get_response
         self._urls = _Urls()
-        made = django_holdfast()
-        self._bridge = made.bridge
-        made.holdfast.use_table(self._urls)
-        self._middleware = made.holdfast.middleware(self._inner)
+        configured = django_holdfast()
+        self._bridge = configured.bridge
+        configured.holdfast.use_table(self._urls)
+        self._middleware = configured.holdfast.middleware(self._inner)
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Serve one request."""
+        """Serve one Django request."""
         method = request.method or "GET"
         match = None if method in SAFE_METHODS else self._urls.find(method, request.path_info)
         if match is None:
             return self._get_response(request)
         limit = match.policy.max_body_bytes
         length = request.META.get("CONTENT_LENGTH") or "0"
-        # What is too long is not read: the middleware says so by the length alone.
-        is_long = length.isdigit() and int(length) > limit
-        body = b"" if is_long else request.body
+        # A body over the limit is not read: the middleware refuses it by its length.
+        is_too_long = length.isdigit() and int(length) > limit
+        body = b"" if is_too_long else request.body
         scope = {
             "type": "http",
             "method": method,
@@ -140,7 +139,7 @@ class HoldfastMiddleware:
         return response
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
-        """Keep our own errors from becoming Django's 500: they are answered in our words."""
+        """Keep Holdfast's errors from becoming Django's 500: the middleware renders them."""
         if not isinstance(error, (RequestError, StoreError)) or not hasattr(request, _GUARDED):
             return None
         setattr(request, _GUARDED, error)
@@ -150,7 +149,7 @@ class HoldfastMiddleware:
         await receive()
         request = scope[_REQUEST]
 
-        def handle() -> Reply:
+        def handle() -> Response:
             setattr(request, _GUARDED, None)
             response = self._get_response(request)
             error = getattr(request, _GUARDED)
@@ -158,17 +157,14 @@ class HoldfastMiddleware:
                 raise error
             return _collected(response)
 
-        reply = await self._bridge.run_in_thread(scope[SCOPE_KEY], handle)
-        await send(
-            {"type": "http.response.start", "status": reply.status, "headers": reply.headers}
-        )
-        await send({"type": "http.response.body", "body": reply.body})
+        await self._bridge.run_handler(scope[SCOPE_KEY], handle, send)
 
 
-def _collected(response: Any) -> Reply:
+def _collected(response: Any) -> Response:
     if getattr(response, "streaming", False):
         raise StreamingResponseError(
-            "a guarded view streams: its answer is stored with the transaction and must be complete"
+            "a guarded view streams its response, which is stored with the transaction and must "
+            "be complete: return a plain HttpResponse"
         )
     headers = [
         (name.lower().encode("latin-1"), value.encode("latin-1"))
@@ -178,4 +174,4 @@ def _collected(response: Any) -> Reply:
         (b"set-cookie", morsel.OutputString().encode("latin-1"))
         for morsel in response.cookies.values()
     ]
-    return Reply(response.status_code, tuple(headers), bytes(response.content))
+    return Response(response.status_code, tuple(headers), bytes(response.content))

@@ -1,7 +1,8 @@
-"""A guarded call: everything the intake needs to know of a request, whatever framework it is in."""
+"""A guarded request, independent of the framework: its key, fingerprint, caller and age."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -10,14 +11,24 @@ from holdfast.core.fingerprint import body_hash, request_fingerprint
 from holdfast.core.idempotency_record import RecordId, RequestFingerprint
 from holdfast.core.keys import check_key, parse_key
 from holdfast.core.policy import Policy
-from holdfast.errors import BodyInvalidError, KeyInvalidError, KeyRequiredError
+from holdfast.core.staleness import (
+    check_not_stale,
+    check_submitted_after_generated,
+    parse_instant,
+)
+from holdfast.errors import (
+    BodyInvalidError,
+    KeyInvalidError,
+    KeyRequiredError,
+    StaleActionError,
+)
 
-__all__ = ["GuardedRequest", "Principal", "make_call"]
+__all__ = ["GuardedRequest", "Principal", "generated_at", "parse_request", "stale_error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who is calling, and for which tenant: the hard boundary of everything stored."""
+    """The caller and its tenant. A tenant never sees another tenant's records."""
 
     tenant: str
     actor: str
@@ -26,20 +37,20 @@ class Principal:
 
 
 class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
-    """One request to a guarded operation, reduced to what decides its fate."""
+    """One request to a guarded operation: all that ``Idempotency`` needs to decide about it."""
 
     endpoint: str
     policy: Policy
     principal: Principal
-    # None where the policy leaves the key to the caller and none was sent.
+    # None where the policy makes the key optional and none was sent.
     record_id: RecordId | None
-    mark: RequestFingerprint
+    fingerprint: RequestFingerprint
     body: bytes
     request_id: str
     correlation_id: str
 
 
-def make_call(
+def parse_request(
     *,
     endpoint: str,
     policy: Policy,
@@ -53,7 +64,7 @@ def make_call(
     request_id: str,
     correlation_id: str,
 ) -> GuardedRequest:
-    """Read the key, then the fingerprint. Raises the caller's errors in the contract's order."""
+    """Read the key, then compute the fingerprint. Errors of the key are raised first."""
     if policy.key_field is None:
         key = parse_key(key_headers, policy.key_format)
     else:
@@ -64,7 +75,7 @@ def make_call(
         where = "header Idempotency-Key" if policy.key_field is None else policy.key_field
         raise KeyRequiredError(f"this operation needs an idempotency key ({where})")
     payload_hash = body_hash(body, content_type, volatile=policy.volatile_fields)
-    fingerprint = request_fingerprint(
+    request_hash = request_fingerprint(
         method=method,
         endpoint=endpoint,
         path_params=path_params,
@@ -76,7 +87,7 @@ def make_call(
         policy=policy,
         principal=principal,
         record_id=None if key is None else RecordId(principal.tenant, endpoint, key),
-        mark=RequestFingerprint(payload_hash, fingerprint),
+        fingerprint=RequestFingerprint(payload_hash, request_hash),
         body=body,
         request_id=request_id,
         correlation_id=correlation_id,
@@ -95,3 +106,33 @@ def _key_in_body(body: bytes, policy: Policy) -> str | None:
     if not isinstance(value, str):
         raise KeyInvalidError(f"{policy.key_field} must be a string")
     return check_key(value, policy.key_format)
+
+
+def stale_error(request: GuardedRequest, now: datetime) -> StaleActionError | None:
+    """Return the error if the action is too old, None if not or if the policy has no such rule."""
+    rule = request.policy.staleness
+    if rule is None:
+        return None
+    fields = _fields(request.body)
+    made_at = parse_instant(fields.get("clientGeneratedAt"), "clientGeneratedAt")
+    if fields.get("clientSubmittedAt") is not None:
+        submitted_at = parse_instant(fields["clientSubmittedAt"], "clientSubmittedAt")
+        check_submitted_after_generated(submitted_at, made_at, grace=rule.grace)
+    try:
+        check_not_stale(made_at, now, cap=rule.cap, grace=rule.grace)
+    except StaleActionError as error:
+        return error
+    return None
+
+
+def generated_at(request: GuardedRequest) -> datetime:
+    """Return the body's ``clientGeneratedAt``: when the action was made, on the device's clock."""
+    return parse_instant(_fields(request.body).get("clientGeneratedAt"), "clientGeneratedAt")
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyInvalidError("the body is not JSON that can be read") from error
+    return fields if isinstance(fields, dict) else {}

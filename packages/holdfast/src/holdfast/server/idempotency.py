@@ -1,8 +1,17 @@
-"""The intake: claims a key, lets the handler run once, commits everything together, replies."""
+"""Runs each guarded request at most once: claim the key, run, commit everything together, replay.
+
+One request, top to bottom::
+
+    process ──▶ Replay                             the key has a record: send it
+        │   ──▶ PayloadMismatchError, InProgressError, StaleActionError, StoreUnavailableError
+        └───▶ Execution ──▶ (the handler runs) ──▶ finish ──▶ Response   committed: send it
+                                              │          └──▶ Replay     another record counts
+                                              └──▶ abort                 raised or cancelled
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, assert_never
 
 from holdfast.core.breaker import Breaker
@@ -16,8 +25,17 @@ from holdfast.core.decision import (
     Replayed,
     decide,
 )
-from holdfast.core.idempotency_record import Record, RecordId
-from holdfast.errors import InProgressError, PayloadMismatchError, StoreUnavailableError
+from holdfast.core.error_formats import render_error
+from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, Response
+from holdfast.core.policy import ErrorsStored
+from holdfast.errors import (
+    CommitUnknownError,
+    InProgressError,
+    PayloadMismatchError,
+    StaleActionError,
+    StoreUnavailableError,
+    SupersededError,
+)
 from holdfast.ports import (
     Claim,
     Claimed,
@@ -28,23 +46,35 @@ from holdfast.ports import (
     RecordCache,
     Store,
 )
-from holdfast.server.execution import Execution, Replay, stale_error
-from holdfast.server.guarded_request import GuardedRequest
+from holdfast.server.execution import Execution
+from holdfast.server.guarded_request import GuardedRequest, generated_at, stale_error
 from holdfast.server.lru_cache import MemoryRecords
 from holdfast.server.single_flight import InFlight
 
-__all__ = ["FAULT_POINTS", "Idempotency"]
+__all__ = ["FAULT_POINTS", "Idempotency", "Replay"]
 
-# Where a process may die, and tests make it die.
+# Where tests kill the process, delay it or raise.
 FAULT_POINTS: Final = ("after_claim", "after_business_write", "before_commit", "after_commit")
 
-# How a leader looks again for a key that another process holds: soon at first, then patiently.
+# Pauses between two attempts to claim a key that another process holds.
 _POLL_FIRST_SECONDS: Final = 0.005
-_POLL_MOST_SECONDS: Final = 0.25
+_POLL_MAX_SECONDS: Final = 0.25
+
+# An action counts up to and including its last instant; a record is gone when it expires.
+_ONE_SECOND: Final = timedelta(seconds=1)
+
+
+class Replay:
+    """The stored response is to be sent; the handler did not run, or its work was rolled back."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
 
 
 class Idempotency:
-    """Admits guarded calls: each becomes a replay, an error, or one execution of the handler."""
+    """Turns each guarded request into a replay, an error, or one execution of the handler."""
 
     def __init__(
         self,
@@ -58,7 +88,6 @@ class Idempotency:
         breaker: Breaker | None = None,
         faults: FaultPoints | None = None,
     ) -> None:
-        """Wire the intake to its world."""
         self.store = store
         self.cache = cache
         self.memory = MemoryRecords(memory_bytes)
@@ -70,143 +99,364 @@ class Idempotency:
         self.faults = faults
         self._cache_writes: set[asyncio.Task[None]] = set()
 
-    async def admit(self, call: GuardedRequest) -> "Replay | Execution":
-        """Decide what becomes of a call. Raises the error to answer with, if it is one."""
-        record_id = call.record_id
+    async def close(self) -> None:
+        """Wait up to two seconds for writes to the cache."""
+        if self._cache_writes:
+            await asyncio.wait(self._cache_writes, timeout=2)
+
+    # -- before the handler ----------------------------------------------------------------
+
+    async def process(self, request: GuardedRequest) -> Replay | Execution:
+        """Return a replay, or an execution with the key claimed.
+
+        The caller must end an execution with ``finish`` or ``abort``. Raises the
+        ``RequestError`` or ``StoreUnavailableError`` to respond with.
+        """
+        record_id = request.record_id
         if record_id is None:
-            stale = stale_error(call, self.clock.now())
-            if stale is not None:  # without a key there is no record to leave
-                self.metrics.outcome(call.endpoint, "stale")
+            stale = stale_error(request, self.clock.now())
+            if stale is not None:  # without a key there is nothing to record
+                self.metrics.outcome(request.endpoint, "stale")
                 raise stale
-            unit = await self.guard_store("begin", self.store.begin())
-            return Execution(self, call, unit)
+            return Execution(request, await self._call_store("begin", self.store.begin()))
         deadline: float | None = None
         while True:
             now = self.clock.now()
             record = self.memory.get(record_id, now)
             if record is None and not self.in_flight.lead(record_id):
                 if deadline is None:
-                    deadline = self.deadline(call)
-                record = await self._wait_for_leader(call, record_id, deadline)
+                    deadline = self._deadline(request)
+                record = await self._wait_for_leader(request, record_id, deadline)
                 if record is None:
                     continue
             if record is not None:
-                replay = self.settle(call, decide(record, call.mark, now))
+                replay = self.resolve(request, decide(record, request.fingerprint, now))
                 if replay is not None:
                     return replay
                 continue
-            return await self._lead(call, record_id, now, deadline)
-
-    async def close(self) -> None:
-        """Finish writing to the cache."""
-        if self._cache_writes:
-            await asyncio.wait(self._cache_writes, timeout=2)
-
-    # -- leading ---------------------------------------------------------------------------
+            return await self._lead(request, record_id, now, deadline)
 
     async def _lead(
-        self, call: GuardedRequest, record_id: RecordId, now: datetime, deadline: float | None
-    ) -> "Replay | Execution":
-        """Run as the only one of this process with this key."""
+        self, request: GuardedRequest, record_id: RecordId, now: datetime, deadline: float | None
+    ) -> Replay | Execution:
+        """Claim the key as the only request of this process with it."""
         try:
-            claim = await self.take(call, record_id, now, deadline)
+            claim = await self.claim(request, record_id, now, deadline)
         except BaseException:
             self.in_flight.leave(record_id, None)
             raise
         if isinstance(claim, Found):
             self.in_flight.leave(record_id, claim.record)
-            replay = self.settle(call, decide(claim.record, call.mark, self.clock.now()))
+            decision = decide(claim.record, request.fingerprint, self.clock.now())
+            replay = self.resolve(request, decision)
             if replay is None:  # it expired between the look-up and now
                 raise StoreUnavailableError(
                     "the record expired just now; send it again", is_for_callers=True
                 )
             return replay
         if claim.after_expiry:
-            self.metrics.expired(call.endpoint)
-        # From here on the execution gives up the lead, on whichever way it ends.
-        execution = Execution(self, call, claim.unit)
+            self.metrics.expired(request.endpoint)
+        # From here on, ending the execution also ends the lead (``_end``).
+        execution = Execution(request, claim.unit)
         try:
             if self.faults:
                 await self.faults.reach("after_claim")
-            if call.policy.staleness is not None:
-                stale = stale_error(call, self.clock.now())
+            if request.policy.staleness is not None:
+                stale = stale_error(request, self.clock.now())
                 if stale is not None:
-                    await execution.refuse_stale(stale)
-                    raise stale  # noqa: TRY301 - told after it was recorded
+                    await self._refuse_stale(execution, stale)
+                    raise stale  # noqa: TRY301 - after it was recorded
         except BaseException:
-            await execution.abort()
+            await self.abort(execution)
             raise
         return execution
 
-    async def take(
-        self, call: GuardedRequest, record_id: RecordId, now: datetime, deadline: float | None
+    async def claim(
+        self, request: GuardedRequest, record_id: RecordId, now: datetime, deadline: float | None
     ) -> Claimed | Found:
-        """Claim the key, waiting without a connection while another process holds it."""
+        """Claim the key; while another process holds it, poll without holding a connection."""
         pause = _POLL_FIRST_SECONDS
         while True:
             cached = None if self.cache is None else await self.cache.get(record_id, now)
             if cached is not None:
                 self.memory.put(cached)
                 return Found(cached)
-            claim: Claim = await self.guard_store("claim", self.store.claim(record_id, now))
+            claim: Claim = await self._call_store("claim", self.store.claim(record_id, now))
             if isinstance(claim, Found):
-                self.remember(claim.record)
+                self._remember(claim.record)
             if not isinstance(claim, Held):
                 return claim
             if deadline is None:
-                deadline = self.deadline(call)
+                deadline = self._deadline(request)
             left = deadline - self.clock.monotonic()
             if left <= 0:
-                raise self.in_progress(call)
+                raise self._in_progress(request)
             await asyncio.sleep(min(pause, left))
-            pause = min(pause * 2, _POLL_MOST_SECONDS)
+            pause = min(pause * 2, _POLL_MAX_SECONDS)
             now = self.clock.now()
 
     async def _wait_for_leader(
-        self, call: GuardedRequest, record_id: RecordId, deadline: float
+        self, request: GuardedRequest, record_id: RecordId, deadline: float
     ) -> Record | None:
         started = self.clock.monotonic()
         try:
             return await self.in_flight.wait(record_id, max(0.0, deadline - started))
         except TimeoutError:
-            raise self.in_progress(call) from None
+            raise self._in_progress(request) from None
         finally:
-            self.metrics.waited(call.endpoint, self.clock.monotonic() - started)
+            self.metrics.waited(request.endpoint, self.clock.monotonic() - started)
 
-    def deadline(self, call: GuardedRequest) -> float:
-        """Return until when a duplicate of this call may wait."""
-        return self.clock.monotonic() + call.policy.wait.total_seconds()
+    def _deadline(self, request: GuardedRequest) -> float:
+        """Return the monotonic time until which a duplicate may wait."""
+        return self.clock.monotonic() + request.policy.wait.total_seconds()
 
-    def in_progress(self, call: GuardedRequest) -> InProgressError:
-        """Make the error for a call whose key another one is running."""
-        self.metrics.outcome(call.endpoint, "in_progress")
+    def _in_progress(self, request: GuardedRequest) -> InProgressError:
+        self.metrics.outcome(request.endpoint, "in_progress")
         return InProgressError(
             "the first request with this key is still running", retry_after_seconds=1
         )
 
-    def settle(self, call: GuardedRequest, decision: Decision) -> Replay | None:
-        """Turn a decision about a known record into a replay or an error; None means run."""
+    def resolve(self, request: GuardedRequest, decision: Decision) -> Replay | None:
+        """Return the replay a decision calls for, raise its error, or return None to run."""
         match decision:
             case Replayed(record):
-                self.metrics.outcome(call.endpoint, "replayed")
+                self.metrics.outcome(request.endpoint, "replayed")
                 return Replay(record)
             case Mismatched(expected, received):
-                self.metrics.outcome(call.endpoint, "mismatched")
+                self.metrics.outcome(request.endpoint, "mismatched")
                 raise PayloadMismatchError(
                     "this key was used for a different request",
                     details={"expectedHash": expected, "receivedHash": received},
                 )
             case Expired():
-                self.metrics.expired(call.endpoint)
+                self.metrics.expired(request.endpoint)
                 return None
             case Fresh() | InProgress():
                 return None
             case _:
                 assert_never(decision)
 
+    async def _refuse_stale(self, execution: Execution, error: StaleActionError) -> None:
+        """Commit the record of a stale action: its audit trail. The handler did not run."""
+        kept: Record | None = None
+        request, policy = execution.request, execution.request.policy
+        self.metrics.outcome(request.endpoint, "stale")
+        try:
+            if policy.errors_stored is ErrorsStored.NONE:
+                await execution.unit.rollback()
+                return
+            response = render_error(
+                error, policy.error_format, request.request_id, ietf_statuses=policy.ietf_statuses
+            )
+            record = self._record(request, response, policy.error_ttl)
+            await self._commit(execution, record, None)
+            kept = record
+        except (SupersededError, CommitUnknownError) as unknown:
+            raise StoreUnavailableError(
+                "the response could not be recorded; try again", is_for_callers=True
+            ) from unknown
+        finally:
+            self._end(execution, kept)
+
+    # -- after the handler -----------------------------------------------------------------
+
+    async def finish(self, execution: Execution, response: Response) -> Response | Replay:
+        """Commit the handler's response, or roll back where it is an error; return what to send.
+
+        Raises the ``RequestError`` or ``StoreUnavailableError`` to respond with instead.
+        """
+        request, unit = execution.request, execution.unit
+        kept: Record | None = None
+        try:
+            if self.faults:
+                await self.faults.reach("after_business_write")
+            if unit.superseded:
+                return await self._replay_winner(execution)
+            is_error = response.status >= 400  # noqa: PLR2004 - HTTP errors start here
+            if is_error and (not execution.writes_kept_on_error or response.status >= 500):  # noqa: PLR2004
+                kept, outcome = await self._finish_error(execution, response)
+                return outcome
+            kept = self._record(request, response, request.policy.ttl_for(response.status))
+            audit = None if is_error else self._audit_event(execution, response, kept)
+            try:
+                await self._commit(execution, kept, audit)
+            except SupersededError:
+                kept = None
+                return await self._replay_winner(execution)
+            except CommitUnknownError:
+                pending, kept = kept, None
+                kept = await self._resolve_unknown_commit(request, pending)
+                if kept is not pending:
+                    return Replay(kept)
+            except BaseException:
+                kept = None
+                raise
+            for callback in execution.on_commit:
+                callback()
+            self.metrics.outcome(request.endpoint, "refused" if is_error else "fresh")
+            return response  # noqa: TRY300 - nothing may come between the commit and the end
+        except BaseException:
+            await execution.unit.rollback()  # does nothing if it has ended
+            raise
+        finally:
+            self._end(execution, kept)
+
+    async def abort(self, execution: Execution) -> None:
+        """Roll back and free the key. Does nothing if the execution has ended."""
+        if not execution.ended:
+            try:
+                await execution.unit.rollback()
+                self.metrics.outcome(execution.request.endpoint, "rolled_back")
+            finally:
+                self._end(execution, None)
+
+    def _end(self, execution: Execution, kept: Record | None) -> None:
+        """Mark the end and pass the committed record, if any, to the duplicates that wait."""
+        execution.ended = True
+        if kept is not None:
+            self._remember(kept)
+        if execution.request.record_id is not None:
+            self.in_flight.leave(execution.request.record_id, kept)
+
+    async def _commit(
+        self, execution: Execution, record: Record | None, audit: AuditEvent | None
+    ) -> None:
+        if self.faults:
+            await self.faults.reach("before_commit")
+        started = self.clock.monotonic()
+        await execution.unit.commit(record, audit)
+        self.metrics.store_time("commit", self.clock.monotonic() - started)
+        if self.faults:
+            await self.faults.reach("after_commit")
+
+    async def _finish_error(
+        self, execution: Execution, response: Response
+    ) -> tuple[Record | None, Response | Replay]:
+        """Roll the handler's writes back; store the response if the policy says so."""
+        request = execution.request
+        await execution.unit.rollback()
+        server_failed = response.status >= 500  # noqa: PLR2004
+        self.metrics.outcome(request.endpoint, "rolled_back" if server_failed else "refused")
+        record = self._record(request, response, request.policy.ttl_for(response.status))
+        if record is None:
+            return None, response
+        claim = await self._call_store("claim", self.store.claim(record.id, record.created_at))
+        if isinstance(claim, Found):
+            decision = decide(claim.record, request.fingerprint, record.created_at)
+            return claim.record, self.resolve(request, decision) or response
+        if isinstance(claim, Held):  # another process runs it now; its response will count
+            raise self._in_progress(request)
+        execution.unit = claim.unit
+        try:
+            await self._commit(execution, record, None)
+        except SupersededError:  # another process has committed a response in the meantime
+            return None, await self._replay_winner(execution)
+        except CommitUnknownError:
+            # The transaction held nothing but the record: a retry runs again and finds out.
+            return None, response
+        return record, response
+
+    async def _replay_winner(self, execution: Execution) -> Replay:
+        """Roll back and replay the record that another request committed for this key."""
+        request = execution.request
+        await execution.unit.rollback()
+        assert request.record_id is not None  # noqa: S101 - without a key there is no record
+        now = self.clock.now()
+        record = await self._call_store("find", self.store.find(request.record_id, now))
+        replay = self.resolve(request, decide(record, request.fingerprint, now))
+        if replay is None:
+            raise StoreUnavailableError(
+                "the record of this key has been removed; try again", is_for_callers=True
+            )
+        return replay
+
+    async def _resolve_unknown_commit(
+        self, request: GuardedRequest, pending: Record | None
+    ) -> Record:
+        """Find out, after the connection died during COMMIT, which record was committed.
+
+        Claims the key on a new connection instead of looking it up: as long as the old
+        connection's transaction is alive on the server, the claim is refused.
+        """
+        if pending is None:
+            raise StoreUnavailableError(
+                "the connection was lost during the commit; check the outcome before retrying",
+                is_for_callers=True,
+            )
+        deadline = self._deadline(request)
+        try:
+            claim = await self.claim(request, pending.id, self.clock.now(), deadline)
+        except InProgressError as error:
+            raise StoreUnavailableError(
+                "the outcome is not known yet; send it again", is_for_callers=True
+            ) from error
+        if isinstance(claim, Claimed):
+            await claim.unit.rollback()
+            raise StoreUnavailableError(
+                "the connection was lost before the commit; send it again", is_for_callers=True
+            )
+        # Compare every field: clients repeat their X-Request-ID, so it identifies no attempt.
+        if claim.record == pending:
+            return pending
+        decision = decide(claim.record, request.fingerprint, self.clock.now())
+        replay = self.resolve(request, decision)
+        return replay.record if replay is not None else claim.record
+
+    # -- records ---------------------------------------------------------------------------
+
+    def _record(
+        self, request: GuardedRequest, response: Response, ttl: timedelta | None
+    ) -> Record | None:
+        if request.record_id is None or ttl is None:
+            return None
+        created_at = self.clock.now()
+        succeeded = response.status < 400  # noqa: PLR2004
+        return Record(
+            id=request.record_id,
+            fingerprint=request.fingerprint,
+            status=response.status,
+            headers=response.stored_headers(),
+            body=response.body,
+            created_at=created_at,
+            expires_at=_expires_at(request, created_at, ttl, succeeded=succeeded),
+            request_id=request.request_id,
+            correlation_id=request.correlation_id,
+            audit_id=self.new_id(created_at) if request.policy.audit and succeeded else None,
+        )
+
+    def _audit_event(
+        self, execution: Execution, response: Response, record: Record | None
+    ) -> AuditEvent | None:
+        request = execution.request
+        if not request.policy.audit:
+            return None
+        created_at = self.clock.now() if record is None else record.created_at
+        audit_id = None if record is None else record.audit_id
+        return AuditEvent(
+            id=audit_id or self.new_id(created_at),
+            tenant=request.principal.tenant,
+            actor=request.principal.actor,
+            endpoint=request.endpoint,
+            payload_hash=request.fingerprint.body_hash,
+            status=response.status,
+            request_id=request.request_id,
+            correlation_id=request.correlation_id,
+            created_at=created_at,
+            resource=execution.resource,
+            version=execution.version,
+        )
+
+    def _remember(self, record: Record) -> None:
+        """Keep a committed record in memory, and write it to the cache in the background."""
+        self.memory.put(record)
+        if self.cache is not None:
+            task = asyncio.ensure_future(self.cache.put(record, self.clock.now()))
+            self._cache_writes.add(task)
+            task.add_done_callback(self._cache_writes.discard)
+
     # -- the store, behind its breaker -----------------------------------------------------
 
-    async def guard_store(self, operation: str, work: Awaitable[Any]) -> Any:
+    async def _call_store(self, operation: str, work: Awaitable[Any]) -> Any:
         """Call the store, unless its breaker is open."""
         started = self.clock.monotonic()
         wait = self.breaker.retry_after(started)
@@ -214,7 +464,7 @@ class Idempotency:
             if asyncio.iscoroutine(work):
                 work.close()
             raise StoreUnavailableError(
-                "the store is not answering; try again shortly",
+                "the store is not responding; try again shortly",
                 retry_after_seconds=wait,
                 is_for_callers=True,
             )
@@ -227,10 +477,17 @@ class Idempotency:
         self.metrics.store_time(operation, self.clock.monotonic() - started)
         return result
 
-    def remember(self, record: Record) -> None:
-        """Keep a committed record in memory, and in the cache without waiting for it."""
-        self.memory.put(record)
-        if self.cache is not None:
-            task = asyncio.ensure_future(self.cache.put(record, self.clock.now()))
-            self._cache_writes.add(task)
-            task.add_done_callback(self._cache_writes.discard)
+
+def _expires_at(
+    request: GuardedRequest, created_at: datetime, ttl: timedelta, *, succeeded: bool
+) -> datetime:
+    """Return when the record expires: not while its action could still count as a new one.
+
+    An action counts for cap + grace from its ``clientGeneratedAt``, which may be longer than the
+    TTL. It must not run again in between, unless the policy sets ``outlive_staleness`` to False.
+    """
+    expires_at = created_at + ttl
+    rule = request.policy.staleness
+    if rule is None or not request.policy.outlive_staleness or not succeeded:
+        return expires_at
+    return max(expires_at, generated_at(request) + rule.cap + rule.grace + _ONE_SECOND)

@@ -1,4 +1,4 @@
-"""Committed records in memory: they never change, so replays may be served from here."""
+"""Committed records in memory. They never change, so replays can be served from here."""
 
 from collections import OrderedDict
 from datetime import datetime
@@ -9,16 +9,14 @@ __all__ = ["MemoryRecords"]
 
 
 class MemoryRecords:
-    """Least recently used records, bounded in bytes. Zero bytes switches it off."""
+    """An LRU cache of records, bounded in bytes. With zero bytes it keeps nothing."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Start empty."""
         self._max_bytes = max_bytes
         self._records: OrderedDict[RecordId, Record] = OrderedDict()
         self.size_bytes = 0
 
     def __len__(self) -> int:
-        """Return how many records are kept."""
         return len(self._records)
 
     def get(self, record_id: RecordId, now: datetime) -> Record | None:
@@ -33,7 +31,7 @@ class MemoryRecords:
         return record
 
     def put(self, record: Record) -> None:
-        """Keep a committed record, letting go of the least recently used."""
+        """Keep a committed record, evicting the least recently used ones."""
         cost = record.cost_bytes
         if cost > self._max_bytes:
             return

@@ -1,14 +1,12 @@
-"""OpenAPI: guarded operations document their key, their replay marker and every error."""
+"""Adds the key, the replay headers and the errors of guarded operations to an OpenAPI document."""
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from holdfast.core.error_formats import CODES
 from holdfast.core.keys import KeyFormat
 from holdfast.core.policy import ErrorFormat, Policy
-
-if TYPE_CHECKING:
-    from holdfast.server.app import Holdfast
-    from holdfast.server.route_table import GuardedRoute
+from holdfast.server.route_table import GuardedRoute, GuardTable
 
 __all__ = ["document", "error_schema"]
 
@@ -33,8 +31,8 @@ _SCHEMA_NAME: Final = {
 }
 
 
-def document(holdfast: "Holdfast", app: Any) -> None:
-    """Wrap a FastAPI app's OpenAPI document."""
+def document(app: Any, table: Callable[[], GuardTable]) -> None:
+    """Extend a FastAPI app's OpenAPI document. ``table`` is called when the document is made."""
     plain = app.openapi
 
     def with_guards() -> dict[str, Any]:
@@ -42,11 +40,9 @@ def document(holdfast: "Holdfast", app: Any) -> None:
         schema: dict[str, Any] = plain()
         if fresh:
             components = schema.setdefault("components", {}).setdefault("schemas", {})
-            for error_format in {
-                route.guard.policy.error_format for route in holdfast.table().routes
-            }:
+            for route in table().routes:
+                error_format = route.guard.policy.error_format
                 components[_SCHEMA_NAME[error_format]] = error_schema(error_format)
-            for route in holdfast.table().routes:
                 operation = schema.get("paths", {}).get(route.path, {}).get(route.method.lower())
                 if operation is not None:
                     _describe(operation, route)
@@ -73,15 +69,15 @@ def error_schema(error_format: ErrorFormat) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": sorted(properties)}
 
 
-def _describe(operation: dict[str, Any], route: "GuardedRoute") -> None:
+def _describe(operation: dict[str, Any], route: GuardedRoute) -> None:
     policy = route.guard.policy
     if policy.key_field is None:
         operation.setdefault("parameters", []).append(_key_parameter(policy))
     responses = operation.setdefault("responses", {})
-    responses.pop("422", None)  # FastAPI's own shape; ours is told in the policy's dialect
+    responses.pop("422", None)  # FastAPI's own format; a guarded route uses the policy's
     for status, response in responses.items():
         if status.startswith(("2", "3")):
-            response.setdefault("headers", {}).update(_answer_headers())
+            response.setdefault("headers", {}).update(_response_headers())
     for status, (description, codes) in sorted(_errors(policy).items()):
         responses[str(status)] = {
             "description": f"{description}: {', '.join(f'`{code}`' for code in codes)}",
@@ -124,18 +120,20 @@ def _key_parameter(policy: Policy) -> dict[str, Any]:
         "required": policy.key_required,
         "schema": schema,
         "description": (
-            "Made once per action and sent with every retry of it. The same key with the same "
-            f"request is answered from memory for {hours:g} hours; with another request it is "
-            "refused."
+            "Created once per action and sent with every retry of it. The same key with the same "
+            f"request replays the stored response for {hours:g} hours; with a different request "
+            "it is refused."
         ),
     }
 
 
-def _answer_headers() -> dict[str, Any]:
+def _response_headers() -> dict[str, Any]:
     return {
-        "Idempotency-Replayed": _header("`true` when this answer was stored earlier."),
+        "Idempotency-Replayed": _header(
+            "`true` when this is the stored response of an earlier request."
+        ),
         "X-Request-ID": _header("Id of this request."),
-        "X-Original-Request-ID": _header("On a replay: id of the request that did the work."),
+        "X-Original-Request-ID": _header("On a replay: id of the request that was executed."),
         "X-Correlation-ID": _header("Id of the chain of work this request belongs to."),
     }
 

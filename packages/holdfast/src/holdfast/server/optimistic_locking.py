@@ -1,4 +1,4 @@
-"""Optimistic locking for any aggregate: the first valid write wins, in one step. See `core`."""
+"""Optimistic locking for any row with a version: the first valid write wins."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from holdfast.ports import Row
 
 __all__ = ["Current", "Write", "update_with_version"]
 
-# Looks at the row as it is now: a mapping with its ``version``, or None where there is none.
+# Reads the row: a mapping with its ``version``, or None if it does not exist.
 Current = Callable[[], Awaitable[Row | None]]
-# Writes over the row if it has this version, and returns it as it is then; None where it has not.
+# Updates the row if it has this version and returns the new row; None if it has another.
 Write = Callable[[int], Awaitable[Row | None]]
 
 
@@ -24,17 +24,18 @@ async def update_with_version(
     allow_any: bool = False,
     what: str = "resource",
 ) -> Row:
-    """Write over the version the caller has seen, and return the row as it is then.
+    """Update the version the caller has seen, and return the new row.
 
-    ``write`` checks and writes in one statement (``UPDATE … WHERE version = …``); only where it
-    finds nothing is the row looked at, to tell gone (404) from moved on (409). ``if_match`` are all
-    values of that header, ``in_body`` the body's ``version``; with neither it is 428.
+    ``write`` checks and updates in one statement (``UPDATE … WHERE version = …``). If it updates
+    nothing, ``current`` is called to distinguish a missing row (404) from a newer version (409).
+    ``if_match`` are all values of that header, ``in_body`` is the body's ``version``; without
+    either it is 428.
     """
     try:
         expected = expected_version(if_match=if_match, in_body=in_body, allow_any=allow_any)
     except RequestError:
-        # What is not there is not there, with a version and without.
-        await _still_there(current, what)
+        # A missing row is 404, whatever is wrong with the version.
+        await _existing(current, what)
         raise
     version = None
     if not isinstance(expected, AnyVersion) and len(expected) == 1:
@@ -44,13 +45,13 @@ async def update_with_version(
             row = await write(version)
             if row is not None:
                 return row
-        row = await _still_there(current, what)
+        row = await _existing(current, what)
         check_version(expected, row["version"])
-        # Any version, one of several, or one that was reached only just now: again, with that.
+        # Any version, one of several, or one written since: try again with the current one.
         version = row["version"]
 
 
-async def _still_there(current: Current, what: str) -> Row:
+async def _existing(current: Current, what: str) -> Row:
     row = await current()
     if row is None:
         raise NotFoundError(f"there is no such {what}")

@@ -1,4 +1,4 @@
-"""The head of a request: what guards, sign-in and limits read before the body is looked at."""
+"""The head of a request: method, path and the headers that Holdfast reads."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
@@ -14,11 +14,10 @@ _VISIBLE: Final = frozenset(range(0x21, 0x7F))
 
 
 class RequestHead:
-    """Method, path and headers, read once."""
+    """Method, path and headers of one request, read in one pass."""
 
     __slots__ = (
         "authorization",
-        "call",
         "content_length",
         "content_type",
         "correlation_id",
@@ -28,26 +27,26 @@ class RequestHead:
         "method",
         "path",
         "query",
+        "request",
         "request_id",
     )
 
     def __init__(
         self, method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]
     ) -> None:
-        """Read the headers this library cares about in one pass."""
         self.method = method
         self.path = path
         self.query = query
         self.headers = headers
-        # Filled in on the way, for logs and traces.
-        self.call: GuardedRequest | None = None
+        # Set while the request is served, for logs and traces.
+        self.request: GuardedRequest | None = None
         self.is_replay = False
         self.key_headers: list[bytes] = []
         self.content_type: str | None = None
         self.content_length: int | None = None
         self.authorization: str | None = None
         request_id = correlation_id = None
-        signs_in: set[bytes] = set()
+        authorizations: set[bytes] = set()
         for name, value in headers:
             match name:
                 case b"idempotency-key":
@@ -55,34 +54,34 @@ class RequestHead:
                 case b"content-type":
                     self.content_type = value.decode("latin-1")
                 case b"content-length":
-                    # More digits than these are no length, and int() would refuse them at 4300.
+                    # int() refuses more than 4300 digits; 18 are enough for any length.
                     self.content_length = int(value[:18]) if value.isdigit() else None
                 case b"authorization":
-                    signs_in.add(value)
+                    authorizations.add(value)
                 case b"x-request-id":
                     request_id = _usable_id(value)
                 case b"x-correlation-id":
                     correlation_id = _usable_id(value)
-        # Two different ones are nobody: a proxy may have checked the other.
-        if len(signs_in) == 1:
-            self.authorization = signs_in.pop().decode("latin-1")
+        # Two different ones identify no caller: a proxy may have checked the other one.
+        if len(authorizations) == 1:
+            self.authorization = authorizations.pop().decode("latin-1")
         self.request_id = request_id or new_request_id()
         self.correlation_id = correlation_id or self.request_id
 
     def facts(self) -> dict[str, str | bool]:
-        """Return what logs and traces may know of a guarded request: no key, only its hash."""
+        """Return the fields for logs and traces. The key is included as a hash only."""
         facts: dict[str, str | bool] = {
             "request_id": self.request_id,
             "correlation_id": self.correlation_id,
         }
-        if self.call is not None:
+        if self.request is not None:
             facts |= {
-                "endpoint": self.call.endpoint,
-                "tenant": self.call.principal.tenant,
+                "endpoint": self.request.endpoint,
+                "tenant": self.request.principal.tenant,
                 "replayed": self.is_replay,
             }
-            if self.call.record_id is not None:
-                facts["key_hash"] = short_hash(self.call.record_id.key)
+            if self.request.record_id is not None:
+                facts["key_hash"] = short_hash(self.request.record_id.key)
         return facts
 
     def header(self, name: str) -> str | None:
@@ -94,19 +93,19 @@ class RequestHead:
         return None
 
 
-# Says who is calling, or raises NotAuthenticatedError.
+# Returns the caller, or raises NotAuthenticatedError.
 Identify = Callable[[RequestHead], Principal | Awaitable[Principal]]
 
-_EVERYONE = Principal(tenant="everyone", actor="anonymous")
+_ANONYMOUS = Principal(tenant="everyone", actor="anonymous")
 
 
 def anonymous(_head: RequestHead) -> Principal:
-    """Put all callers into one tenant: for apps without sign-in, and for a first try."""
-    return _EVERYONE
+    """Put all callers into one tenant, ``everyone``: for apps without sign-in."""
+    return _ANONYMOUS
 
 
 def _usable_id(value: bytes) -> str | None:
-    """Take a caller's request or correlation id if it is short and visible ASCII."""
+    """Return a client's request or correlation id if it is short and visible ASCII."""
     if not 0 < len(value) <= _MAX_ID_LENGTH or not _VISIBLE.issuperset(value):
         return None
     return value.decode("ascii")

@@ -1,24 +1,13 @@
-"""The answer of a guarded request: held back until the commit, then let out. No routing here."""
+"""Holds back the app's response until it is complete, and sends responses to the client."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from holdfast.core.idempotency_record import Reply
-from holdfast.core.policy import Policy
-from holdfast.errors import (
-    RequestError,
-    ResponseTooLargeError,
-    StoreUnavailableError,
-    StreamingResponseError,
-    UsageError,
-)
-from holdfast.server.execution import Execution, Replay
+from holdfast.core.idempotency_record import Response
+from holdfast.errors import ResponseTooLargeError, StreamingResponseError, UsageError
 from holdfast.server.request_head import RequestHead
 
-if TYPE_CHECKING:
-    from holdfast.server.asgi import GuardMiddleware
-
-__all__ = ["Answer", "Body", "Message", "Receive", "Send", "Stop", "send_reply"]
+__all__ = ["Message", "Receive", "ResponseBuffer", "ResponseDiscarded", "Send", "send_response"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -28,102 +17,70 @@ Send = Callable[[Message], Awaitable[None]]
 _WITHOUT_BODY: Final = frozenset({204, 304})
 
 
-class Stop(BaseException):
-    """Raised through the app when its answer is not the one that counts.
+class ResponseDiscarded(Exception):  # noqa: N818 - stops the app; not an error of it
+    """Raised in the app by ``send`` when its response is not the one the client gets.
 
-    Its background tasks must not run then. Not an ``Exception``, so that no handler of the app
-    takes it for one of its own.
+    Frameworks run background tasks after ``send`` of the last message returns, so raising here
+    is what keeps them from running. It is safe as an ordinary exception: the response has
+    started, so a framework's error handlers send nothing more (Starlette raises it again), and
+    whatever an app does send after it is refused with the same exception.
     """
 
 
-class Body:
-    """A body already read, told to the app again."""
+class ResponseBuffer:
+    """Collects the messages of one response and passes the complete response to ``finish``.
 
-    __slots__ = ("_body", "_receive", "_told")
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body = body
-        self._receive = receive
-        self._told = False
-
-    async def receive(self) -> Message:
-        """Give the body once; after it, whatever the server has to say."""
-        if self._told:
-            return await self._receive()
-        self._told = True
-        return {"type": "http.request", "body": self._body, "more_body": False}
-
-
-class Answer:
-    """Collects the app's answer, has it committed, and only then lets it out."""
+    ``finish`` commits and sends; it returns whether this response is the one that was sent.
+    """
 
     __slots__ = (
-        "_execution",
-        "_face",
-        "_head",
+        "_endpoint",
+        "_finish",
+        "_max_bytes",
         "_parts",
-        "_policy",
         "_send",
         "_size",
         "_start",
-        "is_sent",
-        "is_stopped",
+        "is_complete",
+        "is_discarded",
         "misuse",
     )
 
     def __init__(
         self,
-        face: "GuardMiddleware",
-        execution: Execution,
-        policy: Policy,
-        head: RequestHead,
+        endpoint: str,
+        max_bytes: int,
+        finish: Callable[[Response], Awaitable[bool]],
         send: Send,
     ) -> None:
-        self._face = face
-        self._execution = execution
-        self._policy = policy
-        self._head = head
+        self._endpoint = endpoint
+        self._max_bytes = max_bytes
+        self._finish = finish
         self._send = send
         self._start: Message | None = None
         self._parts: list[bytes] = []
         self._size = 0
-        self.is_sent = False
-        self.is_stopped = False
+        self.is_complete = False
+        self.is_discarded = False
+        # Why the response cannot be stored, if it cannot.
         self.misuse: UsageError | None = None
 
     async def send(self, message: Message) -> None:
-        """Take one message of the app."""
-        if self.is_sent:
-            await self._send(message)
+        """Take one ASGI message of the app; its last one waits for the commit."""
+        if self.is_discarded:
+            raise ResponseDiscarded
+        if self.is_complete:
+            await self._send(message)  # what follows a complete response is for the server to judge
             return
         kind = message["type"]
         if kind == "http.response.start":
-            self._start = message
+            self._start, self._parts, self._size = message, [], 0
         elif kind == "http.response.body":
-            await self._take_body(message)
+            await self._add_body(message)
         else:
             self._refuse_streaming(kind)
 
-    async def end_with(self, reply: Reply) -> None:
-        """End with an answer, whoever made it: commit, then let out what the commit says."""
-        if self._execution.ended:
-            self.is_sent = True
-            await send_reply(self._send, reply, self._head, ())
-            return
-        try:
-            outcome = await self._execution.finish(reply)
-        except (RequestError, StoreUnavailableError) as error:
-            self.is_sent = self.is_stopped = True
-            await self._face.refuse(error, self._execution.call, self._head, self._send)
-            raise Stop from error
-        self.is_sent = True
-        if isinstance(outcome, Replay):
-            self.is_stopped = True
-            await self._face.replay(outcome.record, self._execution.call, self._head, self._send)
-            raise Stop
-        await send_reply(self._send, outcome, self._head, ())
-
-    async def _take_body(self, message: Message) -> None:
+    async def _add_body(self, message: Message) -> None:
         chunk = message.get("body", b"")
         start = self._start
         assert start is not None  # noqa: S101 - ASGI: start comes first
@@ -136,43 +93,55 @@ class Answer:
         self._count(len(chunk))
         body = b"".join((*self._parts, chunk)) if self._parts else bytes(chunk)
         headers = tuple((name.lower(), value) for name, value in start.get("headers", ()))
-        await self.end_with(Reply(start["status"], headers, body))
+        self.is_discarded = not await self._finish(Response(start["status"], headers, body))
+        self.is_complete = True
+        if self.is_discarded:
+            raise ResponseDiscarded
 
     def _count(self, size: int) -> None:
         self._size += size
-        if self._size > self._policy.max_response_bytes:
-            self.misuse = ResponseTooLargeError(
-                f"{self._execution.call.endpoint} answers with more than "
-                f"{self._policy.max_response_bytes} bytes: that cannot be stored for a replay. "
-                "Store the result and answer with a link to it."
+        if self._size > self._max_bytes:
+            self._discard(
+                ResponseTooLargeError(
+                    f"{self._endpoint} sent a response of more than {self._max_bytes} bytes, "
+                    "which cannot be stored for a replay. Store the result and respond with a "
+                    "link to it."
+                )
             )
-            self.is_stopped = True
-            raise Stop
 
     def _refuse_streaming(self, why: str) -> None:
-        self.misuse = StreamingResponseError(
-            f"{self._execution.call.endpoint} streams its answer ({why}): a guarded answer is "
-            "stored with the transaction and must be complete. Return a plain response."
+        self._discard(
+            StreamingResponseError(
+                f"{self._endpoint} streams its response ({why}). The response of a guarded "
+                "operation is stored with the transaction and must be complete: return a plain "
+                "response."
+            )
         )
-        self.is_stopped = True
-        raise Stop
+
+    def _discard(self, misuse: UsageError) -> None:
+        self.misuse = misuse
+        self.is_discarded = True
+        raise ResponseDiscarded
 
 
-async def send_reply(
-    send: Send, reply: Reply, head: RequestHead, marks: tuple[tuple[bytes, bytes], ...]
+async def send_response(
+    send: Send,
+    response: Response,
+    head: RequestHead,
+    extra_headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
-    """Let a reply out, with the ids of this request and what marks it."""
+    """Send a response with the ids of this request."""
     headers = [
         pair
-        for pair in reply.headers
+        for pair in response.headers
         if pair[0] not in (b"content-length", b"x-request-id", b"x-correlation-id")
     ]
-    headers += marks
-    if reply.body or reply.status not in _WITHOUT_BODY:
-        headers.append((b"content-length", str(len(reply.body)).encode()))
+    headers += extra_headers
+    if response.body or response.status not in _WITHOUT_BODY:
+        headers.append((b"content-length", str(len(response.body)).encode()))
     headers += (
         (b"x-request-id", head.request_id.encode("latin-1")),
         (b"x-correlation-id", head.correlation_id.encode("latin-1")),
     )
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body})

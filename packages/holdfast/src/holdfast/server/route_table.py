@@ -1,4 +1,4 @@
-"""Guards: which operations are guarded, by which policy, found by method and path."""
+"""Which operations are guarded, and by which policy: looked up by method and path."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ __all__ = ["Guard", "GuardTable", "GuardedRoute", "Match", "OpenRoute", "guard_o
 
 _ATTRIBUTE: Final = "__holdfast_guard__"
 _PARAM: Final = re.compile(r"{([a-zA-Z_]\w*)(?::(\w+))?}")
-# As Starlette has them: what reaches a handler there must be found here, or it runs unguarded.
+# Starlette's converters: a path that reaches a handler there must match here, or it is unguarded.
 _CONVERTERS: Final = {
     "str": r"[^/]+",
     "int": r"[0-9]+",
@@ -21,13 +21,13 @@ _CONVERTERS: Final = {
     "path": r".*",
 }
 
-# Reading changes nothing: these never touch the store of records.
+# These change nothing and never access the store of records.
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """How one operation is guarded. Without a name, method and path template name it."""
+    """How one operation is guarded. The default endpoint is method and path template."""
 
     policy: Policy
     endpoint: str | None = None
@@ -35,7 +35,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class GuardedRoute:
-    """A guard at its place: one method, one path template."""
+    """A guarded operation: one method, one path template."""
 
     method: str
     path: str
@@ -43,20 +43,20 @@ class GuardedRoute:
 
     @property
     def endpoint(self) -> str:
-        """Return the stable name of the operation."""
+        """The stable name of the operation, part of every stored key."""
         return self.guard.endpoint or f"{self.method} {self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRoute:
-    """A route without a guard: where the app tries it first, a guarded one behind has no say."""
+    """A route without a guard. If it comes first, a later guarded route is never reached."""
 
     method: str
     path: str
 
 
 class Match(NamedTuple):
-    """A guarded route that a request hits, with the parameters in its path."""
+    """The guarded route of a request, with its path parameters."""
 
     endpoint: str
     policy: Policy
@@ -67,7 +67,7 @@ _NOT_FOUND: Final = Match("", Policy(), {})
 
 
 def mark_guarded(handler: Callable[..., Any], guard: Guard) -> None:
-    """Note on a handler that it is guarded; the handler itself stays as it is."""
+    """Set the guard of a handler, as an attribute of it."""
     setattr(handler, _ATTRIBUTE, guard)
 
 
@@ -77,19 +77,19 @@ def guard_of(handler: object) -> Guard | None:
 
 
 class GuardTable:
-    """An app's guarded routes. Fixed paths are a dictionary hit; templates are tried in turn."""
+    """An app's guarded routes. Fixed paths are in a dictionary; templates are tried in order."""
 
     def __init__(self, routes: Iterable[GuardedRoute | OpenRoute] = ()) -> None:
-        """Take the routes in the order the app tries them."""
+        """Add the routes in the order in which the app tries them."""
         self.routes: list[GuardedRoute] = []
-        # None stands for an open route.
+        # None for an open route.
         self._fixed: dict[tuple[str, str], Match | None] = {}
         self._templates: dict[str, list[tuple[re.Pattern[str], GuardedRoute | OpenRoute]]] = {}
         for route in routes:
             self.add(route)
 
     def add(self, route: GuardedRoute | OpenRoute) -> None:
-        """Add one route."""
+        """Add a route. Raises ``ConfigurationError`` for a guarded GET or an unknown converter."""
         if isinstance(route, GuardedRoute):
             if route.method in SAFE_METHODS:
                 raise ConfigurationError(
@@ -102,7 +102,7 @@ class GuardTable:
             if pattern is not None:
                 self._templates.setdefault(route.method, []).append((pattern, route))
         elif (route.method, route.path) not in self._fixed:
-            # An earlier template that fits is what the app serves.
+            # The app serves the first route that matches: an earlier template wins.
             match = self._by_template(route.method, route.path)
             if match is _NOT_FOUND:
                 match = (
@@ -114,7 +114,7 @@ class GuardTable:
 
     def find(self, method: str, path: str) -> Match | None:
         """Return the guarded route of a request, or None."""
-        path = path.removesuffix("\n")  # Starlette's patterns end in ``$``, which overlooks one
+        path = path.removesuffix("\n")  # Starlette's patterns end in ``$``, which ignores one
         match = self._fixed.get((method, path), _NOT_FOUND)
         if match is _NOT_FOUND:
             match = self._by_template(method, path)
@@ -122,11 +122,11 @@ class GuardTable:
 
     def _by_template(self, method: str, path: str) -> Match | None:
         for pattern, route in self._templates.get(method, ()):
-            hit = pattern.fullmatch(path)
-            if hit is not None:
+            found = pattern.fullmatch(path)
+            if found is not None:
                 if isinstance(route, OpenRoute):
                     return None
-                return Match(route.endpoint, route.guard.policy, hit.groupdict())
+                return Match(route.endpoint, route.guard.policy, found.groupdict())
         return _NOT_FOUND
 
 

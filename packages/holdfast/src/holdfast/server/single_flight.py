@@ -1,4 +1,4 @@
-"""Who runs which key in this process, so that duplicates wait for a future, not for a database."""
+"""One leader per key in this process; duplicates wait on a future, not on the database."""
 
 import asyncio
 
@@ -8,26 +8,24 @@ __all__ = ["InFlight"]
 
 
 class InFlight:
-    """One leader per key; everyone else waits, holding no connection."""
+    """The keys that this process is running."""
 
     def __init__(self) -> None:
-        """Start with nothing running."""
         self._running: dict[RecordId, asyncio.Future[Record | None] | None] = {}
 
     def __len__(self) -> int:
-        """Return how many keys are running."""
         return len(self._running)
 
     def lead(self, record_id: RecordId) -> bool:
-        """Become the leader of this key, unless there is one."""
+        """Return True and lead this key, or False if it has a leader."""
         if record_id in self._running:
             return False
-        # The future is made only when someone waits: most keys never see a duplicate.
+        # The future is created when the first duplicate waits: most keys never have one.
         self._running[record_id] = None
         return True
 
     async def wait(self, record_id: RecordId, seconds: float) -> Record | None:
-        """Wait for the leader to end and return its record; None if it left without one.
+        """Wait for the leader to end and return its record, or None if it committed none.
 
         Raises ``TimeoutError`` when the leader takes longer.
         """
@@ -38,11 +36,11 @@ class InFlight:
             future = asyncio.get_running_loop().create_future()
             self._running[record_id] = future
         async with asyncio.timeout(seconds):
-            # Shielded: one waiter's time-out must not end the wait of the others.
+            # Shielded: the time-out of one waiter must not cancel the others.
             return await asyncio.shield(future)
 
     def leave(self, record_id: RecordId, record: Record | None) -> None:
-        """End the lead and hand the record, if there is one, to all who wait."""
+        """End the lead and pass its record, or None, to the duplicates that wait."""
         future = self._running.pop(record_id, None)
         if future is not None and not future.done():
             future.set_result(record)

@@ -1,7 +1,7 @@
-"""Starlette and FastAPI: install the guard, find its routes, hand handlers what they write in."""
+"""Starlette and FastAPI: install the guard, list the guarded routes, provide dependencies."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -19,17 +19,20 @@ from holdfast.ports import Transaction
 from holdfast.server.asgi import SCOPE_KEY, log_outage
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import Principal
-from holdfast.server.route_table import SAFE_METHODS, GuardedRoute, OpenRoute, guard_of
+from holdfast.server.request_head import RequestHead
+from holdfast.server.route_table import (
+    SAFE_METHODS,
+    GuardedRoute,
+    GuardTable,
+    OpenRoute,
+    guard_of,
+)
 
-if TYPE_CHECKING:
-    from holdfast.server.app import Holdfast
-    from holdfast.server.request_head import RequestHead
-
-__all__ = ["install", "the_execution", "the_principal", "the_transaction"]
+__all__ = ["error_format_of", "install", "the_execution", "the_principal", "the_transaction"]
 
 
-# Dependencies are coroutines although they wait for nothing: FastAPI sends plain functions through
-# a thread pool, which costs as much as the rest of the guard together.
+# Dependencies are coroutines although they await nothing: FastAPI runs plain functions in a thread
+# pool, which costs as much as the rest of the guard together.
 
 
 async def the_execution(request: Request) -> Execution:
@@ -43,58 +46,59 @@ async def the_transaction(request: Request) -> Any:
 
 
 async def the_principal(request: Request) -> Principal:
-    """Return who is calling the guarded operation."""
-    return _execution(request).call.principal
+    """Return the caller of the guarded operation."""
+    return _execution(request).request.principal
 
 
 def _execution(request: Request) -> Execution:
     execution = request.scope.get(SCOPE_KEY)
     if not isinstance(execution, Execution):
         raise NoTransactionError(
-            f"{request.method} {request.url.path} asks for Holdfast's transaction but is not "
+            f"{request.method} {request.url.path} uses Holdfast's transaction but is not "
             "guarded: put @holdfast.guard() below its route decorator"
         )
     return execution
 
 
-def install(holdfast: "Holdfast", app: Any) -> None:
-    """Put the guard into a Starlette or FastAPI app."""
-    app.add_middleware(_guarding, holdfast=holdfast)
-    app.add_exception_handler(RequestError, _answer)
-    app.add_exception_handler(StoreUnavailableError, _answer)
-    holdfast.read_routes_with(lambda: list(_routes(app.routes, "")))
+def install(
+    app: Any, *, wrap: Callable[[Any], Any], table: Callable[[], GuardTable]
+) -> Callable[[], Sequence[GuardedRoute | OpenRoute]]:
+    """Add the guard to a Starlette or FastAPI app; return a function that lists its routes.
+
+    ``wrap`` puts the guard around an ASGI app; ``table`` returns the guarded routes.
+    """
+    app.add_middleware(wrap)
+    app.add_exception_handler(RequestError, _respond)
+    app.add_exception_handler(StoreUnavailableError, _respond)
     if hasattr(app, "openapi"):
         from holdfast.server.openapi import document  # noqa: PLC0415 - FastAPI only
 
-        document(holdfast, app)
+        document(app, table)
+    return lambda: list(_routes(app.routes, ""))
 
 
-def _guarding(app: Any, holdfast: "Holdfast") -> Any:
-    """Add the guard with the lifespan, in the shape ``add_middleware`` wants."""
-    return holdfast.wrap(app)
-
-
-async def _answer(request: Request, error: Exception) -> Response:
-    """Answer with a Holdfast error that a handler raised."""
+async def _respond(request: Request, error: Exception) -> Response:
+    """Respond with a Holdfast error that a handler raised."""
     if not isinstance(error, RequestError | StoreUnavailableError):
         raise error
-    head: RequestHead | None = request.scope.get("holdfast.head")
+    found = request.scope.get("holdfast.head")
+    head = found if isinstance(found, RequestHead) else None
     execution = request.scope.get(SCOPE_KEY)
     if isinstance(error, StoreUnavailableError):
         log_outage(error, head)
     request_id = head.request_id if head else ""
     if isinstance(execution, Execution):
-        policy = execution.call.policy
+        policy = execution.request.policy
         ietf = policy.ietf_statuses
-        reply = render_error(error, policy.error_format, request_id, ietf_statuses=ietf)
+        rendered = render_error(error, policy.error_format, request_id, ietf_statuses=ietf)
     else:
-        reply = render_error(error, dialect_of(request), request_id)
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers}
-    return Response(reply.body, reply.status, headers)
+        rendered = render_error(error, error_format_of(request), request_id)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in rendered.headers}
+    return Response(rendered.body, rendered.status, headers)
 
 
-def dialect_of(request: Request) -> ErrorFormat:
-    """Return the dialect of a route that is not guarded; an app may set it on its state."""
+def error_format_of(request: Request) -> ErrorFormat:
+    """Return ``scope["holdfast.error_format"]``, or the problem format where an app sets none."""
     chosen = request.scope.get("holdfast.error_format")
     return chosen if isinstance(chosen, ErrorFormat) else ErrorFormat.PROBLEM
 
@@ -102,7 +106,7 @@ def dialect_of(request: Request) -> ErrorFormat:
 def _routes(routes: Any, prefix: str) -> Iterator[GuardedRoute | OpenRoute]:
     for route in _contexts(routes):
         if isinstance(route, Mount):
-            _teach_to_answer(route.app)
+            _add_handlers(route.app)
             yield from _routes(route.routes or (), prefix + route.path)
             continue
         guard = guard_of(getattr(route, "endpoint", None))
@@ -119,16 +123,16 @@ def _routes(routes: Any, prefix: str) -> Iterator[GuardedRoute | OpenRoute]:
                 yield OpenRoute(method, path)
 
 
-def _teach_to_answer(app: Any) -> None:
-    """Let a mounted app answer our errors itself: its own 500 would come before ours."""
+def _add_handlers(app: Any) -> None:
+    """Let a mounted app handle Holdfast's errors: else it would turn them into a 500."""
     handlers = getattr(app, "exception_handlers", None)
     if isinstance(handlers, dict):
-        handlers.setdefault(RequestError, _answer)
-        handlers.setdefault(StoreUnavailableError, _answer)
+        handlers.setdefault(RequestError, _respond)
+        handlers.setdefault(StoreUnavailableError, _respond)
 
 
 def _contexts(routes: Any) -> Iterator[Any]:
-    """Walk the routes, included routers too, which newer FastAPI keeps as branches of a tree."""
+    """Iterate over all routes; newer FastAPI keeps those of included routers as a tree."""
     try:
         from fastapi.routing import iter_route_contexts  # noqa: PLC0415
     except ImportError:
@@ -143,8 +147,9 @@ def _refuse_streaming(path: str, response_class: Any) -> None:
     chosen = getattr(response_class, "value", response_class)
     if isinstance(chosen, type) and issubclass(chosen, StreamingResponse):
         raise StreamingResponseError(
-            f"{path} is guarded and streams ({chosen.__name__}): a guarded answer is stored with "
-            "the transaction and must be complete. Use a plain response class."
+            f"{path} is guarded and streams ({chosen.__name__}): the response of a guarded "
+            "operation is stored with the transaction and must be complete. Use a plain response "
+            "class."
         )
 
 

@@ -1,4 +1,4 @@
-"""The sweep: expired records go in small batches, so that live traffic does not notice."""
+"""Deletes expired records in small batches, so that live traffic is not slowed down."""
 
 import asyncio
 import logging
@@ -12,18 +12,23 @@ __all__ = ["Sweeper"]
 
 _BATCH: Final = 500
 # Between batches the sweep sleeps as long as the batch took: at most half of one connection's time.
-_LEAST_PAUSE_SECONDS: Final = 0.005
+_MIN_PAUSE_SECONDS: Final = 0.005
 
 _log = logging.getLogger("holdfast.sweep")
 
 
 class Sweeper:
-    """Deletes expired records every so often. Several processes may do so at once."""
+    """Deletes expired records periodically. Several processes may sweep at the same time."""
 
     def __init__(
-        self, store: Store, clock: Clock, metrics: Metrics, *, every_seconds: float | None
+        self,
+        store: Store,
+        clock: Clock,
+        metrics: Metrics | None = None,
+        *,
+        every_seconds: float | None = None,
     ) -> None:
-        """Take how often; None means only by hand."""
+        """With ``every_seconds`` None, ``start`` does nothing."""
         self._store = store
         self._clock = clock
         self._metrics = metrics
@@ -31,12 +36,12 @@ class Sweeper:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Sweep now and then in the background."""
+        """Sweep periodically in a background task."""
         if self._every_seconds is not None and self._task is None:
             self._task = asyncio.create_task(self._forever(self._every_seconds))
 
     async def stop(self) -> None:
-        """Stop after the batch that is running."""
+        """Cancel the background task."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -44,27 +49,30 @@ class Sweeper:
                 await task
 
     async def sweep(self) -> int:
-        """Delete everything expired as of now; returns how many records went."""
+        """Delete all records expired as of now; return how many."""
         started = self._clock.monotonic()
         cutoff = self._clock.now()
-        gone = 0
+        deleted = 0
         while True:
             batch_started = self._clock.monotonic()
             batch = await self._store.sweep(cutoff, _BATCH)
-            gone += batch
+            deleted += batch
             if batch < _BATCH:
                 break
             took = self._clock.monotonic() - batch_started
-            await asyncio.sleep(max(_LEAST_PAUSE_SECONDS, took))
-        self._metrics.swept(gone, self._clock.monotonic() - started)
-        return gone
+            await asyncio.sleep(max(_MIN_PAUSE_SECONDS, took))
+        if self._metrics is not None:
+            self._metrics.swept(deleted, self._clock.monotonic() - started)
+        return deleted
 
     async def _forever(self, every_seconds: float) -> None:
         while True:
             await asyncio.sleep(every_seconds)
             try:
-                gone = await self.sweep()
+                deleted = await self.sweep()
             except StoreError as error:
-                _log.warning("sweep failed, next try as planned: %s", error)
+                _log.warning(
+                    "the sweep failed and will be repeated at the next interval: %s", error
+                )
             else:
-                _log.info("sweep", extra={"records": gone})
+                _log.info("sweep", extra={"records": deleted})

@@ -1,15 +1,15 @@
-"""A bridge for sync frameworks: the intake runs on a loop of its own, the handler in its thread.
+"""Runs the ASGI middleware for sync frameworks: on its own event loop, the handler in its thread.
 
-The checks, the claim, the commit and the answer are the same code as for ASGI; nothing is written
-twice. A request's thread hands the request over and waits. When the intake wants the handler to
-run, it runs there, in the thread where the framework expects it, and the intake waits.
+The checks, the claim and the commit are the same code as for ASGI. The request's thread passes the
+request to the loop and waits; when the middleware calls the handler, it runs in that thread, where
+the framework expects it, and the loop waits.
 
 ::
 
-    request thread  ──scope──▶  loop: GuardMiddleware ──▶ claim
-         handler    ◀──run────  loop
-                    ──reply──▶  loop ──▶ commit
-         answer     ◀──reply──  loop
+    request thread  ──scope─────▶  loop: GuardMiddleware ──▶ claim
+         handler    ◀──run───────  loop
+                    ──response──▶  loop ──▶ commit
+                    ◀──response──  loop
 """
 
 import asyncio
@@ -19,42 +19,41 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from holdfast.core.idempotency_record import Reply
+from holdfast.core.idempotency_record import Response
 from holdfast.errors import NoTransactionError
 from holdfast.ports import Params, Row, Transaction
-
-if TYPE_CHECKING:
-    from holdfast.server.app import Holdfast
-    from holdfast.server.execution import Execution
+from holdfast.server.app import Holdfast
+from holdfast.server.execution import Execution
+from holdfast.server.guarded_request import GuardedRequest
+from holdfast.server.response_buffer import Send
 
 __all__ = ["Bridge", "RequestThread", "SyncExecution", "SyncTransaction", "run_in_request_thread"]
 
 T = TypeVar("T")
 
-# The thread whose request is being served, known in that thread and to all it hands over.
-_thread_of_request: ContextVar["RequestThread"] = ContextVar("holdfast_request_thread")
-# What the handler writes in, on the thread's side.
-_execution_here: ContextVar["SyncExecution"] = ContextVar("holdfast_sync_execution")
+_CLOSE_SECONDS: Final = 30.0
 
-
-def request_thread() -> "RequestThread":
-    """Return the thread whose request is being served. For stores that live in that thread."""
-    return _thread_of_request.get()
+# The thread of the request being served; set in that thread and in its tasks on the loop.
+_request_thread: ContextVar["RequestThread"] = ContextVar("holdfast_request_thread")
+# The execution of the handler that runs in this thread.
+_sync_execution: ContextVar["SyncExecution"] = ContextVar("holdfast_sync_execution")
 
 
 async def run_in_request_thread(work: Callable[[], T]) -> T:
-    """Run a function in the thread of the request being served, or in a spare one."""
-    thread = _thread_of_request.get(None)
+    """Run a function in the thread of the request being served, or in a pool without one.
+
+    For stores whose connections belong to that thread.
+    """
+    thread = _request_thread.get(None)
     return await (asyncio.to_thread(work) if thread is None else thread.run(work))
 
 
 class SyncTransaction:
-    """What a sync handler writes in: a ``Transaction`` without ``await``."""
+    """A ``Transaction`` without ``await``, for sync handlers."""
 
     def __init__(self, bridge: "Bridge", transaction: Transaction) -> None:
-        """Wrap the transaction on the loop."""
         self._bridge = bridge
         self._transaction = transaction
 
@@ -72,53 +71,51 @@ class SyncTransaction:
 
 
 class SyncExecution:
-    """A guarded request in its own thread: what ``Execution`` is to async handlers."""
+    """The ``Execution`` of a sync handler."""
 
-    def __init__(self, bridge: "Bridge", execution: "Execution") -> None:
-        """Wrap the execution on the loop."""
+    def __init__(self, bridge: "Bridge", execution: Execution) -> None:
         self._bridge = bridge
         self._execution = execution
         self.transaction = SyncTransaction(bridge, execution.statements)
 
     @property
-    def call(self) -> Any:
-        """Who called, and the ids of the request."""
-        return self._execution.call
+    def request(self) -> GuardedRequest:
+        """The request: caller, key, ids."""
+        return self._execution.request
 
     def describe(self, *, resource: str | None = None, version: int | None = None) -> None:
-        """Say for the audit event what was changed."""
+        """Name the changed resource and its version in the audit event."""
         self._execution.describe(resource=resource, version=version)
 
     def keep_writes_on_error(self) -> None:
-        """Commit what was written even if the answer is a 4xx."""
+        """Commit the handler's writes even if the response is a 4xx."""
         self._execution.keep_writes_on_error()
 
     def after_commit(self, callback: Callable[[], None]) -> None:
-        """Call this once everything is committed, on the loop's thread."""
+        """Call this after the commit, in the thread of the event loop."""
         self._execution.after_commit(callback)
 
-    def enqueue(self, job_type: str, payload: Any = None, **wishes: Any) -> Any:
-        """Enqueue a job in this transaction. Takes what ``Holdfast.enqueue`` takes."""
-        return self._bridge.enqueue(self._execution, job_type, payload, wishes)
+    def enqueue(self, job_type: str, payload: Any = None, **options: Any) -> Any:
+        """Enqueue a job in this transaction. Takes the options of ``Holdfast.enqueue``."""
+        return self._bridge.enqueue(self._execution, job_type, payload, options)
 
 
 class RequestThread:
-    """The thread of one request, as the loop sees it: it does what it is asked to, then answers."""
+    """The thread of one request: runs the functions that the loop sends it."""
 
     def __init__(self) -> None:
-        """Belong to the thread that makes it."""
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
             queue.SimpleQueue()
         )
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run a function in the request's thread; called on the loop."""
+        """Run a function in the request's thread. Call it on the loop."""
         done: Future[T] = Future()
         self._work.put((work, done))
         return await asyncio.wrap_future(done)
 
     def serve_until(self, finished: Future[Any]) -> None:
-        """Do what is asked until the request is over; called in the thread."""
+        """Run what the loop sends until the future is done. Call it in the thread."""
         finished.add_done_callback(lambda _: self._work.put(None))
         while (item := self._work.get()) is not None:
             work, done = item
@@ -133,8 +130,8 @@ class RequestThread:
 class Bridge:
     """One loop on one thread, for all requests of a process."""
 
-    def __init__(self, holdfast: "Holdfast") -> None:
-        """Start nothing yet: servers fork after the app is loaded."""
+    def __init__(self, holdfast: Holdfast) -> None:
+        # The loop starts at the first request: servers fork after the app is loaded.
         self.holdfast = holdfast
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
@@ -142,9 +139,9 @@ class Bridge:
 
     @property
     def execution(self) -> SyncExecution:
-        """The guarded request being served in this thread."""
+        """The execution of the handler that runs in this thread."""
         try:
-            return _execution_here.get()
+            return _sync_execution.get()
         except LookupError:
             raise NoTransactionError(
                 "there is no guarded request here: guard the operation first"
@@ -156,7 +153,7 @@ class Bridge:
         scope: dict[str, Any],
         body: bytes,
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """Serve one request; the middleware's inner app has to be ``run_in_thread``."""
+        """Serve one request; the app inside the middleware has to call ``run_handler``."""
         thread = RequestThread()
         messages: list[Any] = []
 
@@ -169,49 +166,54 @@ class Bridge:
         async def served() -> None:
             await middleware(scope, receive, send)
 
-        # What is handed to the loop takes along the context it was handed over in.
-        mark = _thread_of_request.set(thread)
+        # The task on the loop copies the context it was created in.
+        token = _request_thread.set(thread)
         try:
             finished = asyncio.run_coroutine_threadsafe(served(), self.loop())
             thread.serve_until(finished)
             finished.result()
         finally:
-            _thread_of_request.reset(mark)
+            _request_thread.reset(token)
         start = messages[0]
         content = b"".join(message.get("body", b"") for message in messages[1:])
         return start["status"], list(start["headers"]), content
 
-    async def run_in_thread(self, execution: "Execution", handler: Callable[[], Reply]) -> Reply:
-        """Run a sync handler where its framework expects it, with its transaction at hand."""
+    async def run_handler(
+        self, execution: Execution, handler: Callable[[], Response], send: Send
+    ) -> None:
+        """Run a sync handler in the request's thread and send its response."""
 
-        def run() -> Reply:
-            mark = _execution_here.set(SyncExecution(self, execution))
+        def run() -> Response:
+            token = _sync_execution.set(SyncExecution(self, execution))
             try:
                 return handler()
             finally:
-                _execution_here.reset(mark)
+                _sync_execution.reset(token)
 
-        return await request_thread().run(run)
+        response = await _request_thread.get().run(run)
+        start = {"status": response.status, "headers": response.headers}
+        await send({"type": "http.response.start", **start})
+        await send({"type": "http.response.body", "body": response.body})
 
     def wait(self, work: Awaitable[T]) -> T:
-        """Wait in a request's thread for something on the loop."""
+        """Run a coroutine on the loop and wait for it in the request's thread."""
 
         async def done() -> T:
             return await work
 
         future = asyncio.run_coroutine_threadsafe(done(), self.loop())
-        # A store may live in this very thread: it goes on doing what it is asked to.
-        request_thread().serve_until(future)
+        # The store may need this thread for the coroutine, so it goes on running functions.
+        _request_thread.get().serve_until(future)
         return future.result()
 
     def enqueue(
-        self, execution: "Execution", job_type: str, payload: Any, wishes: dict[str, Any]
+        self, execution: Execution, job_type: str, payload: Any, options: dict[str, Any]
     ) -> Any:
         """Enqueue a job in the transaction of an execution."""
-        return self.wait(self.holdfast.enqueue_in(execution, job_type, payload, **wishes))
+        return self.wait(self.holdfast.enqueue_in(execution, job_type, payload, **options))
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, started in this process at its first request."""
+        """Return the event loop of this process, starting it if needed."""
         if self._loop is None or self._pid != os.getpid():
             with self._starting:
                 if self._loop is None or self._pid != os.getpid():
@@ -220,15 +222,12 @@ class Bridge:
         return self._loop
 
     def close(self) -> None:
-        """Close the store and end the loop."""
+        """Close the store and stop the loop."""
         loop, self._loop = self._loop, None
         if loop is None or self._pid != os.getpid():
             return
         asyncio.run_coroutine_threadsafe(self.holdfast.close(), loop).result(_CLOSE_SECONDS)
         loop.call_soon_threadsafe(loop.stop)
-
-
-_CLOSE_SECONDS: Final = 30.0
 
 
 def _started_loop() -> asyncio.AbstractEventLoop:

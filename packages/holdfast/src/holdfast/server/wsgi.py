@@ -1,4 +1,4 @@
-"""The WSGI face of the intake: Flask, Bottle, any WSGI app. Nothing leaves before the commit.
+"""WSGI middleware for Flask, Bottle or any WSGI app. Nothing is sent before the commit.
 
 ::
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Final
 
-from holdfast.core.idempotency_record import Reply
+from holdfast.core.idempotency_record import Response
 from holdfast.errors import ResponseTooLargeError
 from holdfast.server.app import Holdfast
 from holdfast.server.asgi import SCOPE_KEY
@@ -45,20 +45,20 @@ class WsgiGuard:
 
     @property
     def execution(self) -> SyncExecution:
-        """The guarded request being served: who called, its ids, ``enqueue``."""
+        """The guarded request being served: caller, ids, ``enqueue``."""
         return self._bridge.execution
 
     @property
     def transaction(self) -> SyncTransaction:
-        """What the guarded handler being served must write in. Commits with its answer."""
+        """The transaction the guarded handler must write in. It commits with the response."""
         return self.execution.transaction
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the store. Call it when the process ends."""
         self._bridge.close()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request."""
+        """Serve one WSGI request."""
         method, path = environ["REQUEST_METHOD"], _path(environ)
         match = None if method in SAFE_METHODS else self.holdfast.table().find(method, path)
         if match is None:
@@ -81,23 +81,20 @@ class WsgiGuard:
         return [body]
 
     async def _inner(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run the WSGI app in its thread, as the app of the ASGI middleware."""
+        """Run the WSGI app in the request's thread; the app inside the ASGI middleware."""
         message = await receive()
         environ, body = scope[_ENVIRON], message["body"]
         execution = scope[SCOPE_KEY]
-        most = execution.call.policy.max_response_bytes
+        max_bytes = execution.request.policy.max_response_bytes
 
-        def handle() -> Reply:
-            return _collect(self._app, environ, body, most)
+        def handle() -> Response:
+            return _collect(self._app, environ, body, max_bytes)
 
-        reply = await self._bridge.run_in_thread(execution, handle)
-        start = {"type": "http.response.start", "status": reply.status, "headers": reply.headers}
-        await send(start)
-        await send({"type": "http.response.body", "body": reply.body})
+        await self._bridge.run_handler(execution, handle, send)
 
 
-def _collect(app: WsgiApp, environ: Environ, body: bytes, most: int) -> Reply:
-    """Run the app and take its whole answer."""
+def _collect(app: WsgiApp, environ: Environ, body: bytes, max_bytes: int) -> Response:
+    """Run the app and return its complete response."""
     started: list[tuple[str, list[tuple[str, str]]]] = []
     written: list[bytes] = []
 
@@ -108,27 +105,27 @@ def _collect(app: WsgiApp, environ: Environ, body: bytes, most: int) -> Reply:
         return written.append
 
     environ = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
-    answer = app(environ, start_response)
+    chunks = app(environ, start_response)
     try:
         size = 0
-        for chunk in answer:
+        for chunk in chunks:
             size += len(chunk)
-            if size > most:
+            if size > max_bytes:
                 raise ResponseTooLargeError(
-                    f"the answer has more than {most} bytes: that cannot be stored for a replay"
+                    f"the response has more than {max_bytes} bytes, too many to store for a replay"
                 )
             written.append(chunk)
     finally:
-        close = getattr(answer, "close", None)
+        close = getattr(chunks, "close", None)
         if close is not None:
             close()
     status, headers = started[-1]
     pairs = tuple((n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in headers)
-    return Reply(int(status.split(" ", 1)[0]), pairs, b"".join(written))
+    return Response(int(status.split(" ", 1)[0]), pairs, b"".join(written))
 
 
 def _read_body(environ: Environ, match: Match) -> bytes:
-    """Read no more than may be; the middleware tells the client when it was too much."""
+    """Read at most one byte over the limit; the middleware then responds with 413."""
     limit = match.policy.max_body_bytes
     source = environ["wsgi.input"]
     length = environ.get("CONTENT_LENGTH") or ""
@@ -140,25 +137,25 @@ def _read_body(environ: Environ, match: Match) -> bytes:
 
 
 def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
-    """Give the headers back their names. WSGI joins equal ones with a comma."""
+    """Restore the names of the headers. WSGI has joined equal ones with a comma."""
     found = []
     for name, value in environ.items():
         if name.startswith("HTTP_"):
-            wire = name[5:]
+            field = name[5:]
         elif name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
-            wire = name
+            field = name
         else:
             continue
         if value != "":
-            header = wire.replace("_", "-").lower().encode("latin-1")
+            header = field.replace("_", "-").lower().encode("latin-1")
             found += [(header, part) for part in split_header(header, str(value))]
     return found
 
 
 def split_header(name: bytes, value: str) -> list[bytes]:
-    """Take apart what WSGI has joined: two keys in one request must not become a third.
+    """Split the keys that WSGI has joined: two keys in one request must not become a third.
 
-    So a bare key cannot hold a comma here; a quoted one can.
+    So a bare key cannot contain a comma here; a quoted one can.
     """
     if name == b"idempotency-key" and not value.lstrip().startswith('"'):
         return [part.strip().encode("latin-1") for part in value.split(",")]
@@ -166,7 +163,7 @@ def split_header(name: bytes, value: str) -> list[bytes]:
 
 
 def _path(environ: Environ) -> str:
-    """Return the decoded path: WSGI's is latin-1, whatever it really is."""
+    """Return the path as UTF-8: WSGI passes its bytes as latin-1."""
     raw = environ.get("PATH_INFO", "") or "/"
     return str(raw).encode("latin-1").decode("utf-8", "replace")
 

@@ -7,7 +7,7 @@ how it gets there is given from outside.
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
@@ -27,7 +27,14 @@ from holdfast.errors import (
     SupersededError,
 )
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
-from holdfast.stores.migrations import Migration, check_known, load_migrations, statements_of
+from holdfast.stores.migrations import (
+    MIGRATION_LOCK,
+    Migration,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps,
+)
 from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.rows import audit_values as sqlite_audit_values
@@ -38,7 +45,6 @@ __all__ = ["DjangoStore"]
 RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 _DATABASES: Final = {"sqlite": "sqlite", "postgresql": "postgres"}
-_MIGRATION_LOCK: Final = 0x686F6C64  # the one the other stores take
 _SUPERSEDED_STATE: Final = "HF002"
 _OUTAGES: Final = (OperationalError, InterfaceError)
 # ``$1``, ``?`` and ``:name`` as our files have them; strings and casts are passed over.
@@ -226,40 +232,23 @@ class DjangoStore:
         return bool(rows[0][0])
 
     def _migrate(self) -> None:
+        """Apply missing migrations. Processes that start at once wait for the lock."""
         unit = DjangoUnit(self)
+
+        def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+            if values:
+                return self.run(sql, values)[0]
+            with connections[self.using].cursor() as cursor:
+                cursor.execute(sql)  # as it is: "%" and ":name" in a script are not parameters
+                return cursor.fetchall() if cursor.description is not None else ()
+
         try:
             if not self.is_sqlite:
-                self.run("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
-            instant = "TEXT" if self.is_sqlite else "timestamptz"
-            self.run(
-                "CREATE TABLE IF NOT EXISTS holdfast_migrations (room TEXT NOT NULL,"
-                f" number INTEGER NOT NULL, name TEXT NOT NULL, applied_at {instant} NOT NULL,"
-                " PRIMARY KEY (room, number))"
+                self.run("SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
+            run_steps(
+                apply_migrations(self._migrations, MigrationTable(is_sqlite=self.is_sqlite)),
+                execute,
             )
-            rows, _ = self.run("SELECT room, number FROM holdfast_migrations")
-            applied = {(row[0], row[1]) for row in rows}
-            check_known(applied, self._migrations)
-            for migration in self._migrations:
-                if (migration.room, migration.number) in applied:
-                    continue
-                with connections[self.using].cursor() as cursor:
-                    # Without parameters nothing is read into the text of a migration.
-                    if self.is_sqlite:
-                        for statement in statements_of(migration.sql):
-                            cursor.execute(statement)
-                    else:
-                        cursor.execute(migration.sql)
-                marks = "?, ?, ?, ?" if self.is_sqlite else "$1, $2, $3, $4"
-                self.run(
-                    "INSERT INTO holdfast_migrations (room, number, name, applied_at)"  # noqa: S608
-                    f" VALUES ({marks})",
-                    (
-                        migration.room,
-                        migration.number,
-                        migration.name,
-                        self.instant(datetime.now(UTC)),
-                    ),
-                )
         except BaseException:
             unit.undo()
             raise
@@ -408,7 +397,14 @@ def _values(record: Record) -> tuple[Any, ...]:
     headers = _encode_headers(record.headers).decode()
     answer = (record.status, record.body, headers)
     times = (record.created_at, record.expires_at)
-    return (*record.id, *record.mark, *answer, record.request_id, record.correlation_id, *times)
+    return (
+        *record.id,
+        *record.fingerprint,
+        *answer,
+        record.request_id,
+        record.correlation_id,
+        *times,
+    )
 
 
 def _audit(event: AuditEvent) -> tuple[Any, ...]:
@@ -424,7 +420,7 @@ def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
     )
     return Record(
         id=record_id,
-        mark=RequestFingerprint(row[0], row[1]),
+        fingerprint=RequestFingerprint(row[0], row[1]),
         status=row[2],
         body=bytes(row[3]),
         headers=headers,

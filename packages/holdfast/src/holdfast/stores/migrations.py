@@ -1,56 +1,186 @@
-"""Migrations: numbered SQL files, applied once each, in order, whoever starts first."""
+"""Schema migrations: numbered SQL files, each applied once and in order.
+
+``apply_migrations`` decides what to run and yields it, one statement at a time; it does no I/O.
+A store runs it inside one transaction that excludes other processes, with ``run_steps`` or
+``run_steps_async`` and a function that executes a statement with its driver.
+"""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.resources import files
+from typing import Any, Final, Protocol
 
 from holdfast.errors import ConfigurationError
+from holdfast.stores.sql_loader import without_comments
 
-__all__ = ["Migration", "check_known", "load_migrations", "statements_of"]
+__all__ = [
+    "MIGRATION_LOCK",
+    "Ledger",
+    "Migration",
+    "MigrationTable",
+    "Statement",
+    "Steps",
+    "apply_migrations",
+    "load_migrations",
+    "pending_migrations",
+    "run_steps",
+    "run_steps_async",
+    "split_statements",
+]
+
+# The advisory lock of PostgreSQL that every store takes before it migrates: "hold" in ASCII.
+MIGRATION_LOCK: Final = 0x686F6C64
+
+_SQLITE_COLUMNS: Final = "SELECT name FROM pragma_table_info('holdfast_migrations')"
+_POSTGRES_COLUMNS: Final = (
+    "SELECT attname FROM pg_attribute"
+    " WHERE attrelid = 'holdfast_migrations'::regclass AND attnum > 0 AND NOT attisdropped"
+)
+
+Rows = Sequence[Sequence[Any]]
+Statement = tuple[str, tuple[Any, ...]]
+Steps = Generator[Statement, Rows, None]
+Applied = set[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered step. ``room`` keeps the numbers of the core and of each service apart."""
+    """One numbered script. ``namespace`` separates the numbers of the core and of each service."""
 
-    room: str
+    namespace: str
     number: int
     name: str
     sql: str
 
+    @property
+    def id(self) -> tuple[str, int]:
+        """Namespace and number: what a database records as applied."""
+        return self.namespace, self.number
 
-def load_migrations(room: str, package: str) -> list[Migration]:
-    """Read ``NNNN_name.sql`` files of a package, in order."""
+
+def load_migrations(namespace: str, package: str) -> list[Migration]:
+    """Read the ``NNNN_name.sql`` files of a package, sorted by number."""
     found = []
     for entry in files(package).iterdir():
         if entry.name.endswith(".sql"):
             number, _, name = entry.name.removesuffix(".sql").partition("_")
-            found.append(Migration(room, int(number), name, entry.read_text(encoding="utf-8")))
-    return sorted(found, key=lambda m: m.number)
+            found.append(Migration(namespace, int(number), name, entry.read_text(encoding="utf-8")))
+    return sorted(found, key=lambda migration: migration.number)
 
 
-def check_known(applied: set[tuple[str, int]], known: Sequence[Migration]) -> None:
-    """Refuse a database that a newer version has migrated: we would not understand it."""
-    rooms = {m.room for m in known}
-    strange = {
-        f"{room} {number:04}"
-        for room, number in applied - {(m.room, m.number) for m in known}
-        if room in rooms
-    }
-    if strange:
+def pending_migrations(applied: Applied, known: Sequence[Migration]) -> list[Migration]:
+    """Return the known migrations that are not applied, in the order given.
+
+    Raises ``ConfigurationError`` if a known namespace has migrations applied that are unknown
+    here: a newer version has changed the schema. Unknown namespaces are ignored.
+    """
+    namespaces = {migration.namespace for migration in known}
+    unknown = sorted(
+        f"{namespace} {number:04}"
+        for namespace, number in applied - {migration.id for migration in known}
+        if namespace in namespaces
+    )
+    if unknown:
         raise ConfigurationError(
-            f"the database was migrated by a newer version ({', '.join(sorted(strange))}): "
+            f"the database was migrated by a newer version ({', '.join(unknown)}): "
             "upgrade Holdfast, or use another database"
         )
+    return [migration for migration in known if migration.id not in applied]
 
 
-def statements_of(script: str) -> list[str]:
-    """Split a script for SQLite, whose drivers take one statement at a time in a transaction."""
-    statements, pending = [], ""
-    for line in script.splitlines(keepends=True):
-        pending += line
-        if sqlite3.complete_statement(pending):
-            statements.append(pending)
-            pending = ""
-    return [*statements, pending] if pending.strip() else statements
+def split_statements(script: str) -> list[str]:
+    """Split a script for SQLite into statements; the body of a trigger stays in one piece."""
+    statements, current = [], ""
+    for line in without_comments(script).splitlines(keepends=True):
+        current += line
+        if sqlite3.complete_statement(current):
+            statements.append(current.strip())
+            current = ""
+    return [*statements, current.strip()] if current.strip() else statements
+
+
+class Ledger(Protocol):
+    """Where a database records which migrations were applied."""
+
+    def read(self) -> Generator[Statement, Rows, Applied]:
+        """Create the ledger if it is missing; return what it holds."""
+
+    def split(self, script: str) -> Iterable[str]:
+        """Return a script in the pieces that the driver can execute."""
+
+    def record(self, migration: Migration) -> Statement:
+        """Return the statement that records a migration as applied."""
+
+
+class MigrationTable:
+    """The table ``holdfast_migrations``, for SQLite and for PostgreSQL."""
+
+    def __init__(self, *, is_sqlite: bool) -> None:
+        self._is_sqlite = is_sqlite
+
+    def read(self) -> Generator[Statement, Rows, Applied]:
+        """Create the table if it is missing; return the applied (namespace, number) pairs."""
+        timestamp = "TEXT" if self._is_sqlite else "timestamptz"
+        create = (
+            "CREATE TABLE IF NOT EXISTS holdfast_migrations (namespace TEXT NOT NULL,"
+            f" number INTEGER NOT NULL, name TEXT NOT NULL, applied_at {timestamp} NOT NULL,"
+            " PRIMARY KEY (namespace, number))"
+        )
+        yield create, ()
+        # In databases of version 0.1.0 the first column is called "room".
+        columns = yield _SQLITE_COLUMNS if self._is_sqlite else _POSTGRES_COLUMNS, ()
+        if "room" in {row[0] for row in columns}:
+            yield "ALTER TABLE holdfast_migrations RENAME COLUMN room TO namespace", ()
+        rows = yield "SELECT namespace, number FROM holdfast_migrations", ()
+        return {(row[0], row[1]) for row in rows}
+
+    def split(self, script: str) -> Iterable[str]:
+        """Return single statements on SQLite; PostgreSQL takes a whole script at once."""
+        return split_statements(script) if self._is_sqlite else (script,)
+
+    def record(self, migration: Migration) -> Statement:
+        """Return the statement that records a migration as applied now."""
+        now = datetime.now(UTC)
+        applied_at = f"{now:%Y-%m-%dT%H:%M:%S.%fZ}" if self._is_sqlite else now
+        placeholders = "?, ?, ?, ?" if self._is_sqlite else "$1, $2, $3, $4"
+        insert = (
+            "INSERT INTO holdfast_migrations (namespace, number, name, applied_at)"  # noqa: S608
+            f" VALUES ({placeholders})"
+        )
+        return insert, (migration.namespace, migration.number, migration.name, applied_at)
+
+
+def apply_migrations(known: Sequence[Migration], ledger: Ledger) -> Steps:
+    """Yield the statements that bring a database up to date; each ``send`` gets its rows.
+
+    Raises ``ConfigurationError`` if a newer version has migrated the database.
+    """
+    applied = yield from ledger.read()
+    for migration in pending_migrations(applied, known):
+        for sql in ledger.split(migration.sql):
+            yield sql, ()
+        yield ledger.record(migration)
+
+
+def run_steps(steps: Steps, execute: Callable[[str, tuple[Any, ...]], Rows]) -> None:
+    """Execute every statement of ``steps`` with a blocking driver."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(execute(*statement))
+    except StopIteration:
+        return
+
+
+async def run_steps_async(
+    steps: Steps, execute: Callable[[str, tuple[Any, ...]], Awaitable[Rows]]
+) -> None:
+    """Execute every statement of ``steps`` with an asynchronous driver."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(await execute(*statement))
+    except StopIteration:
+        return

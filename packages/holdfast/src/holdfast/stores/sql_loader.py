@@ -1,36 +1,39 @@
-"""Named SQL: queries live in ``.sql`` files, readable by themselves, and are called by name."""
+"""Load named SQL statements from ``.sql`` files."""
 
 import re
 from functools import cache
 from importlib.resources import files
+from typing import Final
 
 from holdfast.errors import ConfigurationError
 
-__all__ = ["Queries", "load_queries"]
+__all__ = ["Queries", "load_queries", "without_comments"]
 
-_NAME = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_NAME: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^[ \t]*--.*\n?", re.MULTILINE)
 
 
-class Queries:
-    """The queries of one file, by name."""
+class Queries(dict[str, str]):
+    """The statements of one file by name. An unknown name raises ``ConfigurationError``."""
 
     def __init__(self, source: str, texts: dict[str, str]) -> None:
-        """Keep where they came from, for the error message."""
+        super().__init__(texts)
         self._source = source
-        self._texts = texts
 
-    def __getitem__(self, name: str) -> str:
-        """Return the SQL of one query."""
-        try:
-            return self._texts[name]
-        except KeyError:
-            raise ConfigurationError(f"no query {name!r} in {self._source}") from None
+    def __missing__(self, name: str) -> str:
+        raise ConfigurationError(f"no query {name!r} in {self._source}")
+
+
+def without_comments(sql: str) -> str:
+    """Remove lines that hold nothing but a comment."""
+    return _COMMENT.sub("", sql)
 
 
 @cache
 def load_queries(package: str, file: str = "queries.sql") -> Queries:
-    """Read a file of queries, each headed by ``-- name: …``."""
+    """Read a file of statements, each preceded by a line ``-- name: …``."""
     text = files(package).joinpath(file).read_text(encoding="utf-8")
     parts = _NAME.split(text)
     named = zip(parts[1::2], parts[2::2], strict=True)
-    return Queries(f"{package}/{file}", {name: sql.strip().rstrip(";") for name, sql in named})
+    statements = {name: without_comments(sql).strip().rstrip(";") for name, sql in named}
+    return Queries(f"{package}/{file}", statements)

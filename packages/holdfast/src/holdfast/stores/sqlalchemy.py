@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -22,7 +22,14 @@ from holdfast.errors import (
     SupersededError,
 )
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
-from holdfast.stores.migrations import Migration, check_known, load_migrations, statements_of
+from holdfast.stores.migrations import (
+    MIGRATION_LOCK,
+    Migration,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps_async,
+)
 from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_unit_of_work import (
@@ -41,7 +48,6 @@ T = TypeVar("T")
 _log = logging.getLogger("holdfast.stores")
 
 _DRIVERS: Final = {("sqlite", "aiosqlite"): "sqlite", ("postgresql", "asyncpg"): "postgres"}
-_MIGRATION_LOCK: Final = 0x686F6C64  # the one PostgresStore takes: both may start on one database
 _SYNCHRONOUS_FULL: Final = 2
 
 # Ours, and what PostgreSQL says in its place where the app's engine is REPEATABLE READ.
@@ -127,7 +133,7 @@ class SqlAlchemyStore:
         self._turn = asyncio.Lock()  # anew: a lock stays with the event loop it was used in
         self._is_open = True
         try:
-            await self._migrate()
+            await self._transact(self._apply_migrations)
         except BaseException:
             self._is_open = False
             raise
@@ -329,10 +335,6 @@ class SqlAlchemyStore:
             self._sql["save_audit_event"], (*subject, *outcome, *origin)
         )
 
-    async def _migrate(self) -> None:
-        """Apply what is missing. The lock makes several starters take turns."""
-        await self._transact(self._apply)
-
     async def _transact(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """Do something of ours in a transaction of its own."""
         unit = self._unit(None, None)
@@ -344,36 +346,23 @@ class SqlAlchemyStore:
             raise StoreUnavailableError(str(error)) from error
         return result
 
-    async def _apply(self, connection: AsyncConnection) -> None:
-        run = connection.exec_driver_sql
-        instant = "TEXT" if self.is_sqlite else "timestamptz"
-        now = self.instant(datetime.now(UTC))
+    async def _apply_migrations(self, connection: AsyncConnection) -> None:
+        """Apply missing migrations. Processes that start at once wait for the lock."""
         if not self.is_sqlite:
-            await run("SELECT pg_advisory_xact_lock($1)", (_MIGRATION_LOCK,))
+            await connection.exec_driver_sql("SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
             await _refuse_autocommit(connection)
-        await run(
-            "CREATE TABLE IF NOT EXISTS holdfast_migrations (room TEXT NOT NULL,"
-            f" number INTEGER NOT NULL, name TEXT NOT NULL, applied_at {instant} NOT NULL,"
-            " PRIMARY KEY (room, number))"
-        )
-        rows = await run("SELECT room, number FROM holdfast_migrations")
-        applied = {(row.room, row.number) for row in rows}
-        check_known(applied, self._migrations)
         driver: Any = (await connection.get_raw_connection()).driver_connection
-        marks = "?, ?, ?, ?" if self.is_sqlite else "$1, $2, $3, $4"
-        for migration in self._migrations:
-            if (migration.room, migration.number) in applied:
-                continue
-            if self.is_sqlite:
-                for statement in statements_of(migration.sql):
-                    await run(statement)
-            else:
-                await driver.execute(migration.sql)  # many statements: past SQLAlchemy
-            await run(
-                "INSERT INTO holdfast_migrations (room, number, name, applied_at)"  # noqa: S608
-                f" VALUES ({marks})",
-                (migration.room, migration.number, migration.name, now),
-            )
+
+        async def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+            if not self.is_sqlite and not values and not sql.startswith("SELECT"):
+                await driver.execute(sql)  # SQLAlchemy refuses scripts of many statements
+                return ()
+            result = await connection.exec_driver_sql(sql, values)
+            return result.all() if result.returns_rows else ()
+
+        await run_steps_async(
+            apply_migrations(self._migrations, MigrationTable(is_sqlite=self.is_sqlite)), execute
+        )
 
 
 async def _refuse_autocommit(connection: AsyncConnection) -> None:
@@ -390,7 +379,7 @@ def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
     read: Callable[[Any], datetime] = from_text if isinstance(row[8], str) else _as_is
     return Record(
         id=record_id,
-        mark=RequestFingerprint(row[0], row[1]),
+        fingerprint=RequestFingerprint(row[0], row[1]),
         status=row[2],
         body=bytes(row[3]),
         # SQLAlchemy 2.1 reads jsonb by itself, 2.0 leaves it as text.
@@ -406,7 +395,7 @@ def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
 def _record_values(record: Record) -> tuple[Any, ...]:
     headers = _encode_headers(record.headers).decode()
     answer = (record.status, record.body, headers)
-    return (*record.id, *record.mark, *answer, record.request_id, record.correlation_id)
+    return (*record.id, *record.fingerprint, *answer, record.request_id, record.correlation_id)
 
 
 def _as_is(value: Any) -> datetime:

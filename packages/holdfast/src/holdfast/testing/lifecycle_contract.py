@@ -18,6 +18,8 @@ from holdfast.testing.samples import NOW, a_record, claimed, commit
 
 __all__ = ["OpeningContract"]
 
+_APPLIED = "SELECT namespace, number, name FROM holdfast_migrations ORDER BY namespace, number"
+
 
 class OpeningContract:
     """What an adapter's test class provides, and the tests of opening and closing."""
@@ -146,8 +148,8 @@ class OpeningContract:
         stores = [new_store() for _ in range(4)]
         try:
             await asyncio.gather(*(store.open() for store in stores))
-            rows = await stores[0].read("SELECT room, number FROM holdfast_migrations")
-            steps = [(row["room"], row["number"]) for row in rows]
+            rows = await stores[0].read("SELECT namespace, number FROM holdfast_migrations")
+            steps = [(row["namespace"], row["number"]) for row in rows]
             assert ("core", 1) in steps
             assert len(steps) == len(set(steps))
             assert len({await store.secret() for store in stores}) == 1
@@ -162,7 +164,7 @@ class OpeningContract:
         unit = await store.begin()
         await self.execute(
             unit,
-            "INSERT INTO holdfast_migrations (room, number, name, applied_at)"
+            "INSERT INTO holdfast_migrations (namespace, number, name, applied_at)"
             " VALUES ('core', 9999, 'from_the_future', '2999-01-01T00:00:00.000000Z')",
         )
         await unit.commit(None, None)
@@ -170,3 +172,35 @@ class OpeningContract:
         with pytest.raises(ConfigurationError, match="core 9999"):
             await late.open()
         await late.close()
+
+    async def test_migration_column_of_version_0_1_is_renamed(
+        self, store: Store, new_store: Callable[[], Store]
+    ) -> None:
+        """Version 0.1.0 called the column ``room``; four processes may upgrade it at once."""
+        applied = await store.read(_APPLIED)
+        instant = "TEXT" if store.name == "sqlite" else "timestamptz"
+        unit = await store.begin()
+        await self.execute(unit, "DROP TABLE holdfast_migrations")
+        await self.execute(
+            unit,
+            "CREATE TABLE holdfast_migrations (room TEXT NOT NULL, number INTEGER NOT NULL,"
+            f" name TEXT NOT NULL, applied_at {instant} NOT NULL, PRIMARY KEY (room, number))",
+        )
+        for row in applied:
+            await self.execute(
+                unit,
+                "INSERT INTO holdfast_migrations (room, number, name, applied_at) VALUES"  # noqa: S608
+                f" ('{row['namespace']}', {row['number']}, '{row['name']}', '2026-01-01')",
+            )
+        await unit.commit(None, None)
+        record = a_record()
+        await commit(store, record)
+        stores = [new_store() for _ in range(4)]
+        try:
+            await asyncio.gather(*(each.open() for each in stores))
+            for each in stores:
+                assert await each.read(_APPLIED) == applied
+                assert await each.find(record.id, NOW) == record
+        finally:
+            for each in stores:
+                await each.close()

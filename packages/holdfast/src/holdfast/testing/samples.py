@@ -46,7 +46,7 @@ def a_record(
     """Make a record that is live at ``NOW``."""
     return Record(
         id=RecordId(tenant, endpoint, key),
-        mark=RequestFingerprint("ab" * 32, "cd" * 32),
+        fingerprint=RequestFingerprint("ab" * 32, "cd" * 32),
         status=201,
         headers={"content-type": "application/json", "etag": '"1"', "location": "/orders/ü"},
         body=body,
@@ -65,7 +65,7 @@ def an_audit_event(record: Record) -> AuditEvent:
         tenant=record.id.tenant,
         actor="actor-1",
         endpoint=record.id.endpoint,
-        payload_hash=record.mark.body_hash,
+        payload_hash=record.fingerprint.body_hash,
         status=record.status,
         request_id=record.request_id,
         correlation_id=record.correlation_id,

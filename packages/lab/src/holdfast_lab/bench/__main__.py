@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from holdfast.cli.output import complain
+from holdfast.cli.output import print_error
 from holdfast_lab.bench.curves import Curve
 from holdfast_lab.bench.lines import Line
 from holdfast_lab.bench.parts import PARTS
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = _earlier(results / FILE)
         _write(found, results / FILE)
     except OSError as error:
-        complain(f"--results {results}: {error.strerror}: name a folder that can be written")
+        print_error(f"--results {results}: {error.strerror}: name a folder that can be written")
         return BAD_INPUT
     logging.disable(logging.INFO)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
             written = [results / FILE, *draw(found, results)]
     except KeyboardInterrupt:
         kept = ", ".join(done) or "nothing, as no part had ended"
-        complain(f"stopped before the end; kept: {kept}")
+        print_error(f"stopped before the end; kept: {kept}")
     if options.json:
         print(json.dumps(found))
         return 0
@@ -103,7 +103,7 @@ def _run(name: str, world: World) -> dict[str, list[dict[str, Any]]]:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say it in one line, as every other command does."""
-        complain(f"{message} (try: holdfast bench --help)")
+        print_error(f"{message} (try: holdfast bench --help)")
         sys.exit(BAD_INPUT)
 
 

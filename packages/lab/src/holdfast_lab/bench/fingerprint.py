@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import orjson
 
-from holdfast import body_hash
+from holdfast.core.fingerprint import body_hash
 
 LINES = [
     {

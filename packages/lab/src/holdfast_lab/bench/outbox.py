@@ -43,6 +43,7 @@ def new_entries(count: int) -> Iterator[NewEntry]:
             endpoint="/api/v1/activities",
             local_id=str(uuid.uuid4()),
             payload={"title": f"visit {number}", "minutes": 30, "note": "at the north gate " * 6},
+            profile="field",
         )
 
 
@@ -334,7 +335,7 @@ def _row(entry: Entry, number: int, entry_id: str, local_id: str) -> tuple[Any, 
         None,
         entry.priority,
         instant(entry.client_generated_at),
-        entry.profile.value,
+        entry.profile,
         None,
         None,
         0,

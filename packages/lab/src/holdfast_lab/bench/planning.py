@@ -15,9 +15,9 @@ from holdfast import update_with_version
 from holdfast.server.jwt_auth import mint_token
 from holdfast_lab.bench.in_process import beside, call, spread
 from holdfast_services.app import create_app
-from holdfast_services.auth import SignedIn
-from holdfast_services.planning.aggregates import IfMatch, json_answer
-from holdfast_services.planning.model import MissionPatch, check_period, shown
+from holdfast_services.auth import CurrentPrincipal
+from holdfast_services.planning.aggregates import IfMatch, json_response
+from holdfast_services.planning.model import MissionPatch, check_period, row_view
 from holdfast_services.planning.repository import change_mission, find
 from holdfast_services.settings import load_settings
 
@@ -96,7 +96,7 @@ def _add_bare_patch(app: FastAPI) -> None:
         async def patch(
             mission_id: str,
             mission: MissionPatch,
-            caller: SignedIn,
+            caller: CurrentPrincipal,
             request: Request,
             _tag: IfMatch = None,
         ) -> Response:
@@ -113,7 +113,7 @@ def _add_bare_patch(app: FastAPI) -> None:
             )
             check_period(row)
             await unit.commit(None, None)
-            return json_answer(shown(row))
+            return json_response(row_view(row))
 
 
 async def pages(url: str, rounds: int, count: int = PAGES) -> dict[str, Any]:

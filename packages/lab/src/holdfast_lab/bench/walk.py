@@ -17,20 +17,20 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Header
 
 from holdfast.core.idempotency_record import RequestFingerprint
-from holdfast.server.execution import Execution, running_as
+from holdfast.server.execution import Execution, set_current_execution
 from holdfast.server.guarded_request import GuardedRequest
 from holdfast.server.jwt_auth import mint_token
 from holdfast_lab.bench.in_process import beside, call, spread, versus
 from holdfast_services.app import create_app
-from holdfast_services.auth import SignedIn
+from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.dev_secrets import development_app_check_key
 from holdfast_services.settings import load_settings
 from holdfast_services.walk import model, tree
 from holdfast_services.walk.api import allocation_views, node_views
-from holdfast_services.walk.attestation import AppCheck
 from holdfast_services.walk.catalogue import bundled_catalogue
-from holdfast_services.walk.steps_intake import StepIntake
-from holdfast_services.walk.steps_model import StepReport
+from holdfast_services.walk.steps.attestation import AppCheck
+from holdfast_services.walk.steps.ingest import StepIngestion
+from holdfast_services.walk.steps.model import StepReport
 
 SECRET = "a secret for the benchmark, long enough for HS256"
 _WALKERS = """
@@ -89,13 +89,17 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
     holdfast = app.state.holdfast
     catalogue = bundled_catalogue()
     nodes = node_views(catalogue, energy_required=False)
-    idempotency = StepIntake(holdfast, settings, AppCheck(settings, settings.home, holdfast.clock))
+    idempotency = StepIngestion(
+        holdfast, settings, AppCheck(settings, settings.home, holdfast.clock)
+    )
     policy = settings.policies().walk.replace(audit=False)
 
     with beside(app, "/tree/allocate") as router:
 
         @router.post("/tree/bare-allocate")
-        async def allocate(wanted: model.TreeAllocation, caller: SignedIn) -> model.TreeAllocated:
+        async def allocate(
+            wanted: model.TreeAllocation, caller: CurrentPrincipal
+        ) -> model.TreeAllocated:
             unit = await holdfast.store.begin()
             after = await tree.allocate(
                 unit.statements,
@@ -117,22 +121,22 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
         @router.post("/tree/bare-ingest")
         async def ingest(
             report: StepReport,
-            caller: SignedIn,
+            caller: CurrentPrincipal,
             tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
         ) -> Any:
             unit = await holdfast.store.begin()
-            call = GuardedRequest(
+            request = GuardedRequest(
                 endpoint="bare",
                 policy=policy,
                 principal=caller,
                 record_id=None,
-                mark=RequestFingerprint("0" * 64, "0" * 64),
+                fingerprint=RequestFingerprint("0" * 64, "0" * 64),
                 body=b"",
                 request_id="r",
                 correlation_id="c",
             )
-            run = Execution(holdfast.idempotency, call, unit)
-            running_as(run)
+            run = Execution(request, unit)
+            set_current_execution(run)
             answer = await idempotency.take(unit.statements, run, report, tokens or [])
             await unit.commit(None, None)
             return answer

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 
 __all__ = ["run_bench"]
 
@@ -15,10 +15,10 @@ __all__ = ["run_bench"]
 def run_bench(arguments: Sequence[str]) -> int:
     """Run the benchmarks and return their exit code.
 
-    Raises ``Failure`` if the peers to compare with are not installed.
+    Raises ``CommandError`` if the peers to compare with are not installed.
     """
     if importlib.util.find_spec("pygal") is None:
-        raise Failure('the peers are not installed: pip install "holdfast-lab[bench]"')
+        raise CommandError('the peers are not installed: pip install "holdfast-lab[bench]"')
     command = [sys.executable, "-m", "holdfast_lab.bench", *arguments]
     # Ctrl-C is for us, and we pass it on: else everything it has started would end by itself.
     with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - ours

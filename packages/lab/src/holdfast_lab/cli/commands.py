@@ -31,10 +31,10 @@ def demo(
 
         holdfast demo
     """
-    from holdfast.cli.signals import until_stopped
+    from holdfast.cli.signals import run_until_interrupted
     from holdfast_lab.cli.demo import show_demo
 
-    raise typer.Exit(until_stopped(lambda: show_demo(as_json=json, seed=seed)))
+    raise typer.Exit(run_until_interrupted(lambda: show_demo(as_json=json, seed=seed)))
 
 
 def bench(context: typer.Context) -> None:
@@ -70,11 +70,11 @@ def chaos(
 
         holdfast chaos --seconds 600 --database postgres --nats
     """
-    from holdfast.cli.signals import until_stopped
+    from holdfast.cli.signals import run_until_interrupted
     from holdfast_lab.cli.chaos import show_chaos
 
     raise typer.Exit(
-        until_stopped(
+        run_until_interrupted(
             lambda: show_chaos(
                 seconds=seconds, database=database, nats=nats, seed=seed, as_json=json
             )
@@ -107,14 +107,14 @@ def simulate(  # noqa: PLR0917 - typer calls by name
 
         holdfast simulate --seconds 600
     """
-    from holdfast.cli.signals import until_stopped
+    from holdfast.cli.signals import run_until_interrupted
     from holdfast_lab.cli.simulate import check_options, show_planted, show_seed, show_simulation
 
     check_options(seed=seed, seeds=seeds, seconds=seconds, planted=planted)
     if planted:
-        raise typer.Exit(until_stopped(lambda: show_planted(jobs=jobs, as_json=json)))
+        raise typer.Exit(run_until_interrupted(lambda: show_planted(jobs=jobs, as_json=json)))
     if seed is not None:
-        raise typer.Exit(until_stopped(lambda: show_seed(seed, as_json=json)))
+        raise typer.Exit(run_until_interrupted(lambda: show_seed(seed, as_json=json)))
     raise typer.Exit(
         show_simulation(seeds=seeds, seconds=seconds, first=first, jobs=jobs, as_json=json)
     )
@@ -160,12 +160,12 @@ def conform(  # noqa: PLR0917 - typer turns them into options
 
         holdfast conform https://staging.example --profile orders.json --token "$TOKEN"
     """
-    from holdfast.cli.signals import until_stopped
+    from holdfast.cli.signals import run_until_interrupted
     from holdfast_lab.cli.conform import run_conform
     from holdfast_lab.conformance import SignIn
 
     raise typer.Exit(
-        until_stopped(
+        run_until_interrupted(
             lambda: run_conform(
                 url,
                 sign_in=SignIn(token=token, other_token=other_token, secret=secret),

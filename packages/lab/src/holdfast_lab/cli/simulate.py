@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, print_table
-from holdfast.cli.signals import stop_asked
+from holdfast.cli.output import CommandError, print_json, print_table
+from holdfast.cli.signals import stop_requested
 from holdfast_lab.simulation import mutations as planted
 from holdfast_lab.simulation import runner as campaign
 from holdfast_lab.simulation.faults import POINTS
@@ -31,7 +31,7 @@ def show_simulation(
     count = _DEFAULT_SEEDS if seeds is None and seconds is None else seeds
     numbers = itertools.count(first) if count is None else iter(range(first, first + count))
     deadline = None if seconds is None else time.monotonic() + seconds
-    with stop_asked() as stops, _watching(count, seconds, as_json=as_json) as watch:
+    with stop_requested() as stops, _watching(count, seconds, as_json=as_json) as watch:
         summary = campaign.simulate(
             numbers, jobs=jobs or _cores(), deadline=deadline, on_progress=watch, stops=stops
         )
@@ -205,10 +205,10 @@ def check_options(
 ) -> None:
     """Refuse what cannot be meant."""
     if planted and not (seed is seeds is seconds is None):
-        raise Failure("--planted hunts every bug: leave --seed, --seeds and --seconds out", 2)
+        raise CommandError("--planted hunts every bug: leave --seed, --seeds and --seconds out", 2)
     if seed is not None and (seeds is not None or seconds is not None):
-        raise Failure("--seed replays one seed: leave --seeds and --seconds out", 2)
+        raise CommandError("--seed replays one seed: leave --seeds and --seconds out", 2)
     if seconds is not None and not math.isfinite(seconds):
-        raise Failure(
+        raise CommandError(
             "--seconds should be a number of seconds: it is for --seeds to say how many", 2
         )

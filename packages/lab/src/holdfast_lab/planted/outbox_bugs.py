@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from holdfast.core import response_classification as classify
-from holdfast.core.outbox_entry import Action, Claimed, Entry, Profile, Reason, Status
+from holdfast.core.outbox_entry import Action, Claimed, Entry, Reason, Status
 from holdfast.core.response_classification import Done
-from holdfast.outbox import adding, claiming, database, dispatch, sending, unit, upkeep
+from holdfast.outbox import adding, claiming, database, dispatch, placing, sending, unit, upkeep
 from holdfast.outbox.dispatch import Dispatcher
 from holdfast.outbox.exchange import NoAnswer
 from holdfast.outbox.hands import put_aside
@@ -21,9 +21,9 @@ from holdfast.outbox.transactions import Transactions
 from holdfast_lab.planted.planting import Replacement, bug, inside
 from holdfast_lab.simulation.determinism import SteppedKeeper
 
-ADDING, CLAIMING, CLASSIFY, DATABASE, DISPATCH, SENDING, UNIT, UPKEEP = (
+ADDING, CLAIMING, CLASSIFY, DATABASE, DISPATCH, PLACING, SENDING, UNIT, UPKEEP = (
     inside(module)
-    for module in (adding, claiming, classify, database, dispatch, sending, unit, upkeep)
+    for module in (adding, claiming, classify, database, dispatch, placing, sending, unit, upkeep)
 )
 
 
@@ -142,7 +142,13 @@ def in_progress_taken_for_success() -> list[Replacement]:
 
 @bug
 def order_of_walk_not_kept() -> list[Replacement]:
-    return [(Profile, "allows_lanes", property(lambda _self: True))]
+    def own_lane(draft: Any) -> str | None:
+        if draft.new.lane is not None:
+            lane: str = draft.new.lane
+            return lane
+        return None if draft.local_id is None else f"{draft.new.entity_type}/{draft.local_id}"
+
+    return [(PLACING, "own_lane", own_lane)]
 
 
 @bug

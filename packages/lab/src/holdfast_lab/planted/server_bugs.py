@@ -12,6 +12,7 @@ from holdfast.server import app as facade
 from holdfast.server import guarded_request as call
 from holdfast.server import idempotency
 from holdfast.server.execution import Execution
+from holdfast.server.idempotency import Idempotency
 from holdfast.stores.sqlite import store
 from holdfast.stores.sqlite import unit_of_work as unit
 from holdfast.stores.sqlite.rows import find_any
@@ -23,34 +24,34 @@ CALL, FACADE, INTAKE, STORE, UNIT = (inside(m) for m in (call, facade, idempoten
 
 @bug
 def record_outside_the_transaction() -> list[Replacement]:
-    async def commit(self: Any, record: Any, audit: Any) -> None:
-        await self._idempotency.faults.reach("before_commit")
-        await self._unit.commit(None, audit)
-        await self._idempotency.faults.reach("after_commit")
+    async def commit(self: Any, execution: Any, record: Any, audit: Any) -> None:
+        await self.faults.reach("before_commit")
+        await execution.unit.commit(None, audit)
+        await self.faults.reach("after_commit")
         if record is not None:
-            another = await self._idempotency.store.begin()
+            another = await self.store.begin()
             await another.commit(record, None)
 
-    return [(Execution, "_commit", commit)]
+    return [(Idempotency, "_commit", commit)]
 
 
 @bug
 def answer_before_the_commit() -> list[Replacement]:
-    async def commit(self: Any, record: Any, audit: Any) -> None:
-        open_unit = self._unit
+    async def commit(self: Any, execution: Any, record: Any, audit: Any) -> None:
+        open_unit = execution.unit
 
         async def later() -> None:
             await asyncio.sleep(1.0)
-            await self._idempotency.faults.reach("before_commit")
+            await self.faults.reach("before_commit")
             await open_unit.commit(record, audit)
 
-        self._keep_alive = asyncio.ensure_future(later())
-        await self._idempotency.faults.reach("after_commit")
+        execution.keep_alive = asyncio.ensure_future(later())
+        await self.faults.reach("after_commit")
 
     class Loose(Execution):  # without __slots__, so that it can keep the task
         pass
 
-    return [(Execution, "_commit", commit), (INTAKE, "Execution", Loose)]
+    return [(Idempotency, "_commit", commit), (INTAKE, "Execution", Loose)]
 
 
 @bug
@@ -111,18 +112,18 @@ def server_errors_recorded_as_final() -> list[Replacement]:
 
 @bug
 def stale_actions_accepted() -> list[Replacement]:
-    return [(INTAKE, "stale_error", lambda _call, _now: None)]
+    return [(INTAKE, "stale_error", lambda _request, _now: None)]
 
 
 @bug
 def refused_writes_kept() -> list[Replacement]:
-    right = Execution.finish
+    right = Idempotency.finish
 
-    async def finish(self: Any, reply: Any) -> Any:
-        self._keep_writes = True
-        return await right(self, reply)
+    async def finish(self: Any, execution: Any, response: Any) -> Any:
+        execution.writes_kept_on_error = True
+        return await right(self, execution, response)
 
-    return [(Execution, "finish", finish)]
+    return [(Idempotency, "finish", finish)]
 
 
 @bug
@@ -134,9 +135,12 @@ def job_enqueued_after_the_commit() -> list[Replacement]:
             await asyncio.sleep(0.5)
             for name in ("tenant", "queue", "max_attempts"):
                 wishes.pop(name)
-            call = execution.call
+            request = execution.request
             cause = FACADE.Cause(
-                call.principal.tenant, call.principal.actor, call.request_id, call.correlation_id
+                request.principal.tenant,
+                request.principal.actor,
+                request.request_id,
+                request.correlation_id,
             )
             job = FACADE.new_job(
                 job_type,
@@ -167,9 +171,9 @@ def second_process_not_noticed() -> list[Replacement]:
 
 @bug
 def errors_answered_without_rollback() -> list[Replacement]:
-    async def abort(self: Any) -> None:
-        if not self._ended:
-            await self._unit.commit(None, None)
-            self._leave(None)
+    async def abort(self: Any, execution: Any) -> None:
+        if not execution.ended:
+            await execution.unit.commit(None, None)
+            self._end(execution, None)
 
-    return [(Execution, "abort", abort)]
+    return [(Idempotency, "abort", abort)]

@@ -10,12 +10,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from holdfast.core.policy import FIELD, WALK
 from holdfast.errors import NonRetryableError, NotAuthenticatedError
 from holdfast.jobs.context import JobContext
 from holdfast.server.app import Holdfast
 from holdfast.server.guarded_request import Principal
 from holdfast.server.request_head import RequestHead
+from holdfast_services.field.policy import POLICY as FIELD
+from holdfast_services.walk.policy import POLICY as WALK
 
 __all__ = ["SCHEMA", "Trouble", "guard_service", "register_jobs"]
 
@@ -66,7 +67,7 @@ def guard_service(holdfast: Holdfast, trouble: Trouble) -> Callable[..., Awaitab
             return
         message = await receive()
         payload = msgspec.json.decode(message["body"])
-        tenant = holdfast.execution.call.principal.tenant
+        tenant = holdfast.execution.request.principal.tenant
         await trouble.handler()
         status, answer = await _write(holdfast, scope, tenant, payload, trouble)
         await trouble.handler()

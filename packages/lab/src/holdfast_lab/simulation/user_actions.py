@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.core.outbox_entry import NewEntry
-from holdfast_lab.history import Expect, Tap
+from holdfast_lab.history import Expect, UserAction
 
 __all__ = ["Leaning", "Planned", "make_key", "plan_taps"]
 
@@ -52,6 +52,7 @@ class Planned(msgspec.Struct, kw_only=True):
                 endpoint=f"/notes/{{local:{self.note}}}",
                 headers=headers,
                 conflict_resolution=self.strategy,
+                profile="field",
                 **shared,
             )
         return NewEntry(
@@ -60,12 +61,13 @@ class Planned(msgspec.Struct, kw_only=True):
             endpoint="/notes",
             local_id=self.local_id,
             max_attempts=6,
+            profile="field",
             **shared,
         )
 
-    def fact(self) -> Tap:
+    def fact(self) -> UserAction:
         """Return it as the checker reads it."""
-        return Tap(
+        return UserAction(
             id=self.id,
             device=self.device,
             user=self.user,
@@ -75,7 +77,7 @@ class Planned(msgspec.Struct, kw_only=True):
             acknowledged=self.acknowledged,
             expect=self.expect,
             in_order=self.kind == "step" and self.at_once,
-            brings_job=True,
+            enqueues_job=True,
         )
 
 

@@ -6,10 +6,10 @@ import sys
 from holdfast.observability.logs import configure_logging
 from holdfast_services.settings import Settings
 
-__all__ = ["log_as_set"]
+__all__ = ["configure_logging_from_settings"]
 
 
-def log_as_set(settings: Settings) -> None:
+def configure_logging_from_settings(settings: Settings) -> None:
     """Send logs where the settings want them: JSON unless a person is watching."""
     as_json = settings.log_json
     configure_logging(

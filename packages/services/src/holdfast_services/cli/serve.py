@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 
-from holdfast.cli.gc import release_collector
-from holdfast.cli.output import Failure, warn, without_password
+from holdfast.cli.gc import resume_gc
+from holdfast.cli.output import CommandError, print_warning, redact_password
 from holdfast.errors import HoldfastError
 from holdfast.jobs.engines.nats_url import servers_of
 from holdfast_services.app import create_app
-from holdfast_services.bootstrap import store_of
-from holdfast_services.cli.logs import log_as_set
+from holdfast_services.bootstrap import create_store
+from holdfast_services.cli.logs import configure_logging_from_settings
 from holdfast_services.dev_secrets import development_secret
-from holdfast_services.settings import Settings, load_settings, strange_variables
+from holdfast_services.settings import Settings, load_settings, unknown_variables
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["log_as_set", "run_server", "serve_here"]
+__all__ = ["configure_logging_from_settings", "run_in_process", "run_server"]
 
 _BACKLOG = 2048
 
@@ -51,36 +51,36 @@ def run_server(
     settings = load_settings(**given)
     if settings.nats_url is not None:
         servers_of(settings.nats_url)
-    for line in (*strange_variables(), *settings.cautions()):
-        warn(line)
+    for line in (*unknown_variables(), *settings.warnings()):
+        print_warning(line)
     listener = _bind(host, port, settings)
     with listener:
         asyncio.run(_check_store(settings))
         if settings.needs_development_secret:
             development_secret(settings.home)
-            warn(
+            print_warning(
                 "no HOLDFAST_JWT_SECRET is set: anyone who can read "
                 f"{settings.home} can sign in as anybody. For development only."
             )
         line = (
-            f"Holdfast is ready on {_address(listener)} ({without_password(settings.database_url)})"
+            f"Holdfast is ready on {_address(listener)} ({redact_password(settings.database_url)})"
         )
 
         def say_ready() -> None:
-            release_collector()
+            resume_gc()
             print(line, flush=True)
 
-        log_as_set(settings)
+        configure_logging_from_settings(settings)
         app = create_app(settings)  # for several workers too: what is wrong is told once
         if workers == 1:
-            serve_here(app, settings, listener, say_ready)
+            run_in_process(app, settings, listener, say_ready)
             return 0
         from holdfast_services.cli.supervisor import Supervisor
 
         return Supervisor(listener, workers, given, settings.shutdown_seconds).run(say_ready)
 
 
-def serve_here(
+def run_in_process(
     app: "FastAPI",
     settings: Settings,
     listener: socket.socket,
@@ -103,7 +103,7 @@ def serve_here(
     try:
         server.run(sockets=[listener])
     except SystemExit:
-        raise Failure("the server could not start; the log says why") from None
+        raise CommandError("the server could not start; the log says why") from None
 
 
 class _Server(uvicorn.Server):
@@ -137,11 +137,11 @@ def _bind(host: str, port: int, settings: Settings) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
         )
     except OSError as error:
-        raise Failure(f"cannot listen on {host}: {error.strerror}", 2) from error
+        raise CommandError(f"cannot listen on {host}: {error.strerror}", 2) from error
     # "localhost" is often both: the older family is what clients try without being asked.
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     if settings.needs_development_secret and not ipaddress.ip_address(address[0]).is_loopback:
-        raise Failure(
+        raise CommandError(
             f"refusing to listen on {host} with a development secret: set HOLDFAST_JWT_SECRET "
             "(32 bytes or more), HOLDFAST_JWKS_FILE or HOLDFAST_JWKS_URL, or use --host 127.0.0.1",
             2,
@@ -149,7 +149,7 @@ def _bind(host: str, port: int, settings: Settings) -> socket.socket:
     try:
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise Failure(
+        raise CommandError(
             f"cannot listen on {host} port {port}: {error.strerror}; choose another --port "
             "(0 takes a free one)"
         ) from error
@@ -162,9 +162,9 @@ def _address(listener: socket.socket) -> str:
 
 async def _check_store(settings: Settings) -> None:
     """Open the database once, migrations included, so that trouble is told in one line."""
-    store = store_of(settings)
+    store = create_store(settings)
     try:
         await store.open()
     except HoldfastError as error:
-        raise Failure(f"{without_password(settings.database_url)}: {error}") from error
+        raise CommandError(f"{redact_password(settings.database_url)}: {error}") from error
     await store.close()

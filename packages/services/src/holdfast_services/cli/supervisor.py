@@ -34,12 +34,12 @@ class _Worker:
     """One process. It ends by itself when our end of its standard input closes."""
 
     def __init__(
-        self, listener: socket.socket, environment: Mapping[str, str], counts_file: Path
+        self, listener: socket.socket, environment: Mapping[str, str], rate_limit_file: Path
     ) -> None:
         self.started_at = time.monotonic()
         self.is_ready = False
         self._ready, ready = os.pipe()
-        given = (str(listener.fileno()), str(ready), str(counts_file))
+        given = (str(listener.fileno()), str(ready), str(rate_limit_file))
         try:
             self.process = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", "holdfast_services.cli.server_process", *given],

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 
 __all__ = ["make_token"]
 
-_MOST_HOURS: Final = 876_000
+_MAX_HOURS: Final = 876_000
 _HOURS: Final = 24.0
 # As long as the real ones; a report takes it only while it is fresh.
 _APP_CHECK_HOURS: Final = 1.0
@@ -20,12 +20,12 @@ def make_token(
     """Return a token; ends the command where this server's tokens are not ours to make."""
     if hours is None:
         hours = _APP_CHECK_HOURS if app_check else _HOURS
-    if not 0 < hours <= _MOST_HOURS:
-        raise Failure(f"--hours should be a number above 0, at most {_MOST_HOURS}", 2)
+    if not 0 < hours <= _MAX_HOURS:
+        raise CommandError(f"--hours should be a number above 0, at most {_MAX_HOURS}", 2)
     if app_check:  # about an app: organization and roles have no place in it
         return _app_check(sub, timedelta(hours=hours))
     if not sub:
-        raise Failure("--sub should say who signs in (try: holdfast token --help)", 2)
+        raise CommandError("--sub should say who signs in (try: holdfast token --help)", 2)
 
     from holdfast.server.jwt_auth import mint_token
     from holdfast_services.dev_secrets import development_secret
@@ -37,7 +37,9 @@ def make_token(
     elif settings.needs_development_secret:
         secret = development_secret(settings.home)
     else:
-        raise Failure("this server checks tokens by a JWKS: ask whoever holds the private key", 2)
+        raise CommandError(
+            "this server checks tokens by a JWKS: ask whoever holds the private key", 2
+        )
     return mint_token(
         secret,
         sub=sub,
@@ -52,11 +54,13 @@ def _app_check(sub: str | None, lifetime: timedelta) -> str:
     from holdfast.server.jwt_keys import UNREADABLE
     from holdfast_services.dev_secrets import development_app_check_key
     from holdfast_services.settings import load_settings
-    from holdfast_services.walk.attestation import DEVELOPMENT_APP, mint_app_check
+    from holdfast_services.walk.steps.attestation import DEVELOPMENT_APP, mint_app_check
 
     settings = load_settings()
     if not settings.app_check_is_development:
-        raise Failure("this server checks App Check tokens by a JWKS: they come from its issuer", 2)
+        raise CommandError(
+            "this server checks App Check tokens by a JWKS: they come from its issuer", 2
+        )
     audience, issuer = settings.app_check_party
     path = development_app_check_key(settings.home)
     try:
@@ -69,4 +73,6 @@ def _app_check(sub: str | None, lifetime: timedelta) -> str:
             now=datetime.now(UTC),
         )
     except (OSError, LookupError, *UNREADABLE) as error:
-        raise Failure(f"{path} is no key pair: delete it, and a new one will be made", 2) from error
+        raise CommandError(
+            f"{path} is no key pair: delete it, and a new one will be made", 2
+        ) from error

@@ -11,7 +11,7 @@ from holdfast.core.versions import check_version, etag, expected_version
 from holdfast.errors import BodyInvalidError, NotFoundError
 from holdfast.ports import Transaction
 from holdfast.server.starlette import Caller, Run, Tx
-from holdfast_services.auth import SignedIn
+from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.field.model import (
     KINDS,
     OURS_BYTES,
@@ -195,7 +195,7 @@ def _add_reads(api: APIRouter, holdfast: Holdfast, kind: Kind) -> None:
         operation_id=f"read_{what}",
         responses={200: {"headers": _WITH_TAG, **_DOCUMENT}, **errors(401, 404, 503)},
     )
-    async def read(item_id: str, caller: SignedIn) -> Response:
+    async def read(item_id: str, caller: CurrentPrincipal) -> Response:
         item = await find_in(holdfast.store, caller.tenant, kind, item_id)
         if item is None:
             raise NotFoundError(f"there is no such {what}")
@@ -210,7 +210,7 @@ def _add_reads(api: APIRouter, holdfast: Holdfast, kind: Kind) -> None:
         responses={200: _DOCUMENT, **errors(400, 401, 422, 503)},
     )
     async def listing(
-        caller: SignedIn,
+        caller: CurrentPrincipal,
         limit: Annotated[int, Query(ge=1, le=_MOST)] = 50,
         after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
         updated_since: Annotated[

@@ -12,11 +12,11 @@ from holdfast.core.versions import etag
 from holdfast.errors import NotFoundError
 from holdfast.ids import new_id
 from holdfast.ports import Row
-from holdfast_services.planning.model import shown, shown_dashboard
+from holdfast_services.planning.model import dashboard_view, row_view
 from holdfast_services.planning.read_cache import Kind, ReadCache, ReadKey
 from holdfast_services.planning.repository import find, find_in, version_in
 
-__all__ = ["AggregateService", "IfMatch", "IfNoneMatch", "json_answer"]
+__all__ = ["AggregateService", "IfMatch", "IfNoneMatch", "json_response"]
 
 _JSON: Final = "application/json"
 _WHAT: Final[dict[Kind, str]] = {
@@ -73,7 +73,7 @@ class AggregateService:
         row = await find_in(store, kind, tenant, item_id)
         if row is None:
             raise NotFoundError(f"there is no such {_WHAT[kind]}")
-        body = _encode(shown_dashboard(row) if kind == "dashboard" else shown(row))
+        body = _encode(dashboard_view(row) if kind == "dashboard" else row_view(row))
         self.cache.put(key, row["version"], body)
         return Response(body, headers={"etag": etag(row["version"])}, media_type=_JSON)
 
@@ -98,7 +98,7 @@ class AggregateService:
         headers = {"etag": etag(version)}
         if status == 201:  # noqa: PLR2004 - created
             headers["location"] = f"/v1/{kind}s/{item_id}"
-        return Response(_encode(shown(row)), status, headers, media_type=_JSON)
+        return Response(_encode(row_view(row)), status, headers, media_type=_JSON)
 
     def note(self, run: Execution, kind: Kind, item_id: str, version: int) -> None:
         """Say for the audit event what was changed; once it is committed, forget the old answer.
@@ -107,11 +107,11 @@ class AggregateService:
         replay leave the cache alone.
         """
         run.describe(resource=f"{kind}:{item_id}", version=version)
-        key = ReadKey(run.call.principal.tenant, kind, item_id)
+        key = ReadKey(run.request.principal.tenant, kind, item_id)
         run.after_commit(partial(self.cache.forget, key))
 
 
-def json_answer(value: Any) -> Response:
+def json_response(value: Any) -> Response:
     """Write a value as the answer, as it is."""
     return Response(_encode(value), media_type=_JSON)
 

@@ -6,14 +6,14 @@ from holdfast import update_with_version
 from holdfast.errors import NotFoundError
 from holdfast.ports import Row
 from holdfast.server.starlette import Caller, Run, Tx
-from holdfast_services.auth import SignedIn
+from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.planning.aggregates import (
     AggregateService,
     IfMatch,
     IfNoneMatch,
-    json_answer,
+    json_response,
 )
-from holdfast_services.planning.jobs import recount_projects, tell_assignee
+from holdfast_services.planning.jobs import notify_assignee, recount_projects
 from holdfast_services.planning.model import AssignmentMove, AssignmentView, NewAssignment, Page
 from holdfast_services.planning.openapi import LISTED, changed, created, read
 from holdfast_services.planning.paging import After, Limit, page, read_cursor
@@ -22,10 +22,10 @@ from holdfast_services.planning.repository import add, find, list_in, move_assig
 __all__ = ["add_routes"]
 
 
-def add_routes(api: APIRouter, desk: AggregateService) -> None:
+def add_routes(api: APIRouter, service: AggregateService) -> None:
     """Add the routes of assignments."""
-    _add_reads(api, desk)
-    holdfast, policy = desk.holdfast, desk.policy
+    _add_reads(api, service)
+    holdfast, policy = service.holdfast, service.policy
 
     @api.post(
         "/missions/{mission_id}/assignments",
@@ -38,14 +38,14 @@ def add_routes(api: APIRouter, desk: AggregateService) -> None:
     async def create(
         mission_id: str, assignment: NewAssignment, tx: Tx, caller: Caller, run: Run
     ) -> Response:
-        mission = await desk.parent(tx, "mission", caller.tenant, mission_id)
+        mission = await service.parent(tx, "mission", caller.tenant, mission_id)
         places = {"project_id": mission["project_id"], "mission_id": mission_id}
         fields = places | assignment.model_dump()
         now = holdfast.clock.now()
-        row = await add(tx, "assignment", caller.tenant, desk.new_id(), fields=fields, now=now)
+        row = await add(tx, "assignment", caller.tenant, service.new_id(), fields=fields, now=now)
         await recount_projects(holdfast, row["project_id"])
-        await tell_assignee(holdfast, "assigned", row)
-        return desk.answer(run, "assignment", row, status=201)
+        await notify_assignee(holdfast, "assigned", row)
+        return service.answer(run, "assignment", row, status=201)
 
     @api.post(
         "/assignments/{assignment_id}/move",
@@ -93,11 +93,11 @@ def add_routes(api: APIRouter, desk: AggregateService) -> None:
         )
         assert left is not None  # noqa: S101 - what was written over was read before
         await recount_projects(holdfast, left["project_id"], row["project_id"])
-        await tell_assignee(holdfast, "moved", row)
-        return desk.answer(run, "assignment", row)
+        await notify_assignee(holdfast, "moved", row)
+        return service.answer(run, "assignment", row)
 
 
-def _add_reads(api: APIRouter, desk: AggregateService) -> None:
+def _add_reads(api: APIRouter, service: AggregateService) -> None:
     @api.get(
         "/missions/{mission_id}/assignments",
         summary="List a mission's assignments",
@@ -107,19 +107,19 @@ def _add_reads(api: APIRouter, desk: AggregateService) -> None:
         responses=LISTED,
     )
     async def listing(
-        mission_id: str, caller: SignedIn, limit: Limit = 50, after: After = None
+        mission_id: str, caller: CurrentPrincipal, limit: Limit = 50, after: After = None
     ) -> Response:
         position = read_cursor(after, "assignments")
-        await desk.there(caller.tenant, "mission", mission_id)
+        await service.there(caller.tenant, "mission", mission_id)
         rows = await list_in(
-            desk.holdfast.store,
+            service.holdfast.store,
             "list_assignments",
             caller.tenant,
             after=position,
             limit=limit + 1,
             mission_id=mission_id,
         )
-        return json_answer(page(rows, limit, "assignments"))
+        return json_response(page(rows, limit, "assignments"))
 
     @api.get(
         "/assignments/{assignment_id}",
@@ -129,6 +129,6 @@ def _add_reads(api: APIRouter, desk: AggregateService) -> None:
         responses=read(AssignmentView),
     )
     async def look(
-        assignment_id: str, caller: SignedIn, request: Request, _tag: IfNoneMatch = None
+        assignment_id: str, caller: CurrentPrincipal, request: Request, _tag: IfNoneMatch = None
     ) -> Response:
-        return await desk.read(request, "assignment", caller.tenant, assignment_id)
+        return await service.read(request, "assignment", caller.tenant, assignment_id)

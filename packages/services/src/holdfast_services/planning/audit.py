@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Response
 
 from holdfast.core.staleness import parse_instant
 from holdfast.ports import Row, Store
-from holdfast_services.auth import SignedIn
-from holdfast_services.planning.aggregates import AggregateService, json_answer
+from holdfast_services.auth import CurrentPrincipal
+from holdfast_services.planning.aggregates import AggregateService, json_response
 from holdfast_services.planning.model import AuditEventView, Page
 from holdfast_services.planning.openapi import LISTED
 from holdfast_services.planning.paging import After, Limit, page, read_cursor
@@ -42,7 +42,7 @@ _BEHIND_ALL: Final = "g"  # ids are hexadecimal
 Text = Annotated[str | None, Query(max_length=1000)]
 
 
-def add_routes(api: APIRouter, desk: AggregateService) -> None:
+def add_routes(api: APIRouter, service: AggregateService) -> None:
     """Add the log's one route."""
 
     @api.get(
@@ -55,7 +55,7 @@ def add_routes(api: APIRouter, desk: AggregateService) -> None:
         responses=LISTED,
     )
     async def listing(
-        caller: SignedIn,
+        caller: CurrentPrincipal,
         *,
         limit: Limit = 50,
         after: After = None,
@@ -83,8 +83,8 @@ def add_routes(api: APIRouter, desk: AggregateService) -> None:
         }
         given = {name: value for name, value in filters.items() if value is not None}
         before = read_cursor(after, "audit")
-        rows = await _events(desk.holdfast.store, caller.tenant, given, before, limit + 1)
-        return json_answer(page(rows, limit, "audit"))
+        rows = await _events(service.holdfast.store, caller.tenant, given, before, limit + 1)
+        return json_response(page(rows, limit, "audit"))
 
 
 async def _events(

@@ -15,18 +15,18 @@ from holdfast_services.settings import Settings
 __all__ = [
     "COUNT",
     "INDEX",
+    "NOTIFY",
     "QUEUE",
-    "TELL",
+    "notify_assignee",
     "recount_projects",
     "register",
     "reindex_mission",
     "searchable",
-    "tell_assignee",
 ]
 
 QUEUE: Final = "planning"
 COUNT: Final = "dashboard.count"
-TELL: Final = "assignment.tell"
+NOTIFY: Final = "assignment.tell"
 INDEX: Final = "mission.index"
 
 
@@ -44,7 +44,7 @@ async def reindex_mission(holdfast: Holdfast, mission_id: str) -> None:
     await holdfast.enqueue(INDEX, {"mission_id": mission_id}, queue=QUEUE, coalesce=mission_id)
 
 
-async def tell_assignee(
+async def notify_assignee(
     holdfast: Holdfast, kind: Literal["assigned", "moved"], assignment: Row
 ) -> None:
     """Have the assignee told, once for this version of the assignment."""
@@ -56,7 +56,7 @@ async def tell_assignee(
         "recipient": assignment["assignee"],
     }
     about = f"{assignment['id']}:{assignment['version']}"
-    await holdfast.enqueue(TELL, payload, queue=QUEUE, resource_id=about)
+    await holdfast.enqueue(NOTIFY, payload, queue=QUEUE, resource_id=about)
 
 
 def searchable(text: str) -> str:
@@ -78,7 +78,7 @@ def register(holdfast: Holdfast, _settings: Settings) -> None:
         assert counted is not None  # noqa: S101 - counting nothing is a row of zeros
         await tx.execute(sql("save_dashboard"), about | dict(counted) | {"as_of": as_of})
 
-    @holdfast.jobs.handler(TELL, queue=QUEUE, time_limit_seconds=60)
+    @holdfast.jobs.handler(NOTIFY, queue=QUEUE, time_limit_seconds=60)
     async def tell(job: JobContext) -> None:
         now = holdfast.clock.now()
         values = job.payload | {"tenant": job.tenant, "now": now}

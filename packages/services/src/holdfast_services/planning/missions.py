@@ -7,12 +7,12 @@ from fastapi import APIRouter, Body, Query, Request, Response
 
 from holdfast import Execution, update_with_version
 from holdfast.server.starlette import Caller, Run, Tx
-from holdfast_services.auth import SignedIn
+from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.planning.aggregates import (
     AggregateService,
     IfMatch,
     IfNoneMatch,
-    json_answer,
+    json_response,
 )
 from holdfast_services.planning.jobs import recount_projects, reindex_mission, searchable
 from holdfast_services.planning.model import (
@@ -40,13 +40,13 @@ _ONE: Final = "/missions/{mission_id}"
 _WORDED: Final = frozenset({"title", "description"})
 
 
-def add_routes(api: APIRouter, desk: AggregateService) -> None:
+def add_routes(api: APIRouter, service: AggregateService) -> None:
     """Add the routes of missions."""
-    _add_reads(api, desk)
-    _add_writes(api, desk)
+    _add_reads(api, service)
+    _add_writes(api, service)
 
 
-def _add_reads(api: APIRouter, desk: AggregateService) -> None:
+def _add_reads(api: APIRouter, service: AggregateService) -> None:
     @api.get(
         "/projects/{project_id}/missions",
         summary="List a project's missions",
@@ -58,7 +58,7 @@ def _add_reads(api: APIRouter, desk: AggregateService) -> None:
     )
     async def listing(
         project_id: str,
-        caller: SignedIn,
+        caller: CurrentPrincipal,
         limit: Limit = 50,
         after: After = None,
         search: Annotated[
@@ -66,19 +66,19 @@ def _add_reads(api: APIRouter, desk: AggregateService) -> None:
         ] = None,
     ) -> Response:
         position = read_cursor(after, "missions")
-        await desk.there(caller.tenant, "project", project_id)
+        await service.there(caller.tenant, "project", project_id)
         of = {"project_id": project_id}
         if search is not None:
             of["pattern"] = _pattern(search)
         rows = await list_in(
-            desk.holdfast.store,
+            service.holdfast.store,
             "list_missions" if search is None else "search_missions",
             caller.tenant,
             after=position,
             limit=limit + 1,
             **of,
         )
-        return json_answer(page(rows, limit, "missions"))
+        return json_response(page(rows, limit, "missions"))
 
     @api.get(
         _ONE,
@@ -88,13 +88,13 @@ def _add_reads(api: APIRouter, desk: AggregateService) -> None:
         responses=read(MissionView),
     )
     async def look(
-        mission_id: str, caller: SignedIn, request: Request, _tag: IfNoneMatch = None
+        mission_id: str, caller: CurrentPrincipal, request: Request, _tag: IfNoneMatch = None
     ) -> Response:
-        return await desk.read(request, "mission", caller.tenant, mission_id)
+        return await service.read(request, "mission", caller.tenant, mission_id)
 
 
-def _add_writes(api: APIRouter, desk: AggregateService) -> None:
-    holdfast, policy = desk.holdfast, desk.policy
+def _add_writes(api: APIRouter, service: AggregateService) -> None:
+    holdfast, policy = service.holdfast, service.policy
 
     @api.post(
         "/projects/{project_id}/missions",
@@ -109,13 +109,13 @@ def _add_writes(api: APIRouter, desk: AggregateService) -> None:
     ) -> Response:
         fields = mission.model_dump()
         check_period(fields)
-        await desk.parent(tx, "project", caller.tenant, project_id)
+        await service.parent(tx, "project", caller.tenant, project_id)
         now = holdfast.clock.now()
         fields = {"project_id": project_id} | fields
-        row = await add(tx, "mission", caller.tenant, desk.new_id(), fields=fields, now=now)
+        row = await add(tx, "mission", caller.tenant, service.new_id(), fields=fields, now=now)
         await recount_projects(holdfast, project_id)
         await reindex_mission(holdfast, row["id"])
-        return desk.answer(run, "mission", row, status=201)
+        return service.answer(run, "mission", row, status=201)
 
     async def change(
         run: Execution,
@@ -127,7 +127,7 @@ def _add_writes(api: APIRouter, desk: AggregateService) -> None:
     ) -> Response:
         # Of the run itself, not by dependencies: FastAPI takes its time for each, and this is the
         # write that there are many of.
-        tx, tenant = run.transaction, run.call.principal.tenant
+        tx, tenant = run.transaction, run.request.principal.tenant
         row = await update_with_version(
             what="mission",
             if_match=request.headers.getlist("if-match"),
@@ -142,7 +142,7 @@ def _add_writes(api: APIRouter, desk: AggregateService) -> None:
             await recount_projects(holdfast, row["project_id"])
         if not _WORDED.isdisjoint(fields):
             await reindex_mission(holdfast, mission_id)
-        return desk.answer(run, "mission", row)
+        return service.answer(run, "mission", row)
 
     @api.put(
         _ONE,
@@ -208,7 +208,7 @@ def _add_writes(api: APIRouter, desk: AggregateService) -> None:
         )
         await recount_projects(holdfast, row["project_id"])
         await reindex_mission(holdfast, mission_id)
-        desk.note(run, "mission", mission_id, row["version"])
+        service.note(run, "mission", mission_id, row["version"])
         return Response(status_code=204)
 
 

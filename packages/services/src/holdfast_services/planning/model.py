@@ -28,8 +28,8 @@ __all__ = [
     "ProjectView",
     "VersionOnly",
     "check_period",
-    "shown",
-    "shown_dashboard",
+    "dashboard_view",
+    "row_view",
 ]
 
 Status = Literal["planned", "active", "done", "cancelled"]
@@ -245,7 +245,7 @@ class Page(BaseModel, Generic[Item]):
     next: str | None
 
 
-def shown(row: Row) -> dict[str, Any]:
+def row_view(row: Row) -> dict[str, Any]:
     """Return a row as it is answered: instants in one spelling, whatever database they are from."""
     return {
         name: value.isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -255,9 +255,9 @@ def shown(row: Row) -> dict[str, Any]:
     }
 
 
-def shown_dashboard(row: Row) -> dict[str, Any]:
+def dashboard_view(row: Row) -> dict[str, Any]:
     """Return the counters as they are answered."""
-    flat = shown(row)
+    flat = row_view(row)
     return {
         "project_id": flat["project_id"],
         "missions": {status: flat[status] for status in ("planned", "active", "done", "cancelled")},

@@ -9,7 +9,7 @@ from fastapi import Query
 
 from holdfast.errors import BodyInvalidError
 from holdfast.ports import Row
-from holdfast_services.planning.model import shown
+from holdfast_services.planning.model import row_view
 
 __all__ = ["After", "Limit", "Listed", "page", "read_cursor"]
 
@@ -36,7 +36,7 @@ def page(rows: Sequence[Row], limit: int, listed: Listed) -> dict[str, Any]:
     kept = rows[:limit]
     more = len(rows) > limit
     return {
-        "items": [shown(row) for row in kept],
+        "items": [row_view(row) for row in kept],
         "next": _write_cursor(kept[-1]["id"], listed) if more else None,
     }
 

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request, Response
 
 from holdfast.server.starlette import Caller, Run, Tx
-from holdfast_services.auth import SignedIn
-from holdfast_services.planning.aggregates import AggregateService, IfNoneMatch, json_answer
+from holdfast_services.auth import CurrentPrincipal
+from holdfast_services.planning.aggregates import AggregateService, IfNoneMatch, json_response
 from holdfast_services.planning.model import DashboardView, NewProject, Page, ProjectView
 from holdfast_services.planning.openapi import LISTED, created, read
 from holdfast_services.planning.paging import After, Limit, page, read_cursor
@@ -13,9 +13,9 @@ from holdfast_services.planning.repository import add, list_in
 __all__ = ["add_routes"]
 
 
-def add_routes(api: APIRouter, desk: AggregateService) -> None:
+def add_routes(api: APIRouter, service: AggregateService) -> None:
     """Add the routes of projects."""
-    holdfast = desk.holdfast
+    holdfast = service.holdfast
 
     @api.post(
         "/projects",
@@ -24,13 +24,13 @@ def add_routes(api: APIRouter, desk: AggregateService) -> None:
         operation_id="create_project",
         responses=created(ProjectView, under=False),
     )
-    @holdfast.guard("POST /v1/projects", policy=desk.policy)
+    @holdfast.guard("POST /v1/projects", policy=service.policy)
     async def create(project: NewProject, tx: Tx, caller: Caller, run: Run) -> Response:
         now = holdfast.clock.now()
         row = await add(
-            tx, "project", caller.tenant, desk.new_id(), fields=project.model_dump(), now=now
+            tx, "project", caller.tenant, service.new_id(), fields=project.model_dump(), now=now
         )
-        return desk.answer(run, "project", row, status=201)
+        return service.answer(run, "project", row, status=201)
 
     @api.get(
         "/projects",
@@ -40,7 +40,7 @@ def add_routes(api: APIRouter, desk: AggregateService) -> None:
         response_model=Page[ProjectView],
         responses=LISTED,
     )
-    async def listing(caller: SignedIn, limit: Limit = 50, after: After = None) -> Response:
+    async def listing(caller: CurrentPrincipal, limit: Limit = 50, after: After = None) -> Response:
         rows = await list_in(
             holdfast.store,
             "list_projects",
@@ -48,7 +48,7 @@ def add_routes(api: APIRouter, desk: AggregateService) -> None:
             after=read_cursor(after, "projects"),
             limit=limit + 1,
         )
-        return json_answer(page(rows, limit, "projects"))
+        return json_response(page(rows, limit, "projects"))
 
     @api.get(
         "/projects/{project_id}",
@@ -58,9 +58,9 @@ def add_routes(api: APIRouter, desk: AggregateService) -> None:
         responses=read(ProjectView),
     )
     async def look(
-        project_id: str, caller: SignedIn, request: Request, _tag: IfNoneMatch = None
+        project_id: str, caller: CurrentPrincipal, request: Request, _tag: IfNoneMatch = None
     ) -> Response:
-        return await desk.read(request, "project", caller.tenant, project_id)
+        return await service.read(request, "project", caller.tenant, project_id)
 
     @api.get(
         "/projects/{project_id}/dashboard",
@@ -72,6 +72,6 @@ def add_routes(api: APIRouter, desk: AggregateService) -> None:
         responses=read(DashboardView),
     )
     async def dashboard(
-        project_id: str, caller: SignedIn, request: Request, _tag: IfNoneMatch = None
+        project_id: str, caller: CurrentPrincipal, request: Request, _tag: IfNoneMatch = None
     ) -> Response:
-        return await desk.read(request, "dashboard", caller.tenant, project_id)
+        return await service.read(request, "dashboard", caller.tenant, project_id)

@@ -10,7 +10,7 @@ from holdfast.core.job import JobState
 from holdfast.errors import NotFoundError
 from holdfast.jobs.admin import JobAdmin
 from holdfast.server.starlette import Caller, Run, Tx
-from holdfast_services.auth import SignedIn
+from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.openapi import errors
 from holdfast_services.routes.jobs import GENERATE, QUEUE, generation_job_id
 from holdfast_services.routes.model import RouteAccepted, RouteSubmission, RouteView, Status
@@ -71,7 +71,7 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
         response_model_exclude_none=True,
         responses=errors(401, 404, 503),
     )
-    async def look(request_id: str, caller: SignedIn) -> RouteView:
+    async def look(request_id: str, caller: CurrentPrincipal) -> RouteView:
         view = await _look(request_id, caller.tenant)
         if view.status == "queued":
             # The row changes when the route is made; until then the job knows more.

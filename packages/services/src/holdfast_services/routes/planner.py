@@ -13,7 +13,7 @@ from msgspec import Struct
 from holdfast_services.routes.catalogue import Interest, Place
 from holdfast_services.routes.geo import METRES_PER_MINUTE, Point, vector, walking_metres
 from holdfast_services.routes.search import best_tour
-from holdfast_services.routes.tour import Ground
+from holdfast_services.routes.tour import TourProblem
 
 __all__ = ["Route", "Stop", "plan_route", "score"]
 
@@ -72,7 +72,7 @@ def plan_route(
         for place, at, away in zip(known, vectors, walking_metres(origin, vectors), strict=True)
         if 2 * away + place.minutes * METRES_PER_MINUTE <= limit
     ]
-    ground = Ground(
+    ground = TourProblem(
         [origin, *(at for _, at in in_reach)],
         [0, *(place.minutes * METRES_PER_MINUTE for place, _ in in_reach)],
         [0, *(score(place, interests) for place, _ in in_reach)],

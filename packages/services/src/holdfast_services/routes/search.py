@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import chain, combinations, islice
 from typing import Final
 
-from holdfast_services.routes.tour import Ground, Tour
+from holdfast_services.routes.tour import Tour, TourProblem
 
 __all__ = ["best_tour"]
 
@@ -22,14 +22,14 @@ _EFFORT: Final = 8_000
 _FINALISTS: Final = 3
 # A round makes the tour better or is the last one, and four are rare. The limit is for the case
 # nobody has thought of.
-_MOST_ROUNDS: Final = 20
+_MAX_ROUNDS: Final = 20
 
 # The old spot's score, by how much the tour grows, the old spot, after which one the new one comes:
 # what counts most stands first, so the least of several is the best.
 _Exchange = tuple[int, int, int, int]
 
 
-def best_tour(ground: Ground) -> list[int]:
+def best_tour(ground: TourProblem) -> list[int]:
     """Return the spots of a tour within the limit, from the start on.
 
     Each spot by itself has to fit: the way there, the visit and the way back.
@@ -55,7 +55,7 @@ def _worth(tour: Tour) -> tuple[int, int]:
     return sum(tour.ground.scores[spot] for spot in tour.spots), tour.room
 
 
-def _beginnings(ground: Ground, count: int) -> Iterator[tuple[int, ...]]:
+def _beginnings(ground: TourProblem, count: int) -> Iterator[tuple[int, ...]]:
     """Return so many ways to begin: with one spot, then with two, those far apart first."""
     away = list(ground.row(0))
     away[0] = -1
@@ -71,7 +71,7 @@ def _beginnings(ground: Ground, count: int) -> Iterator[tuple[int, ...]]:
 
 def _improve(tour: Tour) -> None:
     """Exchange spots, which may make room for more, until nothing helps."""
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         if not _exchange(tour):
             break
         _fill(tour)

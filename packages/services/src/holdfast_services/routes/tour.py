@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from holdfast_services.routes.geo import Vector, walking_metres
 
-__all__ = ["Ground", "Tour"]
+__all__ = ["Tour", "TourProblem"]
 
 
-class Ground:
+class TourProblem:
     """What there is to choose from. The start has no score and takes no visit."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Tour:
     ``freed``  what leaving the spot out would free: that, but for the leg past it
     """
 
-    def __init__(self, ground: Ground, spots: Sequence[int] = ()) -> None:
+    def __init__(self, ground: TourProblem, spots: Sequence[int] = ()) -> None:
         """Begin with these spots, in this order."""
         self.ground = ground
         self.left_out = set(range(1, len(ground.vectors))).difference(spots)

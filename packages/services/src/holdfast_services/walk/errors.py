@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from holdfast.errors import ServiceError
 
-__all__ = ["STATUSES", "refusal"]
+__all__ = ["STATUSES", "walk_error"]
 
 STATUSES: Final = {
     "ALREADY_ALLOCATED": 409,
@@ -20,6 +20,6 @@ STATUSES: Final = {
 }
 
 
-def refusal(code: str, message: str, **details: Any) -> ServiceError:
+def walk_error(code: str, message: str, **details: Any) -> ServiceError:
     """Make the error to raise. Details go out as they are, so their names are the wire's."""
     return ServiceError(STATUSES[code], code, message, details=details)

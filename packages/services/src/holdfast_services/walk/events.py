@@ -10,9 +10,9 @@ import msgspec
 from holdfast import Transaction
 from holdfast.ports import Store
 from holdfast.stores.sql_loader import load_queries
-from holdfast_services.walk.walkers import instant, move_walker
+from holdfast_services.walk.walkers import instant, update_walker
 
-__all__ = ["WalkerEvent", "add_event", "list_events", "put_event"]
+__all__ = ["WalkerEvent", "add_event", "insert_event", "list_events"]
 
 
 class WalkerEvent(msgspec.Struct, frozen=True):
@@ -35,12 +35,12 @@ async def add_event(
 
     Numbers follow the order of commits: who has seen N has seen everything up to N.
     """
-    walker = await move_walker(tx, tenant, now, events=1)
-    await put_event(tx, tenant, WalkerEvent(walker.event_seq, type, data, now))
+    walker = await update_walker(tx, tenant, now, events=1)
+    await insert_event(tx, tenant, WalkerEvent(walker.event_seq, type, data, now))
     return walker.event_seq
 
 
-async def put_event(tx: Transaction, tenant: str, event: WalkerEvent) -> None:
+async def insert_event(tx: Transaction, tenant: str, event: WalkerEvent) -> None:
     """Write an event whose number the caller has taken from the walker's row."""
     await tx.execute(
         load_queries("holdfast_services.walk")["add_event"],

@@ -6,9 +6,9 @@ from typing import Final
 from holdfast import Holdfast
 from holdfast.jobs.context import JobContext
 from holdfast_services.settings import Settings
-from holdfast_services.walk.reconcile import next_refund_at, settle_day
-from holdfast_services.walk.steps_intake import QUEUE, RECONCILE
-from holdfast_services.walk.steps_repository import delete_attestations
+from holdfast_services.walk.steps.ingest import QUEUE, RECONCILE
+from holdfast_services.walk.steps.reconcile import next_refund_at, settle_day
+from holdfast_services.walk.steps.repository import delete_attestations
 from holdfast_services.walk.tree import refund_due_allocations
 from holdfast_services.walk.walkers import lock_walker
 

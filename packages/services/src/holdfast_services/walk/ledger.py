@@ -4,8 +4,8 @@ from datetime import datetime
 
 from holdfast import Transaction
 from holdfast.stores.sql_loader import load_queries
-from holdfast_services.walk.errors import refusal
-from holdfast_services.walk.walkers import move_walker
+from holdfast_services.walk.errors import walk_error
+from holdfast_services.walk.walkers import update_walker
 
 __all__ = ["book", "credit", "debit"]
 
@@ -29,7 +29,7 @@ async def debit(
     if is_booked:
         return balance
     if balance < amount:
-        raise refusal(
+        raise walk_error(
             "INSUFFICIENT_ENERGY",
             f"this takes {amount} energy and there is {balance}",
             energyRequired=amount,
@@ -64,7 +64,7 @@ async def _find(tx: Transaction, tenant: str, reason: str, reference: str) -> tu
 async def _add(
     tx: Transaction, tenant: str, delta: int, *, reason: str, reference: str, now: datetime
 ) -> int:
-    walker = await move_walker(tx, tenant, now, energy=delta, entries=1)
+    walker = await update_walker(tx, tenant, now, energy=delta, entries=1)
     await tx.execute(
         load_queries("holdfast_services.walk")["add_entry"],
         {

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from holdfast.core.staleness import parse_instant
 from holdfast.errors import BodyInvalidError
-from holdfast_services.walk.steps_model import StreakView
+from holdfast_services.walk.steps.model import StreakView
 
 __all__ = [
     "AllocationView",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 # More than the tree has: a bound on the work of one request, not on anyone's plans.
-_MOST_IN_A_BATCH = 100
+_MAX_BATCH = 100
 
 QuestStatus = Literal["available", "in_progress", "completed"]
 
@@ -87,7 +87,7 @@ class TreeAllocation(_Action):
 
     allocations: Annotated[
         list[NodeChoice],
-        Field(min_length=1, max_length=_MOST_IN_A_BATCH),
+        Field(min_length=1, max_length=_MAX_BATCH),
         AfterValidator(_each_once),
     ]
 

@@ -6,12 +6,12 @@ import msgspec
 
 from holdfast.ports import Row, Store
 from holdfast.stores.sql_loader import load_queries
-from holdfast_services.walk.steps_rules import find_zone
-from holdfast_services.walk.streaks import (
+from holdfast_services.walk.steps.rules import find_zone
+from holdfast_services.walk.steps.streaks import (
     AttestedDay,
     StreakRules,
     StreakState,
-    state_on,
+    streak_on,
     today_in,
 )
 
@@ -50,4 +50,4 @@ def _streak(row: Row, rules: StreakRules, now: datetime) -> StreakState:
     zone = find_zone(row["tz"])
     day = date.fromisoformat(row["day"])
     last = AttestedDay(day, row["streak_length"], row["streak_tier"])
-    return state_on(last, today_in(zone, now), zone, rules)
+    return streak_on(last, today_in(zone, now), zone, rules)

@@ -14,7 +14,7 @@ VALUES (:tenant, 0, 0, 0, 0, 0, :now, :now)
     ON CONFLICT (tenant) DO UPDATE SET updated_at = excluded.updated_at
 RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq;
 
--- name: move_walker
+-- name: update_walker
 -- The one statement that changes a walker's numbers. The row is locked already.
 UPDATE walkers
    SET points_banked  = points_banked + :points,

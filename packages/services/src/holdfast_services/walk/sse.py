@@ -12,7 +12,7 @@ from holdfast.errors import StoreUnavailableError
 from holdfast.ports import Clock, Store
 from holdfast_services.walk.events import WalkerEvent, list_events
 
-__all__ = ["Notifiers", "server_is_stopping", "stream_events"]
+__all__ = ["StreamNotifier", "server_is_stopping", "stream_events"]
 
 _PAGE: Final = 100
 # What a browser waits before it comes back after a stream has ended.
@@ -21,7 +21,7 @@ _COME_BACK_MILLISECONDS: Final = 2000
 _LOOK_UP_SECONDS: Final = 1.0
 
 
-class Notifiers:
+class StreamNotifier:
     """Wakes the streams of this process when one of its requests has added an event.
 
     Never the truth: what another process adds is found by looking, once in a while.
@@ -55,7 +55,7 @@ async def stream_events(
     tenant: str,
     *,
     after: int,
-    notifiers: Notifiers,
+    notifiers: StreamNotifier,
     clock: Clock,
     until: datetime | None,
     poll_seconds: float,
@@ -68,7 +68,7 @@ async def stream_events(
     back with ``Last-Event-ID`` and misses nothing.
     """
     yield b"retry: %d\n\n" % _COME_BACK_MILLISECONDS
-    spoke_at = clock.monotonic()
+    sent_at = clock.monotonic()
 
     def is_over() -> bool:
         return is_stopping() or (until is not None and clock.now() >= until)
@@ -81,18 +81,20 @@ async def stream_events(
             except StoreUnavailableError:
                 return
             for event in events:
-                yield _written(event)
+                yield _encode_event(event)
                 after = event.seq
             if events:
-                spoke_at = clock.monotonic()
-            elif clock.monotonic() - spoke_at >= keep_alive_seconds:
+                sent_at = clock.monotonic()
+            elif clock.monotonic() - sent_at >= keep_alive_seconds:
                 yield b": still here\n\n"
-                spoke_at = clock.monotonic()
+                sent_at = clock.monotonic()
             if len(events) < _PAGE:
-                await _rest(notifier, min(poll_seconds, keep_alive_seconds), is_over)
+                await _wait_for_events(notifier, min(poll_seconds, keep_alive_seconds), is_over)
 
 
-async def _rest(notifier: asyncio.Event, seconds: float, is_over: Callable[[], bool]) -> None:
+async def _wait_for_events(
+    notifier: asyncio.Event, seconds: float, is_over: Callable[[], bool]
+) -> None:
     """Wait for the bell, for so long at most; look up once a second whether it is over."""
     while seconds > 0 and not notifier.is_set() and not is_over():
         with suppress(TimeoutError):
@@ -111,7 +113,7 @@ def server_is_stopping() -> bool:
     return bool(getattr(server, "should_exit", False))
 
 
-def _written(event: WalkerEvent) -> bytes:
+def _encode_event(event: WalkerEvent) -> bytes:
     # JSON on one line: a line break would end the field.
     data = json.dumps(
         {

@@ -13,11 +13,11 @@ from holdfast import Transaction
 from holdfast.ports import Row, Store
 from holdfast.stores.sql_loader import load_queries
 from holdfast_services.walk.catalogue import Catalogue, Node, bundled_catalogue
-from holdfast_services.walk.errors import refusal
-from holdfast_services.walk.events import WalkerEvent, add_event, put_event
+from holdfast_services.walk.errors import walk_error
+from holdfast_services.walk.events import WalkerEvent, add_event, insert_event
 from holdfast_services.walk.ledger import credit, debit
-from holdfast_services.walk.steps_repository import has_pending_steps
-from holdfast_services.walk.walkers import Walker, instant, lock_walker, move_walker
+from holdfast_services.walk.steps.repository import has_pending_steps
+from holdfast_services.walk.walkers import Walker, instant, lock_walker, update_walker
 
 __all__ = [
     "Allocation",
@@ -67,12 +67,12 @@ async def allocate(
 ) -> Tree:
     """Take these nodes, in this order, all or none. Locks the walker."""
     walker = await lock_walker(tx, tenant, now)
-    held = {a.node_id: a for a in await _held(tx, tenant)}
-    nodes = _choose(node_ids, catalogue, held)
-    _check_means(nodes, walker, energy_required=energy_required)
+    held = {a.node_id: a for a in await _list_allocations(tx, tenant)}
+    nodes = _check_nodes(node_ids, catalogue, held)
+    _check_costs(nodes, walker, energy_required=energy_required)
     revealed = _revealed(nodes, catalogue, held)
     is_provisional = await has_pending_steps(tx, tenant)
-    moved = await move_walker(
+    moved = await update_walker(
         tx,
         tenant,
         now,
@@ -120,26 +120,28 @@ async def allocate(
         *(("quest.revealed", {"questId": quest_id}) for quest_id in revealed),
     ]
     for event_seq, (type_, data) in enumerate(told, walker.event_seq + 1):
-        await put_event(tx, tenant, WalkerEvent(event_seq, type_, data, now))
+        await insert_event(tx, tenant, WalkerEvent(event_seq, type_, data, now))
     return Tree(moved.points_banked, energy, list(held.values()))
 
 
-def _choose(
+def _check_nodes(
     node_ids: Sequence[str], catalogue: Catalogue, held: Mapping[str, Allocation]
 ) -> list[Node]:
     """Return the nodes asked for, or raise why they cannot be had."""
     unknown = [id_ for id_ in node_ids if id_ not in catalogue.nodes]
     if unknown:
-        raise refusal("UNKNOWN_NODE", f"there is no node {unknown[0]!r}", nodeIds=unknown)
+        raise walk_error("UNKNOWN_NODE", f"there is no node {unknown[0]!r}", nodeIds=unknown)
     doubled = [id_ for id_ in node_ids if id_ in held]
     if doubled:
-        raise refusal("ALREADY_ALLOCATED", f"{doubled[0]!r} is allocated already", nodeIds=doubled)
+        raise walk_error(
+            "ALREADY_ALLOCATED", f"{doubled[0]!r} is allocated already", nodeIds=doubled
+        )
     nodes = [catalogue.nodes[id_] for id_ in node_ids]
     there = set(held)
     for node in nodes:
         missing = [id_ for id_ in node.requires if id_ not in there]
         if missing:
-            raise refusal(
+            raise walk_error(
                 "PREREQUISITES_NOT_MET",
                 f"{node.id!r} comes after {missing[0]!r}",
                 nodeId=node.id,
@@ -149,10 +151,10 @@ def _choose(
     return nodes
 
 
-def _check_means(nodes: Sequence[Node], walker: Walker, *, energy_required: bool) -> None:
+def _check_costs(nodes: Sequence[Node], walker: Walker, *, energy_required: bool) -> None:
     points = sum(node.points for node in nodes)
     if points > walker.points_banked:
-        raise refusal(
+        raise walk_error(
             "INSUFFICIENT_POINTS",
             f"this takes {points} points and there are {walker.points_banked}",
             pointsRequired=points,
@@ -160,7 +162,7 @@ def _check_means(nodes: Sequence[Node], walker: Walker, *, energy_required: bool
         )
     energy = sum(node.energy for node in nodes)
     if energy_required and energy > walker.energy_balance:
-        raise refusal(
+        raise walk_error(
             "INSUFFICIENT_ENERGY",
             f"this takes {energy} energy and there is {walker.energy_balance}",
             energyRequired=energy,
@@ -181,7 +183,7 @@ def _revealed(
 
 async def provisional_allocations(tx: Transaction, tenant: str) -> list[Allocation]:
     """Return what was taken on steps that nobody has looked at yet, oldest first."""
-    return [a for a in await _held(tx, tenant) if a.provisional]
+    return [a for a in await _list_allocations(tx, tenant) if a.provisional]
 
 
 async def confirm_allocations(
@@ -205,7 +207,7 @@ async def schedule_refund(
 
     One that is due sooner stays so: a second rejection does not prolong the grace of the first.
     """
-    held = await _held(tx, tenant)
+    held = await _list_allocations(tx, tenant)
     falling = bundled_catalogue().with_dependents(node_ids, [a.node_id for a in held])
     scheduled = []
     for allocation in held:
@@ -226,7 +228,7 @@ async def refund_due_allocations(tx: Transaction, tenant: str, now: datetime) ->
     kept, and what it has awarded stays.
     """
     catalogue = bundled_catalogue()
-    held = await _held(tx, tenant)
+    held = await _list_allocations(tx, tenant)
     due = [a.node_id for a in held if a.refund_due_at is not None and a.refund_due_at <= now]
     if not due:
         return []
@@ -235,14 +237,14 @@ async def refund_due_allocations(tx: Transaction, tenant: str, now: datetime) ->
     given_back = [a for a in reversed(held) if a.node_id in falling]
     for allocation in given_back:
         reason = "steps_rejected" if allocation.node_id in due else "prerequisite_reverted"
-        await _give_back(tx, tenant, allocation, reason, now)
+        await _refund(tx, tenant, allocation, reason, now)
     left = {a.node_id for a in held} - falling
     for quest_id in _hidden_again(catalogue, falling, left):
         await add_event(tx, tenant, "quest.hidden", {"questId": quest_id}, now)
     return [allocation.node_id for allocation in given_back]
 
 
-async def _give_back(
+async def _refund(
     tx: Transaction, tenant: str, allocation: Allocation, reason: str, now: datetime
 ) -> None:
     taken = {
@@ -255,7 +257,7 @@ async def _give_back(
     }
     await tx.execute(_sql("remove_allocation"), taken)
     await tx.execute(_sql("add_refund"), taken | {"reason": reason, "now": now})
-    moved = await move_walker(tx, tenant, now, points=allocation.points_cost, events=1)
+    moved = await update_walker(tx, tenant, now, points=allocation.points_cost, events=1)
     if allocation.energy_cost:
         await credit(
             tx,
@@ -273,7 +275,9 @@ async def _give_back(
         "energyReturned": allocation.energy_cost,
         "pointsBanked": moved.points_banked,
     }
-    await put_event(tx, tenant, WalkerEvent(moved.event_seq, "allocation.reverted", reverted, now))
+    await insert_event(
+        tx, tenant, WalkerEvent(moved.event_seq, "allocation.reverted", reverted, now)
+    )
 
 
 def _hidden_again(catalogue: Catalogue, gone: Iterable[str], left: set[str]) -> list[str]:
@@ -295,7 +299,7 @@ async def read_tree(store: Store, tenant: str) -> Tree:
     return Tree(rows[0]["points_banked"], rows[0]["energy_balance"], allocations)
 
 
-async def _held(tx: Transaction, tenant: str) -> list[Allocation]:
+async def _list_allocations(tx: Transaction, tenant: str) -> list[Allocation]:
     rows = await tx.fetch_all(_sql("allocations"), {"tenant": tenant})
     return [_allocation(row) for row in rows]
 

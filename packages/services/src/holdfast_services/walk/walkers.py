@@ -8,7 +8,7 @@ from holdfast import Transaction
 from holdfast.ports import Row
 from holdfast.stores.sql_loader import load_queries
 
-__all__ = ["Walker", "instant", "lock_walker", "move_walker"]
+__all__ = ["Walker", "instant", "lock_walker", "update_walker"]
 
 
 class Walker(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ async def lock_walker(tx: Transaction, tenant: str, now: datetime) -> Walker:
     return _walker(tenant, row)
 
 
-async def move_walker(
+async def update_walker(
     tx: Transaction,
     tenant: str,
     now: datetime,
@@ -48,7 +48,7 @@ async def move_walker(
 ) -> Walker:
     """Add to a walker's numbers. The row was locked with ``lock_walker``."""
     row = await tx.fetch_one(
-        _sql("move_walker"),
+        _sql("update_walker"),
         {
             "tenant": tenant,
             "now": now,

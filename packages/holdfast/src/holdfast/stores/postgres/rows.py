@@ -35,7 +35,7 @@ def finish_statement(record: Record, audit: AuditEvent | None) -> str:
     )
     return (
         f"SELECT holdfast_finish({text(tenant)},{text(endpoint)},{text(key)},"
-        f"{text(record.mark.body_hash)},{text(record.mark.fingerprint)},"
+        f"{text(record.fingerprint.body_hash)},{text(record.fingerprint.request_hash)},"
         f"{int_literal(record.status)},{bytes_literal(record.body)},"
         f"{text(_encode_headers(record.headers).decode())},"
         f"{text(record.request_id)},{text(record.correlation_id)},"
@@ -47,7 +47,7 @@ def finish_values(record: Record, audit: AuditEvent | None) -> tuple[Any, ...]:
     """Return the parameters of ``finish``, for bodies too large to be written out."""
     return (
         *record.id,
-        *record.mark,
+        *record.fingerprint,
         record.status,
         record.body,
         _encode_headers(record.headers).decode(),
@@ -83,7 +83,7 @@ def record_of(record_id: RecordId, row: Any) -> Record:
     """Make a record of a row."""
     return Record(
         id=record_id,
-        mark=RequestFingerprint(row[0], row[1]),
+        fingerprint=RequestFingerprint(row[0], row[1]),
         status=row[2],
         body=row[3],
         headers=_decode_headers(row[4]),

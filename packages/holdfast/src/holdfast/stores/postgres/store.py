@@ -13,7 +13,14 @@ from holdfast.core.fingerprint import lock_number
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
-from holdfast.stores.migrations import Migration, check_known, load_migrations
+from holdfast.stores.migrations import (
+    MIGRATION_LOCK,
+    Migration,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps_async,
+)
 from holdfast.stores.postgres.dsn import check_address
 from holdfast.stores.postgres.errors import OUTAGES, raise_told, unavailable
 from holdfast.stores.postgres.literals import instant_literal, text_literal
@@ -32,7 +39,6 @@ _FIND: Final = _SQL["find_record"]
 # What holdfast_claim says by its number of rows: ours (and whether an expired record is there).
 _OURS: Final = {"SELECT 0": False, "SELECT 3": True}
 _HELD_TAG: Final = "SELECT 2"
-_MIGRATION_LOCK: Final = 0x686F6C64  # "hold"
 
 
 class PostgresStore:
@@ -241,29 +247,22 @@ class PostgresStore:
             self.release(connection)
 
     async def _migrate(self) -> None:
-        """Apply what is missing. The lock makes several starters take turns."""
+        """Apply missing migrations. Processes that start at once wait for the lock."""
         connection = await self._acquire()
+
+        async def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+            if not values and not sql.startswith("SELECT"):
+                await connection.execute(sql)  # fetch() refuses scripts of many statements
+                return ()
+            rows: Sequence[Any] = await connection.fetch(sql, *values)
+            return rows
+
         try:
             async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
-                await connection.execute(
-                    "CREATE TABLE IF NOT EXISTS holdfast_migrations (room text NOT NULL,"
-                    " number integer NOT NULL, name text NOT NULL,"
-                    " applied_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (room, number))"
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+                await run_steps_async(
+                    apply_migrations(self._migrations, MigrationTable(is_sqlite=False)), execute
                 )
-                rows = await connection.fetch("SELECT room, number FROM holdfast_migrations")
-                applied = {(row[0], row[1]) for row in rows}
-                check_known(applied, self._migrations)
-                for migration in self._migrations:
-                    if (migration.room, migration.number) not in applied:
-                        await connection.execute(migration.sql)
-                        await connection.execute(
-                            "INSERT INTO holdfast_migrations (room, number, name)"
-                            " VALUES ($1, $2, $3)",
-                            migration.room,
-                            migration.number,
-                            migration.name,
-                        )
         except OUTAGES as error:
             raise unavailable(error) from error
         finally:

@@ -88,7 +88,7 @@ def record_of(record_id: RecordId, row: Sequence[Any]) -> Record:
     """Make a record of a row."""
     return Record(
         id=record_id,
-        mark=RequestFingerprint(row[0], row[1]),
+        fingerprint=RequestFingerprint(row[0], row[1]),
         status=row[2],
         body=bytes(row[3]),
         headers=_decode_headers(row[4]),
@@ -104,7 +104,7 @@ def record_values(record: Record) -> tuple[Any, ...]:
     """Return a record's values in the order of ``save_record``."""
     return (
         *record.id,
-        *record.mark,
+        *record.fingerprint,
         record.status,
         record.body,
         _encode_headers(record.headers).decode(),

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +11,13 @@ from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.busy_retry import until_free
-from holdfast.stores.migrations import Migration, check_known, load_migrations, statements_of
+from holdfast.stores.migrations import (
+    Migration,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps,
+)
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.connection_thread import ConnectionThread
 from holdfast.stores.sqlite.group_commit import Writer
@@ -162,11 +168,6 @@ class SqliteStore:
         row = await self._read(lambda db: db.execute(_SQL["read_secret"]).fetchone())
         return bytes(row[0])
 
-    async def pending_migrations(self) -> list[Migration]:
-        """Return what ``open`` has not applied: nothing, after it."""
-        applied = await self._read(_applied)
-        return [m for m in self._migrations if (m.room, m.number) not in applied]
-
     def _make_threads(self) -> None:
         self._writing = ConnectionThread("holdfast-sqlite-writer", self._connect_writer)
         self._reader = ConnectionThread("holdfast-sqlite-reader", self._connect)
@@ -232,26 +233,14 @@ class SqliteStore:
         return db
 
     def _migrate(self, db: sqlite3.Connection) -> None:
-        """Apply what is missing. The write lock makes several starters take turns."""
+        """Apply missing migrations. Processes that open the file at once wait for the lock."""
         db.execute(f"PRAGMA busy_timeout={int(self._busy_seconds * 1000)}")
         db.execute("BEGIN IMMEDIATE")
         try:
-            db.execute(
-                "CREATE TABLE IF NOT EXISTS holdfast_migrations (room TEXT NOT NULL,"
-                " number INTEGER NOT NULL, name TEXT NOT NULL, applied_at TEXT NOT NULL,"
-                " PRIMARY KEY (room, number))"
+            run_steps(
+                apply_migrations(self._migrations, MigrationTable(is_sqlite=True)),
+                lambda sql, values: db.execute(sql, values).fetchall(),
             )
-            applied = _applied(db)
-            check_known(applied, self._migrations)
-            for migration in self._migrations:
-                if (migration.room, migration.number) in applied:
-                    continue
-                for statement in statements_of(migration.sql):
-                    db.execute(statement)
-                db.execute(
-                    "INSERT INTO holdfast_migrations VALUES (?, ?, ?, ?)",
-                    (migration.room, migration.number, migration.name, to_text(datetime.now(UTC))),
-                )
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -259,7 +248,3 @@ class SqliteStore:
             raise
         finally:
             db.execute("PRAGMA busy_timeout=0")
-
-
-def _applied(db: sqlite3.Connection) -> set[tuple[str, int]]:
-    return set(db.execute("SELECT room, number FROM holdfast_migrations").fetchall())

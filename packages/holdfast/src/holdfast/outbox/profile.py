@@ -1,0 +1,244 @@
+"""Profiles: how the outbox treats entries for one API, and where profiles are registered.
+
+The library has one profile, ``default``. An API that differs describes itself with a ``Profile``
+object, passed to ``Outbox.open(profiles=[…])`` or published by a package under the entry point
+group ``holdfast.outbox_profiles``. An entry names its profile; the queue and the drain look it up.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from holdfast.core.keys import KeyFormat
+from holdfast.core.outbox_entry import (
+    DEFAULT_PRIORITY,
+    DEFAULT_PROFILE_NAME,
+    ConflictResolution,
+    Entry,
+    Operation,
+)
+from holdfast.core.response_classification import Verdict
+from holdfast.core.retry import QUEUE, RetryPolicy
+from holdfast.errors import ConfigurationError, EntryInvalidError
+from holdfast.outbox.rows import instant
+
+__all__ = [
+    "DEFAULT_PROFILE",
+    "ENTRY_POINT_GROUP",
+    "FORMER_DEFAULT_NAME",
+    "ChainAction",
+    "Drop",
+    "Park",
+    "Profile",
+    "ProfileRegistry",
+    "Recovery",
+    "RequestFormat",
+    "Send",
+    "TimestampsInBody",
+    "unknown_profile",
+]
+
+ENTRY_POINT_GROUP: Final = "holdfast.outbox_profiles"
+
+FORMER_DEFAULT_NAME: Final = "field"
+"""The profile of entries queued without one, before schema version 4.
+
+``adopt_default_profile`` renames it where it is not registered.
+"""
+
+
+class RequestFormat(Protocol):
+    """Hook that decides where a request carries its timestamps and what its body looks like."""
+
+    def build(
+        self, entry: Entry, payload: Any, submitted_at: datetime
+    ) -> tuple[Mapping[str, str], Any]:
+        """Return headers to add and the JSON body; a body of None sends none.
+
+        ``payload`` is the entry's JSON value with server ids in place of local ids. Everything
+        but ``submitted_at`` is the same on every send, so that the server sees the same request.
+        """
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Keep an entry in the queue, or send it to another endpoint (with a new key)."""
+
+    entry: Entry
+    endpoint: str | None = None
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """Discard an entry, because its effect already exists on the server."""
+
+    entry: Entry
+
+
+class Park(msgspec.Struct, frozen=True):
+    """Make an entry ``failed`` and show ``why`` to the user."""
+
+    entry: Entry
+    why: str
+
+
+ChainAction = Send | Drop | Park
+"""What happens to one entry when a chain is rebuilt."""
+
+
+class Recovery(Protocol):
+    """Hook that repairs the queue after the server rejected an entry as out of order."""
+
+    @property
+    def path(self) -> str:
+        """Path of a GET that returns the server's state, such as ``/orders/open``."""
+
+    def plan(self, entry: Entry, pending: Sequence[Entry], state: Any) -> Sequence[ChainAction]:
+        """Return what happens to the rejected entry and to pending ones. Pure.
+
+        ``pending`` are the user's pending entries in order, without ``entry``; those without an
+        action stay as they are. ``state`` is the decoded JSON body of the GET.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampsInBody:
+    """Request format with ``clientGeneratedAt`` and ``clientSubmittedAt`` in the body.
+
+    For endpoints in ``key_in_body`` the body also carries ``idempotencyKey``. Payloads must be
+    JSON objects.
+    """
+
+    key_in_body: frozenset[str] = frozenset()
+
+    def build(
+        self, entry: Entry, payload: Any, submitted_at: datetime
+    ) -> tuple[Mapping[str, str], Any]:
+        """Add the timestamps; a ``clientGeneratedAt`` that the app queued is kept."""
+        if payload is None and entry.operation is Operation.DELETE:
+            return {}, None
+        body: dict[str, Any] = {"clientGeneratedAt": instant(entry.client_generated_at)}
+        body |= payload or {}
+        body["clientSubmittedAt"] = instant(submitted_at)
+        if entry.endpoint in self.key_in_body:
+            body["idempotencyKey"] = entry.idempotency_key
+        return {}, body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The rules for entries of one API. Immutable; every field but the name has a default."""
+
+    name: str
+
+    strict_order: bool = False
+    """One lane per user: entries are sent strictly first in, first out. Otherwise entries about
+    different entities are independent and may overtake each other."""
+
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    """Priority by entity type, for entries that name none; higher goes first."""
+
+    retry: RetryPolicy = QUEUE
+    """Delays between attempts. With ``attempts`` set, an entry has that many per wake-up and then
+    stays queued for the next one; otherwise it fails after the entry's own ``max_attempts``."""
+
+    key_lifetime: timedelta = timedelta(days=1)
+    """How long the server remembers an idempotency key, at least."""
+
+    key_format: KeyFormat = KeyFormat.UUID4
+    """What a key that the app chooses must look like."""
+
+    conflict_resolution: ConflictResolution = ConflictResolution.MANUAL
+    """Strategy for conflicts of entries that name none."""
+
+    force_with_version: bool = False
+    """How ``client_wins`` overrides the server. False: ``If-Match: *``. True: the server refuses
+    that, so the current version is read and sent as ``If-Match``."""
+
+    codes: Mapping[str, Verdict] = field(default_factory=dict)
+    """What the API's own error codes mean with status 409 or 422. They take precedence over the
+    protocol's (``holdfast.core.response_classification.BY_CODE``)."""
+
+    payload_must_be_object: bool = False
+
+    request_format: RequestFormat | None = None
+    """None sends the payload as queued, and ``X-Client-Generated-At``."""
+
+    recovery: Recovery | None = None
+    """What to do about an ``OutOfOrder`` verdict; without one the entry fails."""
+
+    def __post_init__(self) -> None:
+        """Check the name and freeze the mappings."""
+        if not (self.name.isascii() and self.name.isprintable() and 0 < len(self.name) <= 100):  # noqa: PLR2004
+            raise ConfigurationError("a profile's name must be 1 to 100 printable ASCII characters")
+        object.__setattr__(self, "priorities", MappingProxyType(dict(self.priorities)))
+        object.__setattr__(self, "codes", MappingProxyType(dict(self.codes)))
+
+    def priority_of(self, entity_type: str) -> int:
+        """Return the priority of an entity type; the default is 5."""
+        return self.priorities.get(entity_type, DEFAULT_PRIORITY)
+
+
+DEFAULT_PROFILE: Final = Profile(name=DEFAULT_PROFILE_NAME)
+
+
+class ProfileRegistry:
+    """Profiles by name: those passed in, ``default``, then installed entry points, lazily."""
+
+    def __init__(self, profiles: Iterable[Profile] = ()) -> None:
+        given = list(profiles)
+        self._known: dict[str, Profile | None] = {profile.name: profile for profile in given}
+        if len(self._known) < len(given):
+            raise ConfigurationError("two of the outbox profiles have the same name")
+        self._known.setdefault(DEFAULT_PROFILE.name, DEFAULT_PROFILE)
+
+    def find(self, name: str) -> Profile | None:
+        """Return the profile, or None if no such profile is registered.
+
+        Raises ``ConfigurationError`` if an entry point of that name cannot be loaded.
+        """
+        try:
+            return self._known[name]
+        except KeyError:
+            found = self._known[name] = _load(name)
+            return found
+
+    def get(self, name: str) -> Profile:
+        """Return the profile, or raise ``EntryInvalidError`` with the line that registers it."""
+        found = self.find(name)
+        if found is None:
+            raise EntryInvalidError("profile_must_be_known", unknown_profile(name))
+        return found
+
+
+def unknown_profile(name: str) -> str:
+    """Return the message about a profile that is not registered."""
+    return (
+        f"no outbox profile {name!r} is registered: pass "
+        f"Outbox.open(…, profiles=[Profile(name={name!r}, …)]), or install the package that "
+        f"provides it under the entry point group {ENTRY_POINT_GROUP}"
+    )
+
+
+def _load(name: str) -> Profile | None:
+    point = _installed().get(name)
+    if point is None:
+        return None
+    try:
+        loaded = point.load()
+    except Exception as error:
+        raise ConfigurationError(
+            f"the outbox profile {name!r} cannot be loaded from {point.value}: {error}"
+        ) from error
+    if not isinstance(loaded, Profile) or loaded.name != name:
+        raise ConfigurationError(f"{point.value} should be an outbox Profile named {name!r}")
+    return loaded
+
+
+@cache
+def _installed() -> Mapping[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}

@@ -1,0 +1,37 @@
+"""The outbox profile of walk: strict order, timestamps in the body, quest chains rebuilt."""
+
+from datetime import timedelta
+from typing import Final
+
+from holdfast.core.response_classification import Done, OutOfOrder, Refused
+from holdfast.core.retry import DEVICE
+from holdfast.outbox import Profile, TimestampsInBody
+from holdfast_services.walk.quest_chain import QuestChain
+
+__all__ = ["PROFILE"]
+
+PROFILE: Final = Profile(
+    name="walk",
+    # An allocation may reveal the quest that the next entry advances, and nothing in the entries
+    # says so: they are sent in the order of the actions.
+    strict_order=True,
+    # Twelve attempts per wake-up; the entry then stays queued for the next one.
+    retry=DEVICE,
+    key_lifetime=timedelta(days=7),
+    codes={
+        # The effect exists, whichever request caused it.
+        "ALREADY_ALLOCATED": Done(),
+        "QUEST_ALREADY_COMPLETED": Done(),
+        "QUEST_ALREADY_IN_PROGRESS": Done(),
+        # No longer possible.
+        "PREREQUISITES_NOT_MET": Refused(),
+        "INSUFFICIENT_POINTS": Refused(),
+        "INSUFFICIENT_ENERGY": Refused(),
+        # Possible, but not at this point of the chain.
+        "STEP_OUT_OF_ORDER": OutOfOrder(),
+        "ORDERING_VIOLATION": OutOfOrder(),
+    },
+    payload_must_be_object=True,
+    request_format=TimestampsInBody(key_in_body=frozenset({"/step/ingest"})),
+    recovery=QuestChain(),
+)

@@ -1,0 +1,20 @@
+"""The idempotency policy of the walk service."""
+
+from datetime import timedelta
+from typing import Final
+
+from holdfast import ErrorFormat, ErrorsStored, KeyFormat, Policy, Staleness
+
+__all__ = ["POLICY"]
+
+# Actions are made offline and may arrive days later. Errors are not stored: a walker who lacked
+# points may have them at the retry. Only "too old" is final.
+POLICY: Final = Policy(
+    name="walk",
+    key_format=KeyFormat.UUID4,
+    success_ttl=timedelta(days=7),
+    error_ttl=timedelta(days=7),
+    errors_stored=ErrorsStored.STALE_ONLY,
+    staleness=Staleness(),
+    error_format=ErrorFormat.ENVELOPE,
+)
