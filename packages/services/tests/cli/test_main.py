@@ -80,7 +80,7 @@ def test_a_worker_needs_no_web_framework(cli: Cli) -> None:
     )
     done = _run(script, cwd=cli.directory)
     # By then it has put everything together, and read the jobs of all services.
-    assert "no service has jobs in queue nowhere" in one_line(done.stderr)
+    assert "unknown queue nowhere" in one_line(done.stderr)
     assert done.returncode == 2
 
 
@@ -121,10 +121,10 @@ def test_the_collector_looks_again_once_a_worker_works(cli: Cli) -> None:
     script = (
         "import gc, os, signal, sys\n"
         "from holdfast.cli import main\nfrom holdfast_services.cli import worker\n"
-        "async def count(holdfast, watcher):\n"
+        "async def report_depths(holdfast, metrics):\n"
         "    print(gc.isenabled())\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "worker._count = count\n"
+        "worker._report_depths = report_depths\n"
         "sys.argv = ['holdfast', 'worker']\n"
         "main.main()\n"
     )

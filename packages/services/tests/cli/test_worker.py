@@ -98,7 +98,7 @@ def test_without_jobs_the_server_leaves_them_to_a_worker(
         assert [job["state"] for job in waiting] == ["waiting"]
 
         worker = work("--queue", "routes", "--concurrency", "2")
-        assert worker.line.startswith("Holdfast works routes of sqlite:///holdfast.db (pid ")
+        assert worker.line.startswith("Holdfast runs jobs of routes on sqlite:///holdfast.db (pid ")
         assert finished(client, location)["status"] == "done"
         # It is woken, and does not only look now and then.
         started = time.monotonic()
@@ -133,7 +133,7 @@ def test_a_worker_tells_prometheus_where_it_is_asked_to(
 def test_a_worker_for_a_queue_that_nobody_has_is_refused(here: Here) -> None:
     told = here("worker", "--queue", "nobodys")
     assert told.returncode == 2
-    assert "no service has jobs in queue nobodys" in one_line(told.stderr)
+    assert "unknown queue nobodys" in one_line(told.stderr)
 
 
 def test_a_worker_without_its_database_says_so_in_one_line(here: Here) -> None:

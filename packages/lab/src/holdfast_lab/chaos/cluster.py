@@ -120,7 +120,7 @@ class Fort:
         arguments = ["worker", "--database", self.database_url]
         if self.nats is not None:
             arguments += ["--nats", self.nats.url()]
-        self.workers[name] = await self._started(name, arguments, "Holdfast works ")
+        self.workers[name] = await self._started(name, arguments, "Holdfast runs jobs of ")
 
     async def _started(self, name: str, arguments: list[str], ready: str) -> Child:
         self.starts += 1
