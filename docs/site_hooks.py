@@ -1,7 +1,7 @@
-"""MkDocs hook: repository files that pages link to are copied into the site.
+"""MkDocs hooks: the list of decisions, and copies of repository files that pages link to.
 
 Pages link to tests, examples and project files by their relative path, which works on a
-repository's web page. The site holds only ``docs/``, so the hook adds each linked file under
+repository's web page. The site holds only ``docs/``, so a hook adds each linked file under
 ``repository/`` and points the link at the copy. A link to a file that does not exist stays as it
 is, and the strict build fails on it.
 """  # noqa: INP001 - a script beside the pages
@@ -48,6 +48,15 @@ def linked(source: Path, text: str) -> set[Path]:
         for target in targets
         if target.is_file() and target.is_relative_to(ROOT) and not target.is_relative_to(DOCS)
     }
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put every decision into the navigation: a new one needs no line in mkdocs.yml."""
+    for section in config.nav or []:
+        if isinstance(section, dict) and section.get("Decisions") == "decisions/":
+            pages = sorted((DOCS / "decisions").glob("*.md"))
+            section["Decisions"] = [page.relative_to(DOCS).as_posix() for page in pages]
+    return config
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

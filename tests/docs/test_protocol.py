@@ -2,15 +2,18 @@
 
 import re
 from datetime import timedelta
+from importlib import import_module
 
 import pytest
 
 from holdfast.core.error_formats import CODES
 from holdfast.core.outbox_entry import DEFAULT_MAX_ATTEMPTS, METHODS, ConflictResolution, Status
-from holdfast.core.policy import NEVER_STORED, Staleness
+from holdfast.core.policy import NEVER_STORED, ErrorsStored, Policy, Staleness
 from holdfast.core.response_classification import BY_CODE
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
-from tests.docs.pages import REFERENCE
+from holdfast.outbox.profile import DEFAULT_PROFILE
+from holdfast_lab.conformance.harness import Check
+from tests.docs.pages import REFERENCE, ROOT
 
 PAGE = REFERENCE / "protocol.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -69,3 +72,74 @@ def test_outbox_vocabulary_is_complete() -> None:
     assert {row[0] for row in cells(section("Outbox: conflicts"))[2:]} == set(ConflictResolution)
     responses = section("Outbox: responses")
     assert all(f"`{code}`" in responses for code in BY_CODE)
+
+
+SERVICES = ("walk", "planning", "routes", "field")
+SPANS = {
+    "7 days": timedelta(days=7),
+    "24 hours": timedelta(hours=24),
+    "4 hours": timedelta(hours=4),
+}
+ERRORS = {
+    "only stale actions": ErrorsStored.STALE_ONLY,
+    "4xx of the handler": ErrorsStored.HANDLER_4XX,
+    "none": ErrorsStored.NONE,
+}
+
+
+def column(heading: str, name: str) -> dict[str, str]:
+    """Return a column of the last table of a section, by the first cell of each row."""
+    rows = cells(section(heading))
+    head = next(row for row in rows if name in row)
+    return {row[0]: row[head.index(name)] for row in rows[rows.index(head) + 2 :]}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_policies_of_the_services(service: str) -> None:
+    policy: Policy = import_module(f"holdfast_services.{service}.policy").POLICY
+    shown = column("Policy settings", service)
+    assert shown["key"] == ("required" if policy.key_required else "optional")
+    assert shown["key format"] == policy.key_format
+    assert SPANS[shown["lifetime of a success"]] == policy.success_ttl
+    assert ERRORS[shown["stored errors"]] == policy.errors_stored
+    if policy.errors_stored is not ErrorsStored.NONE:
+        assert SPANS[shown["lifetime of an error"]] == policy.error_ttl
+    assert (shown["staleness"] == "none") == (policy.staleness is None)
+    assert shown["error format"] == policy.error_format
+
+
+@pytest.mark.parametrize("name", ["default", *SERVICES])
+def test_outbox_profiles(name: str) -> None:
+    profile = (
+        DEFAULT_PROFILE
+        if name == "default"
+        else import_module(f"holdfast_services.{name}.outbox_profile").PROFILE
+    )
+    shown = column("Outbox: profiles", name)
+    assert shown["order"].startswith("strict") == profile.strict_order
+    assert {"QUEUE": QUEUE, "DEVICE": DEVICE}[shown["retry preset"]] == profile.retry
+    assert SPANS[shown["key lifetime on the server, at least"]] == profile.key_lifetime
+    assert (shown["client_wins resends with"] != "If-Match: *") == profile.force_with_version
+    assert (shown["priorities"] == "5 for all") == (not profile.priorities)
+    assert (shown["times of the action"] == "body") == (profile.request_format is not None)
+    assert (shown["response codes, recovery"] == "none") == (not profile.codes)
+    responses = section("Outbox: responses")
+    assert all(f"`{code}`" in responses for code in profile.codes)
+
+
+def test_conformance_checks_cite_headings_of_the_page() -> None:
+    modules = [
+        import_module(f"holdfast_lab.conformance.{path.stem}")
+        for path in (ROOT / "packages/lab/src/holdfast_lab/conformance").glob("[a-z]*.py")
+    ]
+    checks = {
+        check
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, tuple)
+        for check in value
+        if isinstance(check, Check)
+    }
+    headings = {*re.findall(r"^## (.+)$", TEXT, re.MULTILINE), ""}
+    assert len(checks) > 30
+    assert {check.section for check in checks} <= headings

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import holdfast.outbox
-from holdfast.outbox import claiming
-from holdfast.outbox.dispatch import Dispatcher
+from holdfast.outbox import claims
+from holdfast.outbox.sender import Sender
 from holdfast.server.idempotency import Idempotency
 from holdfast_lab.planted.planting import Replacement, plant
 from holdfast_lab.simulation import mutations as planted
@@ -149,7 +149,7 @@ def test_a_planted_bug_is_found(bug: str, templates: Templates) -> None:
 
 
 def _takes_too_little() -> list[Replacement]:
-    return [(Dispatcher, "_floor", lambda _self: None)]
+    return [(Sender, "_retry_after", lambda _self: None)]
 
 
 def _asks_for_what_is_gone() -> list[Replacement]:
@@ -169,18 +169,18 @@ def _hides_its_error() -> list[Replacement]:
         with suppress(AttributeError):
             self.is_gone()
 
-    return [(Dispatcher, "_floor", floor)]
+    return [(Sender, "_retry_after", floor)]
 
 
 def _asks_a_table_that_is_gone() -> list[Replacement]:
     def watchdog(work: Any) -> Any:
         work._database.rows("UPDATE is_gone SET lease_ms = 0")
 
-    return [(claiming, "watchdog", watchdog)]
+    return [(claims, "return_expired_claims", watchdog)]
 
 
 def _cannot_be_planted() -> list[Replacement]:
-    return [(Dispatcher, "is_gone", None)]
+    return [(Sender, "is_gone", None)]
 
 
 @pytest.mark.parametrize(

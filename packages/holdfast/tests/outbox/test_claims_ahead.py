@@ -12,10 +12,10 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.core.outbox_entry import NewEntry, Status
 from holdfast.outbox import EventKind, OutboxQueue
-from holdfast.outbox.dispatch import Dispatcher
 from holdfast.outbox.drain import Drain, drain
-from holdfast.outbox.report import Ended
-from holdfast.outbox.transport import Answer, NoAnswer, Request
+from holdfast.outbox.drain_state import Ended
+from holdfast.outbox.sender import Sender
+from holdfast.outbox.transport import NoResponse, Request, Response
 from packages.holdfast.tests.outbox.queue_harness import Lab, local, new, walk
 from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, answer
 
@@ -51,11 +51,13 @@ def title_of(request: Request) -> str:
     return str(json.loads(request.body or b"{}")["title"])
 
 
-def refusing(number: int, refusal: Answer | NoAnswer) -> Callable[[Request], Answer | NoAnswer]:
-    """Answer everything but one step, and that one only the first time."""
+def refusing(
+    number: int, refusal: Response | NoResponse
+) -> Callable[[Request], Response | NoResponse]:
+    """Response everything but one step, and that one only the first time."""
     refused: list[int] = []
 
-    def reply(request: Request) -> Answer | NoAnswer:
+    def reply(request: Request) -> Response | NoResponse:
         if step_of(request) == number and not refused:
             refused.append(number)
             return refusal
@@ -136,13 +138,13 @@ def test_a_dead_processs_run_comes_back_in_order(lab: Lab) -> None:
         (answer(409, {"error": "IDEMPOTENCY_CONFLICT"}), Status.FAILED),
         (answer(409, {"code": "concurrency.version_mismatch"}), Status.CONFLICT),
         (answer(503, {}), Status.PENDING),
-        (NoAnswer("no answer: the connection broke"), Status.PENDING),
+        (NoResponse("no response: the connection broke"), Status.PENDING),
         (answer(401, {}), Status.PENDING),
         (answer(302, {}), Status.PENDING),
     ],
 )
 def test_nothing_behind_an_entry_that_did_not_happen_is_sent(
-    queue: OutboxQueue, refusal: Answer | NoAnswer, status: Status
+    queue: OutboxQueue, refusal: Response | NoResponse, status: Status
 ) -> None:
     entries = queue.enqueue_many(steps(40))
     server = Scripted(refusing(12, refusal))
@@ -157,7 +159,7 @@ def test_nothing_behind_an_entry_that_did_not_happen_is_sent(
 
 def test_the_lane_goes_on_in_order_after_a_retry(queue: OutboxQueue) -> None:
     queue.enqueue_many(steps(40))
-    server = Scripted(refusing(20, NoAnswer("no answer: the connection broke")))
+    server = Scripted(refusing(20, NoResponse("no response: the connection broke")))
     report = drain(queue, "ada", server, max_seconds=20, retry=SOON)
     assert [step_of(request) for request in server.requests] == [
         *range(1, 21),
@@ -174,12 +176,12 @@ def test_a_network_that_loses_every_third_answer_does_not_find_the_same_entry_ea
     queue.enqueue_many(entries)
     sent: list[str] = []
 
-    def reply(request: Request) -> Answer | NoAnswer:
+    def reply(request: Request) -> Response | NoResponse:
         sent.append(title_of(request))
         # Three of these are what the drain does between two commits.
         time.sleep(0.017)
         if len(sent) % 3 == 0:
-            return NoAnswer("no answer: the connection was closed")
+            return NoResponse("no response: the connection was closed")
         return answer(201, {"id": title_of(request)})
 
     report = drain(queue, "ada", Scripted(reply), max_seconds=60, retry=SOON)
@@ -197,7 +199,7 @@ def test_an_entry_tried_before_goes_anywhere_but_out_of_its_lane(queue: OutboxQu
     assert (tried.entry.lane, [one.entry.lane for one in others]) == ("A", [*"ABBAB"])
     places = set()
     for chance in (0.0, 0.3, 0.6, 0.999):
-        dispatcher = Dispatcher(
+        dispatcher = Sender(
             queue,
             Scripted([]),
             None,
@@ -208,8 +210,8 @@ def test_an_entry_tried_before_goes_anywhere_but_out_of_its_lane(queue: OutboxQu
             fault_points=None,
             chance=lambda chance=chance: chance,  # type: ignore[misc]
         )
-        places.add(dispatcher.place_for(tried, others))
-        assert dispatcher.place_for(tried, []) == 0
+        places.add(dispatcher.retry_position(tried, others))
+        assert dispatcher.retry_position(tried, []) == 0
     # Behind the first A, before the last.
     assert places == {1, 2, 3}
 
@@ -227,7 +229,7 @@ def test_other_lanes_go_on_past_a_refusal(queue: OutboxQueue) -> None:
         [activity("ada", f"{lane} {n}", lane=lane) for n in range(15) for lane in ("a", "b")]
     )
 
-    def reply(request: Request) -> Answer:
+    def reply(request: Request) -> Response:
         if title_of(request) == "a 7":
             return answer(422, {"code": "request.invalid"})
         return answer(201, {"id": title_of(request)})
@@ -250,7 +252,7 @@ def test_a_rebuild_decides_about_those_claimed_ahead_too(queue: OutboxQueue) -> 
     }
     out_of_order = answer(422, {"error": "STEP_OUT_OF_ORDER"})
 
-    def reply(request: Request) -> Answer:
+    def reply(request: Request) -> Response:
         if request.method == "GET":
             return answer(200, board)
         return out_of_order if 9 <= step_of(request) < 15 else answer(200, {})
@@ -276,7 +278,7 @@ def test_when_the_network_becomes_slow_what_waits_can_be_undone_again(queue: Out
 
     undone: list[str] = []
 
-    def reply(request: Request) -> Answer:
+    def reply(request: Request) -> Response:
         number = step_of(request)
         if number > 16:
             now[0] += 1.0  # each answer takes a second from here on
@@ -297,7 +299,7 @@ def test_a_stop_gives_back_what_was_claimed_ahead(queue: OutboxQueue) -> None:
     heard = []
     queue.subscribe(lambda event: heard.append(event.kind))
 
-    def reply(request: Request) -> Answer:
+    def reply(request: Request) -> Response:
         if step_of(request) == 10:
             raise KeyboardInterrupt
         return answer(200, {})

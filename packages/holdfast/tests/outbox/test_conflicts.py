@@ -9,10 +9,10 @@ import pytest
 
 from holdfast.core.outbox_entry import Entry, NewEntry, Resolution, Status
 from holdfast.outbox import EventKind, OutboxQueue
-from holdfast.outbox.conflicts import resolve_by_hand
+from holdfast.outbox.conflicts import resolve_conflict
 from holdfast.outbox.drain import drain
-from holdfast.outbox.report import DrainReport, Ended
-from holdfast.outbox.transport import HttpTransport, NoAnswer, Request
+from holdfast.outbox.drain_state import DrainReport, Ended
+from holdfast.outbox.transport import HttpTransport, NoResponse, Request
 from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, answer, reader, token_of
 from packages.services.tests.cli.conftest import Server
 
@@ -108,7 +108,7 @@ def test_by_hand_both_sides_are_kept_until_a_person_has_decided(
     assert '"Basel"' in (waiting.theirs or "")
     assert EventKind.CONFLICT in heard
 
-    resolve_by_hand(scene.queue, waiting, Resolution.MINE)
+    resolve_conflict(scene.queue, waiting, Resolution.MINE)
     assert scene.drain().ended is Ended.EMPTY
     assert (scene.contact()["phone"], scene.contact()["city"]) == ("2", "Bern")
 
@@ -117,7 +117,7 @@ def test_what_a_person_has_merged_is_sent_against_what_they_saw(scene: Scene) ->
     entry = scene.change("manual")
     scene.drain()
     merged = {"title": "Bo", "phone": "2", "city": "Basel"}
-    again = resolve_by_hand(
+    again = resolve_conflict(
         scene.queue, scene.queue.get(entry.id), Resolution.MERGED, payload=merged
     )
     assert again.headers["If-Match"] == '"2"'
@@ -195,7 +195,7 @@ def test_a_conflict_whose_other_side_cannot_be_read_is_looked_at_again(tmp_path:
         server = Scripted(
             [
                 answer(409, code="concurrency.version_mismatch"),
-                NoAnswer("no answer: the connection broke"),
+                NoResponse("no response: the connection broke"),
                 answer(409, code="concurrency.version_mismatch"),
                 answer(200, {"title": "Bea"}, {"etag": '"7"'}),
                 answer(200, {}),
@@ -254,7 +254,7 @@ def test_the_client_cannot_win_without_a_version_where_one_is_needed(tmp_path: P
 
 
 def test_a_conflict_that_cannot_be_read_often_enough_is_a_persons(tmp_path: Path) -> None:
-    entry, sends = unreadable(tmp_path, "client_wins", NoAnswer("no answer"))
+    entry, sends = unreadable(tmp_path, "client_wins", NoResponse("no answer"))
     assert (entry.status, sends) == (Status.CONFLICT, 6)
 
 

@@ -12,8 +12,8 @@ import pytest
 from holdfast.core.outbox_entry import NewEntry, Status
 from holdfast.outbox import EventKind, OutboxQueue, QueueSettings
 from holdfast.outbox.drain import drain
+from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.events import Event
-from holdfast.outbox.report import Ended
 from holdfast.outbox.transport import HttpTransport
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,

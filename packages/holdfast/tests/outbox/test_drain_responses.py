@@ -12,14 +12,14 @@ from holdfast.core.outbox_entry import Entry, NewEntry, Reason, Status
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.outbox import EventKind, OutboxQueue, Profile, QueueSettings, TimestampsInBody
 from holdfast.outbox.drain import Drain, drain
+from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.events import Event
-from holdfast.outbox.report import Ended
-from holdfast.outbox.transport import Answer, NoAnswer, Request
+from holdfast.outbox.transport import NoResponse, Request, Response
 from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, answer
 
 IN_A_SECOND = RetryPolicy(first_seconds=1, ceiling_seconds=1, jitter=Jitter.PLUS_MINUS)
-NETWORK_DOWN = NoAnswer("could not connect: refused", left=False)
-SILENCE = NoAnswer("no answer: the connection broke")
+NETWORK_DOWN = NoResponse("could not connect: refused", may_have_been_sent=False)
+SILENCE = NoResponse("no response: the connection broke")
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def step(number: int, quest: str = "quest.001") -> NewEntry:
     )
 
 
-def created(request: Request) -> Answer:
+def created(request: Request) -> Response:
     return answer(201, {"id": f"server-{json.loads(request.body or b'{}').get('title')}"})
 
 
-def refusing(title: str, status: int = 400) -> Callable[[Request], Answer]:
-    def reply(request: Request) -> Answer:
+def refusing(title: str, status: int = 400) -> Callable[[Request], Response]:
+    def reply(request: Request) -> Response:
         if title in (request.body or b"").decode():
             return answer(status, {"code": "request.invalid"})
         return created(request)
@@ -297,7 +297,7 @@ def test_one_endpoint_that_points_elsewhere_holds_up_nobody(queue: OutboxQueue) 
     moved = queue.enqueue(activity("ada", "moved"))
     queue.enqueue(activity("ada", "here"))
 
-    def reply(request: Request) -> Answer:
+    def reply(request: Request) -> Response:
         if b"moved" in (request.body or b""):
             return answer(307, headers={"location": "https://elsewhere.example/"})
         return created(request)
@@ -351,7 +351,7 @@ def test_an_unknown_422_is_sent_once_more_and_then_fails(queue: OutboxQueue) -> 
 def test_a_transport_that_breaks_leaves_the_entry_for_the_next_drain(queue: OutboxQueue) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
 
-    def broken(_: Request) -> Answer:
+    def broken(_: Request) -> Response:
         raise RuntimeError("a bug in the transport")
 
     with pytest.raises(RuntimeError):
@@ -379,7 +379,7 @@ def test_a_token_that_was_renewed_meanwhile_is_taken_at_once(queue: OutboxQueue)
     queue.enqueue(activity("ada", "visit"))
     tokens = iter(["old", "new", "new"])
 
-    def reply(request: Request) -> Answer:
+    def reply(request: Request) -> Response:
         is_new = request.headers["Authorization"] == "Bearer new"
         return created(request) if is_new else answer(401)
 
@@ -522,7 +522,7 @@ def test_a_lease_is_renewed_while_a_send_takes_long(tmp_path: Path) -> None:
         queue.enqueue(activity("ada", "visit"))
         stolen: list[Any] = []
 
-        def slow(request: Request) -> Answer:
+        def slow(request: Request) -> Response:
             import time
 
             for _ in range(8):

@@ -241,9 +241,9 @@ def test_what_may_have_happened_before_the_time_was_noted_counts_from_its_queuei
     lab.clock.pass_by(hours=24)
     queue = lab.reopen()
     assert [entry.id for entry in queue.watchdog()] == [sent.id]
-    assert queue.is_forgotten(queue.get(unknown.id))
-    assert queue.is_forgotten(queue.get(sent.id))
-    assert not queue.is_forgotten(queue.get(fresh.id))
+    assert queue.key_expired(queue.get(unknown.id))
+    assert queue.key_expired(queue.get(sent.id))
+    assert not queue.key_expired(queue.get(fresh.id))
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(

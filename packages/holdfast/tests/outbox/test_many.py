@@ -13,7 +13,7 @@ import pytest
 from holdfast.core.outbox_entry import NewEntry, Status
 from holdfast.outbox import OutboxQueue
 from holdfast.outbox.drain import drain
-from holdfast.outbox.report import Ended
+from holdfast.outbox.drain_state import Ended
 from packages.holdfast.tests.outbox.queue_harness import new
 from packages.holdfast.tests.support.outbox_harness import Scripted, answer
 

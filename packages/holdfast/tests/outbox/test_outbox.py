@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.outbox_entry import Status
 from holdfast.errors import ConfigurationError, DiskFullError, FileBusyError, OutboxFileError
-from holdfast.outbox import EventKind, OutboxQueue, upkeep
+from holdfast.outbox import EventKind, OutboxQueue, maintenance
 from holdfast.outbox.outbox import Outbox
 from holdfast.outbox.settings import VARIABLES, QueueSettings
 from packages.holdfast.tests.outbox.queue_harness import Lab, new
@@ -38,7 +38,7 @@ def count(lab: Lab) -> int:
 def test_the_runner_prunes_when_it_starts_however_much_there_is(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "PRUNE_BATCH", 3)
+    monkeypatch.setattr(maintenance, "PRUNE_BATCH", 3)
     settled(lab, 10)
     lab.clock.pass_by(days=8)
     settled(lab, 2)
@@ -49,7 +49,7 @@ def test_the_runner_prunes_when_it_starts_however_much_there_is(
 def test_what_is_queued_goes_before_the_rest_of_the_pruning(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "PRUNE_BATCH", 1)
+    monkeypatch.setattr(maintenance, "PRUNE_BATCH", 1)
     settled(lab, 10)
     lab.clock.pass_by(days=8)
     kinds: list[EventKind] = []
@@ -70,7 +70,7 @@ def test_a_drain_prunes_too_and_looks_once_an_hour(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1_000_000.0
-    monkeypatch.setattr("holdfast.outbox.housekeeping.monotonic", lambda: now)
+    monkeypatch.setattr("holdfast.outbox.queue.monotonic", lambda: now)
     settled(lab, 2)
     assert lab.queue.cancel(lab.add().id).status is Status.DISCARDED
     outbox.drain("ada")
@@ -127,7 +127,7 @@ def test_a_look_that_finds_nothing_reads_little_however_much_there_is(
 
     lab.clock.pass_by(days=6)
     connection.set_progress_handler(step, 1)  # type: ignore[attr-defined]
-    assert not lab.queue.prune_in_passing()
+    assert not lab.queue.prune_if_due()
     connection.set_progress_handler(None, 1)  # type: ignore[attr-defined]
     lab.queue.close()
     assert steps < 3000, "it reads every row"

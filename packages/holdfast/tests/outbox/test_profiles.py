@@ -19,8 +19,8 @@ from holdfast.errors import ConfigurationError, EntryInvalidError
 from holdfast.outbox import ChainAction, ConflictResolution, Drop, OutboxQueue, Park, Profile, Send
 from holdfast.outbox import profile as profiles_module
 from holdfast.outbox.drain import drain
+from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.profile import DEFAULT_PROFILE, ProfileRegistry
-from holdfast.outbox.report import Ended
 from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, answer
 
 

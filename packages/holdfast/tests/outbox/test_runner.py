@@ -18,13 +18,13 @@ from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.errors import FileBusyError, UsageError
 from holdfast.outbox import Event, EventKind, OutboxQueue, PayloadMigration, QueueSettings, Rewrite
 from holdfast.outbox.drain import Drain
+from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.outbox import AsyncOutbox, Outbox
-from holdfast.outbox.report import DrainReport, Ended
-from holdfast.outbox.transport import Answer, NoAnswer, Request
+from holdfast.outbox.transport import NoResponse, Request, Response
 from packages.holdfast.tests.outbox.queue_harness import KEY
 from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, answer
 
-NETWORK_DOWN = NoAnswer("could not connect: refused", left=False)
+NETWORK_DOWN = NoResponse("could not connect: refused", may_have_been_sent=False)
 LONG = RetryPolicy(first_seconds=60, ceiling_seconds=60, jitter=Jitter.UP_TO)
 
 
@@ -119,7 +119,7 @@ def test_what_is_wrong_with_one_user_delays_nobody_else(
         asked.append(user)
         return token(user)
 
-    def reply(request: Request) -> Answer | NoAnswer:
+    def reply(request: Request) -> Response | NoResponse:
         is_ada = request.headers["Authorization"] == "Bearer ada"
         return NETWORK_DOWN if is_ada else answer(201, {"id": 1})
 
@@ -157,7 +157,7 @@ def test_without_a_network_nobody_is_tried_for_what_they_queue_until_their_wait_
 def test_tries_of_one_wake_up_are_counted_anew_while_another_user_backs_off(make: Make) -> None:
     policy = replace(SOON, attempts=3)
 
-    def reply(request: Request) -> Answer | NoAnswer:
+    def reply(request: Request) -> Response | NoResponse:
         return answer(503) if request.headers["Authorization"] == "Bearer ada" else NETWORK_DOWN
 
     server = Scripted(reply)
@@ -176,7 +176,7 @@ def test_each_user_waits_longer_each_time(make: Make) -> None:
     policy = RetryPolicy(first_seconds=0.1, ceiling_seconds=60, jitter=Jitter.UP_TO)
     times: list[float] = []
 
-    def reply(_: Request) -> NoAnswer:
+    def reply(_: Request) -> NoResponse:
         times.append(time.monotonic())
         return NETWORK_DOWN
 
@@ -191,7 +191,7 @@ def test_each_user_waits_longer_each_time(make: Make) -> None:
 def test_a_hint_that_comes_during_a_try_is_not_lost(make: Make) -> None:
     sending, go_on = threading.Event(), threading.Event()
 
-    def slow(_: Request) -> Answer | NoAnswer:
+    def slow(_: Request) -> Response | NoResponse:
         if sending.is_set():
             return answer(201, {"id": 1})
         sending.set()
@@ -242,7 +242,7 @@ def test_a_user_who_is_signed_out_holds_up_nobody_and_is_taken_up_after_sign_in(
 ) -> None:
     tokens: dict[str, str | None] = {"ada": "old", "bo": "good"}
 
-    def reply(request: Request) -> Answer:
+    def reply(request: Request) -> Response:
         is_good = request.headers["Authorization"] == "Bearer good"
         return answer(201, {"id": 1}) if is_good else answer(401)
 
@@ -265,7 +265,7 @@ def test_a_user_who_is_signed_out_holds_up_nobody_and_is_taken_up_after_sign_in(
 def test_it_stops_after_the_entry_that_is_being_sent(make: Make) -> None:
     sending, go_on = threading.Event(), threading.Event()
 
-    def slow(_: Request) -> Answer:
+    def slow(_: Request) -> Response:
         sending.set()
         go_on.wait(5)
         return answer(201, {"id": 1})
@@ -313,7 +313,7 @@ def test_after_a_stop_it_can_run_again_on_the_callers_thread_too(make: Make) -> 
 def test_a_stop_waits_for_the_entry_that_is_sent_on_the_callers_thread(make: Make) -> None:
     sending, go_on = threading.Event(), threading.Event()
 
-    def slow(_: Request) -> Answer:
+    def slow(_: Request) -> Response:
         sending.set()
         go_on.wait(5)
         return answer(201, {"id": 1})
@@ -482,7 +482,7 @@ async def test_what_ends_a_run_before_its_thread_has_begun_ends_it(make: Make, h
 async def test_a_cancelled_drain_finishes_the_entry_that_is_being_sent(make: Make) -> None:
     sending, go_on = threading.Event(), threading.Event()
 
-    def slow(_: Request) -> Answer:
+    def slow(_: Request) -> Response:
         sending.set()
         go_on.wait(5)
         return answer(201, {"id": 1})

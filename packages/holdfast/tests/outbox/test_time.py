@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.outbox import Status
-from holdfast.outbox.time_keeping import ClockRow, learn, moment_of, server_time
-from holdfast.outbox.world import SystemDeviceClock
+from holdfast.outbox.clock import (
+    ClockRow,
+    SystemDeviceClock,
+    read_clock,
+    server_time,
+    update_from_server,
+)
 from packages.holdfast.tests.outbox.queue_harness import Lab
 
 
@@ -246,12 +251,12 @@ def test_counted_time_never_goes_back_and_never_runs_ahead(
             wall_off = jump
         wall = EPOCH + timedelta(seconds=real + wall_off)
         # An entry is queued at every step, so the file knows how far its time has come.
-        moment = moment_of(row, f"b{boot}", real - boot_at, wall, counted)
+        moment = read_clock(row, f"b{boot}", real - boot_at, wall, counted)
         if what == "learn":
-            learnt = learn(moment, EPOCH + timedelta(seconds=real))
+            learnt = update_from_server(moment, EPOCH + timedelta(seconds=real))
             if learnt is not None:
                 row = learnt.row
-                moment = moment_of(row, f"b{boot}", real - boot_at, wall, counted)
+                moment = read_clock(row, f"b{boot}", real - boot_at, wall, counted)
                 assert server_time(moment) == EPOCH + timedelta(seconds=real)
         else:
             row = moment.row

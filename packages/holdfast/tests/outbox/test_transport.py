@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 
 from holdfast.errors import ConfigurationError
 from holdfast.outbox.httpx_transport import HttpxTransport
-from holdfast.outbox.transport import Answer, HttpTransport, NoAnswer, Request
+from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
 
 GET = Request("GET", "/x", {})
 
@@ -99,7 +99,7 @@ def test_what_is_sent_is_what_was_asked_for_and_nothing_else(make: Maker) -> Non
         make(server.url) as transport,
     ):
         got = transport.send(Request("POST", "/a/b?c=d", {"Idempotency-Key": "k"}, b"{}"))
-    assert isinstance(got, Answer)
+    assert isinstance(got, Response)
     assert (got.status, got.json(), got.request_id, got.code) == (201, {"id": 1}, "r", None)
     (heard,) = server.heard
     assert (heard.line, heard.body) == ("POST /a/b?c=d HTTP/1.1", b"{}")
@@ -164,7 +164,7 @@ def test_words_that_nobody_asked_for_are_no_answer_to_the_next_request() -> None
     told = iter([said("200 OK", b"1") + said("200 OK", b"evil"), said("200 OK", b"2")])
     with Listening(lambda _: next(told)) as server, HttpTransport(server.url) as transport:
         got = [transport.send(GET), transport.send(GET)]
-    assert [answer.body for answer in got if isinstance(answer, Answer)] == [b"1", b"2"]
+    assert [answer.body for answer in got if isinstance(answer, Response)] == [b"1", b"2"]
 
 
 def test_hints_before_the_answer_are_not_the_answer(make: Maker) -> None:
@@ -184,7 +184,7 @@ def test_a_redirect_is_an_answer_and_is_not_followed(make: Maker, status: int) -
         make(server.url) as transport,
     ):
         got = transport.send(Request("POST", "/x", {"Authorization": "Bearer t"}, b"{}"))
-    assert isinstance(got, Answer)
+    assert isinstance(got, Response)
     assert (got.status, len(server.heard)) == (status, 1)
 
 
@@ -195,10 +195,10 @@ def test_an_answer_without_end_is_read_up_to_a_limit(make: Maker, chunked: bool)
     head = f"HTTP/1.1 200 OK\r\n{kind}\r\n\r\n".encode()
     with (
         Listening(lambda _: head + part * 10_000) as server,
-        make(server.url, max_answer_bytes=5000) as transport,
+        make(server.url, max_response_bytes=5000) as transport,
     ):
         got = transport.send(GET)
-    assert isinstance(got, Answer)
+    assert isinstance(got, Response)
     assert (got.cut_short, len(got.body)) == (True, 5000)
 
 
@@ -219,8 +219,8 @@ def test_an_answer_that_is_cut_off_or_none_leaves_the_outcome_unknown(
     with make(url) as transport:
         got = transport.send(Request("POST", "/x", {}, b"{}"))
     thread.join()
-    assert isinstance(got, NoAnswer)
-    assert got.left
+    assert isinstance(got, NoResponse)
+    assert got.may_have_been_sent
 
 
 def test_a_compressed_answer_is_not_blown_up(make: Maker) -> None:
@@ -230,7 +230,7 @@ def test_a_compressed_answer_is_not_blown_up(make: Maker) -> None:
         make(server.url) as transport,
     ):
         got = transport.send(GET)
-    assert isinstance(got, Answer)
+    assert isinstance(got, Response)
     assert (len(got.body), got.json()) == (len(bomb), None)
 
 
@@ -279,7 +279,7 @@ def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv("NO_PROXY", raising=False)
         with HttpTransport("http://api.example") as transport:
             got = transport.send(GET)
-    assert isinstance(got, Answer)
+    assert isinstance(got, Response)
     assert got.body == b"GET http://api.example/x HTTP/1.1"
 
 
@@ -289,7 +289,7 @@ def test_any_transport_of_httpx_can_carry_the_requests() -> None:
 
     with HttpxTransport("https://api.example", transport=httpx.MockTransport(handler)) as transport:
         got = transport.send(GET)
-    assert isinstance(got, Answer)
+    assert isinstance(got, Response)
     assert got.json() == {"path": "/x"}
 
 
@@ -299,9 +299,9 @@ def test_a_header_that_cannot_be_sent_is_not_repeated_in_the_error(make: Maker) 
         listener.listen()
         with make(f"http://127.0.0.1:{listener.getsockname()[1]}") as transport:
             got = transport.send(Request("GET", "/x", {"X": "secret\r\nInjected: 1"}))
-    assert isinstance(got, NoAnswer)
-    assert not got.left
-    assert "secret" not in got.why
+    assert isinstance(got, NoResponse)
+    assert not got.may_have_been_sent
+    assert "secret" not in got.reason
 
 
 def test_a_server_that_is_not_there_has_certainly_not_heard_it(make: Maker) -> None:
@@ -309,8 +309,8 @@ def test_a_server_that_is_not_there_has_certainly_not_heard_it(make: Maker) -> N
         taken.bind(("127.0.0.1", 0))
         with make(f"http://127.0.0.1:{taken.getsockname()[1]}") as transport:
             got = transport.send(GET)
-    assert isinstance(got, NoAnswer)
-    assert not got.left
+    assert isinstance(got, NoResponse)
+    assert not got.may_have_been_sent
 
 
 def answering(reply: Callable[[socket.socket], None]) -> tuple[str, threading.Thread]:
@@ -335,8 +335,8 @@ def test_a_connection_that_breaks_after_the_request_leaves_the_outcome_unknown(
     with make(url) as transport:
         got = transport.send(Request("POST", "/x", {}, b"{}"))
     thread.join()
-    assert isinstance(got, NoAnswer)
-    assert got.left
+    assert isinstance(got, NoResponse)
+    assert got.may_have_been_sent
 
 
 def test_a_server_that_takes_too_long_is_left(make: Maker) -> None:
@@ -350,7 +350,7 @@ def test_a_server_that_takes_too_long_is_left(make: Maker) -> None:
         got = transport.send(GET)
     ended.set()
     thread.join()
-    assert got == NoAnswer("no answer: the server took too long")
+    assert got == NoResponse("no response: the server took too long")
 
 
 def test_an_answer_that_trickles_in_is_left_as_well(make: Maker) -> None:
@@ -367,7 +367,7 @@ def test_an_answer_that_trickles_in_is_left_as_well(make: Maker) -> None:
     with make(url, timeout_seconds=0.3) as transport:
         got = transport.send(GET)
     thread.join()
-    assert got == NoAnswer("no answer: it came too slowly")
+    assert got == NoResponse("no response: it came too slowly")
 
 
 def test_a_head_that_trickles_in_is_left_as_well() -> None:
@@ -384,7 +384,7 @@ def test_a_head_that_trickles_in_is_left_as_well() -> None:
     with HttpTransport(url, timeout_seconds=0.3) as transport:
         got = transport.send(GET)
     thread.join()
-    assert got == NoAnswer("no answer: it came too slowly")
+    assert got == NoResponse("no response: it came too slowly")
 
 
 @pytest.fixture(scope="module")
@@ -438,9 +438,9 @@ def test_a_certificate_that_nobody_vouches_for_ends_it_before_anything_is_sent(
 ) -> None:
     with secure_server(certified) as (port, heard), make(f"https://localhost:{port}") as transport:
         got = transport.send(Request("POST", "/x", {"Authorization": "Bearer t"}, b"{}"))
-    assert isinstance(got, NoAnswer)
-    assert not got.left
-    assert "certificate" in got.why.lower()
+    assert isinstance(got, NoResponse)
+    assert not got.may_have_been_sent
+    assert "certificate" in got.reason.lower()
     assert heard == []
 
 
@@ -453,8 +453,8 @@ def test_a_certificate_for_another_name_does_not_hold(
         make(f"https://127.0.0.1:{port}", tls=trusting) as transport,
     ):
         got = transport.send(GET)
-    assert isinstance(got, NoAnswer)
-    assert not got.left
+    assert isinstance(got, NoResponse)
+    assert not got.may_have_been_sent
     assert heard == []
 
 
@@ -465,7 +465,7 @@ def test_a_private_authority_can_be_trusted(make: Maker, certified: tuple[Path, 
         make(f"https://localhost:{port}", tls=trusting) as transport,
     ):
         got = transport.send(GET)
-    assert isinstance(got, Answer)
+    assert isinstance(got, Response)
     assert got.body == b"secret"
 
 
@@ -487,7 +487,7 @@ def test_a_private_authority_can_be_trusted(make: Maker, certified: tuple[Path, 
     ],
 )
 def test_an_address_that_is_none_is_refused(make: Maker, server: str) -> None:
-    with pytest.raises(ConfigurationError, match="address"):
+    with pytest.raises(ConfigurationError, match="server URL"):
         make(server)
 
 
@@ -504,4 +504,4 @@ def test_an_address_that_is_none_is_refused(make: Maker, server: str) -> None:
     ],
 )
 def test_a_code_is_read_in_either_dialect(body: bytes, code: str | None) -> None:
-    assert Answer(409, {}, body).code == code
+    assert Response(409, {}, body).code == code

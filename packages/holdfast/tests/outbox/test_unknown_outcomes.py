@@ -9,16 +9,16 @@ import pytest
 from holdfast.core.outbox_entry import Reason, Status
 from holdfast.errors import OutcomeUnknownError
 from holdfast.outbox.drain import drain
-from holdfast.outbox.report import Ended
-from holdfast.outbox.transport import Answer, NoAnswer, Request
+from holdfast.outbox.drain_state import Ended
+from holdfast.outbox.transport import NoResponse, Request, Response
 from packages.holdfast.tests.outbox.queue_harness import Lab, walk
 from packages.holdfast.tests.support.outbox_harness import Scripted, answer
 
-SILENCE = NoAnswer("no answer: the connection broke")
+SILENCE = NoResponse("no response: the connection broke")
 
 
-def dated(lab: Lab, status: int, body: Any = None, **headers: str) -> Answer:
-    """Answer as the service does, with its time."""
+def dated(lab: Lab, status: int, body: Any = None, **headers: str) -> Response:
+    """Response as the service does, with its time."""
     date = lab.clock.now().strftime("%a, %d %b %Y %H:%M:%S GMT")
     return answer(status, body, {"date": date, "x-request-id": "r", **headers})
 
@@ -42,7 +42,7 @@ def test_while_the_server_remembers_the_key_it_is_asked_again(
 
 
 @pytest.mark.parametrize("profile", ["planning", "routes"])
-def test_a_key_that_is_forgotten_is_not_sent_again_unless_a_person_says_so(
+def test_a_key_that_key_expired_is_not_sent_again_unless_a_person_says_so(
     lab: Lab, profile: str
 ) -> None:
     entry_id = lost(lab, profile=profile)
@@ -101,12 +101,12 @@ def test_after_a_time_switched_off_the_server_is_asked_what_time_it_is(lab: Lab)
 PAGE = {"content-type": "text/html"}
 
 
-@pytest.mark.parametrize("said", [Answer(405, PAGE, b"<html>"), answer(503), answer(302)])
-def test_a_server_that_does_not_say_the_time_holds_up_nobody(lab: Lab, said: Answer) -> None:
+@pytest.mark.parametrize("said", [Response(405, PAGE, b"<html>"), answer(503), answer(302)])
+def test_a_server_that_does_not_say_the_time_holds_up_nobody(lab: Lab, said: Response) -> None:
     entry_id, other = lost(lab), lab.add()
     lab.clock.restart(hours=1)
 
-    def reply(request: Request) -> Answer:
+    def reply(request: Request) -> Response:
         return said if request.method == "GET" else answer(201, {"id": 1})
 
     # The device's clock says that the key is known still.
@@ -118,10 +118,10 @@ def test_a_server_that_does_not_say_the_time_holds_up_nobody(lab: Lab, said: Ans
 def test_what_seems_to_be_forgotten_waits_for_the_time_and_nobody_else_does(lab: Lab) -> None:
     entry_id, other = lost(lab), lab.add()
     lab.clock.restart(days=8)
-    told = Answer(405, PAGE, b"<html>")
+    told = Response(405, PAGE, b"<html>")
 
-    def reply(request: Request) -> Answer:
-        return told if request.method == "GET" else Answer(201, PAGE, b"<html>")
+    def reply(request: Request) -> Response:
+        return told if request.method == "GET" else Response(201, PAGE, b"<html>")
 
     assert drain(lab.queue, "ada", Scripted(reply)).succeeded == 1
     assert lab.queue.get(entry_id).status is Status.PENDING
@@ -160,11 +160,11 @@ def test_what_turns_out_to_be_too_old_in_the_middle_of_a_drain_is_not_sent(lab: 
     "said",
     [
         *(answer(status) for status in (400, 403, 405, 413)),
-        Answer(404, {"content-type": "text/html"}, b"<html>"),
+        Response(404, {"content-type": "text/html"}, b"<html>"),
         answer(307, headers={"location": "/api/v1/activities/"}),
     ],
 )
-def test_a_refusal_before_the_key_was_looked_up_settles_nothing(lab: Lab, said: Answer) -> None:
+def test_a_refusal_before_the_key_was_looked_up_settles_nothing(lab: Lab, said: Response) -> None:
     entry_id = lost(lab)
     lab.clock.pass_by(hours=1)
     drain(lab.queue, "ada", Scripted([said]))
@@ -178,7 +178,7 @@ def test_a_refusal_before_the_key_was_looked_up_settles_nothing(lab: Lab, said: 
     "said", [answer(404), answer(409, code="IDEMPOTENCY_CONFLICT"),
              answer(400, headers={"idempotency-replayed": "true"})],
 )  # fmt: skip
-def test_a_refusal_with_the_key_looked_up_settles_it(lab: Lab, said: Answer) -> None:
+def test_a_refusal_with_the_key_looked_up_settles_it(lab: Lab, said: Response) -> None:
     entry_id = lost(lab)
     lab.clock.pass_by(hours=1)
     drain(lab.queue, "ada", Scripted([said]))
@@ -194,13 +194,15 @@ def test_a_refusal_with_the_key_looked_up_settles_it(lab: Lab, said: Answer) -> 
     [
         answer(302, headers={"date": "Wed, 01 Jan 2020 00:00:00 GMT", "location": "http://wifi/"}),
         answer(502, headers={"date": "Wed, 01 Jan 2020 00:00:00 GMT"}),
-        Answer(403, {"date": "Wed, 01 Jan 2020 00:00:00 GMT"}, b"<html>"),
+        Response(403, {"date": "Wed, 01 Jan 2020 00:00:00 GMT"}, b"<html>"),
         answer(200, {}, {"date": "Fri, 31 Dec 9999 23:59:59 GMT", "x-request-id": "r"}),
         answer(200, {}, {"date": "Mon, 99999999999999999999 Jan 2020 00:00:00 GMT",
                          "x-request-id": "r"}),
     ],
 )  # fmt: skip
-def test_only_the_service_tells_the_time_and_only_one_that_can_be(lab: Lab, portal: Answer) -> None:
+def test_only_the_service_tells_the_time_and_only_one_that_can_be(
+    lab: Lab, portal: Response
+) -> None:
     lab.add()
     drain(lab.queue, "ada", Scripted([portal]))
     assert lab.queue.server_now() == lab.clock.now()
@@ -211,7 +213,7 @@ def test_nothing_is_sent_before_it_was_made(lab: Lab) -> None:
     made = lab.queue.enqueue(walk()).client_generated_at
     lab.clock.set_by(days=-1)
 
-    def reply(request: Request) -> Answer:
+    def reply(request: Request) -> Response:
         body = json.loads(request.body or b"")
         assert body["clientSubmittedAt"] == body["clientGeneratedAt"]
         return answer(200, {})

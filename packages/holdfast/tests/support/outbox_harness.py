@@ -19,7 +19,7 @@ from holdfast.core.outbox_entry import NewEntry
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.outbox import OutboxQueue, QueueSettings
 from holdfast.outbox.drain import drain
-from holdfast.outbox.transport import Answer, HttpTransport, NoAnswer, Request
+from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
 from holdfast.testing.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[4]
@@ -69,26 +69,26 @@ def activity(user: str, title: str, **more: Any) -> NewEntry:
 
 def answer(
     status: int, body: Any = None, headers: dict[str, str] | None = None, code: str | None = None
-) -> Answer:
+) -> Response:
     content = {"code": code} if code is not None else body
     raw = b"" if content is None else json.dumps(content).encode()
-    return Answer(status, headers or {}, raw)
+    return Response(status, headers or {}, raw)
 
 
 class Scripted:
     """A transport that answers as it is told, and keeps what was sent."""
 
-    def __init__(self, reply: Callable[[Request], Answer | NoAnswer] | Sequence[Any]) -> None:
+    def __init__(self, reply: Callable[[Request], Response | NoResponse] | Sequence[Any]) -> None:
         self._answers = None if callable(reply) else list(reply)
         self._reply = reply if callable(reply) else None
         self.requests: list[Request] = []
 
-    def send(self, request: Request) -> Answer | NoAnswer:
+    def send(self, request: Request) -> Response | NoResponse:
         self.requests.append(request)
         if self._reply is not None:
             return self._reply(request)
         assert self._answers, f"unexpected {request.method} {request.target}"
-        given: Answer | NoAnswer = self._answers.pop(0)
+        given: Response | NoResponse = self._answers.pop(0)
         return given
 
     @property

@@ -1,4 +1,4 @@
-"""The one place where a server is put together: settings in, app out."""
+"""Build the FastAPI app of the server from its settings."""
 
 import logging
 from collections.abc import AsyncIterator, Collection
@@ -34,8 +34,8 @@ __all__ = ["create_app", "create_holdfast", "create_store"]
 _log = logging.getLogger("holdfast_services")
 
 _DESCRIPTION: Final = """
-Exactly-once effects: every write takes an `Idempotency-Key`, and the same key with the same
-request is answered from memory, byte for byte.
+Exactly-once effects: every write takes an `Idempotency-Key`. A second request with the same key and
+the same content gets the stored response, byte for byte.
 """
 
 
@@ -48,10 +48,10 @@ def create_app(
     only: Collection[str] = (),
     rate_limit_file: Path | None = None,
 ) -> FastAPI:
-    """Put together one server with all services, or ``only`` those that are named.
+    """Build the app with all services, or with ``only`` those named.
 
-    Several processes of one machine count rate limits together in ``rate_limit_file``. Nothing is
-    opened before the app starts.
+    Several processes on one machine share their rate limits through ``rate_limit_file``. The store
+    is opened by the app's lifespan, not here.
     """
     clock = clock or SystemClock()
     metrics = metrics or PrometheusMetrics()
@@ -64,7 +64,7 @@ def create_app(
         cache=cache,
         limiter=limiter,
         memory_bytes=settings.memory_bytes,
-        # Where jobs run, the sweep is one of them, and only one process does it.
+        # Where jobs run, the sweep is a job, and only one process runs it.
         sweep_every_seconds=None if settings.run_jobs else settings.sweep_every_seconds,
         max_payload_bytes=settings.jobs_payload_bytes,
         breaker=Breaker(
@@ -97,7 +97,7 @@ def create_app(
         version=version("holdfast"),
         description=_DESCRIPTION,
         lifespan=lifespan,
-        # A redirect would send a write, its key and its token wherever the Host header says.
+        # A redirect would send a write, its key and its token to whatever the Host header names.
         redirect_slashes=False,
     )
     app.state.holdfast = holdfast
@@ -123,7 +123,7 @@ def _service_router(package: str, holdfast: Holdfast, settings: Settings) -> API
 
 
 def _create_identify(settings: Settings, clock: Clock) -> Identify:
-    """Sign in by the token; which claim is the tenant depends on the service asked."""
+    """Build ``identify`` for JWTs; the service of the path decides which claim is the tenant."""
     secret = settings.jwt_secret.get_secret_value() if settings.jwt_secret else None
     if settings.needs_development_secret:
         secret = development_secret(settings.home)
@@ -151,7 +151,7 @@ def _create_identify(settings: Settings, clock: Clock) -> Identify:
 
 
 def _rate_limit_storage(settings: Settings, rate_limit_file: Path | None) -> str:
-    """Say where rate limits are counted: several processes keep one only by one counter."""
+    """Return the storage URL of the rate limiter; several processes need a shared one."""
     if settings.redis_url is not None:
         return settings.redis_url
     return "async+memory://" if rate_limit_file is None else f"file://{rate_limit_file}"

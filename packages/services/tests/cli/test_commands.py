@@ -74,7 +74,7 @@ def test_garbage_collection_is_resumed_when_the_worker_is_ready(cli: Cli) -> Non
         "async def count(holdfast, metrics):\n"
         "    print(gc.isenabled())\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "worker._count = count\n"
+        "worker._report_depths = count\n"
         "sys.argv = ['holdfast', 'worker']\n"
         "main.main()\n"
     )

@@ -98,7 +98,7 @@ def test_server_with_no_jobs_leaves_jobs_to_a_worker(
         assert [job["state"] for job in waiting] == ["waiting"]
 
         worker = work("--queue", "routes", "--concurrency", "2")
-        assert worker.line.startswith("Holdfast works routes of sqlite:///holdfast.db (pid ")
+        assert worker.line.startswith("Holdfast runs jobs of routes on sqlite:///holdfast.db (pid ")
         assert finished(client, location)["status"] == "done"
         # A notification wakes the worker: this is faster than polling.
         started = time.monotonic()
@@ -131,9 +131,9 @@ def test_worker_serves_metrics_on_the_given_port(
 
 
 def test_worker_for_an_unknown_queue_is_an_error(here: Here) -> None:
-    result = here("worker", "--queue", "unknown")
+    result = here("worker", "--queue", "missing")
     assert result.returncode == 2
-    assert "no service has jobs in queue unknown" in one_line(result.stderr)
+    assert "unknown queue missing" in one_line(result.stderr)
 
 
 def test_worker_without_database_is_reported_in_one_line(here: Here) -> None:

@@ -10,8 +10,8 @@ import pytest
 from holdfast.core.outbox_entry import Entry, NewEntry, Reason, Status
 from holdfast.outbox import EventKind, OutboxQueue
 from holdfast.outbox.drain import drain
-from holdfast.outbox.report import Ended
-from holdfast.outbox.transport import Answer, HttpTransport, NoAnswer, Request
+from holdfast.outbox.drain_state import Ended
+from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
 from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, answer, reader, token_of
 from packages.services.tests.cli.conftest import Server
 
@@ -51,7 +51,7 @@ class Quests:
         self.steps, self.current, self.status = steps, current, status
         self.done: list[int] = []
 
-    def __call__(self, request: Request) -> Answer | NoAnswer:
+    def __call__(self, request: Request) -> Response | NoResponse:
         if request.target == "/quest/available":
             quest = {
                 "questId": QUEST,

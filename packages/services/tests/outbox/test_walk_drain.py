@@ -10,8 +10,8 @@ import pytest
 from holdfast.core.outbox_entry import NewEntry
 from holdfast.outbox import OutboxQueue
 from holdfast.outbox.drain import drain
-from holdfast.outbox.report import Ended
-from holdfast.outbox.transport import HttpTransport, NoAnswer
+from holdfast.outbox.drain_state import Ended
+from holdfast.outbox.transport import HttpTransport, NoResponse
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     CuttingProxy,
@@ -23,7 +23,7 @@ from packages.holdfast.tests.support.outbox_harness import (
 )
 from packages.services.tests.cli.conftest import Server
 
-SILENCE = NoAnswer("no answer: the connection broke")
+SILENCE = NoResponse("no response: the connection broke")
 
 
 @pytest.fixture

@@ -26,11 +26,11 @@ from holdfast.cli.output import CommandError, print_json, print_table
 from holdfast.core.outbox_entry import NewEntry, Resolution, Status
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import EntryInvalidError, UsageError
-from holdfast.outbox.conflicts import resolve_by_hand
+from holdfast.outbox.conflicts import resolve_conflict
 from holdfast.outbox.drain import Drain
+from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.report import Ended
 from holdfast.outbox.settings import QueueSettings, span_in
 from holdfast.outbox.transport import HttpTransport
 
@@ -218,7 +218,7 @@ def resolve(
             print_sides(entry, as_json=as_json)
             return
         merged = UNSET if payload is None else msgspec.json.decode(_checked(_raw(payload)))
-        entry = resolve_by_hand(queue, entry, _RESOLUTIONS[strategy], payload=merged)
+        entry = resolve_conflict(queue, entry, _RESOLUTIONS[strategy], payload=merged)
     tell_entry(entry, as_json=as_json)
 
 

@@ -10,9 +10,9 @@ import msgspec
 
 from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.core.outbox_entry import Attempt, Entry, Status
+from holdfast.outbox.drain_state import DrainReport
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.report import DrainReport
 
 __all__ = [
     "counted",

@@ -1,13 +1,14 @@
-"""The device outbox: mutations kept in order, encrypted, until they happened.
+"""The outbox: a durable, encrypted queue of mutations that are sent in order until they happened.
 
 ::
 
-    Outbox        a file, a server, and what sends from the one to the other; AsyncOutbox in asyncio
-    OutboxQueue   the file alone: every operation on it, for apps that send by themselves
-    Drain         sending what one user's queue holds, when the app says so
-    NewEntry      what to queue; Entry, Attempt and Stats are what comes back
-    Event         what happened, for a screen or telemetry; EventStream is an iterator of them
-    HttpTransport how requests get to the server; Transport is what another way has to do
+    Outbox         a file, a server, and the drain between them; AsyncOutbox for asyncio
+    OutboxQueue    the file alone: every operation on it, for apps that send themselves
+    Drain          sends what one user's queue holds, when the app calls it
+    Profile        the rules of one API: order, retries, codes, request format
+    NewEntry       what to queue; Entry, Attempt and Stats are what comes back
+    Event          what happened, for a screen or telemetry; EventStream is an iterator of them
+    HttpTransport  sends requests to the server; Transport is the protocol of another way
 """
 
 from holdfast.core.outbox_entry import (
@@ -22,12 +23,12 @@ from holdfast.core.outbox_entry import (
     Resolution,
     Status,
 )
+from holdfast.outbox.clock import DeviceClock
 from holdfast.outbox.conflicts import Merge
 from holdfast.outbox.database import AppConnection, Driver
-from holdfast.outbox.dispatch import AtSend
 from holdfast.outbox.drain import Drain
+from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, EventKind, Listener
-from holdfast.outbox.exchange import Answer, NoAnswer, Request, Transport
 from holdfast.outbox.outbox import AsyncOutbox, EventStream, Outbox
 from holdfast.outbox.payload_migration import PayloadMigration, Rewrite
 from holdfast.outbox.profile import (
@@ -40,17 +41,16 @@ from holdfast.outbox.profile import (
     Send,
     TimestampsInBody,
 )
+from holdfast.outbox.queries import Stats
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.report import DrainReport, Ended
-from holdfast.outbox.sending import Token
+from holdfast.outbox.request_builder import Token
+from holdfast.outbox.sender import AtSend
 from holdfast.outbox.settings import QueueSettings
-from holdfast.outbox.transport import HttpTransport
-from holdfast.outbox.upkeep import Stats
-from holdfast.outbox.world import DeviceClock, FaultPoints
+from holdfast.outbox.transaction import FaultPoints
+from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
 
 __all__ = [
     "Action",
-    "Answer",
     "AppConnection",
     "AsyncOutbox",
     "AtSend",
@@ -73,7 +73,7 @@ __all__ = [
     "Listener",
     "Merge",
     "NewEntry",
-    "NoAnswer",
+    "NoResponse",
     "Operation",
     "Outbox",
     "OutboxQueue",
@@ -86,6 +86,7 @@ __all__ = [
     "Request",
     "RequestFormat",
     "Resolution",
+    "Response",
     "Rewrite",
     "Send",
     "Stats",

@@ -1,6 +1,6 @@
-"""What waits for what: dependencies, references to local ids, and what happens when a parent dies.
+"""Dependencies between entries, references to local ids, and what follows when a parent fails.
 
-All walks are loops or recursive queries with a queue: a chain of any length costs no stack.
+All traversals are loops or recursive queries: a chain of any length uses no stack.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -14,47 +14,47 @@ from holdfast.core.outbox_entry import Entry, Operation, Status
 from holdfast.errors import EntryInvalidError
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.rows import awaited_local, created_by
-from holdfast.outbox.unit import Unit
+from holdfast.outbox.transaction import Transaction
 
 __all__ = [
-    "Members",
-    "Subject",
-    "Waits",
+    "BatchIndex",
+    "Dependencies",
+    "EntryRef",
     "check_acyclic",
+    "find_dependencies",
     "free_dependents",
     "park_dependents",
     "revive_dependents",
-    "waits_of",
 ]
 
-DEAD: Final = frozenset({Status.FAILED, Status.DISCARDED, Status.EXPIRED})
-"""A parent in one of these leads to no success by itself."""
+_DEAD: Final = frozenset({Status.FAILED, Status.DISCARDED, Status.EXPIRED})
+"""Statuses of a parent that lead to no success by themselves."""
 
 _EXIST: Final = "dependency_ids_must_exist_in_queue"
 _ACYCLIC: Final = "dependency_ids_must_not_be_cyclic"
 
 
-class Waits(NamedTuple):
-    """What an entry has to wait for."""
+class Dependencies(NamedTuple):
+    """What an entry depends on."""
 
     dependency_ids: tuple[str, ...]
     local_refs: tuple[str, ...]
-    # As entry_waits names them; none that is met already.
+    # What is not met yet, as entry_waits names it.
     awaited: tuple[str, ...]
-    # One of them is dead: the entry is parked at once.
-    doomed: bool
+    # The entry is parked at once.
+    has_dead_parent: bool
 
 
-class Members(NamedTuple):
-    """Entries that are written in the same transaction, and cannot be found in the queue yet."""
+class BatchIndex(NamedTuple):
+    """Entries of the same transaction that are not in the queue yet."""
 
-    # Ids, and local ids that they make, each with the id of its entry.
+    # Entry ids by entry id and by the local id that the entry creates.
     ids: Mapping[str, str] = MappingProxyType({})
-    doomed: Container[str] = ()
+    dead: Container[str] = ()
 
 
-class Subject(msgspec.Struct, frozen=True):
-    """The entry whose waits are looked for."""
+class EntryRef(msgspec.Struct, frozen=True):
+    """The entry whose dependencies are looked up."""
 
     id: str
     user_id: str
@@ -62,82 +62,87 @@ class Subject(msgspec.Struct, frozen=True):
     local_id: str | None
     strict_order: bool
 
+    @property
+    def creates(self) -> str | None:
+        """The local id that it creates."""
+        return self.local_id if self.operation is Operation.CREATE else None
 
-def waits_of(
-    unit: Unit,
-    subject: Subject,
+
+def find_dependencies(
+    tx: Transaction,
+    entry: EntryRef,
     depends_on: Sequence[str],
     refers_to: References,
-    batch: Members,
-) -> Waits:
-    """Find out what an entry waits for, or raise ``EntryInvalidError``."""
+    batch: BatchIndex,
+) -> Dependencies:
+    """Look up what an entry depends on, or raise ``EntryInvalidError``."""
     ids: dict[str, None] = {}
     awaited: dict[str, None] = {}
-    doomed = False
+    dead = False
     for wanted in depends_on:
-        found, status = _parent(unit, subject, wanted, batch)
+        found, status = _parent(tx, entry, wanted, batch)
         if found is not None:
             ids[found] = None
             if status is not Status.SUCCEEDED:
                 awaited[found] = None
-                doomed = doomed or status in DEAD or found in batch.doomed
-    refs = _local_refs(unit, subject, refers_to, batch)
+                dead = dead or status in _DEAD or found in batch.dead
+    refs = _local_refs(tx, entry, refers_to, batch)
     for local_id in refs:
         if local_id in batch.ids:
-            awaited[awaited_local(subject.user_id, local_id)] = None
-            doomed = doomed or batch.ids[local_id] in batch.doomed
+            awaited[awaited_local(entry.user_id, local_id)] = None
+            dead = dead or batch.ids[local_id] in batch.dead
             continue
-        server_id, _, status_text = unit.rows(
-            "local_state", user_id=subject.user_id, local_id=local_id
+        server_id, _, status_text = tx.rows(
+            "local_state", user_id=entry.user_id, local_id=local_id
         )[0]
         if server_id is None:
-            if status_text is None and subject.strict_order:
+            if status_text is None and entry.strict_order:
                 raise EntryInvalidError(
                     _EXIST,
-                    f"nothing that was queued makes the local id {local_id}, and what is queued "
-                    "later cannot be sent before this entry",
+                    f"no queued entry creates the local id {local_id}, and in strict order a later "
+                    "entry cannot be sent before this one",
                 )
-            awaited[awaited_local(subject.user_id, local_id)] = None
-            doomed = doomed or status_text in DEAD
-    return Waits(tuple(ids), refs, tuple(awaited), doomed)
+            awaited[awaited_local(entry.user_id, local_id)] = None
+            dead = dead or status_text in _DEAD
+    return Dependencies(tuple(ids), refs, tuple(awaited), dead)
 
 
-def _parent(unit: Unit, subject: Subject, wanted: str, batch: Members) -> tuple[str | None, Status]:
-    """Return the entry that is meant by an id or a local id; None if a mapping says it is done."""
+def _parent(
+    tx: Transaction, entry: EntryRef, wanted: str, batch: BatchIndex
+) -> tuple[str | None, Status]:
+    """Return the entry that an id or a local id means; None if only a mapping is left of it."""
     # An update's own local id means the entry that creates the entity, which is another one.
-    makes = subject.local_id if subject.operation is Operation.CREATE else None
-    if wanted in (subject.id, makes):
+    if wanted in (entry.id, entry.creates):
         raise EntryInvalidError(_ACYCLIC, "an entry cannot depend on itself")
     if wanted in batch.ids:
         return batch.ids[wanted], Status.PENDING
-    found = unit.rows("status_of", id=wanted, user_id=subject.user_id)
+    found = tx.rows("status_of", id=wanted, user_id=entry.user_id)
     if found:
         return wanted, Status(found[0][0])
-    server_id, maker, status = unit.rows("local_state", user_id=subject.user_id, local_id=wanted)[0]
-    if maker is not None:
-        return maker, Status.SUCCEEDED if server_id is not None else Status(status)
+    server_id, creator, status = tx.rows("local_state", user_id=entry.user_id, local_id=wanted)[0]
+    if creator is not None:
+        return creator, Status.SUCCEEDED if server_id is not None else Status(status)
     if server_id is not None:
         return None, Status.SUCCEEDED
     raise EntryInvalidError(_EXIST, f"there is no entry {wanted} of this user to depend on")
 
 
 def _local_refs(
-    unit: Unit, subject: Subject, refers_to: References, batch: Members
+    tx: Transaction, entry: EntryRef, refers_to: References, batch: BatchIndex
 ) -> tuple[str, ...]:
-    """Return the local ids in the request that stand for server ids.
+    """Return the local ids in the request that are replaced by server ids.
 
-    Which of the UUIDs in it are local ids is decided now, once: every send has the same body.
+    Which UUIDs are local ids is decided here, once, so that every send has the same body.
     """
-    makes = subject.local_id if subject.operation is Operation.CREATE else None
-    if makes in refers_to.placeholders:
+    if entry.creates in refers_to.placeholders:
         raise EntryInvalidError(_ACYCLIC, "a create cannot hold the server's id of what it creates")
     refs = set(refers_to.placeholders)
-    unsure = refers_to.candidates - refs - {makes}
+    unsure = refers_to.candidates - refs - {entry.creates}
     if unsure:
         refs.update(local_id for local_id in unsure if local_id in batch.ids)
-        known = unit.rows(
+        known = tx.rows(
             "known_locals",
-            user_id=subject.user_id,
+            user_id=entry.user_id,
             candidates=msgspec.json.encode(sorted(unsure)).decode(),
         )
         refs.update(row[0] for row in known)
@@ -147,7 +152,7 @@ def _local_refs(
 def check_acyclic(
     entries: Iterable[tuple[str, tuple[str, str | None], Iterable[str]]],
 ) -> None:
-    """Refuse a batch that could never be sent: (id, user and lane, ids it waits for), in order.
+    """Raise for a batch that could never be sent: (id, user and lane, ids of parents), in order.
 
     The order within a lane counts as a dependency too.
     """
@@ -164,43 +169,43 @@ def check_acyclic(
         for parent in before:
             followers.setdefault(parent, []).append(entry_id)
     free = [entry_id for entry_id, count in open_count.items() if count == 0]
-    gone = 0
+    visited = 0
     while free:
-        gone += 1
+        visited += 1
         for follower in followers.get(free.pop(), ()):
             open_count[follower] -= 1
             if open_count[follower] == 0:
                 free.append(follower)
-    if gone < len(open_count):
+    if visited < len(open_count):
         raise EntryInvalidError(
             _ACYCLIC, "these entries wait for each other, so none of them could ever be sent"
         )
 
 
-def free_dependents(unit: Unit, *, entry: str | None = None, local: str | None = None) -> None:
-    """Count down those that wait for what has just happened: an entry, a mapping, or both."""
-    freed = unit.rows("meet_waits", entry=entry, local=local)
+def free_dependents(tx: Transaction, *, entry: str | None = None, local: str | None = None) -> None:
+    """Mark an entry, a mapping or both as met, and count down what waits for them."""
+    freed = tx.rows("meet_waits", entry=entry, local=local)
     if freed:
-        unit.many("count_down", freed)
+        tx.many("count_down", freed)
 
 
-def park_dependents(unit: Unit, parent: Entry) -> list[Entry]:
-    """Park all that wait for an entry that will not succeed, directly or not."""
-    parked = unit.entries("park_dependents", id=parent.id, local=created_by(parent))
+def park_dependents(tx: Transaction, parent: Entry) -> list[Entry]:
+    """Park all entries that depend on one that will not succeed, directly or indirectly."""
+    parked = tx.entries("park_dependents", id=parent.id, local=created_by(parent))
     for child in parked:
-        unit.tell(EventKind.FAILED, child, detail=f"it depends on {parent.id}")
+        tx.emit(EventKind.FAILED, child, detail=f"it depends on {parent.id}")
     return parked
 
 
-def revive_dependents(unit: Unit, parent: Entry) -> list[Entry]:
-    """Bring back those that were parked because of an entry that is in the queue again."""
+def revive_dependents(tx: Transaction, parent: Entry) -> list[Entry]:
+    """Return parked entries to ``pending`` whose parent is in the queue again."""
     revived: list[Entry] = []
     back = [parent]
     while back:
         entry = back.pop()
-        children = unit.entries("revive_dependents", id=entry.id, local=created_by(entry))
+        children = tx.entries("revive_dependents", id=entry.id, local=created_by(entry))
         for child in children:
-            unit.tell(EventKind.REVIVED, child)
+            tx.emit(EventKind.REVIVED, child)
         revived += children
         back += children
     return revived

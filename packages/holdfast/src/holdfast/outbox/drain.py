@@ -1,14 +1,14 @@
-"""The drain: claim, send, look at the answer, record what came of it; then the next.
+"""The drain: claim → build the request → send → classify the response → record the outcome.
 
-An entry is claimed durably before it is sent; what came of it may be recorded a moment later. So
-the outcomes of some entries and the claims on the next ones are one commit, as many as fit into a
-twentieth of a second: a quick network does not wait for the disk each time, and a slow one waits
-for nothing. Whatever happens between two commits, the queue knows enough: an entry that was
-claimed and not recorded comes back with its key, and the server answers it from its memory.
+An entry is claimed durably before it is sent; its outcome may be recorded a little later. So the
+outcomes of some entries and the claims on the next ones are one commit, as many as fit into a
+twentieth of a second: a fast network does not wait for the disk each time. A crash between two
+commits loses nothing: an entry that was claimed and not recorded returns with its key, and the
+server replays its response.
 
-That goes for the entries of one lane too. They are sent one after the other, each only when the one
-before it has happened on the server; that its success is on the disk by then is not needed, because
-after a crash both are sent again in the same order, and the server knows their keys.
+The same holds for entries of one lane. Each is sent only when the one before has succeeded on the
+server; its success need not be on disk by then, because after a crash both are sent again in the
+same order, and the server knows their keys.
 """
 
 import logging
@@ -17,19 +17,19 @@ from threading import Event as Flag
 from typing import Any, Final
 
 from holdfast.clock import SystemClock
-from holdfast.core.outbox_entry import Claimed, Status
+from holdfast.core.outbox_entry import Claimed, Entry, Status
 from holdfast.errors import ClaimLostError
 from holdfast.outbox.conflicts import Merge
-from holdfast.outbox.dispatch import AtSend, Dispatcher, Retry, Settle
+from holdfast.outbox.drain_state import DrainReport, DrainState, Ended
 from holdfast.outbox.events import Event, EventKind
-from holdfast.outbox.exchange import Transport
-from holdfast.outbox.lease import LeaseKeeper
+from holdfast.outbox.lease_renewer import LeaseRenewer
+from holdfast.outbox.outcome import Conflicted, Outcome, RetryLater, Succeeded, WrongOrder, record
 from holdfast.outbox.profile import unknown_profile
-from holdfast.outbox.progress import Progress
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.report import DrainReport, Ended
-from holdfast.outbox.sending import Token
-from holdfast.outbox.world import FaultPoints
+from holdfast.outbox.request_builder import Token
+from holdfast.outbox.sender import AtSend, Retry, Sender
+from holdfast.outbox.transaction import FaultPoints
+from holdfast.outbox.transport import Transport
 from holdfast.ports import Clock
 
 __all__ = ["FAULT_POINTS", "Drain", "drain"]
@@ -37,18 +37,16 @@ __all__ = ["FAULT_POINTS", "Drain", "drain"]
 _log = logging.getLogger(__name__)
 
 FAULT_POINTS: Final = ("drain.before_send", "drain.after_send", "drain.recorded")
-"""Where a test may interrupt a drain, beside the commits of the queue's own operations."""
+"""Where a test may interrupt a drain, besides the commits of the queue's operations."""
 
 _COMMIT_SECONDS: Final = 0.05
-"""How long an outcome may wait to be recorded. Nobody sees it later than that."""
+"""How long an outcome may wait to be recorded."""
 
-_MOST_CLAIMS: Final = 64
-"""Entries claimed at once. Nobody can edit or undo one while it is."""
+_MAX_CLAIMS: Final = 64
+"""Entries claimed at once. They cannot be edited or cancelled meanwhile."""
 
 _POLL_SECONDS: Final = 0.5
-"""How often to look whether another process is done with what it sends."""
-
-_FOREVER: Final = float("inf")
+"""How often to check whether another process has ended its claims."""
 
 
 def drain(
@@ -84,13 +82,13 @@ class Drain:
     ) -> None:
         """Take what to drain and how to send.
 
-        ``merge`` decides conflicts of entries whose strategy is ``merge``. ``at_send`` gives
+        ``merge`` decides conflicts of entries whose strategy is ``merge``. ``at_send`` returns
         headers that are made anew at each send. ``retry``, one policy or a function of the profile,
         replaces the profile's own.
         """
         self._queue = queue
         self._clock = clock or SystemClock()
-        self._dispatcher = Dispatcher(
+        self._sender = Sender(
             queue,
             transport,
             token,
@@ -102,8 +100,8 @@ class Drain:
         )
 
     def wake_up(self) -> None:
-        """Reset the count of attempts per wake-up."""
-        self._dispatcher.wake_up()
+        """Reset the counts of attempts per wake-up."""
+        self._sender.reset_attempts()
 
     def run(
         self,
@@ -115,125 +113,152 @@ class Drain:
     ) -> DrainReport:
         """Send what the user's queue holds, and report.
 
-        ``max_seconds`` is looked at between entries: a send is not cut off, its own time-out ends
-        it. ``wait``: whether to wait for retries that fall due in that time; unless said otherwise
-        a drain with a limit does, and one without ends when nothing can be sent now. ``stop``, once
-        set, ends it after the entry that is being sent.
+        ``max_seconds`` is checked between entries: a send is ended by its own time-out only.
+        ``wait``: whether to wait for retries that fall due in that time; by default a drain with a
+        limit does, and one without ends when nothing can be sent now. ``stop``, once set, ends it
+        after the entry that is being sent.
         """
-        waits = max_seconds is not None if wait is None else wait
-        limit = _FOREVER if max_seconds is None else max_seconds
-        return _Run(self._queue, self._dispatcher, self._clock, stop or Flag()).run(
-            Progress(user_id), limit, waits=waits
+        run = _Run(
+            self._queue,
+            self._sender,
+            self._clock,
+            stop or Flag(),
+            user_id,
+            max_seconds=float("inf") if max_seconds is None else max_seconds,
+            waits=max_seconds is not None if wait is None else wait,
         )
+        return run.run()
 
 
 class _Run:
     """One drain of one user."""
 
     def __init__(
-        self, queue: OutboxQueue, dispatcher: Dispatcher, clock: Clock, stop: Flag
+        self,
+        queue: OutboxQueue,
+        sender: Sender,
+        clock: Clock,
+        stop: Flag,
+        user_id: str,
+        *,
+        max_seconds: float,
+        waits: bool,
     ) -> None:
         self._queue = queue
-        self._dispatcher = dispatcher
+        self._sender = sender
         self._clock = clock
         self._stop = stop
-        self._began = clock.monotonic()
-        # Claimed and not sent; sent and not recorded; not to be sent after all.
+        self._user_id = user_id
+        self._max_seconds = max_seconds
+        self._waits = waits
+        self._state = DrainState(user_id)
+        self._started = clock.monotonic()
+        # Claimed and not sent; sent and not recorded; claimed and not to be sent.
         self._claims: deque[Claimed] = deque()
-        self._outcomes: list[Settle] = []
+        self._outcomes: list[tuple[Claimed, Outcome]] = []
         self._unsent: list[Claimed] = []
-        # How many to claim at once: as many as one commit's time is enough for.
+        # How many to claim at once: as many as one commit interval is enough for.
         self._size = 1
 
-    def run(self, progress: Progress, max_seconds: float, *, waits: bool) -> DrainReport:
-        queue, report = self._queue, progress.report
-        report.revived = len(queue.watchdog())
-        report.expired = len(queue.expire_stale(report.user_id))
-        with LeaseKeeper(queue) as keeper:
+    def run(self) -> DrainReport:
+        queue, state = self._queue, self._state
+        state.report.revived = len(queue.watchdog())
+        state.report.expired = len(queue.expire_stale(self._user_id))
+        with LeaseRenewer(queue) as renewer:
             try:
-                self._commit(progress, max_seconds, keeper)
-                while self._claims or self._wait(progress, max_seconds, waits=waits):
+                self._commit(renewer)
+                while self._claims or self._wait():
                     if self._claims:
-                        self._send_some(progress, max_seconds)
-                    self._commit(progress, max_seconds, keeper)
+                        self._send_claims()
+                    self._commit(renewer)
             except BaseException:
-                progress.end(Ended.STOPPED)
-                self._commit(progress, max_seconds, keeper)
+                state.end(Ended.STOPPED)
+                self._commit(renewer)
                 raise
-        self._finish(progress)
-        return report
+        return self._finish()
 
-    def _send_some(self, progress: Progress, max_seconds: float) -> None:
+    def _send_claims(self) -> None:
         """Send what is claimed, until it is time for a commit."""
-        began = self._clock.monotonic()
-        while self._claims and not self._is_over(progress, max_seconds):
-            # Out of the claims once it is dealt with: whoever raises has given it back.
+        state = self._state
+        started = self._clock.monotonic()
+        while self._claims and not self._is_over():
+            # Removed before it is sent: if the sender raises, it has ended the claim.
             claimed = self._claims.popleft()
-            self._outcomes.append(self._dispatcher.dispatch(claimed, progress))
-            if not progress.is_done:
-                self._hold_back(claimed.entry.lane)
-            if progress.held_seconds is not None or progress.has_aged:
+            outcome = self._sender.send(claimed, state)
+            self._outcomes.append((claimed, outcome))
+            if not isinstance(outcome, Succeeded):
+                self._hold_back_lane(claimed.entry.lane)
+            if state.hold_seconds is not None or state.has_aged:
                 return
-            if self._clock.monotonic() - began >= _COMMIT_SECONDS:
+            if self._clock.monotonic() - started >= _COMMIT_SECONDS:
                 self._size = max(1, len(self._outcomes))
                 return
-        self._size = min(2 * self._size, _MOST_CLAIMS)
+        self._size = min(2 * self._size, _MAX_CLAIMS)
 
-    def _commit(self, progress: Progress, max_seconds: float, keeper: LeaseKeeper) -> None:
-        """Record what came of the last entries, and claim the next ones."""
-        has_news = bool(self._outcomes)
+    def _commit(self, renewer: LeaseRenewer) -> None:
+        """Record the outcomes of the last entries, and claim the next ones, in one commit."""
+        state, has_outcomes = self._state, bool(self._outcomes)
         with self._queue.transaction(savepoints=False):
-            # Before the outcomes: what follows from one may be decided about those behind it.
-            self._let_go()
-            for settle in self._outcomes:
-                _record(settle, progress.report)
+            # Before the outcomes: recording one may change the entries behind it.
+            self._release_unsent()
+            for claimed, outcome in self._outcomes:
+                self._record(claimed, outcome)
             self._outcomes.clear()
-            if (
-                progress.held_seconds is not None
-                or progress.has_aged
-                or self._is_over(progress, max_seconds)
-            ):
+            if state.hold_seconds is not None or state.has_aged or self._is_over():
                 self._hold_back_from(0)
             else:
-                # The network has become slower: what has to wait can be undone meanwhile.
+                # If the network has become slower, the rest can be cancelled meanwhile.
                 self._hold_back_from(self._size)
-            self._let_go()
-            if progress.has_aged:
-                progress.has_aged = False
-                report = progress.report
-                report.expired += len(self._queue.expire_stale(report.user_id))
-            if len(self._claims) < self._size and progress.held_seconds is None:
-                self._claim(progress)
-        keeper.hold(tuple(self._claims))
-        if has_news:
-            self._dispatcher.reach("drain.recorded")
+            self._release_unsent()
+            if state.has_aged:
+                state.has_aged = False
+                state.report.expired += len(self._queue.expire_stale(self._user_id))
+            if state.hold_seconds is None:
+                self._claim()
+        renewer.hold(tuple(self._claims))
+        if has_outcomes:
+            self._sender.reach("drain.recorded")
 
-    def _claim(self, progress: Progress) -> None:
-        wanted = self._size - len(self._claims)
-        if progress.ended is not None or wanted <= 0:
+    def _claim(self) -> None:
+        state, wanted = self._state, self._size - len(self._claims)
+        if state.ended is not None or wanted <= 0:
             return
-        skip = progress.unknown_profiles
-        known = len(skip)
+        unknown = state.unknown_profiles
+        known_before = len(unknown)
         again: list[Claimed] = []
-        for claimed in self._queue.claim_some(progress.report.user_id, wanted, skip_profiles=skip):
+        for claimed in self._queue.claim_some(self._user_id, wanted, skip_profiles=unknown):
             if self._queue.profiles.find(claimed.entry.profile) is None:
-                # Not sent under the rules of another profile: later claims skip it.
+                # Never sent under the rules of another profile: later claims skip it.
                 self._queue.release(claimed)
-                skip.add(claimed.entry.profile)
-            elif self._dispatcher.is_tired(claimed.entry):
+                unknown.add(claimed.entry.profile)
+            elif self._sender.attempts_exhausted(claimed.entry):
                 self._queue.release(claimed)
-                progress.end(Ended.WAITING, "an entry was tried as often as one wake-up allows")
+                state.end(Ended.WAITING, "an entry has had all attempts of one wake-up")
             elif claimed.entry.attempt_count > 1:
                 again.append(claimed)
             else:
                 self._claims.append(claimed)
         for claimed in again:
-            self._claims.insert(self._dispatcher.place_for(claimed, self._claims), claimed)
-        if len(skip) > known:
-            self._claim(progress)
+            self._claims.insert(self._sender.retry_position(claimed, self._claims), claimed)
+        if len(unknown) > known_before:
+            self._claim()
 
-    def _hold_back(self, lane: str | None) -> None:
-        """Send nothing more of a lane whose head has not happened."""
+    def _record(self, claimed: Claimed, outcome: Outcome) -> None:
+        report = self._state.report
+        report.retrying += isinstance(outcome, RetryLater) and not outcome.give_up
+        try:
+            entry = record(self._queue, claimed, outcome)
+        except ClaimLostError:
+            # The lease expired and another process has it: its outcome counts.
+            report.lost += 1
+            return
+        if isinstance(outcome, Conflicted):
+            report.resolved += entry.status is not Status.CONFLICT
+        report.rebuilt += isinstance(outcome, WrongOrder)
+        _count(report, entry)
+
+    def _hold_back_lane(self, lane: str | None) -> None:
+        """Send nothing more of a lane whose head has not succeeded."""
         if lane is not None:
             self._unsent += [behind for behind in self._claims if behind.entry.lane == lane]
             self._claims = deque(kept for kept in self._claims if kept.entry.lane != lane)
@@ -243,8 +268,7 @@ class _Run:
         while len(self._claims) > size:
             self._unsent.append(self._claims.pop())
 
-    def _let_go(self) -> None:
-        """Give back what was claimed and will not be sent."""
+    def _release_unsent(self) -> None:
         for claimed in self._unsent:
             try:
                 self._queue.release(claimed)
@@ -252,72 +276,67 @@ class _Run:
                 continue
         self._unsent.clear()
 
-    def _wait(self, progress: Progress, max_seconds: float, *, waits: bool) -> bool:
+    def _wait(self) -> bool:
         """Wait until there may be something to send; False if the drain is over."""
-        if self._is_over(progress, max_seconds):
+        if self._is_over():
             return False
-        user_id = progress.report.user_id
-        held = progress.held_seconds
-        due = self._queue.next_due_seconds(user_id) if held is None else None
+        state, held = self._state, self._state.hold_seconds
+        due = self._queue.next_due_seconds(self._user_id) if held is None else None
         if due == 0:
             return True
         pause = due if held is None else held
-        if pause is None and self._queue.in_flight(user_id):
-            # Another process is sending. What it leaves, or leaves behind, is ours.
+        if pause is None and self._queue.in_flight(self._user_id):
+            # Another process is sending. What it releases, or leaves when it dies, is sent here.
             pause = min(_POLL_SECONDS, self._queue.settings.lease_seconds / 2)
-        left = max_seconds - (self._clock.monotonic() - self._began)
-        if pause is None or not waits or pause > left:
+        left = self._max_seconds - (self._clock.monotonic() - self._started)
+        if pause is None or not self._waits or pause > left:
             if held is not None:
-                progress.end(Ended.OFFLINE, progress.report.detail)
+                state.end(Ended.OFFLINE, state.report.detail)
             elif due is not None:
-                progress.end(Ended.WAITING)
+                state.end(Ended.WAITING)
             return False
         self._stop.wait(pause)
-        progress.held_seconds = None
-        progress.report.revived += len(self._queue.watchdog())
+        state.hold_seconds = None
+        state.report.revived += len(self._queue.watchdog())
         return True
 
-    def _is_over(self, progress: Progress, max_seconds: float) -> bool:
-        if progress.ended is None:
+    def _is_over(self) -> bool:
+        state = self._state
+        if state.ended is None:
             if self._stop.is_set():
-                progress.end(Ended.STOPPED)
-            elif self._clock.monotonic() - self._began >= max_seconds:
-                progress.end(Ended.TIME_UP)
-        return progress.ended is not None
+                state.end(Ended.STOPPED)
+            elif self._clock.monotonic() - self._started >= self._max_seconds:
+                state.end(Ended.TIME_UP)
+        return state.ended is not None
 
-    def _finish(self, progress: Progress) -> None:
-        report = progress.report
-        report.unsent = self._queue.unsent(report.user_id)
-        report.next_due_seconds = self._queue.next_due_seconds(report.user_id)
-        if self._queue.in_flight(report.user_id):
-            # Claimed by another process. If that one is dead, the claim ends with its lease, and
-            # nobody but the next drain will notice.
-            lease, due = self._queue.settings.lease_seconds, report.next_due_seconds
+    def _finish(self) -> DrainReport:
+        queue, state, report = self._queue, self._state, self._state.report
+        report.unsent = queue.unsent(self._user_id)
+        report.next_due_seconds = queue.next_due_seconds(self._user_id)
+        if queue.in_flight(self._user_id):
+            # Claimed by another process. If that one has died, only a later drain notices, when
+            # the lease has expired.
+            lease, due = queue.settings.lease_seconds, report.next_due_seconds
             report.next_due_seconds = lease if due is None else min(due, lease)
-        report.ended = progress.ended or (Ended.BLOCKED if report.unsent else Ended.EMPTY)
-        for name in sorted(progress.unknown_profiles):
-            _log.error("entries of %s were not sent: %s", report.user_id, unknown_profile(name))
+        report.ended = state.ended or (Ended.BLOCKED if report.unsent else Ended.EMPTY)
+        for name in sorted(state.unknown_profiles):
+            _log.error("entries of %s were not sent: %s", self._user_id, unknown_profile(name))
             if report.ended is Ended.BLOCKED:
                 report.detail = unknown_profile(name)
-        report.elapsed_seconds = self._clock.monotonic() - self._began
-        self._queue.emit(
+        report.elapsed_seconds = self._clock.monotonic() - self._started
+        queue.emit(
             Event(
                 kind=EventKind.DRAINED,
                 at=self._clock.now(),
-                user_id=report.user_id,
+                user_id=self._user_id,
                 count=report.sent,
                 detail=report.ended,
             )
         )
+        return report
 
 
-def _record(settle: Settle, report: DrainReport) -> None:
-    try:
-        entry = settle()
-    except ClaimLostError:
-        # The lease ran out and another process has it: what it finds out counts.
-        report.lost += 1
-        return
+def _count(report: DrainReport, entry: Entry) -> None:
     match entry.status:
         case Status.SUCCEEDED:
             report.succeeded += 1

@@ -92,7 +92,7 @@ UPDATE offline_sync_queue
  WHERE id = :id AND status = 'in_flight' AND claim_number = :number
 RETURNING 1;
 
--- name: give_back
+-- name: end_claim
 -- Ends a claim in `pending`, `failed` or `conflict`. `uncount` takes the attempt back.
 UPDATE offline_sync_queue
    SET status = :status, attempt_count = attempt_count - :uncount, due_ms = :due_ms,
@@ -106,7 +106,7 @@ UPDATE offline_sync_queue
  WHERE id = :id AND status = 'in_flight' AND claim_number = :number
 RETURNING ENTRY;
 
--- name: note_attempt
+-- name: add_attempt
 INSERT INTO attempts
        (entry_id, number, started_at, ended_at, outcome, status, code, request_id, error)
 SELECT id, claim_number, claimed_at, :now, :outcome, :http_status, :code, :request_id, :error

@@ -1,4 +1,4 @@
-"""Events: what happened to the queue, told after it is committed. Never a payload or a token."""
+"""Events about the queue, delivered after the commit. They never hold a payload or a token."""
 
 import logging
 from collections import deque
@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.core.outbox_entry import Entry, Operation, Reason, Status
 
-__all__ = ["Event", "EventKind", "Events", "Listener", "about"]
+__all__ = ["Event", "EventKind", "Events", "Listener", "event_about"]
 
 _log = logging.getLogger(__name__)
 
@@ -21,14 +21,14 @@ class EventKind(StrEnum):
 
     ENQUEUED = "enqueued"
     MERGED = "merged"
-    """A later change went into this entry before it was ever sent."""
+    """A later change was merged into this entry before it was sent."""
     CLAIMED = "claimed"
     SENT = "sent"
-    """An answer came, or did not. For the drain to tell."""
+    """A response came, or did not. Emitted by the drain."""
     SUCCEEDED = "succeeded"
     RETRYING = "retrying"
     RELEASED = "released"
-    """Given back unsent, or by the watchdog."""
+    """Its claim was released, or its lease expired."""
     FAILED = "failed"
     CONFLICT = "conflict"
     RESOLVED = "resolved"
@@ -38,15 +38,15 @@ class EventKind(StrEnum):
     EXPIRED = "expired"
     DISCARDED = "discarded"
     PAUSED = "paused"
-    """The drain waits for somebody, for example for a new token. For the drain to tell."""
+    """The drain waits, for example for a new token. Emitted by the drain."""
     DRAINED = "drained"
-    """For the drain to tell."""
+    """Emitted by the drain at its end."""
     PRUNED = "pruned"
     PURGED = "purged"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. Entry fields are None where it is about more than one entry."""
+    """One event. Entry fields are None where it is about more than one entry."""
 
     kind: EventKind
     at: datetime
@@ -60,20 +60,20 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     status: Status | None = None
     reason: Reason | None = None
     attempt: int | None = None
-    # HTTP status of the answer this is about.
+    # HTTP status of the response.
     error_code: int | None = None
-    # For `retrying`: how long it waits.
+    # For `retrying`: the delay.
     delay_seconds: float | None = None
     # For `pruned`, `purged` and `drained`: how many entries.
     count: int | None = None
-    # A few words for a person, made here or by the drain; never a payload.
+    # A few words for a person; never a payload.
     detail: str | None = None
 
 
 Listener = Callable[[Event], None]
 
 
-def about(
+def event_about(
     kind: EventKind,
     entry: Entry,
     at: datetime,
@@ -81,7 +81,7 @@ def about(
     delay_seconds: float | None = None,
     detail: str | None = None,
 ) -> Event:
-    """Make the event that this happened to this entry, as it is now."""
+    """Return an event about an entry as it is now."""
     return Event(
         kind=kind,
         at=at,
@@ -103,19 +103,18 @@ def about(
 class Events:
     """Delivers events to listeners, in the order of the commits, never inside a transaction.
 
-    Whichever thread has just committed delivers all that waits. A listener may use the queue: what
-    it causes is delivered after it has returned. One that raises is logged, and the others hear the
-    event all the same.
+    The committing thread delivers all queued events. A listener may use the queue: events that it
+    causes are delivered after it has returned. An exception of a listener is logged, and the others
+    still get the event.
     """
 
     def __init__(self, listeners: Iterable[Listener] = ()) -> None:
-        """Start with these listeners."""
         self._listeners = list(listeners)
         self._waiting: deque[Event] = deque()
         self._delivering = Lock()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Add a listener and return what takes it off again."""
+        """Add a listener and return a function that removes it."""
         self._listeners = [*self._listeners, listener]
 
         def unsubscribe() -> None:
@@ -124,25 +123,25 @@ class Events:
         return unsubscribe
 
     @property
-    def listening(self) -> bool:
-        """Whether anybody would hear an event."""
+    def has_listeners(self) -> bool:
+        """Whether any listener is subscribed."""
         return bool(self._listeners)
 
     def put(self, events: Iterable[Event]) -> None:
-        """Take events for delivery. To be called where the order of commits is certain."""
+        """Queue events for delivery. Call it while the order of commits is certain."""
         self._waiting.extend(events)
 
     def deliver(self) -> None:
-        """Tell the listeners what waits, unless another thread is at it: then that one does."""
-        # Looked at again after the lock is free: an event put in between must not stay.
+        """Deliver queued events, unless another thread is doing so: it delivers these too."""
+        # Checked again after the lock is free: an event put in between must not stay.
         while self._waiting and self._delivering.acquire(blocking=False):
             try:
                 while self._waiting:
-                    self._tell(self._waiting.popleft())
+                    self._call_listeners(self._waiting.popleft())
             finally:
                 self._delivering.release()
 
-    def _tell(self, event: Event) -> None:
+    def _call_listeners(self, event: Event) -> None:
         for listener in self._listeners:
             try:
                 listener(event)

@@ -26,7 +26,7 @@ RETURNING ENTRY;
 -- name: forget_waits
 DELETE FROM entry_waits WHERE entry_id = :entry_id;
 
--- name: put_aside
+-- name: settle_unclaimed
 -- Out of the queue for good: `discarded` or `expired`.
 UPDATE offline_sync_queue
    SET status = :status, reason = :reason, last_error = coalesce(:error, last_error),

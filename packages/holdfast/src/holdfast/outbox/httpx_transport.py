@@ -1,6 +1,6 @@
-"""Carrying requests with httpx: through a proxy, or by any transport that httpx has.
+"""HTTP transport with httpx: through a proxy, or with any transport of httpx.
 
-The same promises as ``HttpTransport``, which is quicker and the default where no proxy is set.
+It keeps the same rules as ``HttpTransport``, which is faster and the default without a proxy.
 """
 
 import ssl
@@ -10,13 +10,12 @@ from typing import Final, Self
 
 import httpx
 
-from holdfast.outbox.exchange import Answer, NoAnswer, Request
-from holdfast.outbox.server_address import ServerAddress
+from holdfast.outbox.transport import NoResponse, Request, Response, ServerUrl
 
 __all__ = ["HttpxTransport"]
 
 _KEEP_ALIVE_SECONDS: Final = 2.0
-_MAX_ANSWER_BYTES: Final = 4_194_304
+_MAX_RESPONSE_BYTES: Final = 4_194_304
 
 
 class HttpxTransport:
@@ -28,16 +27,16 @@ class HttpxTransport:
         *,
         timeout_seconds: float = 30.0,
         connect_seconds: float = 10.0,
-        max_answer_bytes: int = _MAX_ANSWER_BYTES,
+        max_response_bytes: int = _MAX_RESPONSE_BYTES,
         tls: ssl.SSLContext | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """Take what ``HttpTransport`` takes; ``transport`` is one of httpx's own."""
-        address = ServerAddress.parse(server)
-        self.origin = f"{address.scheme}://{address.authority}"
-        self._prefix = address.text
+        url = ServerUrl.parse(server)
+        self.origin = f"{url.scheme}://{url.authority}"
+        self._prefix = url.text
         self._timeout_seconds = timeout_seconds
-        self._max_answer_bytes = max_answer_bytes
+        self._max_response_bytes = max_response_bytes
         self._http = httpx.Client(
             verify=tls if tls is not None else True,
             timeout=httpx.Timeout(timeout_seconds, connect=min(connect_seconds, timeout_seconds)),
@@ -45,24 +44,22 @@ class HttpxTransport:
             limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE_SECONDS),
             transport=transport,
         )
-        # Not compressed: a small answer could turn into a very large one.
+        # Not compressed: a small response could expand to a very large one.
         self._http.headers = httpx.Headers(
             {"accept": "application/json", "accept-encoding": "identity", "user-agent": "holdfast"}
         )
 
     def __enter__(self) -> Self:
-        """Open with a ``with``."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the connections."""
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. Idempotent."""
         self._http.close()
 
-    def send(self, request: Request) -> Answer | NoAnswer:
+    def send(self, request: Request) -> Response | NoResponse:
         """Send a request once."""
         deadline = time.monotonic() + self._timeout_seconds
         try:
@@ -77,33 +74,39 @@ class HttpxTransport:
                 return self._read(response, deadline)
             finally:
                 response.close()
-                # One user's cookie must not go along with another's request.
+                # A cookie of one user must not be sent with another's request.
                 self._http.cookies.clear()
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            return NoAnswer(f"could not connect: {error or type(error).__name__}", left=False)
+            return NoResponse(
+                f"could not connect: {error or type(error).__name__}", may_have_been_sent=False
+            )
         except (httpx.ProxyError, httpx.PoolTimeout, httpx.UnsupportedProtocol) as error:
-            return NoAnswer(f"could not connect: {type(error).__name__}", left=False)
+            return NoResponse(
+                f"could not connect: {type(error).__name__}", may_have_been_sent=False
+            )
         except httpx.LocalProtocolError:
-            # Its text would repeat the header that it is about.
-            return NoAnswer("the request has a header that cannot be sent", left=False)
+            # Its text would repeat the header.
+            return NoResponse(
+                "the request has a header that cannot be sent", may_have_been_sent=False
+            )
         except httpx.TransportError as error:
-            return NoAnswer(f"no answer: {_NAMES.get(type(error), type(error).__name__)}")
+            return NoResponse(f"no response: {_NAMES.get(type(error), type(error).__name__)}")
 
-    def _read(self, response: httpx.Response, deadline: float) -> Answer | NoAnswer:
+    def _read(self, response: httpx.Response, deadline: float) -> Response | NoResponse:
         parts: list[bytes] = []
         size = 0
-        # What a transport for tests gives has been read already.
+        # Responses of httpx's mock transports have been read already.
         stream = [response.content] if response.is_stream_consumed else response.iter_raw()
         for part in stream:
             parts.append(part)
             size += len(part)
-            if size > self._max_answer_bytes:
+            if size > self._max_response_bytes:
                 break
             if time.monotonic() > deadline:
-                return NoAnswer("no answer: it came too slowly")
+                return NoResponse("no response: it came too slowly")
         headers = {name.lower(): value for name, value in response.headers.items()}
-        body = b"".join(parts)[: self._max_answer_bytes]
-        return Answer(response.status_code, headers, body, size > self._max_answer_bytes)
+        body = b"".join(parts)[: self._max_response_bytes]
+        return Response(response.status_code, headers, body, size > self._max_response_bytes)
 
 
 _NAMES: Final[Mapping[type[Exception], str]] = {

@@ -1,10 +1,10 @@
-"""The outbox as an app uses it: one file, one server, and everything between them.
+"""The outbox as an app uses it: one file, one server, and the drain between them.
 
 ::
 
     outbox = Outbox.open("outbox.db", server="https://api.example", token=current_token)
     outbox.enqueue(NewEntry(user_id="ada", operation="create", …))
-    outbox.start()          # sends by itself from now on
+    outbox.start()          # sends in the background from now on
     …
     outbox.close()
 """
@@ -24,43 +24,40 @@ from msgspec import UNSET
 from holdfast.core.outbox_entry import Entry, NewEntry, Resolution
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import UsageError
-from holdfast.outbox.conflicts import Merge, resolve_by_hand
-from holdfast.outbox.dispatch import AtSend, Retry
+from holdfast.outbox.background import IDLE_SECONDS, BackgroundDrain
+from holdfast.outbox.conflicts import Merge, resolve_conflict
 from holdfast.outbox.drain import Drain
+from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, Listener
 from holdfast.outbox.payload_migration import PayloadMigration
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.report import DrainReport, Ended
-from holdfast.outbox.runner import IDLE_SECONDS, Runner
-from holdfast.outbox.sending import Token
+from holdfast.outbox.request_builder import Token
+from holdfast.outbox.sender import AtSend, Retry
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, Transport
 
 __all__ = ["AsyncOutbox", "EventStream", "Outbox"]
 
-_MOST_EVENTS: Final = 10_000
-"""Events that wait for a reader. One that never reads loses the oldest, not the app's memory."""
+_MAX_EVENTS: Final = 10_000
+"""Events kept for a reader. One that does not read loses the oldest."""
 
 _Result = TypeVar("_Result")
 
 
 class EventStream:
-    """Events as an iterator: waits for the next one, ends when the stream or the outbox closes."""
+    """Events as an iterator that waits; it ends when the stream or the outbox is closed."""
 
     def __init__(self, queue: OutboxQueue) -> None:
-        """Listen from now on."""
-        self._waiting: deque[Event] = deque(maxlen=_MOST_EVENTS)
+        self._waiting: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self._changed = Condition()
         self.is_closed = False
-        self._unsubscribe = queue.subscribe(self._hear)
+        self._unsubscribe = queue.subscribe(self._on_event)
 
     def __iter__(self) -> Iterator[Event]:
-        """Return the stream itself."""
         return self
 
     def __next__(self) -> Event:
-        """Wait for the next event."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self.is_closed)
             if not self._waiting:
@@ -68,38 +65,36 @@ class EventStream:
             return self._waiting.popleft()
 
     def __enter__(self) -> Self:
-        """Return the stream."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     def close(self) -> None:
-        """Listen no more; what has been heard can still be read."""
+        """Stop listening; events that have arrived can still be read."""
         self._unsubscribe()
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         with self._changed:
             self._waiting.append(event)
             self._changed.notify()
 
 
 class _Run:
-    """One run of the runner, from when it is asked for: a stop may come before it begins."""
+    """One background run. It may be stopped before its thread has started."""
 
     def __init__(self, work: Callable[[Flag], None], turn: Lock) -> None:
         self.stop = Flag()
         self._work = work
         self._turn = turn
-        # Held while it runs. Who runs may also ask it to stop, in the handler of a signal.
+        # Held while it runs; reentrant, because a signal handler of this thread may stop it.
         self._running = RLock()
 
     def __call__(self) -> None:
-        # The run before this one may still be at its last entry.
+        # The run before this one may still be sending its last entry.
         with self._running, self._turn:
             try:
                 if not self.stop.is_set():
@@ -108,13 +103,13 @@ class _Run:
                 self.stop.set()
 
     def wait(self) -> None:
-        """Return when it is over, or has not begun."""
+        """Return when it is not running."""
         with self._running:
             return
 
 
 class Outbox:
-    """A queue, the server it is for, and what sends from the one to the other."""
+    """A queue, the server it is for, and the drain that sends from one to the other."""
 
     def __init__(
         self,
@@ -128,7 +123,7 @@ class Outbox:
         idle_seconds: float = IDLE_SECONDS,
         back_off: RetryPolicy = DEVICE,
     ) -> None:
-        """Put the parts together; ``open`` is the short way."""
+        """Assemble the parts; ``open`` is the short way."""
         self.queue = queue
         self._transport = transport
         self._streams: list[EventStream] = []
@@ -137,7 +132,7 @@ class Outbox:
             return Drain(queue, transport, token, merge=merge, at_send=at_send, retry=retry)
 
         self._new_drain = new_drain
-        self._runner = Runner(
+        self._background = BackgroundDrain(
             queue, new_drain(), token, idle_seconds=idle_seconds, back_off=back_off
         )
         self._is_closed = False
@@ -162,10 +157,10 @@ class Outbox:
         tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> Self:
-        """Open the file, or make it, for one server.
+        """Open or create the file, for one server.
 
-        ``token`` is a text, or a function that is given a user and returns their token of the
-        moment, None if they are not signed in. ``users`` are made known to the queue.
+        ``token`` is a text, or a function that returns the current token of a user, None if they
+        are not signed in. ``users`` are added to the queue.
         ``passphrase``, ``settings``, ``payloads`` and ``profiles`` are those of
         ``OutboxQueue.open``, ``tls`` is that of ``HttpTransport``, and ``options`` are those of the
         class itself.
@@ -193,15 +188,13 @@ class Outbox:
         return outbox
 
     def __enter__(self) -> Self:
-        """Return the outbox."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     def close(self) -> None:
-        """Stop sending after the current entry, and let go of the file. Idempotent."""
+        """Stop sending after the current entry, and close the file. Idempotent."""
         with self._lock:
             self._is_closed = True
         self.stop()
@@ -214,7 +207,7 @@ class Outbox:
     # ------------------------------------------------------------------ the queue
 
     def enqueue(self, new: NewEntry, *, coalesce: bool = False) -> Entry:
-        """Queue one mutation durably. See ``OutboxQueue.enqueue``; ``queue`` has the rest."""
+        """Queue one mutation durably. See ``OutboxQueue.enqueue``."""
         return self.queue.enqueue(new, coalesce=coalesce)
 
     def enqueue_many(self, news: Iterable[NewEntry], *, coalesce: bool = False) -> list[Entry]:
@@ -222,8 +215,8 @@ class Outbox:
         return self.queue.enqueue_many(news, coalesce=coalesce)
 
     def resolve(self, entry_id: str, how: Resolution, *, payload: Any = UNSET) -> Entry:
-        """End a conflict as the person has decided; what is to be sent fits the server's side."""
-        return resolve_by_hand(self.queue, self.queue.get(entry_id), how, payload=payload)
+        """End a conflict as a person has decided. See ``OutboxQueue.resolve``."""
+        return resolve_conflict(self.queue, self.queue.get(entry_id), how, payload=payload)
 
     # ------------------------------------------------------------------ sending
 
@@ -235,82 +228,82 @@ class Outbox:
         wait: bool | None = None,
         stop: Flag | None = None,
     ) -> DrainReport:
-        """Send now, on this thread. See ``Drain.run``. If there is time left, prune a little."""
+        """Send now, on this thread. See ``Drain.run``. Prunes a batch if there is time left."""
         report = self._new_drain().run(user_id, max_seconds=max_seconds, wait=wait, stop=stop)
         if report.ended not in (Ended.STOPPED, Ended.TIME_UP):
-            self.queue.prune_in_passing()
+            self.queue.prune_if_due()
         return report
 
     def run_forever(self) -> None:
-        """Send by itself, on this thread, until ``stop`` is called from another.
+        """Send in a loop, on this thread, until ``stop`` is called from another.
 
         May be called again after that. When the outbox is closed it returns at once.
         """
-        self._asked_for()()
+        self._new_run()()
 
     def start(self) -> None:
-        """Send by itself, on a thread of its own."""
+        """Send in the background, on a new thread."""
         if self._is_closed:
             raise UsageError("the outbox is closed")
-        thread = Thread(target=self._asked_for(), name="outbox", daemon=True)
+        thread = Thread(target=self._new_run(), name="outbox", daemon=True)
         thread.start()
-        self._thread = thread  # not before: nobody can wait for a thread that has not begun
+        self._thread = thread  # not before: a thread that has not started cannot be joined
 
     def stop(self) -> None:
-        """End after the entry that is being sent; returns when that has happened."""
-        run = self._ask_to_stop()
+        """Stop after the entry that is being sent; returns when that has happened."""
+        run = self._request_stop()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
         if run is not None:
             run.wait()
 
-    def _asked_for(self) -> "_Run":
+    def _new_run(self) -> "_Run":
         with self._lock:
             if self._run is not None and not self._run.stop.is_set():
                 raise UsageError("the outbox is running")
-            self._run = _Run(self._runner.run, self._turn)
+            self._run = _Run(self._background.run, self._turn)
             if self._is_closed:
                 self._run.stop.set()
             return self._run
 
-    def _ask_to_stop(self) -> "_Run | None":
+    def _request_stop(self) -> "_Run | None":
         run = self._run
         if run is not None:
             run.stop.set()
-            self._runner.wake()
+            self._background.wake()
         return run
 
     def wake(self) -> None:
-        """Look at once whether there is something to send, after a sign-in for example."""
-        self._runner.wake()
+        """Check at once whether there is something to send, after a sign-in for example."""
+        self._background.wake()
 
     def online(self) -> None:
-        """Say that the network is back. Retries keep their time, which the server may have set."""
-        self._runner.online()
+        """Note that the network is up. Retries keep their delay, which the server may have set."""
+        self._background.online()
 
     def offline(self) -> None:
-        """Say that the network is gone: nothing is tried until ``online``."""
-        self._runner.offline()
+        """Note that the network is down: nothing is sent until ``online``."""
+        self._background.offline()
 
     # ------------------------------------------------------------------ events
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with every event; returns what ends that."""
+        """Call ``listener`` with every event; returns a function that ends that."""
         return self.queue.subscribe(listener)
 
     def events(self) -> EventStream:
-        """Return the events from now on, as an iterator that waits for the next."""
+        """Return the events from now on, as an iterator that waits for the next one."""
         stream = EventStream(self.queue)
         self._streams = [kept for kept in self._streams if not kept.is_closed] + [stream]
         return stream
 
 
 class AsyncOutbox:
-    """The same for asyncio: what waits for disk or network does so on a thread."""
+    """The same for asyncio: waits for disk or network happen on threads."""
 
     def __init__(self, outbox: Outbox) -> None:
-        """Wrap an outbox; closing it stays with whoever opened it."""
+        """Wrap an outbox, which stays open when this object is no longer used."""
         self.outbox = outbox
 
     async def enqueue(self, new: NewEntry, *, coalesce: bool = False) -> Entry:
@@ -324,7 +317,7 @@ class AsyncOutbox:
         return await asyncio.to_thread(self.outbox.enqueue_many, list(news), coalesce=coalesce)
 
     async def resolve(self, entry_id: str, how: Resolution, *, payload: Any = UNSET) -> Entry:
-        """End a conflict as the person has decided."""
+        """End a conflict as a person has decided."""
         return await asyncio.to_thread(self.outbox.resolve, entry_id, how, payload=payload)
 
     async def drain(
@@ -340,25 +333,25 @@ class AsyncOutbox:
         return await _finished(work, stop.set)
 
     async def run_forever(self) -> None:
-        """Send by itself until the task is cancelled or ``Outbox.stop`` is called."""
-        # Asked for here: the thread may begin later than a cancellation comes.
-        run, stop = self.outbox._asked_for(), self.outbox._ask_to_stop  # noqa: SLF001 - its other face
+        """Send in a loop until the task is cancelled or ``Outbox.stop`` is called."""
+        # Made here, because a cancellation may come before the thread starts.
+        run, stop = self.outbox._new_run(), self.outbox._request_stop  # noqa: SLF001 - same module
         await _finished(asyncio.ensure_future(asyncio.to_thread(run)), stop)
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[Event]]:
         """Give the events from now on: ``async with outbox.events() as events: async for …``."""
         loop = asyncio.get_running_loop()
-        heard: asyncio.Queue[Event] = asyncio.Queue()
+        events: asyncio.Queue[Event] = asyncio.Queue()
 
-        def hear(event: Event) -> None:
-            loop.call_soon_threadsafe(heard.put_nowait, event)
+        def on_event(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
 
         async def stream() -> AsyncIterator[Event]:
             while True:
-                yield await heard.get()
+                yield await events.get()
 
-        unsubscribe = self.outbox.subscribe(hear)
+        unsubscribe = self.outbox.subscribe(on_event)
         try:
             yield stream()
         finally:
@@ -366,7 +359,7 @@ class AsyncOutbox:
 
 
 async def _finished(work: "asyncio.Future[_Result]", stop: Callable[[], object]) -> _Result:
-    """Wait for work on a thread; a cancellation stops it, and waits until it has stopped."""
+    """Wait for work on a thread; a cancellation stops it and waits until it has ended."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

@@ -1,8 +1,9 @@
-"""Bringing queued payloads into a new format of the app's, when the app is upgraded.
+"""Migration of queued payloads to a new format, when the app is upgraded.
 
-What was never sent keeps its key. What was sent and answered gets a new one, because a server may
-remember the old one with the old payload. What was sent without an answer stays as it is: only the
-same key and body can find out what became of it; once that is known, the next opening takes it.
+Entries that were never sent keep their key. Those that were sent and got a response get a new one,
+because the server may know the old one with the old payload. Those sent without a response stay as
+they are: only the same key and body can find out their outcome; they are migrated at a later
+opening.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from holdfast.ids import new_uuid4
 from holdfast.outbox.dependencies import park_dependents
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.rows import json_text
-from holdfast.outbox.unit import Unit
+from holdfast.outbox.transaction import Transaction
 from holdfast.outbox.validation import Request, check_request
 
 __all__ = ["PayloadMigration", "Rewrite", "migrate_payloads"]
@@ -28,7 +29,7 @@ _BATCH: Final = 200
 
 
 class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
-    """What an entry is to send from now on. What is left out stays."""
+    """The new request of an entry. What is left out stays."""
 
     payload: Any = UNSET
     endpoint: str | UnsetType = UNSET
@@ -37,10 +38,10 @@ class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class PayloadMigration:
-    """The app's format, and how to bring an older entry into it.
+    """The app's format, and a function that migrates an older entry to it.
 
-    ``migrate`` gets each entry whose ``payload_version`` is lower. If it raises, that entry is
-    ``failed`` with reason ``migration`` and shown to a person; the others go on.
+    ``migrate`` gets each entry whose ``payload_version`` is lower. If it raises, that entry becomes
+    ``failed`` with reason ``migration``; the others are migrated.
     """
 
     version: int
@@ -49,35 +50,35 @@ class PayloadMigration:
 
 
 def migrate_payloads(
-    write: Callable[[str], AbstractContextManager[Unit]], migration: PayloadMigration
+    write: Callable[[str], AbstractContextManager[Transaction]], migration: PayloadMigration
 ) -> int:
-    """Bring every entry that can be into the app's format; returns how many were looked at.
+    """Migrate all older entries; returns how many were read.
 
-    Works in small transactions, and goes on where it was interrupted.
+    Works in small transactions, and continues where it was interrupted.
     """
-    looked_at, after, more = 0, 0, True
+    count, after, more = 0, 0, True
     while more:
-        with write("migrate_payloads") as unit:
-            page = unit.entries(
+        with write("migrate_payloads") as tx:
+            page = tx.entries(
                 "outdated_payloads", after=after, version=migration.version, limit=_BATCH
             )
             for entry in page:
-                _migrate(unit, entry, migration)
+                _migrate(tx, entry, migration)
             if page:
-                after = unit.rows("rowid_of", id=page[-1].id)[0][0]
-            looked_at += len(page)
+                after = tx.rows("rowid_of", id=page[-1].id)[0][0]
+            count += len(page)
             more = len(page) == _BATCH
-    return looked_at
+    return count
 
 
-def _migrate(unit: Unit, entry: Entry, migration: PayloadMigration) -> None:
+def _migrate(tx: Transaction, entry: Entry, migration: PayloadMigration) -> None:
     try:
         rewrite = migration.migrate(entry)
         payload = rewrite.payload
         if payload is UNSET:
             payload = None if entry.payload is None else entry.payload.encode()
         request = check_request(
-            unit.profiles.get(entry.profile),
+            tx.profiles.get(entry.profile),
             entry.endpoint if rewrite.endpoint is UNSET else rewrite.endpoint,
             payload,
             entry.headers if rewrite.headers is UNSET else rewrite.headers,
@@ -85,9 +86,9 @@ def _migrate(unit: Unit, entry: Entry, migration: PayloadMigration) -> None:
         )
         _check_references(request, entry)
     except Exception as error:  # noqa: BLE001 - the app's own code may raise anything
-        _park(unit, entry, f"{type(error).__name__}: {error}")
+        _park(tx, entry, f"{type(error).__name__}: {error}")
         return
-    unit.rows(
+    tx.rows(
         "migrated_payload",
         id=entry.id,
         payload=request.payload,
@@ -107,8 +108,8 @@ def _check_references(request: Request, entry: Entry) -> None:
         )
 
 
-def _park(unit: Unit, entry: Entry, error: str) -> None:
+def _park(tx: Transaction, entry: Entry, error: str) -> None:
     if entry.status is Status.PENDING:
-        parked = unit.changed("park", id=entry.id, reason=Reason.MIGRATION.value, error=error)
-        unit.tell(EventKind.FAILED, parked)
-        park_dependents(unit, parked)
+        parked = tx.changed("park", id=entry.id, reason=Reason.MIGRATION.value, error=error)
+        tx.emit(EventKind.FAILED, parked)
+        park_dependents(tx, parked)

@@ -1,50 +1,65 @@
-"""The durable queue: every operation on it, each one transaction. It sends nothing.
+"""The durable queue in one SQLite file: every operation on it is one transaction. Sends nothing.
 
-Who wants to change an entry's status comes through here: the table in ``core/entry.py`` decides
-whether it may, the change and all that follows from it (the turn in its lane, those that wait for
-it, the mapping of its id) commit together with ``synchronous=FULL``, and only then is it told to
-the listeners and returned to the caller.
+A change of status is checked against the table in ``core/outbox_entry.py``. The change and all that
+follows from it (the next entry of the lane, dependents, the mapping of its id) commit together with
+``synchronous=FULL``; only then are listeners called and the method returns.
 
-One queue object may be used from several threads, several processes may each open the same file.
-
-Opening, transactions, events and adding are here; the rest is in one file per kind of caller:
-``looking`` (anybody), ``holding`` (who sends), ``by_hand`` (people) and ``housekeeping``.
+One queue object may be used from several threads; several processes may each open the same file.
 """
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from pathlib import Path
 from random import random
+from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self
 
-from holdfast.core.outbox_entry import Entry, NewEntry
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from holdfast.core.outbox_entry import (
+    Attempt,
+    Claimed,
+    Entry,
+    NewEntry,
+    Reason,
+    Resolution,
+    Status,
+)
+from holdfast.core.retry import QUEUE, RetryPolicy
 from holdfast.errors import FileDamagedError, OutboxFileError, WrongPassphraseError
-from holdfast.outbox import adding
-from holdfast.outbox.by_hand import ByHand
+from holdfast.outbox import claims, enqueue, maintenance, queries, resolution
+from holdfast.outbox.claims import AttemptResult, RetryDelay
+from holdfast.outbox.clock import SystemDeviceClock, update_from_server
 from holdfast.outbox.database import AppConnection, Database, Driver, open_database
-from holdfast.outbox.events import Event, Events, Listener
-from holdfast.outbox.holding import Holding
-from holdfast.outbox.housekeeping import Housekeeping
-from holdfast.outbox.looking import Looking
+from holdfast.outbox.encryption import rekey
+from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
+from holdfast.outbox.lanes import QueueQuota
 from holdfast.outbox.payload_migration import PayloadMigration, migrate_payloads
 from holdfast.outbox.profile import Profile, ProfileRegistry
-from holdfast.outbox.rekeying import rekey
+from holdfast.outbox.queries import Stats
+from holdfast.outbox.rows import attempt_of, created_by
 from holdfast.outbox.schema import prepare_schema
 from holdfast.outbox.settings import QueueSettings
-from holdfast.outbox.transactions import Transactions
-from holdfast.outbox.upkeep import adopt_default_profile
-from holdfast.outbox.world import FaultPoints, SystemDeviceClock
+from holdfast.outbox.transaction import FaultPoints, Transaction, Transactions
+from holdfast.outbox.validation import check_new
 from holdfast.ports import Clock
 
 __all__ = ["OutboxQueue"]
 
+_PRUNE_INTERVAL_SECONDS: Final = 3600.0
 
-class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
+_log = logging.getLogger(__name__)
+
+
+class OutboxQueue:
     """A device's queue of mutations in one SQLite file.
 
-    Made by ``OutboxQueue.open``; a context manager that closes it. Every operation raises an
+    Opened by ``OutboxQueue.open``; a context manager that closes it. Every operation raises an
     ``OutboxError`` of a class that says what is wrong, and has then changed nothing. File errors
     (``OutboxFileError``) can come out of any of them.
     """
@@ -62,13 +77,16 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         worker: str,
         passphrase: str | bytes | None,
     ) -> None:
-        """Take over an open database; ``open`` is the way in."""
-        transactions = Transactions(database, clock, events, profiles, fault_points)
-        super().__init__(transactions, settings, worker=worker, chance=chance)
-        self._events = events
+        """Take over an open database; use ``open`` instead."""
+        self.settings = settings
         self.profiles = profiles
+        self._transactions = Transactions(database, clock, events, profiles, fault_points)
+        self._events = events
+        self._chance = chance
+        self._worker = worker
         self._passphrase = passphrase
-        self._room = adding.Room(settings.max_entries)
+        self._quota = QueueQuota(settings.max_entries)
+        self._prune_at = 0.0
 
     @classmethod
     def open(
@@ -87,17 +105,17 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         vfs: str | None = None,
         create: bool = True,
     ) -> Self:
-        """Open the file, or make it, and bring its schema up to date.
+        """Open or create the file, and bring its schema up to date.
 
-        With ``create=False`` a file that is not there, or has no outbox in it, is refused.
+        With ``create=False`` a file that does not exist, or has no outbox in it, is refused.
 
         ``passphrase``: text is stretched into a key as SQLCipher 4 does (a few tenths of a second);
         32 bytes are the key itself, for apps that keep one in the system's key store. Without one
         the file is plain.
 
-        ``driver``: plain files go through the standard library's ``sqlite3``, encrypted ones
-        through ``apsw``; ``"apsw"`` takes it for both. Two copies of SQLite in one process must
-        never have the same file open, so an app that opens the file itself uses the same driver.
+        ``driver``: plain files use the standard library's ``sqlite3``, encrypted ones ``apsw``;
+        ``"apsw"`` uses it for both. Two copies of SQLite in one process must never have the same
+        file open, so an app that opens the file itself uses the same driver.
 
         ``profiles`` are looked up before installed ones; see ``Profile``.
 
@@ -129,8 +147,8 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         except (WrongPassphraseError, FileDamagedError):
             if not is_new or passphrase is None:
                 raise
-            # Another process has made the file meanwhile. Whoever opens an empty one makes a salt
-            # for it, and the key that was made with ours does not fit the other's.
+            # Another process has created the file meanwhile, with another salt. The key that was
+            # derived with ours does not fit it.
             database = prepared()
         try:
             queue = cls(
@@ -144,8 +162,8 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
                 worker=f"{os.getpid()}",
                 passphrase=passphrase,
             )
-            with queue._write("keep_time") as unit:
-                adopt_default_profile(unit)
+            with queue._write("save_clock") as tx:
+                maintenance.adopt_default_profile(tx)
             if payloads is not None:
                 migrate_payloads(queue._write, payloads)
         except BaseException:
@@ -154,11 +172,10 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         return queue
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         self._transactions.close()
 
     def __enter__(self) -> Self:
-        """Return the queue."""
         return self
 
     def __exit__(
@@ -167,64 +184,64 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
         self.close()
 
-    @property
-    def settings(self) -> QueueSettings:
-        """What the queue was opened with."""
-        return self._settings
+    def _write(
+        self, operation: str, connection: AppConnection | None = None
+    ) -> AbstractContextManager[Transaction]:
+        return self._transactions.write(operation, connection)
+
+    def _read(self) -> AbstractContextManager[Transaction]:
+        return self._transactions.read()
 
     # ------------------------------------------------------------------ transactions and events
 
     @contextmanager
     def transaction(self, *, savepoints: bool = True) -> Iterator[AppConnection]:
-        """Make everything inside one commit: all of it happens, or none.
+        """Make everything inside one commit: all of it or nothing.
 
-        Two uses. The app writes rows of its own in the same file, on the connection it is given,
-        and queues what belongs to them. The drain ends one claim and takes the next with one wait
-        for the disk. Operations inside that raise undo only themselves; an exception that leaves
-        the block undoes all. Other threads wait outside. Do not commit on the connection.
+        Two uses. The app writes its own rows in the same file, on the connection it is given, and
+        queues what belongs to them. The drain records outcomes and claims the next entries with
+        one wait for the disk. Operations inside that raise undo only themselves; an exception that
+        leaves the block undoes all. Other threads wait. Do not commit on the connection.
 
-        ``savepoints=False`` spares two statements per operation. It is for blocks that let every
-        exception out, but for ``ClaimLostError``, which has never changed anything.
+        ``savepoints=False`` saves two statements per operation. It is for blocks that let every
+        exception out except ``ClaimLostError``, which is raised before anything is changed.
 
-        Events come after the commit.
+        Events are delivered after the commit.
         """
         with self._transactions.group(savepoints=savepoints) as connection:
             yield connection
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with every event from now on; returns what ends that.
+        """Call ``listener`` with every event from now on; returns a function that ends that.
 
-        It is called after the commit, in the order of commits, on whichever thread made one, and
-        should be quick. What other processes do to the file is not heard here.
+        It is called after the commit, in the order of commits, on the committing thread, and should
+        return quickly. Changes made by other processes cause no events here.
         """
         return self._events.subscribe(listener)
 
     @property
-    def is_heard(self) -> bool:
-        """Whether anybody listens to events."""
-        return self._events.listening
+    def has_listeners(self) -> bool:
+        """Whether any listener is subscribed."""
+        return self._events.has_listeners
 
     def emit(self, event: Event) -> None:
-        """Tell the listeners something that is no change of the queue, such as ``drained``."""
+        """Deliver an event that is not a change of the queue, such as ``drained``."""
         self._events.put([event])
         self._events.deliver()
 
-    # ------------------------------------------------------------------ users
+    # ------------------------------------------------------------------ users and enqueueing
 
     def add_user(self, user_id: str) -> None:
-        """Make a user known; entries are queued for known users only. Idempotent."""
-        with self._write("add_user") as unit:
-            adding.add_user(unit, user_id)
+        """Add a user; entries are queued for known users only. Idempotent."""
+        with self._write("add_user") as tx:
+            enqueue.add_user(tx, user_id)
 
     def users(self) -> list[str]:
         """Return the known users, sorted."""
-        with self._read() as unit:
-            return [str(row[0]) for row in unit.rows("users")]
-
-    # ------------------------------------------------------------------ adding
+        with self._read() as tx:
+            return [str(row[0]) for row in tx.rows("users")]
 
     def enqueue(
         self,
@@ -236,8 +253,8 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         """Queue one mutation durably, and return it as it is queued.
 
         When this returns, a power cut does not lose the entry. The idempotency key is made here,
-        unless one is given, and stays for every send. A key that is queued already gives the entry
-        that has it, and nothing is written; if that one is another request,
+        unless one is given, and stays for every send. A key that is queued already returns the
+        entry that has it, and nothing is written; if that one is another request,
         ``EntryInvalidError``.
 
         ``coalesce``: a pending ``update`` or ``patch`` of the same entity that was never claimed
@@ -246,17 +263,17 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         the discarded create). Where that could reorder anything, the entry is queued as usual.
 
         ``connection``: the app's own connection *to the same file*, with a transaction open in it
-        and of the same driver as the queue's. The entry is then part of that transaction, and
-        ``announce`` tells the listeners once the app has committed. See also ``transaction``.
+        and of the same driver as the queue's. The entry is then part of that transaction, and the
+        app calls ``announce`` after its commit. See also ``transaction``.
 
         A parent that is failed, discarded or expired makes the new entry ``failed`` with reason
         ``dependency`` at once; it is revived with its parent.
 
         Raises ``EntryInvalidError`` (its ``rule`` names what was broken) or ``QueueFullError``.
         """
-        draft = adding.check(new, self._settings, self.profiles)
-        with self._write("enqueue", connection) as unit:
-            return adding.add(unit, draft, self._room, coalesce=coalesce)
+        draft = check_new(new, self.settings, self.profiles)
+        with self._write("enqueue", connection) as tx:
+            return enqueue.enqueue(tx, draft, self._quota, coalesce=coalesce)
 
     def enqueue_many(
         self,
@@ -271,30 +288,515 @@ class OutboxQueue(Holding, Looking, ByHand, Housekeeping):
         ones; a cycle is refused, and so is a dependency on what can only come later in the same
         lane.
         """
-        drafts = adding.check_all(news, self._settings, self.profiles)
-        with self._write("enqueue_many", connection) as unit:
-            return adding.add_many(unit, drafts, self._room, coalesce=coalesce)
+        drafts = [check_new(new, self.settings, self.profiles) for new in news]
+        with self._write("enqueue_many", connection) as tx:
+            return enqueue.enqueue_many(tx, drafts, self._quota, coalesce=coalesce)
 
     def announce(self, entries: Iterable[Entry]) -> None:
-        """Tell the listeners of entries queued on the app's ``connection``, after its commit."""
-        with self._read() as unit:
-            events = [adding.announcement(unit, entry) for entry in entries]
+        """Deliver events about entries queued on the app's ``connection``, after its commit."""
+        with self._read() as tx:
+            events = [event_about(EventKind.ENQUEUED, entry, tx.now) for entry in entries]
         self._events.put(events)
         self._events.deliver()
 
-    # ------------------------------------------------------------------ the file
+    # ------------------------------------------------------------------ claims
+
+    def claim(self, user_id: str, *, lease_seconds: float | None = None) -> Claimed | None:
+        """Claim the user's next entry for sending, atomically among threads and processes.
+
+        Next is, among the heads of lanes that wait for nothing and are due: the highest priority,
+        then the lowest sequence number. So one entry per lane is in flight; a profile with strict
+        order has one lane. None if there is nothing to send now.
+
+        The claim holds until the lease expires (2 minutes by default); ``renew`` restarts it.
+        ``attempt_count`` of the returned entry counts this send.
+        """
+        with self._write("claim") as tx:
+            return claims.claim(
+                tx,
+                user_id,
+                lease_seconds=lease_seconds or self.settings.lease_seconds,
+                worker=self._worker,
+            )
+
+    def claim_some(
+        self,
+        user_id: str,
+        limit: int,
+        *,
+        lease_seconds: float | None = None,
+        skip_profiles: Iterable[str] = (),
+    ) -> list[Claimed]:
+        """Claim up to ``limit`` entries at once, in the order in which to send them.
+
+        Several may be of one lane. Of those the next may be sent only after the one before has
+        succeeded, recorded or not; otherwise it has to be released. That saves commits, and the
+        order is the same as with ``claim``. Entries of ``skip_profiles`` are not claimed.
+        """
+        with self._write("claim") as tx:
+            return claims.claim_some(
+                tx,
+                user_id,
+                limit=limit,
+                lease_seconds=lease_seconds or self.settings.lease_seconds,
+                worker=self._worker,
+                skip_profiles=skip_profiles,
+            )
+
+    def renew(self, claimed: Claimed) -> None:
+        """Restart the lease, for a send that takes long. Raises ``ClaimLostError``."""
+        with self._write("renew") as tx:
+            claims.renew(tx, claimed)
+
+    def succeed(
+        self,
+        claimed: Claimed,
+        *,
+        server_id: str | int | None = None,
+        http_status: int | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+    ) -> Entry:
+        """Record that it has happened on the server.
+
+        For a ``create`` with a local id, ``server_id`` is mapped in the same commit, and entries
+        that refer to the local id are freed. (Without a ``server_id`` those stay blocked until
+        ``map_local_id``.) Raises ``ClaimLostError``.
+        """
+        with self._write("succeed") as tx:
+            result = AttemptResult(http_status, code, request_id)
+            return claims.succeed(tx, claimed, result, server_id=server_id)
+
+    def schedule_retry(
+        self,
+        claimed: Claimed,
+        *,
+        delay_seconds: float | None = None,
+        retry_after_seconds: float | None = None,
+        policy: RetryPolicy = QUEUE,
+        give_up: bool = True,
+        outcome_unknown: bool = False,
+        error: str | None = None,
+        http_status: int | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+    ) -> Entry:
+        """Return it to the queue after a transient failure.
+
+        Without ``delay_seconds`` the policy and the number of attempts determine the delay;
+        ``retry_after_seconds`` is a floor in either case. With ``give_up``, an entry that has had
+        ``max_attempts`` becomes ``failed`` instead (reason ``attempts``), and its dependents are
+        parked: check the status of the returned entry.
+
+        ``outcome_unknown``: no conclusive response came, so it may have happened. Such an entry is
+        not edited, cancelled or expired; it is sent again with the same key and body. Raises
+        ``ClaimLostError``.
+        """
+        with self._write("schedule_retry") as tx:
+            return claims.retry_later(
+                tx,
+                claimed,
+                AttemptResult(http_status, code, request_id, error),
+                RetryDelay(
+                    delay_seconds, retry_after_seconds, policy, self._chance(), give_up=give_up
+                ),
+                outcome_unknown=outcome_unknown,
+            )
+
+    def release(
+        self,
+        claimed: Claimed,
+        *,
+        sent: bool = False,
+        error: str | None = None,
+        http_status: int | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+    ) -> Entry:
+        """Release a claim as if it had not been made: no attempt is counted, no delay is set.
+
+        For a stop between claim and send, for a token that is not accepted (401), for local ids
+        that are not known yet. With ``sent`` the send is added to the history; it had a response,
+        so its outcome is known. Raises ``ClaimLostError``.
+        """
+        with self._write("release") as tx:
+            result = AttemptResult(http_status, code, request_id, error)
+            return claims.release(tx, claimed, result, sent=sent)
+
+    def fail(
+        self,
+        claimed: Claimed,
+        *,
+        reason: Reason = Reason.ANSWER,
+        outcome_unknown: bool = False,
+        error: str | None = None,
+        http_status: int | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+    ) -> Entry:
+        """Record that the server refuses it as it is. Dependents are parked.
+
+        The lane waits until the entry is retried, edited or discarded. Raises ``ClaimLostError``.
+        """
+        with self._write("fail") as tx:
+            return claims.fail(
+                tx,
+                claimed,
+                AttemptResult(http_status, code, request_id, error),
+                reason=reason,
+                outcome_unknown=outcome_unknown,
+            )
+
+    def conflict(
+        self,
+        claimed: Claimed,
+        *,
+        theirs: Any = UNSET,
+        theirs_version: str | None = None,
+        error: str | None = None,
+        http_status: int | None = 409,
+        code: str | None = None,
+        request_id: str | None = None,
+    ) -> Entry:
+        """Record that the entity was changed on the server; the lane waits for ``resolve``.
+
+        ``theirs`` is the server's side as a JSON value, if it is known. Dependents wait. Raises
+        ``ClaimLostError``.
+        """
+        with self._write("conflict") as tx:
+            return claims.conflict(
+                tx,
+                claimed,
+                AttemptResult(http_status, code, request_id, error),
+                theirs=theirs,
+                theirs_version=theirs_version,
+            )
+
+    def expire(
+        self,
+        claimed: Claimed,
+        *,
+        error: str | None = None,
+        http_status: int | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+    ) -> Entry:
+        """Record that the server rejects it as too old. Dependents are parked, the lane continues.
+
+        Raises ``ClaimLostError``.
+        """
+        with self._write("expire") as tx:
+            result = AttemptResult(http_status, code, request_id, error)
+            return claims.expire(tx, claimed, result)
+
+    def map_local_id(
+        self, user_id: str, local_id: str, server_id: str | int, *, entity_type: str
+    ) -> None:
+        """Record a server id that the app got by other means, and free what waits for it.
+
+        An existing mapping is never changed.
+        """
+        with self._write("map_local_id") as tx:
+            claims.map_local_id(tx, user_id, local_id, server_id, entity_type=entity_type)
+
+    # ------------------------------------------------------------------ decisions about entries
+
+    def resolve(
+        self,
+        entry_id: str,
+        how: Resolution,
+        *,
+        payload: Any = UNSET,
+        headers: Mapping[str, str] | UnsetType = UNSET,
+    ) -> Entry:
+        """End a conflict.
+
+        ``THEIRS`` discards the entry, ``GIVE_UP`` makes it ``failed``; both park its dependents.
+        ``MINE`` sends it once more, ``forced`` and with a new key. ``MERGED`` sends ``payload``
+        with a new key, with the server's side as its base. Both may come with new ``headers``,
+        for example another ``If-Match``. Raises ``TransitionError`` unless it is in ``conflict``.
+        """
+        changes = resolution.Changes(payload, headers)
+        with self._write("resolve") as tx:
+            return resolution.resolve(tx, entry_id, how, changes, self.settings)
+
+    def edit_payload(
+        self,
+        entry_id: str,
+        payload: Any = UNSET,
+        *,
+        headers: Mapping[str, str] | UnsetType = UNSET,
+        endpoint: str | UnsetType = UNSET,
+        depends_on: Sequence[str] | UnsetType = UNSET,
+        force: bool = False,
+    ) -> Entry:
+        """Change the request of a pending, failed or conflicting entry; it gets a new key.
+
+        The entry keeps its place in the order and becomes ``pending`` with all its attempts; parked
+        dependents are revived. What is not given stays. Raises ``TransitionError``,
+        ``EntryInvalidError``, and ``OutcomeUnknownError`` if it was sent without a conclusive
+        response (with ``force`` it is edited anyway, and may then happen twice).
+        """
+        changes = resolution.Changes(payload, headers, endpoint, depends_on)
+        with self._write("edit_payload") as tx:
+            return resolution.edit(tx, entry_id, changes, self.settings, force=force)
+
+    def retry(self, entry_id: str) -> Entry:
+        """Send a failed entry again: same key, all its attempts, and its dependents revived.
+
+        Raises ``TransitionError`` unless it is ``failed``, or while something it depends on is
+        failed, discarded or expired: retry that first.
+        """
+        with self._write("retry") as tx:
+            return resolution.retry(tx, entry_id)
+
+    def cancel(
+        self, entry_id: str, *, reason: Reason = Reason.PERSON, force: bool = False
+    ) -> Entry:
+        """Discard a pending entry, and park its dependents.
+
+        Raises ``TransitionError`` if it is not pending any more, ``OutcomeUnknownError`` if it was
+        sent without a conclusive response: it may have happened. ``force`` cancels it anyway.
+        """
+        with self._write("cancel") as tx:
+            return resolution.cancel(tx, entry_id, reason=reason, force=force)
+
+    def discard(
+        self,
+        entry_id: str,
+        *,
+        reason: Reason = Reason.PERSON,
+        with_dependents: bool = False,
+    ) -> Entry:
+        """Discard a failed or conflicting entry; its lane continues.
+
+        Dependents stay parked, or are discarded with it. Raises ``TransitionError``.
+        """
+        with self._write("discard") as tx:
+            return resolution.discard(tx, entry_id, reason=reason, with_dependents=with_dependents)
+
+    def park(self, entry_id: str, *, reason: Reason, error: str | None = None) -> Entry:
+        """Make a pending entry ``failed`` without sending it, and park its dependents.
+
+        Raises ``TransitionError``.
+        """
+        with self._write("park") as tx:
+            return resolution.park(tx, entry_id, reason=reason, error=error)
+
+    # ------------------------------------------------------------------ queries
+
+    def get(self, entry_id: str) -> Entry:
+        """Return one entry, or raise ``EntryNotFoundError``."""
+        with self._read() as tx:
+            return tx.entry(entry_id)
+
+    def by_key(self, key: str) -> Entry | None:
+        """Return the entry with this idempotency key."""
+        with self._read() as tx:
+            return tx.one("by_key", key=key)
+
+    def by_local_id(self, local_id: str) -> list[Entry]:
+        """Return all entries about the entity with this local id, in order."""
+        with self._read() as tx:
+            return tx.entries("by_local_id", local_id=local_id)
+
+    def entries(
+        self,
+        user_id: str | None = None,
+        *,
+        status: Status | Iterable[Status] | None = None,
+        entity_type: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[Entry]:
+        """Return a page of entries in the order in which they were queued.
+
+        ``after`` is the id of the last entry of the page before.
+        """
+        with self._read() as tx:
+            return queries.list_entries(
+                tx, user_id, status=status, entity_type=entity_type, limit=limit, after=after
+            )
+
+    def next_eligible(self, user_id: str) -> Entry | None:
+        """Return what ``claim`` would claim now."""
+        with self._read() as tx:
+            return tx.one("next_eligible", user_id=user_id, ms=tx.ms)
+
+    def eligible_users(self) -> list[str]:
+        """Return the users for whom something can be claimed now."""
+        with self._read() as tx:
+            return [str(row[0]) for row in tx.rows("eligible_users", ms=tx.ms)]
+
+    def next_due_seconds(self, user_id: str) -> float | None:
+        """Return how long until the user's first retry is due; None if there is none."""
+        with self._read() as tx:
+            due_ms = tx.rows("next_due", user_id=user_id)[0][0]
+            return None if due_ms is None else max(0, due_ms - tx.ms) / 1000
+
+    def blocked_by(self, user_id: str, lane: str | None = None) -> list[Entry]:
+        """Return the ``failed`` and ``conflict`` entries that block lanes, for a person.
+
+        Entries that are parked because of another (reason ``dependency``) are left out: the other
+        one needs the attention.
+        """
+        with self._read() as tx:
+            return [
+                entry
+                for entry in tx.entries("stuck", user_id=user_id)
+                if entry.reason is not Reason.DEPENDENCY and lane in (None, entry.lane)
+            ]
+
+    def dependents(self, entry_id: str, *, transitive: bool = False) -> list[Entry]:
+        """Return the entries that depend on this one, or on the entity it creates."""
+        with self._read() as tx:
+            entry = tx.entry(entry_id)
+            name = "all_dependents" if transitive else "dependents"
+            return tx.entries(name, id=entry.id, local=created_by(entry))
+
+    def attempts(self, entry_id: str) -> list[Attempt]:
+        """Return the history of an entry's sends, oldest first."""
+        with self._read() as tx:
+            return [attempt_of(row) for row in tx.rows("attempts", id=tx.entry(entry_id).id)]
+
+    def mappings(self, user_id: str, local_ids: Iterable[str]) -> dict[str, str | int]:
+        """Return the server ids of those local ids that have one."""
+        wanted = msgspec.json.encode(list(local_ids)).decode()
+        with self._read() as tx:
+            return dict(tx.rows("mappings", user_id=user_id, local_ids=wanted))
+
+    def key_expired(self, entry: Entry) -> bool:
+        """Say whether an entry may have happened, and its key no longer protects it.
+
+        So much time has certainly passed since it was first sent that the server may have expired
+        the key: sent again, it might happen a second time.
+        """
+        with self._read() as tx:
+            return maintenance.key_expired(tx, entry)
+
+    def key_may_be_expired(self, entry: Entry) -> bool:
+        """Say the same by the wall clock, which may have been set."""
+        with self._read() as tx:
+            return maintenance.key_may_be_expired(tx, entry)
+
+    def has_gap(self) -> bool:
+        """Say whether the device was off for a time that is not known yet."""
+        with self._read() as tx:
+            return tx.clock.row.gap_ms is not None
+
+    def unsent(self, user_id: str) -> int:
+        """Count a user's entries that are not settled."""
+        with self._read() as tx:
+            return int(tx.rows("count_unsent", user_id=user_id)[0][0])
+
+    def in_flight(self, user_id: str) -> int:
+        """Count a user's entries that are claimed, by any process."""
+        with self._read() as tx:
+            return int(tx.rows("count_in_flight", user_id=user_id)[0][0])
+
+    def stats(self, user_id: str | None = None) -> Stats:
+        """Count entries, of one user or of all."""
+        with self._read() as tx:
+            return queries.count_entries(tx, user_id)
+
+    # ------------------------------------------------------------------ maintenance
+
+    def watchdog(self) -> list[Entry]:
+        """Return entries to ``pending`` whose lease has expired because their process ended.
+
+        They keep their key, their outcome is unknown and no attempt is counted. Claims that are
+        renewed are not touched.
+        """
+        with self._write("watchdog") as tx:
+            return claims.return_expired_claims(tx)
+
+    def expire_stale(self, user_id: str) -> list[Entry]:
+        """Expire what has been pending for longer than the cap (7 days), and park its dependents.
+
+        Age is time that has certainly passed: by a clock that cannot be set while the device is
+        on, and by the server's ``Date`` (``learn_server_time``) across the times when it was off.
+        The wall clock is not used. Entries whose outcome is unknown are kept as long as the server
+        certainly knows their keys.
+        """
+        with self._write("expire_stale") as tx:
+            return maintenance.expire_stale(tx, user_id, self.settings.stale_after)
+
+    def learn_server_time(self, server_now: datetime) -> bool:
+        """Store the ``Date`` of a response that the server has just sent.
+
+        Cheap to call with every response: it is written only when it changes something. Returns
+        whether time had passed uncounted, so that entries are older than they seemed.
+        """
+        with self._read() as tx:
+            update = update_from_server(tx.clock, server_now)
+        if update is None:
+            return False
+        with self._write("learn_server_time") as tx:
+            return maintenance.learn_server_time(tx, server_now)
+
+    def server_now(self) -> datetime:
+        """Return the server's time as far as it is known, otherwise the device's."""
+        with self._read() as tx:
+            return tx.server_now()
+
+    def prune(self, *, limit: int | None = None) -> int:
+        """Remove what succeeded 7 days ago and what was otherwise settled 30 days ago.
+
+        Mappings stay. Works in small transactions; ``limit`` bounds how many entries are removed.
+        Returns how many were.
+        """
+        removed = 0
+        batch = maintenance.PRUNE_BATCH
+        position = maintenance.PrunePosition()
+        while not position.done and (limit is None or removed < limit):
+            size = batch if limit is None else min(batch, limit - removed)
+            with self._write("prune") as tx:
+                removed += maintenance.prune(tx, self.settings, position, size)
+        return removed
+
+    def prune_if_due(self) -> bool:
+        """Prune a batch if the last check was an hour ago; returns whether there is more to prune.
+
+        For idle time: it costs next to nothing when called often, and prunes only if the oldest
+        entries can be removed. Errors of the file are logged, and it is tried again in an hour.
+        """
+        if monotonic() < self._prune_at:
+            return False
+        self._prune_at = monotonic() + _PRUNE_INTERVAL_SECONDS
+        try:
+            with self._read() as tx:
+                may_prune = maintenance.may_prune(tx, self.settings)
+            if not may_prune:
+                return False
+            has_more = self.prune(limit=maintenance.PRUNE_BATCH) == maintenance.PRUNE_BATCH
+        except OutboxFileError as error:
+            _log.warning("nothing was pruned: %s", error)
+            return False
+        if has_more:
+            self._prune_at = 0.0
+        return has_more
+
+    def purge_user(self, user_id: str, *, force: bool = False) -> int:
+        """Remove a user with all entries, attempts and mappings, as at logout.
+
+        Raises ``UnsentEntriesError`` while anything is not settled, unless ``force``. The pages
+        are overwritten. Returns how many entries were removed.
+        """
+        with self._write("purge_user") as tx:
+            removed = maintenance.purge_user(tx, user_id, force=force)
+        self._transactions.checkpoint()
+        return removed
 
     def change_passphrase(self, passphrase: str | bytes) -> None:
         """Encrypt the file under another passphrase; a plain file opened with ``apsw`` too.
 
-        Nobody else may have the file open: ``FileBusyError`` otherwise. A crash in the middle
-        leaves the old passphrase or the new one, never a mixture. Needs as much room on the disk
-        again while it works.
+        No other process may have the file open: ``FileBusyError`` otherwise. A crash leaves the
+        old passphrase or the new one, never a mixture. Needs free disk space of the file's size.
         """
-        with self._transactions.alone() as database:
+        with self._transactions.exclusive() as database:
             rekey(database, self._passphrase, passphrase)
             self._passphrase = passphrase
 
     def check_integrity(self) -> None:
-        """Read the whole file and raise ``FileDamagedError`` if a part of it does not hold."""
+        """Read the whole file and raise ``FileDamagedError`` if a part of it is damaged."""
         self._transactions.check_integrity()

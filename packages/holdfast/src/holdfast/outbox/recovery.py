@@ -1,19 +1,19 @@
-"""Recovery from an out-of-order response: carry out what the profile's recovery has planned."""
+"""Recovery from an out-of-order response: carry out the plan of the profile's recovery."""
 
 from collections.abc import Iterable
-from typing import Any, assert_never
+from typing import Final, assert_never
 
 from msgspec import UNSET
 
 from holdfast.core.outbox_entry import Claimed, Entry, Reason, Status
 from holdfast.errors import OutcomeUnknownError
-from holdfast.outbox.exchange import Answer
+from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.profile import ChainAction, Drop, Park, Send
 from holdfast.outbox.queue import OutboxQueue
 
 __all__ = ["apply_plan", "pending_entries"]
 
-_PAGE = 500
+_PAGE: Final = 500
 
 
 def pending_entries(queue: OutboxQueue, user_id: str) -> list[Entry]:
@@ -28,11 +28,11 @@ def pending_entries(queue: OutboxQueue, user_id: str) -> list[Entry]:
 
 
 def apply_plan(
-    queue: OutboxQueue, claimed: Claimed, answer: Answer, actions: Iterable[ChainAction]
+    queue: OutboxQueue, claimed: Claimed, result: AttemptResult, actions: Iterable[ChainAction]
 ) -> Entry:
     """Carry out the actions in the caller's transaction; returns the claimed entry afterwards."""
     planned = {action.entry.id: action for action in actions}
-    _end_claim(queue, claimed, answer, planned.pop(claimed.entry.id, Send(claimed.entry)))
+    _end_claim(queue, claimed, result, planned.pop(claimed.entry.id, Send(claimed.entry)))
     for action in planned.values():
         entry_id = action.entry.id
         match action:
@@ -53,23 +53,23 @@ def apply_plan(
     return queue.get(claimed.entry.id)
 
 
-def _end_claim(queue: OutboxQueue, claimed: Claimed, answer: Answer, action: ChainAction) -> None:
+def _end_claim(
+    queue: OutboxQueue, claimed: Claimed, result: AttemptResult, action: ChainAction
+) -> None:
     entry_id = claimed.entry.id
-    facts: dict[str, Any] = {
-        "http_status": answer.status,
-        "code": answer.code,
-        "request_id": answer.request_id,
-    }
     match action:
         case Send():
-            queue.release(claimed, sent=True, error=f"the server responded {answer.code}", **facts)
+            noted = result._replace(error=f"the server responded {result.code}")
+            queue.release(claimed, sent=True, **noted._asdict())
             if action.endpoint is not None:
                 # Forced: the server has just rejected this key, so it has not happened.
                 queue.edit_payload(entry_id, UNSET, endpoint=action.endpoint, force=True)
         case Park():
-            queue.fail(claimed, reason=Reason.REBUILD, error=action.why, **facts)
+            noted = result._replace(error=action.why)
+            queue.fail(claimed, reason=Reason.REBUILD, **noted._asdict())
         case Drop():
-            queue.fail(claimed, reason=Reason.REBUILD, error="already done on the server", **facts)
+            noted = result._replace(error="already done on the server")
+            queue.fail(claimed, reason=Reason.REBUILD, **noted._asdict())
             queue.discard(entry_id, reason=Reason.REBUILD)
         case _:
             assert_never(action)

@@ -1,10 +1,10 @@
-"""Carrying one request to the configured server and its answer back. Nothing is decided here.
+"""HTTP transport: requests, responses, the transport protocol, and the default implementation.
 
-What the transport will not do: follow a redirect, keep a cookie, read without end, log a body or a
-token, or talk to a server whose certificate does not hold.
+The default does not follow redirects, keep cookies, read without limit, log bodies or tokens, or
+accept an invalid certificate.
 
-It is the standard library's ``http.client``: on a quick network most of the time of a send is the
-client's own, and this one takes less than half of what httpx does. Proxies are left to httpx.
+It uses the standard library's ``http.client``: on a fast network most of the time of a send is the
+client's own, and this one needs less than half of what httpx does. Proxies are left to httpx.
 """
 
 import http.client
@@ -16,38 +16,156 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from holdfast.outbox.exchange import Answer, NoAnswer, Request, Transport
-from holdfast.outbox.server_address import ServerAddress
+import msgspec
 
-__all__ = ["Answer", "HttpTransport", "NoAnswer", "Request", "Transport"]
+from holdfast.errors import ConfigurationError
 
-_MAX_ANSWER_BYTES: Final = 4_194_304
-"""More than any answer to one entry: what is longer is not read to its end."""
+__all__ = ["HttpTransport", "NoResponse", "Request", "Response", "ServerUrl", "Transport"]
+
+_MAX_RESPONSE_BYTES: Final = 4_194_304
+"""Longer bodies are not read to their end."""
 
 _KEEP_ALIVE_SECONDS: Final = 2.0
-"""Shorter than servers keep an idle connection. On one that the server has just closed a send gets
-no answer, and then nobody knows what became of it."""
+"""Shorter than servers keep an idle connection. On one that the server has just closed, a send gets
+no response, and its outcome is unknown."""
 
 _MOST_IDLE: Final = 8
-"""Connections that are kept: more threads than this do not send for one outbox."""
+"""Idle connections kept: one outbox sends from fewer threads than this."""
 
 _INFORMATIONAL: Final = range(100, 200)
-_TOO_LONG: Final = NoAnswer("no answer: the server took too long")
-_TOO_SLOW: Final = NoAnswer("no answer: it came too slowly")
-_CLOSED: Final = NoAnswer("no answer: the connection was closed")
-_BROKE: Final = NoAnswer("no answer: the connection broke")
 
-# Not compressed: a small answer could turn into a very large one.
+# Not compressed: a small response could expand to a very large one.
 _HEADERS: Final = "Accept: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: holdfast"
 _FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [\t\x20-\x7e]*")
 _TARGET: Final = re.compile(r"/[\x21-\x7e]*")
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
 _Connection = http.client.HTTPConnection
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One HTTP request to the configured server."""
+
+    method: str
+    # Path and query.
+    target: str
+    headers: Mapping[str, str]
+    body: bytes | None = None
+
+
+class Response(msgspec.Struct, frozen=True):
+    """One HTTP response."""
+
+    status: int
+    # Names in lower case.
+    headers: Mapping[str, str]
+    body: bytes
+    # The body was longer than the limit.
+    cut_short: bool = False
+
+    def json(self) -> Any:
+        """Return the body as a JSON value; None if it is not JSON."""
+        try:
+            return msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+
+    @property
+    def code(self) -> str | None:
+        """The machine-readable code of an error, in either error format."""
+        if self.status < 400:  # noqa: PLR2004
+            return None
+        body = self.json()
+        code = body.get("code", body.get("error")) if isinstance(body, dict) else None
+        return code if isinstance(code, str) else None
+
+    @property
+    def request_id(self) -> str | None:
+        """The server's id of this request."""
+        return self.headers.get("x-request-id")
+
+    @property
+    def error_body(self) -> str:
+        """The body as text, for the entry's history."""
+        return self.body.decode("utf-8", "replace")
+
+
+class NoResponse(msgspec.Struct, frozen=True):
+    """No response came."""
+
+    # A few words for a person; no body, no token.
+    reason: str
+    # If False, the request has certainly not reached the server.
+    may_have_been_sent: bool = True
+
+
+_TOO_LONG: Final = NoResponse("no response: the server took too long")
+_TOO_SLOW: Final = NoResponse("no response: it came too slowly")
+_CLOSED: Final = NoResponse("no response: the connection was closed")
+_BROKE: Final = NoResponse("no response: the connection broke")
+
+
+class Transport(Protocol):
+    """Sends requests to the configured server. Implementations are used by several threads."""
+
+    def send(self, request: Request) -> Response | NoResponse:
+        """Send a request once."""
+
+
+class ServerUrl(NamedTuple):
+    """Scheme, host, port, and the path before every request's path."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @classmethod
+    def parse(cls, server: str) -> Self:
+        """Parse a URL such as ``https://api.example/mobile``. Raises ``ConfigurationError``."""
+        try:
+            url = urlsplit(server)
+            host, port = url.hostname, url.port
+            # Other characters must not get into headers and logs.
+            readable = server.isascii() and server.isprintable() and " " not in server
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"the server URL cannot be parsed: {error}") from None
+        if not readable:
+            raise ConfigurationError(
+                "the server URL contains whitespace or non-ASCII characters; "
+                "write international host names as punycode (xn--…)"
+            )
+        if url.scheme not in _PORTS or not host:
+            raise ConfigurationError("the server URL should start with http:// or https://")
+        if url.username is not None or url.query or url.fragment or server.endswith(("?", "#")):
+            raise ConfigurationError(
+                "the server URL should have no user, password, query or fragment"
+            )
+        return cls(url.scheme, host, port or _PORTS[url.scheme], url.path.rstrip("/"))
+
+    @property
+    def authority(self) -> str:
+        """The value of the ``Host`` header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def text(self) -> str:
+        """The URL without a slash at its end."""
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+    @property
+    def is_proxied(self) -> bool:
+        """Whether the environment sets a proxy for this server."""
+        proxies = getproxies()
+        return bool(proxies.get(self.scheme) or proxies.get("all")) and not proxy_bypass(self.host)
 
 
 class HttpTransport:
@@ -59,53 +177,51 @@ class HttpTransport:
         *,
         timeout_seconds: float = 30.0,
         connect_seconds: float = 10.0,
-        max_answer_bytes: int = _MAX_ANSWER_BYTES,
+        max_response_bytes: int = _MAX_RESPONSE_BYTES,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Take the server's address, such as ``https://api.example`` (a path may follow).
+        """Take the server's URL, such as ``https://api.example`` (a path may follow).
 
-        ``timeout_seconds`` is for the whole of an answer. ``tls`` is for private certificate
+        ``timeout_seconds`` is for the whole response. ``tls`` is for private certificate
         authorities; there is no way to turn verification off by a flag. Where the environment
-        names a proxy (``HTTPS_PROXY`` and its kin), requests go through it, with httpx.
+        sets a proxy (``HTTPS_PROXY`` and others), requests go through it, with httpx.
         """
-        address = ServerAddress.parse(server)
+        url = ServerUrl.parse(server)
         self._timeout_seconds = timeout_seconds
-        self._max_answer_bytes = max_answer_bytes
-        self.origin = f"{address.scheme}://{address.authority}"
-        self._path = address.path
-        self._fixed = f"Host: {address.authority}\r\n{_HEADERS}"
+        self._max_response_bytes = max_response_bytes
+        self.origin = f"{url.scheme}://{url.authority}"
+        self._path = url.path
+        self._fixed = f"Host: {url.authority}\r\n{_HEADERS}"
         self._idle: deque[tuple[float, _Connection]] = deque()
-        self._new = _connector(address, min(connect_seconds, timeout_seconds), tls)
+        self._new = _connector(url, min(connect_seconds, timeout_seconds), tls)
         self._closed = False
         self._by_proxy: Any = None
-        if address.is_proxied:
+        if url.is_proxied:
             from holdfast.outbox.httpx_transport import HttpxTransport  # noqa: PLC0415 - see above
 
             self._by_proxy = HttpxTransport(
                 server,
                 timeout_seconds=timeout_seconds,
                 connect_seconds=connect_seconds,
-                max_answer_bytes=max_answer_bytes,
+                max_response_bytes=max_response_bytes,
                 tls=tls,
             )
 
     def __enter__(self) -> Self:
-        """Open with a ``with``."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the connections."""
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. Idempotent."""
         self._closed = True
         while self._idle:
             self._idle.pop()[1].close()
         if self._by_proxy is not None:
             self._by_proxy.close()
 
-    def send(self, request: Request) -> Answer | NoAnswer:
+    def send(self, request: Request) -> Response | NoResponse:
         """Send a request once."""
         if self._by_proxy is not None:
             return self._by_proxy.send(request)  # type: ignore[no-any-return]
@@ -114,26 +230,28 @@ class HttpTransport:
             written = self._written(request)
         except ValueError:
             # The error's own text would repeat the header that it is about.
-            return NoAnswer("the request has a header that cannot be sent", left=False)
+            return NoResponse(
+                "the request has a header that cannot be sent", may_have_been_sent=False
+            )
         connection = self._connection()
         if connection.sock is None:
             try:
                 connection.connect()
             except OSError as error:
                 connection.close()
-                return NoAnswer(f"could not connect: {_reason(error)}", left=False)
+                return NoResponse(f"could not connect: {_reason(error)}", may_have_been_sent=False)
         reusable = False
         try:
-            answer, reusable = self._exchange(connection.sock, request.method, written, deadline)
+            response, reusable = self._exchange(connection.sock, request.method, written, deadline)
         finally:
             if reusable and not self._closed and len(self._idle) < _MOST_IDLE:
                 self._idle.append((time.monotonic(), connection))
             else:
                 connection.close()
-        return answer
+        return response
 
     def _connection(self) -> _Connection:
-        """Return a connection that is open and quiet, or a new one."""
+        """Return an idle connection that is still open, or a new one."""
         while self._idle:
             try:
                 since, connection = self._idle.pop()
@@ -145,7 +263,7 @@ class HttpTransport:
         return self._new()
 
     def _written(self, request: Request) -> bytes:
-        """Return the request as bytes: in one piece, so that it is one packet if it fits."""
+        """Return the request as bytes, in one piece: one packet if it fits."""
         lines = [f"{request.method} {self._path}{request.target} HTTP/1.1", self._fixed]
         for name, value in request.headers.items():
             line = f"{name}: {value}"
@@ -161,19 +279,19 @@ class HttpTransport:
 
     def _exchange(
         self, sock: socket.socket, method: str, written: bytes, deadline: float
-    ) -> tuple[Answer | NoAnswer, bool]:
-        """Send and read; returns too whether the connection can be used again."""
+    ) -> tuple[Response | NoResponse, bool]:
+        """Send and read; also returns whether the connection can be reused."""
         reading = _Reading(deadline)
         try:
             sock.settimeout(self._timeout_seconds)
             sock.sendall(written)
-            response = _Response(sock, reading, method)
+            response = _TimedResponse(sock, reading, method)
             response.begin()
             while response.status in _INFORMATIONAL:
                 response.headers = response.msg = None  # type: ignore[assignment]
                 response.begin()
             if reading.has_ended:
-                return _CLOSED, False  # within the head, which http.client would take as it is
+                return _CLOSED, False  # within the headers, which http.client would accept
             return self._read(response), response.isclosed() and not response.will_close
         except (http.client.HTTPException, EOFError):
             return _CLOSED, False
@@ -182,17 +300,17 @@ class HttpTransport:
         except OSError:
             return _BROKE, False
 
-    def _read(self, response: http.client.HTTPResponse) -> Answer:
-        most = self._max_answer_bytes
+    def _read(self, response: http.client.HTTPResponse) -> Response:
+        most = self._max_response_bytes
         body = response.read(most + 1)
         if response.length and len(body) <= most:
-            raise EOFError  # less came than was promised
+            raise EOFError  # less came than Content-Length said
         headers = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(response.status, headers, body[:most], len(body) > most)
+        return Response(response.status, headers, body[:most], len(body) > most)
 
 
 class _Reading:
-    """How one answer comes in: until when it may, and whether it has begun or ended."""
+    """Progress of reading one response: its deadline, and whether it has begun or ended."""
 
     __slots__ = ("deadline", "has_begun", "has_ended")
 
@@ -201,8 +319,8 @@ class _Reading:
         self.has_begun = self.has_ended = False
 
 
-class _Response(http.client.HTTPResponse):
-    """An answer that has to be complete by a certain time, however slowly it trickles in."""
+class _TimedResponse(http.client.HTTPResponse):
+    """A response that has to be complete by a deadline, however slowly it comes."""
 
     def __init__(self, sock: socket.socket, reading: _Reading, method: str) -> None:
         super().__init__(sock, method=method)
@@ -215,7 +333,7 @@ class _Timed(io.RawIOBase):
 
     def __init__(self, sock: socket.socket, reading: _Reading) -> None:
         self._sock = sock
-        # Keeps the socket open until the answer is read, also if the server said to close it.
+        # Keeps the socket open until the response is read, also with `Connection: close`.
         self._raw = sock.makefile("rb", buffering=0)
         self._reading = reading
 
@@ -240,22 +358,22 @@ class _Timed(io.RawIOBase):
 
 
 def _connector(
-    address: ServerAddress, connect_seconds: float, tls: ssl.SSLContext | None
+    url: ServerUrl, connect_seconds: float, tls: ssl.SSLContext | None
 ) -> Callable[[], _Connection]:
-    if address.scheme == "http":
-        return partial(_Connection, address.host, address.port, timeout=connect_seconds)
+    if url.scheme == "http":
+        return partial(_Connection, url.host, url.port, timeout=connect_seconds)
     context = tls or _verifying()
     return partial(
         http.client.HTTPSConnection,
-        address.host,
-        address.port,
+        url.host,
+        url.port,
         timeout=connect_seconds,
         context=context,
     )
 
 
 def _verifying() -> ssl.SSLContext:
-    """Return what verifies certificates, by certifi's authorities unless the system names others.
+    """Return a verifying context, with certifi's authorities unless the environment names others.
 
     ``ssl`` reads ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` by itself. Without certifi it is the
     system's own store, which not every Python has.
@@ -270,7 +388,7 @@ def _verifying() -> ssl.SSLContext:
 
 
 def _is_quiet(sock: socket.socket | None) -> bool:
-    """Say whether nothing has come while it was idle: no end, and no word nobody asked for."""
+    """Say whether nothing has arrived while it was idle: no end, and no unexpected data."""
     if sock is None:
         return False
     if hasattr(select, "poll"):
@@ -282,7 +400,7 @@ def _is_quiet(sock: socket.socket | None) -> bool:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the server's certificate does not hold: {error.verify_message}"
+        return f"the server's certificate is not valid: {error.verify_message}"
     if isinstance(error, TimeoutError):
         return "the server took too long"
     return error.strerror or type(error).__name__

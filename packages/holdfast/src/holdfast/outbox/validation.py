@@ -6,7 +6,7 @@ entry is written, in the same transaction. Nothing is written unless all of them
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -31,7 +31,6 @@ from holdfast.outbox.settings import QueueSettings
 __all__ = [
     "Draft",
     "Request",
-    "check_all",
     "check_name",
     "check_new",
     "check_request",
@@ -93,13 +92,6 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     local_id: str | None
     base: str | None
     payload_version: int
-
-
-def check_all(
-    news: Iterable[NewEntry], settings: QueueSettings, profiles: ProfileRegistry
-) -> list[Draft]:
-    """Return entries as they will be stored, or raise ``EntryInvalidError``."""
-    return [check_new(new, settings, profiles) for new in news]
 
 
 def check_new(new: NewEntry, settings: QueueSettings, profiles: ProfileRegistry) -> Draft:

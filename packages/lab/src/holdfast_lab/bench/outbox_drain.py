@@ -23,8 +23,7 @@ import psutil  # type: ignore[import-untyped]
 
 from holdfast.outbox import NewEntry, OutboxQueue
 from holdfast.outbox.drain import Drain
-from holdfast.outbox.exchange import Answer, Request
-from holdfast.outbox.transport import HttpTransport
+from holdfast.outbox.transport import HttpTransport, Request, Response
 from holdfast_lab.bench.outbox import PASSPHRASE, USER, new_entries
 
 Step = Callable[[], Any]
@@ -100,11 +99,11 @@ def _drain_long_queue(directory: Path, entries: int, points: int) -> list[float]
     process = psutil.Process()
     samples: list[float] = []
     every = max(1, entries // points)
-    response = Answer(201, {"x-request-id": "r"}, b'{"id":"17"}')
+    response = Response(201, {"x-request-id": "r"}, b'{"id":"17"}')
     sent = 0
 
     class FakeTransport:
-        def send(self, _: Request) -> Answer:
+        def send(self, _: Request) -> Response:
             nonlocal sent
             sent += 1
             if sent % every == 0:

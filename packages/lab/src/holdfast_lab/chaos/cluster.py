@@ -124,7 +124,7 @@ class Cluster:
         arguments = ["worker", "--database", self.database_url]
         if self.nats is not None:
             arguments += ["--nats", self.nats.url()]
-        self.workers[name] = await self._start(name, arguments, "Holdfast works ")
+        self.workers[name] = await self._start(name, arguments, "Holdfast runs jobs of ")
 
     async def _start(self, name: str, arguments: list[str], ready: str) -> Child:
         self.starts += 1

@@ -11,37 +11,58 @@ import msgspec
 from holdfast.core import response_classification as classify
 from holdfast.core.outbox_entry import Action, Claimed, Entry, Reason, Status
 from holdfast.core.response_classification import Done
-from holdfast.outbox import adding, claiming, database, dispatch, placing, sending, unit, upkeep
-from holdfast.outbox.dispatch import Dispatcher
-from holdfast.outbox.exchange import NoAnswer
-from holdfast.outbox.hands import put_aside
-from holdfast.outbox.lease import LeaseKeeper
+from holdfast.outbox import (
+    claims,
+    database,
+    enqueue,
+    lanes,
+    maintenance,
+    request_builder,
+    sender,
+    transaction,
+)
+from holdfast.outbox.claims import AttemptResult
+from holdfast.outbox.lease_renewer import LeaseRenewer
+from holdfast.outbox.outcome import Succeeded
+from holdfast.outbox.resolution import settle_unclaimed
+from holdfast.outbox.sender import Sender
 from holdfast.outbox.settings import QueueSettings
-from holdfast.outbox.transactions import Transactions
+from holdfast.outbox.transaction import Transactions
+from holdfast.outbox.transport import NoResponse
 from holdfast_lab.planted.planting import Replacement, bug, inside
 from holdfast_lab.simulation.determinism import SteppedKeeper
 
-ADDING, CLAIMING, CLASSIFY, DATABASE, DISPATCH, PLACING, SENDING, UNIT, UPKEEP = (
+CLAIMS, CLASSIFY, DATABASE, ENQUEUE, LANES, MAINTENANCE, REQUESTS, SENDER, TRANSACTION = (
     inside(module)
-    for module in (adding, claiming, classify, database, dispatch, placing, sending, unit, upkeep)
+    for module in (
+        claims,
+        classify,
+        database,
+        enqueue,
+        lanes,
+        maintenance,
+        request_builder,
+        sender,
+        transaction,
+    )
 )
 
 
 def _sql(changes: Mapping[str, tuple[str, str]]) -> list[Replacement]:
     """Change the text of some statements of the outbox."""
-    right = UNIT.statement
+    right = TRANSACTION.statement
     wrong = {}
     for name, (old, new) in changes.items():
         assert old in right(name), name
         wrong[name] = right(name).replace(old, new)
-    return [(UNIT, "statement", lambda name: wrong.get(name) or right(name))]
+    return [(TRANSACTION, "statement", lambda name: wrong.get(name) or right(name))]
 
 
 @bug
 def key_regenerated_on_retry() -> list[Replacement]:
-    right = DISPATCH.request_for
+    right = SENDER.build_request
 
-    def request_for(entry: Entry, *args: Any, **options: Any) -> Any:
+    def build_request(entry: Entry, *args: Any, **options: Any) -> Any:
         request = right(entry, *args, **options)
         if entry.attempt_count < 2:
             return request
@@ -51,7 +72,7 @@ def key_regenerated_on_retry() -> list[Replacement]:
         }
         return msgspec.structs.replace(request, headers=headers)
 
-    return [(DISPATCH, "request_for", request_for)]
+    return [(SENDER, "build_request", build_request)]
 
 
 @bug
@@ -85,14 +106,14 @@ def acknowledged_before_the_commit() -> list[Replacement]:
 
 @bug
 def watchdog_frees_live_claims() -> list[Replacement]:
-    right = CLAIMING.watchdog
+    right = CLAIMS.return_expired_claims
 
     def watchdog(work: Any) -> Any:
-        work.rows("set_clock", **msgspec.structs.asdict(work.moment.row))
+        work.rows("set_clock", **msgspec.structs.asdict(work.clock.row))
         work._database.rows("UPDATE offline_sync_queue SET lease_ms = 0 WHERE status = 'in_flight'")
         return right(work)
 
-    return [(CLAIMING, "watchdog", watchdog)]
+    return [(CLAIMS, "return_expired_claims", watchdog)]
 
 
 @bug
@@ -106,31 +127,32 @@ def leases_not_renewed() -> list[Replacement]:
     return [
         (QueueSettings, "__init__", short),
         (SteppedKeeper, "_beat", lambda _self: False),
-        (LeaseKeeper, "_renew_all", lambda _self: None),
+        (LeaseRenewer, "_renew_all", lambda _self: None),
     ]
 
 
 @bug
 def in_flight_guessed_as_success() -> list[Replacement]:
     def watchdog(work: Any) -> list[Entry]:
-        answer = CLAIMING.Answer(None, None, None, None)
         back = []
         for entry_id, number in work.rows("lapsed", ms=work.ms):
             claimed = Claimed(work.entry(entry_id), number, 0.0)
-            back.append(CLAIMING.succeed(work, claimed, answer, server_id=None))
+            back.append(CLAIMS.succeed(work, claimed, AttemptResult(), server_id=None))
         return back
 
-    return [(CLAIMING, "watchdog", watchdog)]
+    return [(CLAIMS, "return_expired_claims", watchdog)]
 
 
 @bug
 def silence_taken_for_success() -> list[Replacement]:
-    def unanswered(self: Any, claimed: Claimed, progress: Any, silence: NoAnswer) -> Any:
-        if not silence.left:
-            return self._unreached(claimed, progress, silence.why)
-        return lambda: self._queue.succeed(claimed)
+    right = Sender._no_response
 
-    return [(Dispatcher, "_unanswered", unanswered)]
+    def no_response(self: Any, entry: Entry, state: Any, failure: NoResponse) -> Any:
+        if not failure.may_have_been_sent:
+            return right(self, entry, state, failure)
+        return Succeeded(AttemptResult())
+
+    return [(Sender, "_no_response", no_response)]
 
 
 @bug
@@ -142,13 +164,13 @@ def in_progress_taken_for_success() -> list[Replacement]:
 
 @bug
 def order_of_walk_not_kept() -> list[Replacement]:
-    def own_lane(draft: Any) -> str | None:
+    def explicit_lane(draft: Any) -> str | None:
         if draft.new.lane is not None:
             lane: str = draft.new.lane
             return lane
         return None if draft.local_id is None else f"{draft.new.entity_type}/{draft.local_id}"
 
-    return [(PLACING, "own_lane", own_lane)]
+    return [(LANES, "explicit_lane", explicit_lane)]
 
 
 @bug
@@ -161,11 +183,11 @@ def newest_first() -> list[Replacement]:
 @bug
 def followers_go_on_without_their_head() -> list[Replacement]:
     # An entry that is put back no longer keeps those behind it waiting.
-    return [(CLAIMING, "_give_back", _giving_the_turn_away(CLAIMING._give_back))]
+    return [(CLAIMS, "_end_claim", _giving_the_turn_away(CLAIMS._end_claim))]
 
 
 def _giving_the_turn_away(right: Any) -> Any:
-    def give_back(work: Any, claimed: Claimed, action: Action, *args: Any, **options: Any) -> Any:
+    def end_claim(work: Any, claimed: Claimed, action: Action, *args: Any, **options: Any) -> Any:
         entry = right(work, claimed, action, *args, **options)
         if entry.lane is not None and action is Action.RETRY_LATER:
             work._database.rows(
@@ -174,22 +196,24 @@ def _giving_the_turn_away(right: Any) -> Any:
             )
         return entry
 
-    return give_back
+    return end_claim
 
 
 @bug
 def retry_after_ignored() -> list[Replacement]:
-    return [(Dispatcher, "_floor", lambda _self, _answer: None)]
+    return [(Sender, "_retry_after", lambda _self, _response: None)]
 
 
 @bug
 def local_ids_not_resolved() -> list[Replacement]:
-    return [(SENDING, "replace_in_path", lambda path, _ids: path.replace("{", "").replace("}", ""))]
+    return [
+        (REQUESTS, "replace_in_path", lambda path, _ids: path.replace("{", "").replace("}", ""))
+    ]
 
 
 @bug
 def outcome_without_its_mapping() -> list[Replacement]:
-    right = CLAIMING._map
+    right = CLAIMS._map
     seen: list[int] = []
 
     def sometimes(*args: Any, **options: Any) -> None:
@@ -197,7 +221,7 @@ def outcome_without_its_mapping() -> list[Replacement]:
         if len(seen) % 2:
             right(*args, **options)
 
-    return [(CLAIMING, "_map", sometimes)]
+    return [(CLAIMS, "_map", sometimes)]
 
 
 @bug
@@ -208,7 +232,7 @@ def same_key_queued_twice() -> list[Replacement]:
     class _AgainError(Exception):
         pass
 
-    right = ADDING.Batch.add
+    right = ENQUEUE.Batch.add
 
     def add(self: Any, draft: Any, entry_id: str, *, coalesce: bool) -> Any:
         try:
@@ -218,22 +242,22 @@ def same_key_queued_twice() -> list[Replacement]:
             fresh = msgspec.structs.replace(draft, key=key)
             return right(self, fresh, entry_id, coalesce=coalesce)
 
-    return [(ADDING, "_same_request", another), (ADDING.Batch, "add", add)]
+    return [(ENQUEUE, "_same_request", another), (ENQUEUE.Batch, "add", add)]
 
 
 @bug
 def unknown_outcomes_forgotten() -> list[Replacement]:
-    right = UNIT.statement("give_back")
+    right = TRANSACTION.statement("end_claim")
     kept = re.search(r"outcome_unknown = (CASE.*?END|coalesce\(.*?\)),", right, re.DOTALL)
     assert kept is not None
-    return _sql({"give_back": (kept[0], "outcome_unknown = 0,")})
+    return _sql({"end_claim": (kept[0], "outcome_unknown = 0,")})
 
 
 @bug
 def forgotten_keys_sent_again() -> list[Replacement]:
     # What got no answer is sent until one comes, however long the server remembers its key.
     never = lambda *_: False  # noqa: E731
-    return [(UPKEEP, "is_forgotten", never), (UPKEEP, "_is_forgotten", never)]
+    return [(MAINTENANCE, "key_expired", never), (MAINTENANCE, "_key_expired", never)]
 
 
 @bug
@@ -243,10 +267,10 @@ def age_by_the_wall_clock() -> list[Replacement]:
         for _, entry_id, *_ in work.rows("pending_by_age", user_id=user_id, after=0, limit=200):
             entry = work.entry(entry_id)
             if work.now - entry.created_at > cap and entry.status is Status.PENDING:
-                old.append(put_aside(work, entry, Status.EXPIRED, Reason.STALE, None))
+                old.append(settle_unclaimed(work, entry, Status.EXPIRED, Reason.STALE, None))
         return old
 
-    return [(UPKEEP, "expire_stale", expire_stale)]
+    return [(MAINTENANCE, "expire_stale", expire_stale)]
 
 
 @bug

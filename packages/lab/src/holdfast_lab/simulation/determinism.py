@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from holdfast import ids
 from holdfast.jobs.engines import relay
-from holdfast.outbox import drain, lease, schema
+from holdfast.outbox import drain, lease_renewer, schema
 from holdfast.stores.migrations import load_migrations
 from holdfast.stores.sqlite import store
 
@@ -29,7 +29,7 @@ def possessed(chance: random.Random) -> Iterator[None]:
     """Let the seed decide what chance decides, and leases be kept by the loop."""
     places: tuple[tuple[Any, str, Any], ...] = (
         (os, "urandom", chance.randbytes),
-        (drain, "LeaseKeeper", SteppedKeeper),
+        (drain, "LeaseRenewer", SteppedKeeper),
         # A virtual hour has many seconds, and at each the relay would look and find nothing.
         (relay, "_LOOK_SECONDS", _LOOK_SECONDS),
         # Read once: a process that starts again reads the same files.
@@ -51,7 +51,7 @@ def possessed(chance: random.Random) -> Iterator[None]:
         ids._entropy._turn_page()  # noqa: SLF001
 
 
-class SteppedKeeper(lease.LeaseKeeper):
+class SteppedKeeper(lease_renewer.LeaseRenewer):
     """The keeper of leases, woken by virtual time instead of by a thread of its own."""
 
     def __init__(self, queue: Any) -> None:

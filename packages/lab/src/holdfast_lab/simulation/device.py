@@ -13,7 +13,7 @@ from holdfast.core.outbox_entry import Status
 from holdfast.errors import HoldfastError, OutboxFileError
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.transport import Answer, NoAnswer, Request
+from holdfast.outbox.transport import NoResponse, Request, Response
 from holdfast_lab.history import EntryState
 from holdfast_lab.simulation.cooperative_threads import Strand
 from holdfast_lab.simulation.faults import Faults
@@ -166,7 +166,7 @@ class Life:
         for give in self._rings:
             give(None)
 
-    def send(self, strand: Strand, request: Request) -> Answer | NoAnswer:
+    def send(self, strand: Strand, request: Request) -> Response | NoResponse:
         """Carry one request, from the drain's side."""
         loop, key = self._world.loop, request.headers.get("Idempotency-Key", "")
         until, pauses = self._not_before.pop(key, (0.0, 0))
@@ -176,12 +176,12 @@ class Life:
             )
         self._device.begin_send(key, self)
         try:
-            answer: Answer | NoAnswer = strand.wait(
+            answer: Response | NoResponse = strand.wait(
                 lambda give: self._world.network.send(self._device.name, request, give)
             )
         finally:
             self._device.end_send(key, self)
-        if isinstance(answer, Answer) and "retry-after" in answer.headers:
+        if isinstance(answer, Response) and "retry-after" in answer.headers:
             after = float(answer.headers["retry-after"])
             self._not_before[key] = (loop.time() + after, self.process.pauses)
         return answer
@@ -236,7 +236,7 @@ class _Carrier:
         self._life = life
         self._strand = strand
 
-    def send(self, request: Request) -> Answer | NoAnswer:
+    def send(self, request: Request) -> Response | NoResponse:
         return self._life.send(self._strand, request)
 
 

@@ -19,7 +19,6 @@ _COMMITS: Final = (
     "enqueue",
     "enqueue_many",
     "expire_stale",
-    "keep_time",
     "learn_server_time",
     "map_local_id",
     "park",
@@ -28,6 +27,7 @@ _COMMITS: Final = (
     "renew",
     "resolve",
     "retry",
+    "save_clock",
     "transaction",
     "watchdog",
 )

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from holdfast.outbox.transport import Answer, NoAnswer, Request
+from holdfast.outbox.transport import NoResponse, Request, Response
 from holdfast_lab.history import ResponseSeen
 from holdfast_lab.simulation.faults import Faults
 from holdfast_lab.simulation.loop import OUTSIDE, VirtualLoop
@@ -19,7 +19,7 @@ _TIME_OUT_SECONDS: Final = 30.0
 _LONG_SECONDS: Final = 130.0
 _ERROR: Final = 400
 
-Hear = Callable[[Answer | NoAnswer], None]
+Hear = Callable[[Response | NoResponse], None]
 
 
 class NetworkWorld(Protocol):
@@ -65,13 +65,13 @@ class Network:
         key = request.headers.get("Idempotency-Key", "")[:8]
         what = f"{request.method} {request.target} {key}"
         if who in self.cut_off:
-            self._later(0.05, hear, NoAnswer("no network", left=False))
+            self._later(0.05, hear, NoResponse("no network", may_have_been_sent=False))
             return
         self.requests += 1
         # Longer than a third of a lease, where renewals are to be seen.
         patience = _LONG_SECONDS if faults.favours("renew") else _TIME_OUT_SECONDS
         loop.call_later(
-            patience, hear, NoAnswer("the server took too long"), context=OUTSIDE.copy()
+            patience, hear, NoResponse("the server took too long"), context=OUTSIDE.copy()
         )
         if faults.happens("request lost", 0.5 if faults.favours("renew") else None):
             self._world.note(who, f"{what} lost")
@@ -93,11 +93,11 @@ class Network:
         server = self._chance.choice(self._world.serving)
         if server.app is None:
             # What a proxy has taken has left the device.
-            self._later(0.01, hear, NoAnswer("could not connect", left=doubled))
+            self._later(0.01, hear, NoResponse("could not connect", may_have_been_sent=doubled))
             return
         process = server.process
         process.at_death.append(
-            lambda: self._later(0.05, hear, NoAnswer("the connection was closed"))
+            lambda: self._later(0.05, hear, NoResponse("the connection was closed"))
         )
         process.spawn(self._serve(server, who, request, hear))
 
@@ -108,7 +108,7 @@ class Network:
         # From here on it is out of the process, which may die.
         self._answered(who, request, answer, hear)
 
-    def _answered(self, who: str, request: Request, answer: Answer, hear: Hear) -> None:
+    def _answered(self, who: str, request: Request, answer: Response, hear: Hear) -> None:
         if request.method != "GET":
             self.answers.append(_seen(request, answer, self._age))
         world = self._world
@@ -132,7 +132,7 @@ class Network:
         self._world.loop.call_later(seconds, step, *args, context=OUTSIDE.copy())
 
 
-async def _ask(app: Any, request: Request) -> Answer:
+async def _ask(app: Any, request: Request) -> Response:
     path, _, query = request.target.partition("?")
     body = request.body or b""
     scope = {
@@ -157,13 +157,13 @@ async def _ask(app: Any, request: Request) -> Answer:
         await app(scope, receive, send)
     except Exception:  # noqa: BLE001 - what the server around the app does of it
         if not sent:
-            return Answer(500, {}, b'{"code":"internal"}')
+            return Response(500, {}, b'{"code":"internal"}')
     start = sent[0]
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}
-    return Answer(start["status"], headers, b"".join(part["body"] for part in sent[1:]))
+    return Response(start["status"], headers, b"".join(part["body"] for part in sent[1:]))
 
 
-def _seen(request: Request, answer: Answer, age: str) -> ResponseSeen:
+def _seen(request: Request, answer: Response, age: str) -> ResponseSeen:
     told = answer.json()
     payload = msgspec.json.decode(request.body) if request.body else None
     if isinstance(payload, dict):

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.core.outbox_entry import Entry, Reason, Resolution, Status
 from holdfast.errors import HoldfastError
-from holdfast.outbox.conflicts import resolve_by_hand
+from holdfast.outbox.conflicts import resolve_conflict
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.transport import Request
 from holdfast_lab.history import Expect
@@ -172,7 +172,7 @@ class People:
             return True
         if entry.status is Status.CONFLICT:
             how = self._chance.choice((Resolution.MINE, Resolution.THEIRS))
-            resolve_by_hand(queue, entry, how)
+            resolve_conflict(queue, entry, how)
         elif entry.reason is Reason.UNKNOWN and self._world.has_happened(tap):
             queue.discard(entry.id)  # they have looked
         elif tap.expect is Expect.REFUSAL or (

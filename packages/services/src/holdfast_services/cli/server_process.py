@@ -1,4 +1,8 @@
-"""One worker process of ``holdfast serve --workers``. Started by the supervisor, not by people."""
+"""One server process of ``holdfast serve --workers``, started by the supervisor.
+
+Arguments: the file descriptors of the listening socket and of the ready pipe, and the file in which
+the processes share their rate limits.
+"""
 
 import os
 import signal
@@ -27,16 +31,16 @@ def _run() -> int:
     settings = load_settings()
     configure_logging_from_settings(settings)
 
-    def say_ready() -> None:
+    def announce_ready() -> None:
         resume_gc()
         os.write(ready, b".")
         os.close(ready)
 
-    def end_with_parent(server: "uvicorn.Server") -> None:
-        """Stop when the supervisor is gone, however it went: its end of our input is closed."""
+    def stop_with_parent(server: "uvicorn.Server") -> None:
+        """Stop when the supervisor has ended for any reason: stdin then reaches end of file."""
 
         def watch() -> None:
-            # The bare descriptor: a thread in a buffered read aborts the interpreter's end.
+            # Not sys.stdin: a thread in a buffered read makes the interpreter abort at exit.
             while os.read(0, 1):
                 pass
             server.handle_exit(signal.SIGTERM, None)
@@ -44,7 +48,7 @@ def _run() -> int:
         Thread(target=watch, name="holdfast-parent", daemon=True).start()
 
     app = create_app(settings, rate_limit_file=Path(sys.argv[3]))
-    run_in_process(app, settings, listener, say_ready, started=end_with_parent)
+    run_in_process(app, settings, listener, announce_ready, on_start=stop_with_parent)
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Changing the passphrase, so that a crash at any instant leaves the old one or the new one.
+"""Changing the passphrase: a crash at any instant leaves the old one or the new one valid.
 
 SQLite3 Multiple Ciphers can change a key in place, but a process killed in the middle of that
 leaves a file that neither key opens, with a rollback journal as well as with a WAL: tried with
-``kill -9``, one to two times in forty. So a copy gets the new key, and takes the file's place when
-it is complete and on the disk.
+``kill -9``, one to two times in forty. So a copy is encrypted with the new key, and replaces the
+file when it is complete and on the disk.
 """
 
 import os
@@ -20,13 +20,13 @@ _BUSY_SECONDS: Final = 10.0
 
 
 def rekey(database: Database, old: str | bytes | None, new: str | bytes) -> None:
-    """Encrypt the file under another passphrase. Needs as much room again while it works."""
+    """Encrypt the file under another passphrase. Needs free disk space of the file's size."""
     if database.driver != "apsw":
         raise UsageError('open the outbox with driver="apsw" to encrypt it')
     new_key = key_text(new)
     path = database.path
     copy = path.with_name(f"{path.name}-rekey")
-    _lock_out_others(database)
+    _lock_exclusively(database)
     try:
         _remove(copy)
         database.rows("VACUUM INTO ?", (os.fspath(copy),))
@@ -39,14 +39,14 @@ def rekey(database: Database, old: str | bytes | None, new: str | bytes) -> None
             copied.close()
         copy.chmod(path.stat().st_mode & 0o777)
         _sync(copy)
-        # Whoever opened the old file a moment ago waits for our lock on it. It is no longer where
-        # it was when they get it, which SQLite notices before it writes.
+        # A process that has just opened the old file waits for our lock on it. When it gets the
+        # lock the file has been replaced, which SQLite notices before it writes.
         copy.replace(path)
         _sync(path.parent)
     except BaseException:
         _remove(copy)
         with suppress(OutboxFileError):
-            _let_others_in(database)
+            _unlock(database)
         raise
     fresh = connect(path, "apsw", None, _BUSY_SECONDS)
     give_key(fresh, new_key)
@@ -55,8 +55,8 @@ def rekey(database: Database, old: str | bytes | None, new: str | bytes) -> None
     database.switch_to_wal(_BUSY_SECONDS)
 
 
-def _lock_out_others(database: Database) -> None:
-    """Move the log into the file and lock it; impossible while anyone else has it open."""
+def _lock_exclusively(database: Database) -> None:
+    """Move the log into the file and lock it; impossible while another process has it open."""
     try:
         alone = database.rows("PRAGMA journal_mode = DELETE")[0][0] == "delete"
         if alone:
@@ -66,11 +66,11 @@ def _lock_out_others(database: Database) -> None:
     except FileBusyError:
         alone = False
     if not alone:
-        _let_others_in(database)
+        _unlock(database)
         raise FileBusyError(f"{database.path} is open elsewhere: close it there, then try again")
 
 
-def _let_others_in(database: Database) -> None:
+def _unlock(database: Database) -> None:
     database.rows("PRAGMA locking_mode = NORMAL")
     database.rows("SELECT count(*) FROM sqlite_schema")
     database.switch_to_wal(_BUSY_SECONDS)
@@ -82,7 +82,8 @@ def _remove(copy: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    # Of a copy nobody else has open, or of a directory: closing it lets go of no one's locks.
+    # Closing a descriptor drops this process's locks on that file. The copy is not open
+    # elsewhere, and a directory has none.
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""From an entry to the request that is sent for it: the same on every send but for the time."""
+"""Build the HTTP request of an entry: the same on every send, except for its submission time."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -8,20 +8,20 @@ import msgspec
 from holdfast.core.local_ids import replace_in_body, replace_in_headers, replace_in_path
 from holdfast.core.outbox_entry import METHODS, Entry
 from holdfast.errors import EntryInvalidError, UsageError
-from holdfast.outbox.exchange import Request
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.rows import instant
+from holdfast.outbox.transport import Request
 
-__all__ = ["Token", "bearer", "reading", "request_for", "target_of"]
+__all__ = ["Token", "bearer_token", "build_request", "entity_path"]
 
 Token = str | Callable[[str], str | None] | None
-"""A token, or what gives the one of a user when something is sent; None where there is none."""
+"""A token, or a function that returns the token of a user at each send; None for none."""
 
 Ids = Mapping[str, str | int]
 Mappings = Callable[[str, Iterable[str]], Ids]
 
 
-def request_for(
+def build_request(
     entry: Entry,
     profile: Profile,
     mappings: Mappings,
@@ -29,13 +29,12 @@ def request_for(
     now: Callable[[], datetime],
     extra: Mapping[str, str],
 ) -> Request:
-    """Write the request of an entry; ``extra`` are headers that are made anew at each send.
+    """Return the request of an entry; ``extra`` are headers made anew at each send.
 
-    ``now`` gives the server's time, for request formats that say when it is sent.
-
-    Raises ``EntryInvalidError`` if a local id has no server id yet, or one that fits nowhere.
+    ``now`` returns the server's time, for request formats that carry the submission time. Raises
+    ``EntryInvalidError`` if a local id has no server id yet, or one that cannot be written there.
     """
-    ids = _resolved(entry, mappings)
+    ids = _resolve_ids(entry, mappings)
     target = replace_in_path(entry.endpoint, ids) if ids else entry.endpoint
     headers = replace_in_headers(entry.headers, ids) if ids else dict(entry.headers)
     headers["Idempotency-Key"] = entry.idempotency_key
@@ -44,7 +43,7 @@ def request_for(
         body = _body(entry, ids)
     else:
         payload = replace_in_body(entry.decoded(), ids)
-        # Never before it was made, whatever the device's clock was set to in between.
+        # Not before it was made, even if the device's clock was set back in between.
         submitted_at = max(now(), entry.client_generated_at)
         added, value = profile.request_format.build(entry, payload, submitted_at)
         headers |= added
@@ -54,28 +53,23 @@ def request_for(
     return Request(METHODS[entry.operation], target, headers | dict(extra), body)
 
 
-def target_of(entry: Entry, mappings: Mappings) -> str:
-    """Return the path of the entity that an entry changes."""
-    ids = _resolved(entry, mappings)
+def entity_path(entry: Entry, mappings: Mappings) -> str:
+    """Return the path of the entity that an entry changes, without a query."""
+    ids = _resolve_ids(entry, mappings)
     target = replace_in_path(entry.endpoint, ids) if ids else entry.endpoint
     return target.partition("?")[0]
 
 
-def reading(target: str, extra: Mapping[str, str]) -> Request:
-    """Write a request that only reads."""
-    return Request("GET", target, extra)
-
-
-def bearer(token: Token, user_id: str) -> str | None:
-    """Return the user's token of this moment; None if they are not signed in."""
+def bearer_token(token: Token, user_id: str) -> str | None:
+    """Return the user's current token; None if they are not signed in."""
     found = token(user_id) if callable(token) else token
     if found is not None and not (found.isascii() and found.isprintable() and " " not in found):
-        # Not shown: whatever it is, it was meant to be a secret.
-        raise UsageError("the token has a character that no token has")
+        # Not shown: it was meant to be a secret.
+        raise UsageError("token contains whitespace or non-ASCII characters")
     return found
 
 
-def _resolved(entry: Entry, mappings: Mappings) -> Ids:
+def _resolve_ids(entry: Entry, mappings: Mappings) -> Ids:
     if not entry.local_refs:
         return {}
     ids = mappings(entry.user_id, entry.local_refs)

@@ -1,4 +1,4 @@
-"""Draining by itself: wakes up when there is something to send, backs off, and ends when told."""
+"""Background draining: drains all users when there is something to send, with back-off."""
 
 import logging
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from typing import Final, NamedTuple
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import FileBusyError
 from holdfast.outbox.drain import Drain
+from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.report import DrainReport, Ended
-from holdfast.outbox.sending import Token, bearer
+from holdfast.outbox.request_builder import Token, bearer_token
 
-__all__ = ["Runner"]
+__all__ = ["IDLE_SECONDS", "BackgroundDrain"]
 
 IDLE_SECONDS: Final = 900.0
-"""A wake-up without a reason, every quarter of an hour: a hint may have got lost."""
+"""The queue is checked every quarter of an hour even without an event."""
 
 SLICE_SECONDS: Final = 30.0
-"""How long one user may send while others wait for their turn."""
+"""How long one user may send while others wait."""
 
-_NEWS: Final = frozenset(
+_WAKE_EVENTS: Final = frozenset(
     {
         EventKind.ENQUEUED,
         EventKind.MERGED,
@@ -38,18 +38,18 @@ _NEWS: Final = frozenset(
 _log = logging.getLogger(__name__)
 
 
-class _Away(NamedTuple):
-    """A user for whom nothing gets through: how often that was so, and when to try again."""
+class _BackOff(NamedTuple):
+    """A user whose drains fail: how often in a row, and when to try again."""
 
     failures: int
     until: float
 
 
-class Runner:
+class BackgroundDrain:
     """Drains all users of a queue, again and again, on the thread that calls ``run``.
 
-    Each user backs off alone. What is wrong with one, such as a token that cannot be had, says
-    nothing about the others; and if it is the network, each of them finds that out once.
+    Each user backs off separately: a token that cannot be obtained for one says nothing about the
+    others; and if the network is down, each of them finds that out once.
     """
 
     def __init__(
@@ -69,103 +69,102 @@ class Runner:
         self._idle_seconds = idle_seconds
         self._back_off = back_off
         self._chance = chance
-        # Something may be there to send; and somebody wants everybody to be tried now.
-        self._news = Flag()
-        self._hint = Flag()
+        # Something may be there to send; and all users are to be tried now.
+        self._wake = Flag()
+        self._retry_all = Flag()
         self._is_online = True
-        # By user, and touched by the thread that runs only.
-        self._away: dict[str, _Away] = {}
+        # By user, and used by the running thread only.
+        self._backing_off: dict[str, _BackOff] = {}
         self._refused: dict[str, str | None] = {}
 
-    # ------------------------------------------------------------------ hints, from any thread
+    # ------------------------------------------------------------------ called from any thread
 
     def wake(self) -> None:
-        """Look at once, also for those who back off."""
-        self._hint.set()
-        self._news.set()
+        """Check the queue at once, also for users who back off."""
+        self._retry_all.set()
+        self._wake.set()
 
     def online(self) -> None:
-        """Take the app's word that there is a network: send now, however long the wait was."""
+        """Note that the network is up: send now, however long the back-off."""
         self._is_online = True
         self._drain.wake_up()
         self.wake()
 
     def offline(self) -> None:
-        """Take the app's word that there is none: do not try until ``online``."""
+        """Note that the network is down: send nothing until ``online``."""
         self._is_online = False
 
     # ------------------------------------------------------------------ the loop
 
     def run(self, stop: Flag) -> None:
-        """Send what there is, and wait for more, until ``stop`` is set and ``wake`` called.
+        """Send, and wait for more, until ``stop`` is set and ``wake`` called.
 
-        Begins anew each time, but for the app's word about the network. One thread at a time.
+        Starts without back-off each time; ``offline`` stays in effect. One thread at a time.
         """
         self._refused.clear()
         self._drain.wake_up()
-        self._hint.set()
-        unsubscribe = self._queue.subscribe(self._listen)
+        self._retry_all.set()
+        unsubscribe = self._queue.subscribe(self._on_event)
         try:
             while not stop.is_set():
-                self._news.clear()
+                self._wake.clear()
                 if stop.is_set():
                     break
-                if self._hint.is_set():
-                    self._hint.clear()
-                    self._away.clear()
-                pause = self._round(stop) if self._is_online else self._idle_seconds
+                if self._retry_all.is_set():
+                    self._retry_all.clear()
+                    self._backing_off.clear()
+                pause = self._drain_all(stop) if self._is_online else self._idle_seconds
                 self._rest(pause)
         finally:
             unsubscribe()
 
     def _rest(self, seconds: float) -> None:
-        """Wait for news, and use the time to prune. A stop is news too."""
+        """Wait to be woken, and use the time to prune. A stop wakes too."""
         ends = monotonic() + seconds
-        while not self._news.is_set() and monotonic() < ends:
-            if not self._queue.prune_in_passing():
-                # What came meanwhile has set the flag, and the wait is over at once.
-                self._news.wait(max(0.0, ends - monotonic()))
+        while not self._wake.is_set() and monotonic() < ends:
+            if not self._queue.prune_if_due():
+                # An event during the pruning has set the flag, and the wait returns at once.
+                self._wake.wait(max(0.0, ends - monotonic()))
                 return
 
-    def _listen(self, event: Event) -> None:
-        if event.kind in _NEWS:
-            self._news.set()
+    def _on_event(self, event: Event) -> None:
+        if event.kind in _WAKE_EVENTS:
+            self._wake.set()
 
-    def _round(self, stop: Flag) -> float:
-        """Let everybody send who may; returns how long to wait if nothing happens."""
+    def _drain_all(self, stop: Flag) -> float:
+        """Drain every user who may send; returns how long to wait if nothing happens."""
         pause, is_idle = self._idle_seconds, True
         for user_id in self._queue.users():
             if stop.is_set():
                 break
-            seconds = self._turn(user_id, stop)
+            seconds = self._drain_user(user_id, stop)
             pause = min(pause, seconds)
-            # Those who back off may do so for days: the tries of the others are counted anew.
-            is_idle &= seconds >= self._idle_seconds or user_id in self._away
+            # A user may back off for days: the attempts of the others are reset all the same.
+            is_idle &= seconds >= self._idle_seconds or user_id in self._backing_off
         if is_idle:
             self._drain.wake_up()
         return pause
 
-    def _turn(self, user_id: str, stop: Flag) -> float:
-        """Let one user send; returns after how long they want another turn."""
-        away = self._away.get(user_id)
-        if away is not None and (left := away.until - monotonic()) > 0:
-            # What they queue meanwhile has to wait with the rest.
+    def _drain_user(self, user_id: str, stop: Flag) -> float:
+        """Drain one user; returns after how long to do so again."""
+        back_off = self._backing_off.get(user_id)
+        if back_off is not None and (left := back_off.until - monotonic()) > 0:
             return left
         if not self._may_send(user_id):
             return self._idle_seconds
         report = self._send(user_id, stop)
         if report is None or report.ended is Ended.OFFLINE:
-            return self._back_off_from(user_id)
-        self._away.pop(user_id, None)
+            return self._start_back_off(user_id)
+        self._backing_off.pop(user_id, None)
         if report.ended is Ended.SIGNED_OUT:
-            self._refused[user_id] = self._current(user_id)
+            self._refused[user_id] = self._current_token(user_id)
         if report.ended is Ended.TIME_UP:
             return 0.0
         due = report.next_due_seconds
         return self._idle_seconds if due is None else due
 
     def _send(self, user_id: str, stop: Flag) -> DrainReport | None:
-        """Send what there is for one user; None if that could not even be tried."""
+        """Run one drain; None if it raised."""
         try:
             return self._drain.run(user_id, max_seconds=SLICE_SECONDS, wait=False, stop=stop)
         except FileBusyError:
@@ -174,27 +173,27 @@ class Runner:
             _log.exception("a drain failed; trying again later")
         return None
 
-    def _back_off_from(self, user_id: str) -> float:
-        """Leave a user alone, each time for longer; returns for how long."""
-        before = self._away.get(user_id)
+    def _start_back_off(self, user_id: str) -> float:
+        """Back off from a user, each time for longer; returns for how long."""
+        before = self._backing_off.get(user_id)
         failures = 1 if before is None else before.failures + 1
         seconds = self._back_off.delay_seconds(failures, random=self._chance())
-        self._away[user_id] = _Away(failures, monotonic() + seconds)
+        self._backing_off[user_id] = _BackOff(failures, monotonic() + seconds)
         return seconds
 
     def _may_send(self, user_id: str) -> bool:
-        """Leave a user alone whose token was refused, until there is another."""
+        """Say whether a user whose token was refused has another one by now."""
         if user_id not in self._refused:
             return True
-        token = self._current(user_id)
+        token = self._current_token(user_id)
         if token is None or token == self._refused[user_id]:
             return False
         del self._refused[user_id]
         return True
 
-    def _current(self, user_id: str) -> str | None:
+    def _current_token(self, user_id: str) -> str | None:
         try:
-            return bearer(self._token, user_id)
+            return bearer_token(self._token, user_id)
         except Exception:  # noqa: BLE001 - the app's own function
             _log.exception("the token function failed")
             return None

@@ -1,0 +1,416 @@
+"""Claims on entries, and recording what came of them, in the caller's transaction."""
+
+from collections import deque
+from collections.abc import Iterable
+from datetime import timedelta
+from heapq import heapify, heappop, heappush
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from holdfast.core.outbox_entry import Action, Claimed, Entry, Reason, Status, after
+from holdfast.core.retry import RetryPolicy
+from holdfast.errors import ClaimLostError
+from holdfast.outbox.dependencies import free_dependents, park_dependents
+from holdfast.outbox.events import EventKind
+from holdfast.outbox.rows import awaited_local, created_by, entry_of, instant
+from holdfast.outbox.transaction import Transaction
+
+__all__ = [
+    "AttemptResult",
+    "RetryDelay",
+    "claim",
+    "claim_some",
+    "conflict",
+    "expire",
+    "fail",
+    "map_local_id",
+    "release",
+    "renew",
+    "retry_later",
+    "return_expired_claims",
+    "succeed",
+]
+
+_MAX_ERROR_LENGTH: Final = 8192
+"""Characters stored of an error body: enough to see what was wrong."""
+
+_MAX_DELAY_SECONDS: Final = 366 * 86_400.0
+"""A longer Retry-After is shortened: dates further off do not fit everywhere."""
+
+
+class AttemptResult(NamedTuple):
+    """What the history keeps of one send."""
+
+    http_status: int | None = None
+    code: str | None = None
+    request_id: str | None = None
+    error: str | None = None
+
+
+class RetryDelay(NamedTuple):
+    """How long to wait before the next attempt, and whether there is one."""
+
+    delay_seconds: float | None
+    retry_after_seconds: float | None
+    policy: RetryPolicy
+    random: float
+    give_up: bool
+
+    def seconds(self, attempt: int) -> float:
+        """Return the delay after this many attempts."""
+        floor = self.retry_after_seconds
+        if self.delay_seconds is None:
+            delay = self.policy.delay_seconds(
+                max(attempt, 1), random=self.random, retry_after_seconds=floor
+            )
+        else:
+            delay = max(self.delay_seconds, floor or 0.0)
+        return min(delay, _MAX_DELAY_SECONDS)
+
+
+# -- claiming -------------------------------------------------------------------------------------
+
+
+def claim(tx: Transaction, user_id: str, *, lease_seconds: float, worker: str) -> Claimed | None:
+    """Claim the next entry of a user."""
+    tx.rows("promote_due", user_id=user_id, ms=tx.ms)
+    entry = tx.one("claim", user_id=user_id, **_claim_columns(tx, lease_seconds, worker))
+    if entry is None:
+        return None
+    tx.emit(EventKind.CLAIMED, entry)
+    return Claimed(entry, entry.claim_number, lease_seconds)
+
+
+def claim_some(
+    tx: Transaction,
+    user_id: str,
+    *,
+    limit: int,
+    lease_seconds: float,
+    worker: str,
+    skip_profiles: Iterable[str] = (),
+) -> list[Claimed]:
+    """Claim the next entries of a user, in the order in which to send them.
+
+    First the heads of their lanes; if there are fewer than ``limit``, also those behind them, as
+    far as only the one before blocks them.
+    """
+    tx.rows("promote_due", user_id=user_id, ms=tx.ms)
+    columns = _claim_columns(tx, lease_seconds, worker)
+    skip = msgspec.json.encode(sorted(skip_profiles)).decode()
+    heads = tx.entries("claim_some", user_id=user_id, limit=limit, skip=skip, **columns)
+    behind: dict[str, deque[Entry]] = {}
+    left = limit - len(heads)
+    for head in heads:
+        ids = _sendable_behind(tx, head, left, skip) if left > 0 else []
+        if ids:
+            followers = tx.entries("claim_behind", ids=msgspec.json.encode(ids).decode(), **columns)
+            followers.sort(key=_sequence_number)
+            behind[str(head.lane)] = deque(followers)
+            left -= len(followers)
+    entries = _in_send_order(heads, behind)
+    for entry in entries:
+        tx.emit(EventKind.CLAIMED, entry)
+    return [Claimed(entry, entry.claim_number, lease_seconds) for entry in entries]
+
+
+def _claim_columns(tx: Transaction, lease_seconds: float, worker: str) -> dict[str, Any]:
+    return {
+        "claimed_by": worker,
+        "now": tx.now_text,
+        "ms": tx.ms,
+        "lease_ms": tx.ms + int(lease_seconds * 1000),
+    }
+
+
+def _sendable_behind(tx: Transaction, head: Entry, limit: int, skip: str) -> list[str]:
+    if head.lane is None:
+        return []
+    rows = tx.rows(
+        "behind",
+        user_id=head.user_id,
+        lane=head.lane,
+        sequence_number=head.sequence_number,
+        limit=limit,
+        skip=skip,
+    )
+    return [entry_id for entry_id, _ in takewhile(lambda row: row[1], rows)]
+
+
+def _in_send_order(heads: list[Entry], behind: dict[str, deque[Entry]]) -> list[Entry]:
+    """Return the order in which single claims would come if each send succeeds."""
+    waiting = [(-entry.priority, entry.sequence_number, entry) for entry in heads]
+    heapify(waiting)
+    order = []
+    while waiting:
+        entry = heappop(waiting)[2]
+        order.append(entry)
+        followers = behind.get(entry.lane or "")
+        if followers:
+            follower = followers.popleft()
+            heappush(waiting, (-follower.priority, follower.sequence_number, follower))
+    return order
+
+
+def _sequence_number(entry: Entry) -> int:
+    return entry.sequence_number
+
+
+def renew(tx: Transaction, claimed: Claimed) -> None:
+    """Restart the lease. Raises ``ClaimLostError``."""
+    lease_ms = tx.ms + int(claimed.lease_seconds * 1000)
+    if not tx.rows("renew", id=claimed.entry.id, number=claimed.number, lease_ms=lease_ms):
+        raise _lost(claimed)
+
+
+def return_expired_claims(tx: Transaction) -> list[Entry]:
+    """Return entries to ``pending`` whose lease has expired."""
+    result = AttemptResult(error="no outcome was recorded: the process that sent it ended")
+    returned = []
+    for entry_id, number in tx.rows("lapsed", ms=tx.ms):
+        claimed = Claimed(tx.entry(entry_id), number, 0.0)
+        entry = _end_claim(tx, claimed, Action.WATCHDOG, result, uncount=1, outcome_unknown=True)
+        tx.emit(EventKind.RELEASED, entry, detail=result.error)
+        returned.append(entry)
+    return returned
+
+
+# -- outcomes -------------------------------------------------------------------------------------
+
+
+def succeed(
+    tx: Transaction, claimed: Claimed, result: AttemptResult, *, server_id: str | int | None
+) -> Entry:
+    """Record success, map the local id, and free dependents and the lane."""
+    entry = _settle(tx, claimed, Action.SUCCEED, result, server_id=server_id)
+    local = None if server_id is None else created_by(entry)
+    if local is not None:
+        kind, made_by = entry.entity_type, entry.id
+        _map(tx, entry.user_id, entry.local_id, server_id, entity_type=kind, entry_id=made_by)
+    free_dependents(tx, entry=entry.id, local=local)
+    _pass_turn(tx, entry)
+    tx.emit(EventKind.SUCCEEDED, entry)
+    return entry
+
+
+def expire(tx: Transaction, claimed: Claimed, result: AttemptResult) -> Entry:
+    """Record that the server rejected the entry as too old."""
+    entry = _settle(tx, claimed, Action.EXPIRE, result, reason=Reason.STALE)
+    _pass_turn(tx, entry)
+    tx.emit(EventKind.EXPIRED, entry)
+    park_dependents(tx, entry)
+    return entry
+
+
+def retry_later(
+    tx: Transaction,
+    claimed: Claimed,
+    result: AttemptResult,
+    delay: RetryDelay,
+    *,
+    outcome_unknown: bool,
+) -> Entry:
+    """Return the entry to the queue with a delay, or fail it after its last attempt."""
+    attempt = claimed.entry.attempt_count
+    if delay.give_up and delay.policy.gives_up_after(
+        attempt, max_attempts=claimed.entry.max_attempts
+    ):
+        return fail(tx, claimed, result, reason=Reason.ATTEMPTS, outcome_unknown=outcome_unknown)
+    seconds = delay.seconds(attempt)
+    entry = _end_claim(
+        tx,
+        claimed,
+        Action.RETRY_LATER,
+        result,
+        due_ms=tx.ms + int(seconds * 1000) if seconds > 0 else None,
+        next_retry_at=instant(tx.now + timedelta(seconds=seconds)),
+        outcome_unknown=outcome_unknown,
+    )
+    tx.emit(EventKind.RETRYING, entry, delay_seconds=seconds)
+    return entry
+
+
+def release(tx: Transaction, claimed: Claimed, result: AttemptResult, *, sent: bool) -> Entry:
+    """Return the entry to the queue as if it had not been claimed."""
+    entry = _end_claim(tx, claimed, Action.RELEASE, result, uncount=1, in_history=sent)
+    tx.emit(EventKind.RELEASED, entry, detail=result.error)
+    return entry
+
+
+def fail(
+    tx: Transaction,
+    claimed: Claimed,
+    result: AttemptResult,
+    *,
+    reason: Reason,
+    outcome_unknown: bool,
+) -> Entry:
+    """Make the entry ``failed`` and park its dependents."""
+    entry = _end_claim(
+        tx, claimed, Action.FAIL, result, reason=reason, outcome_unknown=outcome_unknown
+    )
+    tx.emit(EventKind.FAILED, entry)
+    park_dependents(tx, entry)
+    return entry
+
+
+def conflict(
+    tx: Transaction,
+    claimed: Claimed,
+    result: AttemptResult,
+    *,
+    theirs: Any,
+    theirs_version: str | None,
+) -> Entry:
+    """Make the entry ``conflict`` and store the server's side."""
+    entry = _end_claim(
+        tx,
+        claimed,
+        Action.CONFLICT,
+        result,
+        outcome_unknown=False,
+        theirs=None if theirs is UNSET else msgspec.json.encode(theirs).decode(),
+        theirs_version=theirs_version,
+    )
+    tx.emit(EventKind.CONFLICT, entry)
+    return entry
+
+
+def map_local_id(
+    tx: Transaction, user_id: str, local_id: str, server_id: str | int, *, entity_type: str
+) -> None:
+    """Record a mapping, and free what waits for it."""
+    _map(tx, user_id, local_id, server_id, entity_type=entity_type, entry_id=None)
+    free_dependents(tx, local=awaited_local(user_id, local_id))
+
+
+def _map(
+    tx: Transaction,
+    user_id: str,
+    local_id: str | None,
+    server_id: str | int | None,
+    *,
+    entity_type: str,
+    entry_id: str | None,
+) -> None:
+    tx.rows(
+        "map_local_id",
+        user_id=user_id,
+        local_id=local_id,
+        server_id=server_id,
+        entity_type=entity_type,
+        entry_id=entry_id,
+        now=tx.now_text,
+    )
+
+
+def _settle(
+    tx: Transaction,
+    claimed: Claimed,
+    action: Action,
+    result: AttemptResult,
+    *,
+    server_id: str | int | None = None,
+    reason: Reason | None = None,
+) -> Entry:
+    """End a claim in a final status."""
+    status = after(action, Status.IN_FLIGHT)
+    done = status is Status.SUCCEEDED
+    error, error_code = _short(result.error), None if done else result.http_status
+    found = tx.rows(
+        "settle",
+        id=claimed.entry.id,
+        number=claimed.number,
+        status=status.value,
+        server_id=server_id,
+        synced_at=tx.now_text if done else None,
+        error=error,
+        error_code=error_code,
+        reason=reason,
+        ms=tx.ms,
+    )
+    if not found:
+        raise _lost(claimed)
+    _add_attempt(tx, claimed, action, result)
+    # A claimed entry is changed by its holder only, so it need not be read again.
+    entry = claimed.entry
+    return msgspec.structs.replace(
+        entry,
+        status=status,
+        server_id=entry.server_id if server_id is None else server_id,
+        synced_at=tx.now if done else None,
+        last_error=error,
+        last_error_code=error_code,
+        reason=reason,
+        outcome_unknown=False,
+        next_retry_at=None,
+    )
+
+
+def _end_claim(
+    tx: Transaction,
+    claimed: Claimed,
+    action: Action,
+    result: AttemptResult,
+    *,
+    uncount: int = 0,
+    in_history: bool = True,
+    due_ms: int | None = None,
+    next_retry_at: str | None = None,
+    reason: Reason | None = None,
+    outcome_unknown: bool | None = None,
+    theirs: str | None = None,
+    theirs_version: str | None = None,
+) -> Entry:
+    """End a claim in a status that is not final."""
+    found = tx.rows(
+        "end_claim",
+        id=claimed.entry.id,
+        number=claimed.number,
+        status=after(action, Status.IN_FLIGHT).value,
+        uncount=uncount,
+        due_ms=due_ms,
+        next_retry_at=next_retry_at,
+        error=_short(result.error),
+        error_code=result.http_status,
+        reason=reason,
+        outcome_unknown=outcome_unknown,
+        theirs=theirs,
+        theirs_version=theirs_version,
+    )
+    if not found:
+        raise _lost(claimed)
+    if in_history:
+        _add_attempt(tx, claimed, action, result)
+    return entry_of(found[0])
+
+
+def _add_attempt(tx: Transaction, claimed: Claimed, action: Action, result: AttemptResult) -> None:
+    tx.rows(
+        "add_attempt",
+        id=claimed.entry.id,
+        now=tx.now_text,
+        outcome=action.value,
+        http_status=result.http_status,
+        code=result.code,
+        request_id=result.request_id,
+        error=_short(result.error),
+    )
+
+
+def _pass_turn(tx: Transaction, entry: Entry) -> None:
+    if entry.lane is not None:
+        tx.rows("pass_turn", user_id=entry.user_id, lane=entry.lane)
+
+
+def _short(error: str | None) -> str | None:
+    return None if error is None else error[:_MAX_ERROR_LENGTH]
+
+
+def _lost(claimed: Claimed) -> ClaimLostError:
+    return ClaimLostError(
+        f"claim {claimed.number} of {claimed.entry.id} is over: its lease expired or it was ended"
+    )

@@ -1,0 +1,102 @@
+"""State of one drain of one user while it runs, and its report at the end."""
+
+from enum import StrEnum
+
+import msgspec
+
+from holdfast.core.response_classification import Misdirected, SignInNeeded, Verdict
+
+__all__ = ["DrainReport", "DrainState", "Ended"]
+
+
+class Ended(StrEnum):
+    """Why a drain ended."""
+
+    EMPTY = "empty"
+    """Nothing is left to send."""
+    BLOCKED = "blocked"
+    """What is left waits for a person, for a profile, or for another process that is sending."""
+    WAITING = "waiting"
+    """What is left waits for its next attempt."""
+    OFFLINE = "offline"
+    """The server cannot be reached."""
+    SIGNED_OUT = "signed_out"
+    """The server does not accept the token. No entry has failed because of that."""
+    TIME_UP = "time_up"
+    STOPPED = "stopped"
+
+
+class DrainReport(msgspec.Struct, kw_only=True):
+    """What one drain did for one user."""
+
+    user_id: str
+    ended: Ended = Ended.EMPTY
+    # Requests that were sent for entries, with or without a response.
+    sent: int = 0
+    succeeded: int = 0
+    retrying: int = 0
+    failed: int = 0
+    # Left to a person.
+    conflicts: int = 0
+    # Resolved by the entry's strategy.
+    resolved: int = 0
+    expired: int = 0
+    # Claims of ended processes that were returned to the queue.
+    revived: int = 0
+    # Chains that were rebuilt by the profile's recovery.
+    rebuilt: int = 0
+    # Another process had claimed the entry when the response came.
+    lost: int = 0
+    # Entries that are not settled at the end.
+    unsent: int = 0
+    # When the next retry is due.
+    next_due_seconds: float | None = None
+    elapsed_seconds: float = 0.0
+    # A few words for a person about why it ended.
+    detail: str | None = None
+
+
+class DrainState:
+    """State of one drain of one user."""
+
+    def __init__(self, user_id: str) -> None:
+        self.report = DrainReport(user_id=user_id)
+        # Why to end; None while the drain goes on.
+        self.ended: Ended | None = None
+        # The network is down: nothing is sent for this long. None if it is up.
+        self.hold_seconds: float | None = None
+        # Sends in a row without a response.
+        self.silent_sends = 0
+        # Time has passed uncounted: entries may be older than they seemed.
+        self.has_aged = False
+        self.refused_tokens: set[str | None] = set()
+        # Sends in a row that got a 401.
+        self.refusals = 0
+        # Profiles of entries that are not sent, because they are not registered.
+        self.unknown_profiles: set[str] = set()
+
+    def note_verdict(self, verdict: Verdict) -> None:
+        """Reset the counters that a response of the service ends."""
+        if not isinstance(verdict, Misdirected):
+            self.silent_sends = 0
+        if not isinstance(verdict, SignInNeeded):
+            self.refusals = 0
+
+    def note_refused_token(self, token: str | None) -> None:
+        """Count a 401, and remember the token that got it."""
+        self.refused_tokens.add(token)
+        self.refusals += 1
+
+    def note_missed_time(self) -> None:
+        """Have stale entries expired before the next claim."""
+        self.has_aged = True
+
+    def end(self, why: Ended, detail: str | None = None) -> None:
+        """End the drain after the current entry."""
+        self.ended = why
+        self.report.detail = detail
+
+    def hold(self, seconds: float, why: str) -> None:
+        """Send nothing for this long."""
+        self.hold_seconds = seconds
+        self.report.detail = why

@@ -1,0 +1,211 @@
+"""Maintenance of the queue: server time, expiry, pruning, purging, files of earlier versions."""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from holdfast.core.outbox_entry import DEFAULT_PROFILE_NAME, Entry, Reason, Status
+from holdfast.errors import UnsentEntriesError
+from holdfast.outbox.clock import update_from_server
+from holdfast.outbox.events import Event, EventKind
+from holdfast.outbox.profile import FORMER_DEFAULT_NAME
+from holdfast.outbox.resolution import settle_unclaimed
+from holdfast.outbox.settings import QueueSettings
+from holdfast.outbox.transaction import Transaction
+
+__all__ = [
+    "KEY_EXPIRED",
+    "PRUNE_BATCH",
+    "PrunePosition",
+    "adopt_default_profile",
+    "expire_stale",
+    "key_expired",
+    "key_may_be_expired",
+    "learn_server_time",
+    "may_prune",
+    "prune",
+    "purge_user",
+]
+
+PRUNE_BATCH: Final = 500
+"""Entries removed per commit, so that each takes milliseconds."""
+
+KEY_EXPIRED: Final = (
+    "it was sent, no response came, and the server no longer knows its key: look whether it "
+    "happened before you send it again"
+)
+"""Error of an entry whose outcome can no longer be found out."""
+
+_MAX_TRANSIT: Final = timedelta(minutes=10)
+"""A request may reach the server this long after it was claimed."""
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_PAGE: Final = 200
+_PRUNED: Final = (Status.SUCCEEDED, Status.DISCARDED, Status.EXPIRED)
+
+
+# -- keys that the server may have expired ---------------------------------------------------------
+
+
+def key_expired(tx: Transaction, entry: Entry) -> bool:
+    """Say whether an entry may have happened so long ago that its key no longer protects it."""
+    found = tx.rows("maybe_since", id=entry.id)
+    return bool(found) and _key_expired(tx, entry, found[0][0])
+
+
+def key_may_be_expired(tx: Transaction, entry: Entry) -> bool:
+    """Say the same by the wall clock, for when the time that the device was off is unknown."""
+    found = tx.rows("maybe_since", id=entry.id)
+    if not found or found[0][1] is None:
+        return False
+    lifetime = _certain_lifetime(tx, entry)
+    return lifetime is not None and tx.now - datetime.fromisoformat(found[0][1]) >= lifetime
+
+
+def _key_expired(tx: Transaction, entry: Entry, maybe_since_ms: int | None) -> bool:
+    if maybe_since_ms is None:  # a person has checked, and wants it to be sent
+        return False
+    lifetime = _certain_lifetime(tx, entry)
+    return lifetime is not None and tx.ms - maybe_since_ms >= lifetime // _MILLISECOND
+
+
+def _certain_lifetime(tx: Transaction, entry: Entry) -> timedelta | None:
+    """Return how long the server certainly knows the key; None if the profile is unknown."""
+    profile = tx.profiles.find(entry.profile)
+    return None if profile is None else profile.key_lifetime - _MAX_TRANSIT
+
+
+# -- time and age ---------------------------------------------------------------------------------
+
+
+def expire_stale(tx: Transaction, user_id: str, cap: timedelta) -> list[Entry]:
+    """Expire what has been pending for longer than the cap.
+
+    Entries that may have happened are kept as long as the server certainly knows their keys.
+    """
+    limit = tx.ms - int(cap.total_seconds() * 1000)
+    expired: list[Entry] = []
+    after = 0
+    while True:
+        page = tx.rows("pending_by_age", user_id=user_id, after=after, limit=_PAGE)
+        for rowid, entry_id, enqueued_ms, outcome_unknown, maybe_since_ms in page:
+            if enqueued_ms >= limit:
+                return expired
+            after = rowid
+            entry = tx.entry(entry_id)
+            if entry.status is not Status.PENDING:  # parked when an earlier one expired
+                continue
+            if not outcome_unknown:
+                expired.append(settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, None))
+            elif _key_expired(tx, entry, maybe_since_ms):
+                expired.append(
+                    settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, KEY_EXPIRED)
+                )
+        if len(page) < _PAGE:
+            return expired
+
+
+def learn_server_time(tx: Transaction, server_now: datetime) -> bool:
+    """Store the server's time and fill the gap before it; returns whether there was one."""
+    update = update_from_server(tx.clock, server_now)
+    if update is None:
+        return False
+    if update.missed_ms:
+        tx.rows("shift_since", by_ms=update.missed_ms, since_ms=update.since_ms)
+        tx.rows("shift_settled", by_ms=update.missed_ms, since_ms=update.since_ms)
+        tx.rows("shift_maybe", by_ms=update.missed_ms, since_ms=update.since_ms)
+        tx.rows("shift_leases", by_ms=update.missed_ms)
+    if update.gap_unknown:
+        tx.rows("age_maybe", ms=tx.ms, server_ms=update.row.server_ms, since_ms=update.since_ms)
+    tx.set_clock(update.row)
+    return update.missed_ms > 0
+
+
+# -- removal --------------------------------------------------------------------------------------
+
+
+class PrunePosition:
+    """How far a pruning has got, so that no batch reads the same rows again."""
+
+    def __init__(self) -> None:
+        self.statuses = list(_PRUNED)
+        self.after = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all rows were read."""
+        return not self.statuses
+
+
+def prune(tx: Transaction, settings: QueueSettings, position: PrunePosition, size: int) -> int:
+    """Remove up to ``size`` entries that were settled long enough ago, and move the position."""
+    status = position.statuses[0]
+    page = tx.rows(
+        "prunable",
+        status=status.value,
+        after=position.after,
+        settled_before=tx.ms - int(_kept_for(settings, status).total_seconds() * 1000),
+        limit=size,
+    )
+    for rowid, entry_id, user_id, sequence_number in page:
+        tx.rows("raise_floor", user_id=user_id, sequence_number=sequence_number)
+        tx.rows("forget_awaited", id=entry_id)
+        tx.rows("remove", id=entry_id)
+        position.after = rowid
+    if len(page) < size:
+        position.statuses.pop(0)
+        position.after = 0
+    if page:
+        tx.events.append(Event(kind=EventKind.PRUNED, at=tx.now, count=len(page)))
+    return len(page)
+
+
+def may_prune(tx: Transaction, settings: QueueSettings) -> bool:
+    """Say whether the oldest settled entries can be removed."""
+    for (user_id,) in tx.rows("users"):
+        for status in _PRUNED:
+            oldest = tx.rows("oldest_settled", user_id=user_id, status=status.value)[0][0]
+            kept_ms = _kept_for(settings, status).total_seconds() * 1000
+            if oldest is not None and oldest <= tx.ms - kept_ms:
+                return True
+    return False
+
+
+def _kept_for(settings: QueueSettings, status: Status) -> timedelta:
+    return settings.keep_succeeded if status is Status.SUCCEEDED else settings.keep_settled
+
+
+def purge_user(tx: Transaction, user_id: str, *, force: bool) -> int:
+    """Remove a user with all entries, attempts and mappings."""
+    unsent = tx.rows("count_unsent", user_id=user_id)[0][0]
+    if unsent and not force:
+        raise UnsentEntriesError(
+            f"{user_id} has {unsent} unsettled entries, which would be lost: send them, or use "
+            "force",
+            unsent=unsent,
+        )
+    tx.rows("purge_waits", user_id=user_id)
+    tx.rows("purge_attempts", user_id=user_id)
+    removed = len(tx.rows("purge_entries", user_id=user_id))
+    tx.rows("purge_mappings", user_id=user_id)
+    tx.rows("purge_user", user_id=user_id)
+    tx.events.append(Event(kind=EventKind.PURGED, at=tx.now, user_id=user_id, count=removed))
+    return removed
+
+
+# -- files of earlier versions --------------------------------------------------------------------
+
+
+def adopt_default_profile(tx: Transaction) -> None:
+    """Give entries from before schema version 4 a profile that exists.
+
+    They have the name that was then the default. If that name is registered, they keep it;
+    otherwise they were queued by an app that named no profile, and become ``default``. Decided
+    once per file, at the first opening after the upgrade.
+    """
+    if not tx.rows("former_default_unchecked"):
+        return
+    if tx.rows("has_profile", profile=FORMER_DEFAULT_NAME) and (
+        tx.profiles.find(FORMER_DEFAULT_NAME) is None
+    ):
+        tx.rows("rename_profile", old=FORMER_DEFAULT_NAME, new=DEFAULT_PROFILE_NAME)
+    tx.rows("former_default_checked")

@@ -1,0 +1,155 @@
+"""Outcomes of sending an entry, and how each is recorded in the queue."""
+
+from typing import Any, assert_never
+
+import msgspec
+
+from holdfast.core.outbox_entry import Claimed, Entry, Reason, Status
+from holdfast.core.retry import RetryPolicy
+from holdfast.outbox import conflicts, recovery
+from holdfast.outbox.claims import AttemptResult
+from holdfast.outbox.conflicts import ConflictPlan
+from holdfast.outbox.maintenance import KEY_EXPIRED
+from holdfast.outbox.profile import Recovery
+from holdfast.outbox.queue import OutboxQueue
+
+__all__ = [
+    "Conflicted",
+    "Expired",
+    "Failed",
+    "KeyExpired",
+    "Outcome",
+    "Released",
+    "RetryLater",
+    "Succeeded",
+    "WrongOrder",
+    "record",
+]
+
+
+class Succeeded(msgspec.Struct, frozen=True):
+    """It has happened on the server, now or earlier."""
+
+    result: AttemptResult
+    server_id: str | int | None = None
+
+
+class RetryLater(msgspec.Struct, frozen=True, kw_only=True):
+    """A failure that may pass; with ``give_up`` this was the last attempt."""
+
+    result: AttemptResult
+    policy: RetryPolicy
+    give_up: bool
+    outcome_unknown: bool
+    delay_seconds: float | None = None
+    retry_after_seconds: float | None = None
+
+
+class Released(msgspec.Struct, frozen=True):
+    """Not an attempt: the claim is released. ``sent`` says whether there was a request."""
+
+    result: AttemptResult
+    sent: bool
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The server refuses it as it is."""
+
+    result: AttemptResult
+    reason: Reason = Reason.ANSWER
+    outcome_unknown: bool = False
+
+
+class Expired(msgspec.Struct, frozen=True):
+    """The server rejects it as too old."""
+
+    result: AttemptResult
+
+
+class Conflicted(msgspec.Struct, frozen=True):
+    """The entity was changed on the server; the plan says how the conflict ends, if it does."""
+
+    result: AttemptResult
+    plan: ConflictPlan
+
+
+class WrongOrder(msgspec.Struct, frozen=True):
+    """Rejected as out of order; ``state`` is what the recovery reads from the server."""
+
+    result: AttemptResult
+    recovery: Recovery
+    state: Any
+
+
+class KeyExpired(msgspec.Struct, frozen=True):
+    """Not sent: it may have happened, and the server no longer knows its key."""
+
+
+Outcome = (
+    Succeeded | RetryLater | Released | Failed | Expired | Conflicted | WrongOrder | KeyExpired
+)
+
+
+def record(  # noqa: PLR0911 - one for each outcome
+    queue: OutboxQueue, claimed: Claimed, outcome: Outcome
+) -> Entry:
+    """Record an outcome, and return the entry after that.
+
+    One operation of the queue, or several in a nested transaction: a claim that turns out to be
+    lost (``ClaimLostError``) leaves nothing half done.
+    """
+    match outcome:
+        case Succeeded():
+            result = outcome.result
+            return queue.succeed(
+                claimed,
+                server_id=outcome.server_id,
+                http_status=result.http_status,
+                code=result.code,
+                request_id=result.request_id,
+            )
+        case RetryLater():
+            return queue.schedule_retry(
+                claimed,
+                policy=outcome.policy,
+                give_up=outcome.give_up,
+                outcome_unknown=outcome.outcome_unknown,
+                delay_seconds=outcome.delay_seconds,
+                retry_after_seconds=outcome.retry_after_seconds,
+                **outcome.result._asdict(),
+            )
+        case Released():
+            return queue.release(claimed, sent=outcome.sent, **outcome.result._asdict())
+        case Failed():
+            return queue.fail(
+                claimed,
+                reason=outcome.reason,
+                outcome_unknown=outcome.outcome_unknown,
+                **outcome.result._asdict(),
+            )
+        case Expired():
+            return queue.expire(claimed, **outcome.result._asdict())
+        case Conflicted():
+            with queue.transaction():
+                return conflicts.record_conflict(queue, claimed, outcome.result, outcome.plan)
+        case WrongOrder():
+            with queue.transaction():
+                pending = recovery.pending_entries(queue, claimed.entry.user_id)
+                actions = outcome.recovery.plan(claimed.entry, pending, outcome.state)
+                return recovery.apply_plan(queue, claimed, outcome.result, actions)
+        case KeyExpired():
+            return _record_key_expired(queue, claimed)
+        case _:
+            assert_never(outcome)
+
+
+def _record_key_expired(queue: OutboxQueue, claimed: Claimed) -> Entry:
+    """Leave an entry that may have happened to a person, or expire it if it is too old."""
+    entry_id = claimed.entry.id
+    with queue.transaction():
+        queue.release(claimed)
+        queue.expire_stale(claimed.entry.user_id)
+        entry = queue.get(entry_id)
+        if entry.status is Status.PENDING:
+            entry = queue.park(entry_id, reason=Reason.UNKNOWN, error=KEY_EXPIRED)
+    return entry

@@ -1,0 +1,231 @@
+"""What a person, or a strategy, does to entries: retry, edit, resolve, cancel, discard, park."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, assert_never
+
+from msgspec import UNSET, UnsetType
+
+from holdfast.core.outbox_entry import Action, Entry, Reason, Resolution, Status, after
+from holdfast.errors import OutcomeUnknownError, TransitionError, UsageError
+from holdfast.ids import new_uuid4
+from holdfast.outbox.dependencies import (
+    BatchIndex,
+    EntryRef,
+    find_dependencies,
+    park_dependents,
+    revive_dependents,
+)
+from holdfast.outbox.events import EventKind
+from holdfast.outbox.rows import created_by, json_text
+from holdfast.outbox.settings import QueueSettings
+from holdfast.outbox.transaction import Transaction
+from holdfast.outbox.validation import check_request
+
+__all__ = ["Changes", "cancel", "discard", "edit", "park", "resolve", "retry", "settle_unclaimed"]
+
+
+class Changes(NamedTuple):
+    """New parts of a request; UNSET keeps the old."""
+
+    payload: Any = UNSET
+    headers: Mapping[str, str] | UnsetType = UNSET
+    endpoint: str | UnsetType = UNSET
+    depends_on: Sequence[str] | UnsetType = UNSET
+
+
+def retry(tx: Transaction, entry_id: str) -> Entry:
+    """Return a failed entry to ``pending``."""
+    entry = tx.entry(entry_id)
+    after(Action.RETRY, entry.status)
+    dead = tx.rows("dead_waits", id=entry_id)
+    if dead:
+        raise TransitionError(
+            f"{entry_id} depends on {dead[0][0].rpartition('/')[2]}, which is failed, discarded or "
+            "expired: retry that one, or edit this one so that it no longer needs it"
+        )
+    entry = tx.changed("to_pending", id=entry_id)
+    tx.emit(EventKind.RETRIED, entry)
+    revive_dependents(tx, entry)
+    return entry
+
+
+def edit(
+    tx: Transaction, entry_id: str, changes: Changes, settings: QueueSettings, *, force: bool
+) -> Entry:
+    """Change the request of an entry, and with it its key."""
+    entry = tx.entry(entry_id)
+    after(Action.EDIT, entry.status)
+    _check_outcome(entry, "edited", force=force)
+    entry = _rewrite(tx, entry, changes, settings)
+    tx.emit(EventKind.EDITED, entry)
+    if entry.status is Status.PENDING:
+        revive_dependents(tx, entry)
+    else:
+        park_dependents(tx, entry)
+    return entry
+
+
+def resolve(
+    tx: Transaction, entry_id: str, how: Resolution, changes: Changes, settings: QueueSettings
+) -> Entry:
+    """End a conflict."""
+    entry = tx.entry(entry_id)
+    match how:
+        case Resolution.THEIRS:
+            _check_conflict(entry, Action.DISCARD)
+            return settle_unclaimed(tx, entry, Status.DISCARDED, Reason.ANSWER, None)
+        case Resolution.GIVE_UP:
+            _check_conflict(entry, Action.GIVE_UP)
+            entry = tx.changed("give_up", id=entry_id, reason=Reason.ANSWER.value)
+            tx.emit(EventKind.FAILED, entry)
+            park_dependents(tx, entry)
+            return entry
+        case Resolution.MINE:
+            _check_conflict(entry, Action.RESEND)
+            entry = _rewrite(tx, entry, changes, settings, forced=True)
+        case Resolution.MERGED:
+            if changes.payload is UNSET:
+                raise UsageError("resolving a conflict by merging needs the merged payload")
+            _check_conflict(entry, Action.RESEND)
+            entry = _rewrite(tx, entry, changes, settings, rebased=True)
+        case _:
+            assert_never(how)
+    tx.emit(EventKind.RESOLVED, entry)
+    return entry
+
+
+def cancel(tx: Transaction, entry_id: str, *, reason: Reason, force: bool) -> Entry:
+    """Discard a pending entry."""
+    entry = tx.entry(entry_id)
+    status = after(Action.CANCEL, entry.status)
+    _check_outcome(entry, "cancelled", force=force)
+    return settle_unclaimed(tx, entry, status, reason, None)
+
+
+def discard(tx: Transaction, entry_id: str, *, reason: Reason, with_dependents: bool) -> Entry:
+    """Discard a failed or conflicting entry, and optionally all that were parked because of it."""
+    entry = tx.entry(entry_id)
+    status = after(Action.DISCARD, entry.status)
+    children = (
+        tx.entries("all_dependents", id=entry_id, local=created_by(entry))
+        if with_dependents
+        else []
+    )
+    entry = settle_unclaimed(tx, entry, status, reason, None)
+    for child in children:
+        # Read again: pending ones were parked by the line above.
+        current = tx.entry(child.id)
+        if current.status is Status.FAILED:
+            settle_unclaimed(tx, current, Status.DISCARDED, reason, None)
+    return entry
+
+
+def park(tx: Transaction, entry_id: str, *, reason: Reason, error: str | None) -> Entry:
+    """Fail a pending entry without sending it."""
+    entry = tx.entry(entry_id)
+    after(Action.PARK, entry.status)
+    entry = tx.changed("park", id=entry_id, reason=reason.value, error=error)
+    tx.emit(EventKind.FAILED, entry)
+    park_dependents(tx, entry)
+    return entry
+
+
+def settle_unclaimed(
+    tx: Transaction, entry: Entry, status: Status, reason: Reason, error: str | None
+) -> Entry:
+    """Discard or expire an entry that is not claimed; its lane continues."""
+    entry = tx.changed(
+        "settle_unclaimed",
+        id=entry.id,
+        status=status.value,
+        reason=reason.value,
+        error=error,
+        ms=tx.ms,
+    )
+    if entry.lane is not None:
+        tx.rows("pass_turn", user_id=entry.user_id, lane=entry.lane)
+    kind = EventKind.EXPIRED if status is Status.EXPIRED else EventKind.DISCARDED
+    tx.emit(kind, entry)
+    park_dependents(tx, entry)
+    return entry
+
+
+def _rewrite(
+    tx: Transaction,
+    entry: Entry,
+    changes: Changes,
+    settings: QueueSettings,
+    *,
+    forced: bool = False,
+    rebased: bool = False,
+) -> Entry:
+    payload = changes.payload
+    if payload is UNSET:
+        payload = None if entry.payload is None else entry.payload.encode()
+    headers = entry.headers if changes.headers is UNSET else changes.headers
+    endpoint = entry.endpoint if changes.endpoint is UNSET else changes.endpoint
+    depends_on = entry.dependency_ids if changes.depends_on is UNSET else changes.depends_on
+    profile = tx.profiles.get(entry.profile)
+    request = check_request(profile, endpoint, payload, headers, settings.max_payload_bytes)
+    ref = EntryRef(
+        entry.id,
+        entry.user_id,
+        entry.operation,
+        entry.local_id,
+        strict_order=profile.strict_order,
+    )
+    dependencies = find_dependencies(tx, ref, tuple(depends_on), request.refers_to, BatchIndex())
+    _check_still_acyclic(tx, entry, dependencies.awaited)
+    tx.rows("forget_waits", entry_id=entry.id)
+    tx.many("insert_wait", [(awaited, entry.id) for awaited in dependencies.awaited])
+    changed = tx.changed(
+        "rewrite",
+        id=entry.id,
+        payload=request.payload,
+        headers=json_text(request.headers),
+        endpoint=request.endpoint,
+        key=new_uuid4(),
+        dependency_ids=json_text(dependencies.dependency_ids),
+        local_refs=json_text(dependencies.local_refs),
+        waiting_for=len(dependencies.awaited),
+        payload_version=settings.payload_version,
+        base=entry.theirs if rebased else entry.base,
+        base_version=entry.theirs_version if rebased else entry.base_version,
+        forced=forced,
+    )
+    if dependencies.has_dead_parent:
+        changed = tx.changed("park", id=entry.id, reason=Reason.DEPENDENCY.value, error=None)
+    return changed
+
+
+def _check_still_acyclic(tx: Transaction, entry: Entry, awaited: Sequence[str]) -> None:
+    """Raise for new dependencies on entries that were queued later."""
+    for name in awaited:
+        parent_id = name
+        if "/" in name:
+            found = tx.rows("local_state", user_id=entry.user_id, local_id=name.rpartition("/")[2])
+            parent_id = found[0][1]
+        if parent_id is not None:
+            # An earlier entry cannot depend on a later one outside its batch, so this check keeps
+            # cycles out without a traversal of the graph.
+            parent = tx.entry(parent_id)
+            if parent.sequence_number >= entry.sequence_number and (
+                parent.id not in entry.dependency_ids
+            ):
+                raise TransitionError(
+                    f"{entry.id} cannot depend on {parent.id}, which was queued later"
+                )
+
+
+def _check_conflict(entry: Entry, action: Action) -> None:
+    if entry.status is not Status.CONFLICT:
+        raise TransitionError(f"there is no conflict to resolve: the entry is {entry.status}")
+    after(action, entry.status)
+
+
+def _check_outcome(entry: Entry, what: str, *, force: bool) -> None:
+    if entry.outcome_unknown and not force:
+        raise OutcomeUnknownError(
+            f"{entry.id} was sent and got no conclusive response, so it may have happened: send it "
+            f"again as it is, or use force to have it {what}"
+        )

@@ -1,0 +1,515 @@
+"""Send one entry: request → response → outcome. Recording the outcome is left to the drain.
+
+Everything that takes time, such as reading the server's side of a conflict, happens here, so that
+the drain can record outcomes and claim the next entries in one short transaction.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from email.utils import parsedate_to_datetime
+from random import random
+from typing import Final, assert_never
+from urllib.parse import urlsplit
+
+from holdfast.core.outbox_entry import Action, Claimed, Entry, Operation, Reason
+from holdfast.core.response_classification import (
+    BY_CODE,
+    Conflicting,
+    Done,
+    Misdirected,
+    OutOfOrder,
+    Refused,
+    SignInNeeded,
+    TooOld,
+    TryLater,
+    classify,
+)
+from holdfast.core.retry import RetryPolicy, parse_retry_after
+from holdfast.errors import EntryInvalidError
+from holdfast.outbox import conflicts
+from holdfast.outbox.claims import AttemptResult
+from holdfast.outbox.conflicts import ConflictPlan, Merge
+from holdfast.outbox.drain_state import DrainState, Ended
+from holdfast.outbox.events import EventKind, event_about
+from holdfast.outbox.outcome import (
+    Conflicted,
+    Expired,
+    Failed,
+    KeyExpired,
+    Outcome,
+    Released,
+    RetryLater,
+    Succeeded,
+    WrongOrder,
+)
+from holdfast.outbox.profile import Profile
+from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.request_builder import Token, bearer_token, build_request, entity_path
+from holdfast.outbox.transaction import FaultPoints
+from holdfast.outbox.transport import NoResponse, Request, Response, Transport
+from holdfast.ports import Clock
+
+__all__ = ["UNREACHABLE", "AtSend", "Retry", "Sender"]
+
+_log = logging.getLogger(__name__)
+
+UNREACHABLE: Final = "unreachable"
+"""In the history, the code of a send that never reached the server."""
+
+_MAX_SILENT_SENDS: Final = 3
+"""So many sends in a row without a response are held against the network, not the entries."""
+
+_MAX_REBUILDS: Final = 3
+_MAX_MERGES: Final = 5
+"""How often one entry is rebuilt or merged in one wake-up before it is left to a person."""
+
+_OK: Final = 200
+_UNAUTHORIZED: Final = 401
+_UNPROCESSABLE: Final = 422
+_SERVER_ERROR: Final = 500
+_ABOUT_THE_KEY: Final = frozenset({409, 422})
+_GONE: Final = frozenset({404, 410})
+_UNCOUNTED: Final = frozenset({Action.RELEASE, Action.WATCHDOG})
+_MAX_INTEGER: Final = 2**63
+_SIGN_IN: Final = "the server does not accept the token: sign in"
+
+AtSend = Callable[[Entry], Mapping[str, str]]
+"""Returns headers that are made anew for each send of an entry, such as an attestation."""
+
+Retry = RetryPolicy | Callable[[Profile], RetryPolicy]
+"""One policy for all entries, or one by profile."""
+
+
+class Sender:
+    """Sends entries, and counts the attempts of one wake-up."""
+
+    def __init__(
+        self,
+        queue: OutboxQueue,
+        transport: Transport,
+        token: Token,
+        *,
+        merge: Merge | None,
+        at_send: AtSend | None,
+        retry: Retry | None,
+        clock: Clock,
+        fault_points: FaultPoints | None,
+        chance: Callable[[], float] = random,
+    ) -> None:
+        """Take the arguments of ``Drain``."""
+        self._queue = queue
+        self._transport = transport
+        self._token = token
+        self._merge = merge
+        self._at_send = at_send
+        self._retry = retry
+        self._clock = clock
+        self._fault_points = fault_points
+        self._chance = chance
+        self._last_date: str | None = None
+        # By entry id, in this wake-up: rounds of conflict or rebuild, and failed attempts.
+        self._rounds: Counter[str] = Counter()
+        self._attempts: Counter[str] = Counter()
+
+    def reset_attempts(self) -> None:
+        """Begin a new wake-up."""
+        self._attempts.clear()
+        self._rounds.clear()
+
+    def attempts_exhausted(self, entry: Entry) -> bool:
+        """Say whether an entry has had all its attempts of this wake-up."""
+        attempts = self._policy(entry).attempts
+        return attempts is not None and self._attempts[entry.id] >= attempts
+
+    def retry_position(self, claimed: Claimed, others: Iterable[Claimed]) -> int:
+        """Return a random position among other claims for an entry that was sent before.
+
+        A lane keeps its order. Random, because with a fixed position a network that loses every
+        n-th response could lose this one each time, until the entry has no attempts left.
+        """
+        entry = claimed.entry
+        first = last = 0
+        for place, other in enumerate(others):
+            if entry.lane is not None and other.entry.lane == entry.lane:
+                if other.entry.sequence_number > entry.sequence_number:
+                    break
+                first = place + 1
+            last = place + 1
+        return first + int(self._chance() * (last - first + 1))
+
+    def reach(self, point: str) -> None:
+        """Pass a fault point."""
+        if self._fault_points is not None:
+            self._fault_points.reach(point)
+
+    def send(self, claimed: Claimed, state: DrainState) -> Outcome:
+        """Send an entry and return the outcome.
+
+        If a function of the app raises, the claim is ended here and the exception is passed on.
+        """
+        entry, queue = claimed.entry, self._queue
+        profile = queue.profiles.get(entry.profile)
+        try:
+            token = bearer_token(self._token, entry.user_id)
+            if token is None and callable(self._token):
+                return self._sign_in(entry, state, token, "there is no token: sign in")
+            extra = self._headers(entry, token)
+            request = build_request(
+                entry, profile, queue.mappings, now=queue.server_now, extra=extra
+            )
+            unsent = self._check_key(entry, state, token) if entry.outcome_unknown else None
+        except EntryInvalidError as error:
+            return Failed(AttemptResult(error=error.message), reason=Reason.DEPENDENCY)
+        except BaseException:
+            # The app's functions may raise anything. Nothing was sent.
+            queue.release(claimed)
+            raise
+        if unsent is not None:
+            return unsent
+        self.reach("drain.before_send")
+        try:
+            response = self._transport.send(request)
+        except BaseException:
+            # It may have been sent: back into the queue, as if this process had died.
+            queue.schedule_retry(claimed, delay_seconds=0, give_up=False, outcome_unknown=True)
+            raise
+        self.reach("drain.after_send")
+        state.report.sent += 1
+        if queue.has_listeners:
+            self._emit_sent(entry, response)
+        if isinstance(response, NoResponse):
+            return self._no_response(entry, state, response)
+        self._learn_time(response, state)
+        try:
+            return self._outcome(entry, state, response, token)
+        except BaseException:
+            # The app's functions again. Sent once more, the server gives the same response.
+            result = _result(response)
+            if response.status == _UNAUTHORIZED:
+                queue.release(claimed, sent=True, **result._asdict())
+            else:
+                queue.schedule_retry(
+                    claimed,
+                    give_up=False,
+                    outcome_unknown=entry.outcome_unknown,
+                    **result._asdict(),
+                )
+            raise
+
+    def _outcome(  # noqa: PLR0911 - one for each verdict
+        self, entry: Entry, state: DrainState, response: Response, token: str | None
+    ) -> Outcome:
+        codes = self._queue.profiles.get(entry.profile).codes
+        verdict = classify(response.status, response.code, entry, codes)
+        state.note_verdict(verdict)
+        match verdict:
+            case Done():
+                server_id = _server_id_in(entry, response)
+                if server_id is None and entry.local_id and entry.operation is Operation.CREATE:
+                    _log.warning(
+                        "no id in the response: entries that refer to %s wait", entry.local_id
+                    )
+                return Succeeded(_result(response), server_id)
+            case TryLater() if verdict.outcome_unknown or not self._had_unclear_422(entry):
+                return self._retry_later(
+                    entry,
+                    _result(response, response.error_body),
+                    outcome_unknown=verdict.outcome_unknown,
+                    retry_after_seconds=self._retry_after(response),
+                )
+            case TryLater() | Refused():
+                return Failed(
+                    _result(response, response.error_body),
+                    outcome_unknown=entry.outcome_unknown and not _is_conclusive(response),
+                )
+            case TooOld():
+                return Expired(_result(response, response.error_body))
+            case Conflicting():
+                return self._conflict(entry, state, response, token)
+            case OutOfOrder():
+                return self._out_of_order(entry, state, response, token)
+            case SignInNeeded():
+                return self._sign_in(entry, state, token, _SIGN_IN, response)
+            case Misdirected():
+                return self._redirect(entry, state, response)
+            case _:
+                assert_never(verdict)
+
+    # ------------------------------------------------------------------ retries
+
+    def _no_response(self, entry: Entry, state: DrainState, failure: NoResponse) -> Outcome:
+        if not failure.may_have_been_sent:
+            # The drain waits for the network; the entry can be sent as soon as it is back.
+            state.hold(self._delay(entry), failure.reason)
+            return self._retry_later(
+                entry,
+                AttemptResult(code=UNREACHABLE, error=failure.reason),
+                outcome_unknown=entry.outcome_unknown,
+                delay_seconds=0,
+            )
+        self._count_silent_send(entry, state, failure.reason)
+        return self._retry_later(entry, AttemptResult(error=failure.reason), outcome_unknown=True)
+
+    def _redirect(self, entry: Entry, state: DrainState, response: Response) -> Outcome:
+        """Tell a path that has moved from a captive portal. Neither is followed."""
+        where = response.headers.get("location", "")
+        path = entity_path(entry, self._queue.mappings)
+        if _is_same_path(where, getattr(self._transport, "origin", None), path):
+            why = f"the server has this under another path ({response.status}): {where}"
+            return Failed(_result(response, why), outcome_unknown=entry.outcome_unknown)
+        why = f"the response was a redirect ({response.status}), which is not followed"
+        self._count_silent_send(entry, state, why)
+        return self._retry_later(
+            entry,
+            _result(response, why)._replace(code=UNREACHABLE),
+            outcome_unknown=entry.outcome_unknown,
+        )
+
+    def _count_silent_send(self, entry: Entry, state: DrainState, why: str) -> None:
+        state.silent_sends += 1
+        if state.silent_sends >= _MAX_SILENT_SENDS:
+            state.hold(self._delay(entry), why)
+
+    def _retry_later(
+        self,
+        entry: Entry,
+        result: AttemptResult,
+        *,
+        outcome_unknown: bool,
+        delay_seconds: float | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> RetryLater:
+        policy = self._policy(entry)
+        give_up = result.code != UNREACHABLE and self._was_last_attempt(entry, policy)
+        self._attempts[entry.id] += 1
+        return RetryLater(
+            result=result,
+            policy=policy,
+            give_up=give_up,
+            outcome_unknown=outcome_unknown,
+            delay_seconds=delay_seconds,
+            retry_after_seconds=retry_after_seconds,
+        )
+
+    def _was_last_attempt(self, entry: Entry, policy: RetryPolicy) -> bool:
+        """Say whether an entry has used up ``max_attempts``.
+
+        Attempts that never reached the server do not count: being offline fails no entry.
+        """
+        if policy.attempts is not None or entry.attempt_count < entry.max_attempts:
+            return False
+        history = self._queue.attempts(entry.id)[-entry.attempt_count :]
+        unreached = sum(attempt.code == UNREACHABLE for attempt in history)
+        return entry.attempt_count - unreached >= entry.max_attempts
+
+    def _policy(self, entry: Entry) -> RetryPolicy:
+        chosen = self._retry
+        if isinstance(chosen, RetryPolicy):
+            return chosen
+        profile = self._queue.profiles.get(entry.profile)
+        return profile.retry if chosen is None else chosen(profile)
+
+    def _delay(self, entry: Entry) -> float:
+        attempt = self._attempts[entry.id] + 1
+        return self._policy(entry).delay_seconds(attempt, random=self._chance())
+
+    def _retry_after(self, response: Response) -> float | None:
+        value = response.headers.get("retry-after")
+        return None if value is None else parse_retry_after(value, self._queue.server_now())
+
+    def _had_unclear_422(self, entry: Entry) -> bool:
+        """Say whether an entry has had its second attempt after a 422 with an unknown code."""
+        left = entry.attempt_count - 1
+        codes = self._queue.profiles.get(entry.profile).codes
+        for attempt in reversed(self._queue.attempts(entry.id)):
+            if left <= 0:
+                return False
+            is_known = attempt.code in BY_CODE or attempt.code in codes
+            if attempt.status == _UNPROCESSABLE and not is_known:
+                return True
+            left -= attempt.outcome not in _UNCOUNTED
+        return False
+
+    # ------------------------------------------------------------------ responses with a question
+
+    def _sign_in(
+        self,
+        entry: Entry,
+        state: DrainState,
+        token: str | None,
+        why: str,
+        response: Response | None = None,
+    ) -> Outcome:
+        """Release the entry, and continue only if there is another token.
+
+        Once: a server that does not accept a fresh token either accepts none.
+        """
+        state.note_refused_token(token)
+        again = bearer_token(self._token, entry.user_id)
+        if again is None or again in state.refused_tokens or state.refusals > 1:
+            state.end(Ended.SIGNED_OUT, why)
+            self._emit(EventKind.PAUSED, entry, why)
+        if response is None:
+            return Released(AttemptResult(error=why), sent=False)
+        return Released(_result(response, why), sent=True)
+
+    def _conflict(
+        self, entry: Entry, state: DrainState, response: Response, token: str | None
+    ) -> Outcome:
+        queue = self._queue
+        self._rounds[entry.id] += 1
+        merge = self._merge if self._rounds[entry.id] <= _MAX_MERGES else None
+        plan = conflicts.plan_for(
+            entry,
+            queue.profiles.get(entry.profile),
+            lambda: self._read(entity_path(entry, queue.mappings), entry, token),
+            merge,
+        )
+        if isinstance(plan, Response | NoResponse):
+            is_signed_out = isinstance(plan, Response) and plan.status == _UNAUTHORIZED
+            if is_signed_out or not self._was_last_attempt(entry, self._policy(entry)):
+                why = "there is a conflict, and the server's side could not be read"
+                return self._unreadable(entry, state, (response, plan), token, why)
+            plan = ConflictPlan()  # a person decides without the server's side
+        return Conflicted(_result(response, response.error_body), plan)
+
+    def _out_of_order(
+        self, entry: Entry, state: DrainState, response: Response, token: str | None
+    ) -> Outcome:
+        recovery = self._queue.profiles.get(entry.profile).recovery
+        if recovery is not None:
+            self._emit(EventKind.PAUSED, entry, f"out of order: reading {recovery.path}")
+        self._rounds[entry.id] += 1
+        if recovery is None or self._rounds[entry.id] > _MAX_REBUILDS:
+            return Failed(_result(response, response.error_body), reason=Reason.REBUILD)
+        read = self._read(recovery.path, entry, token)
+        if isinstance(read, NoResponse) or read.status != _OK:
+            why = f"out of order, and {recovery.path} could not be read"
+            return self._unreadable(entry, state, (response, read), token, why)
+        return WrongOrder(_result(response), recovery, read.json())
+
+    def _unreadable(
+        self,
+        entry: Entry,
+        state: DrainState,
+        responses: tuple[Response, Response | NoResponse],
+        token: str | None,
+        why: str,
+    ) -> Outcome:
+        """Retry the entry: its response is known, but the read that should follow failed."""
+        response, read = responses
+        retry_after = None
+        if isinstance(read, Response):
+            if read.status == _UNAUTHORIZED:
+                return self._sign_in(entry, state, token, _SIGN_IN, read)
+            retry_after = self._retry_after(read)
+        return self._retry_later(
+            entry,
+            _result(response, why),
+            outcome_unknown=False,
+            retry_after_seconds=retry_after,
+        )
+
+    # ------------------------------------------------------------------ expired keys
+
+    def _check_key(self, entry: Entry, state: DrainState, token: str | None) -> Outcome | None:
+        """Return an outcome instead of sending if the server may have expired the key."""
+        queue = self._queue
+        unsent = self._ask_time(entry, state, token) if queue.has_gap() else None
+        if unsent is None and queue.key_expired(entry):
+            return KeyExpired()
+        return unsent
+
+    def _ask_time(self, entry: Entry, state: DrainState, token: str | None) -> Outcome | None:
+        """Learn how long the device was off, from the ``Date`` of any response to a read."""
+        response = self._read(entity_path(entry, self._queue.mappings), entry, token)
+        if isinstance(response, NoResponse):
+            return self._no_response(entry, state, response)
+        self._learn_time(response, state)
+        if not self._queue.has_gap() or not self._queue.key_may_be_expired(entry):
+            return None
+        why = "it is unknown how long the device was off"
+        return self._retry_later(
+            entry, AttemptResult(code=UNREACHABLE, error=why), outcome_unknown=True
+        )
+
+    # ------------------------------------------------------------------ helpers
+
+    def _read(self, target: str, entry: Entry, token: str | None) -> Response | NoResponse:
+        return self._transport.send(Request("GET", target, self._headers(entry, token)))
+
+    def _headers(self, entry: Entry, token: str | None) -> dict[str, str]:
+        headers = {} if self._at_send is None else dict(self._at_send(entry))
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        return headers
+
+    def _learn_time(self, response: Response, state: DrainState) -> None:
+        """Store the server's time when it has moved on by a second."""
+        date = response.headers.get("date")
+        if date is None or date == self._last_date or not _is_from_service(response):
+            return
+        self._last_date = date
+        try:
+            now = parsedate_to_datetime(date)
+        except (ValueError, OverflowError):
+            return
+        if now.tzinfo is not None and self._queue.learn_server_time(now):
+            state.note_missed_time()
+
+    def _emit_sent(self, entry: Entry, response: Response | NoResponse) -> None:
+        if isinstance(response, NoResponse):
+            self._emit(EventKind.SENT, entry, response.reason)
+        else:
+            self._emit(EventKind.SENT, entry, str(response.status))
+
+    def _emit(self, kind: EventKind, entry: Entry, detail: str) -> None:
+        self._queue.emit(event_about(kind, entry, self._clock.now(), detail=detail))
+
+
+def _result(response: Response, error: str | None = None) -> AttemptResult:
+    return AttemptResult(response.status, response.code, response.request_id, error)
+
+
+def _server_id_in(entry: Entry, response: Response) -> str | int | None:
+    """Return the server's id of what was created; None for other operations."""
+    if entry.operation is not Operation.CREATE:
+        return None
+    body = response.json()
+    found = body.get("id") if isinstance(body, dict) else None
+    if isinstance(found, bool) or not isinstance(found, str | int):
+        return None
+    # SQLite has no larger numbers; as text it is the same id in a path.
+    is_large = isinstance(found, int) and not -_MAX_INTEGER <= found < _MAX_INTEGER
+    return str(found) if is_large else found
+
+
+def _is_conclusive(response: Response) -> bool:
+    """Say whether the server looked up the key before it refused, so no earlier send succeeded.
+
+    A missing permission, a body that is too large or an unknown path are found before that.
+    """
+    if response.status in _GONE:
+        return _is_from_service(response)
+    return response.status in _ABOUT_THE_KEY or "idempotency-replayed" in response.headers
+
+
+def _is_from_service(response: Response) -> bool:
+    """Tell the service from proxies in front of it, whose clocks may be wrong."""
+    if response.status >= _SERVER_ERROR or 300 <= response.status < 400:  # noqa: PLR2004
+        return False
+    headers = response.headers
+    is_json = "json" in headers.get("content-type", "")
+    return "x-request-id" in headers or is_json or not response.body
+
+
+def _is_same_path(location: str, origin: str | None, path: str) -> bool:
+    """Say whether a redirect leads to the same path of the same server in another spelling."""
+    try:
+        parts = urlsplit(location)
+    except ValueError:
+        return False
+    if (parts.scheme or parts.netloc) and f"{parts.scheme}://{parts.netloc}".lower() != origin:
+        return False
+    return parts.path.rstrip("/").lower().endswith(path.rstrip("/").lower())
