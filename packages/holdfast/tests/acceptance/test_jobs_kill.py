@@ -104,7 +104,7 @@ async def test_a_worker_killed_at_a_fault_point_leaves_one_effect_and_no_stuck_j
     assert await lab.count("jobs") == 0
 
 
-async def test_a_job_whose_rescuers_are_killed_too_has_one_effect(
+async def test_job_whose_next_workers_are_killed_too_has_one_effect(
     lab: JobsLab, processes: Any
 ) -> None:
     """Wherever each of them dies, the next one finds all of it or none of it."""
@@ -119,9 +119,7 @@ async def test_a_job_whose_rescuers_are_killed_too_has_one_effect(
     assert (detail.view.attempts, await effects_of(lab)) == (len(points) + 1, ["rescuer"])
 
 
-async def test_one_killed_in_line_lets_the_others_follow_in_order(
-    lab: JobsLab, processes: Any
-) -> None:
+async def test_killed_worker_keeps_the_order_of_jobs(lab: JobsLab, processes: Any) -> None:
     """Killed with its marker, and the next one's release, not yet committed."""
     for n in range(3):
         await lab.enqueued("effect", resource_id=f"{n}", order="line")
@@ -152,7 +150,7 @@ async def stop_while_it_thinks(process: WorkerProcess, database: str) -> None:
 
 
 @pytest.mark.parametrize("the_other", ["is done", "is still at it"])
-async def test_a_worker_stopped_for_longer_than_its_lease_cannot_commit_when_it_wakes(
+async def test_worker_paused_for_longer_than_its_lease_cannot_commit(
     lab: JobsLab, database: str, processes: Any, gate: asyncio.Event, the_other: str
 ) -> None:
     job_id = await lab.enqueued("effect", resource_id="one")
@@ -183,7 +181,7 @@ async def test_a_worker_stopped_for_longer_than_its_lease_cannot_commit_when_it_
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_a_stopped_worker_that_holds_a_row_is_cut_off_when_its_lease_is_over(
+async def test_transaction_of_a_paused_worker_is_ended_after_its_lease(
     lab: JobsLab, processes: Any
 ) -> None:
     """On SQLite it holds the one write lock, which only its death can free."""

@@ -93,7 +93,7 @@ async def test_postgres_restarted_in_mid_job_leaves_one_effect_of_every_job(
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_postgres_goes_away_again_and_again_under_load_and_every_job_ends_once(
+async def test_every_job_ends_once_while_postgres_restarts_under_load(
     lab: JobsLab, postgres: RealPostgres, database: str
 ) -> None:
     """Two workers, and commits whose outcome nobody knows."""

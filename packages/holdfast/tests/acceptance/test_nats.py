@@ -142,7 +142,7 @@ async def hung(server: RealNats) -> None:
 
 
 @pytest.mark.parametrize("trouble", [restarted, killed, robbed, hung])
-async def test_a_broker_that_goes_away_and_comes_back_loses_and_doubles_nothing(
+async def test_broker_outage_loses_and_repeats_no_job(
     trouble: Callable[[RealNats], Awaitable[None]], soon, tmp_path: Path
 ):
     jobs = 120
@@ -156,7 +156,7 @@ async def test_a_broker_that_goes_away_and_comes_back_loses_and_doubles_nothing(
     assert sum(works.runs.values()) >= jobs
 
 
-async def test_a_database_that_is_killed_loses_and_doubles_nothing(
+async def test_killed_database_loses_and_repeats_no_job(
     soon, postgres: RealPostgres, postgres_url, nats_server: RealNats
 ):
     jobs = 100
@@ -209,7 +209,7 @@ async def assert_a_stream_grows(lab: JobsLab, nats: NatsLab) -> None:
 
 
 @pytest.mark.xdist_group("nats-cluster")
-async def test_a_leader_that_is_killed_under_load_loses_and_doubles_nothing(soon, postgres_url):
+async def test_killed_leader_under_load_loses_and_repeats_no_job(soon, postgres_url):
     jobs = 300
     with RealNatsCluster() as cluster:
         nats = NatsLab(cluster.url())

@@ -79,7 +79,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("way", ["fast", "immediate", "kill"])
-async def test_postgres_goes_away_under_load_and_comes_back(
+async def test_postgres_stops_and_starts_under_load(
     postgres: RealPostgres, postgres_url: str, way: str
 ) -> None:
     def end() -> None:
@@ -178,7 +178,7 @@ def cached(key: str) -> bytes:
     return f"idempo:test:everyone:orders.create:{key}".encode()
 
 
-def test_whatever_stands_in_redis_no_answer_is_wrong(
+def test_no_response_is_wrong_whatever_redis_contains(
     cached_shop: ShopProcess, redis_url: str
 ) -> None:
     items = [f"item-{n}" for n in range(8)]
@@ -239,7 +239,7 @@ async def test_redis_is_flushed_stopped_and_started_under_load(
     await crowd.assert_one_effect_each()
 
 
-async def test_redis_fills_with_other_peoples_values_under_load(
+async def test_foreign_values_in_redis_under_load_are_ignored(
     cached_shop: ShopProcess, redis_url: str
 ) -> None:
     crowd = Crowd(cached_shop)

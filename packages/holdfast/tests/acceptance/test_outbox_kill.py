@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(("lane", "kills"), [("in order", KILLS), (None, KILLS // 2)])
-def test_however_often_the_drain_is_killed_everything_happens_once_and_in_order(
+def test_killed_drains_send_every_entry_once_and_in_order(
     server: Server, tmp_path: Path, lane: str | None, kills: int
 ) -> None:
     chance = random.Random(6)

@@ -61,7 +61,7 @@ async def wires(shops: list[ShopProcess]) -> AsyncIterator[Wires]:
         yield opened
 
 
-async def test_fifty_identical_requests_have_one_effect_and_fifty_equal_answers(
+async def test_fifty_identical_requests_have_one_effect_and_equal_responses(
     clients: list[httpx.AsyncClient], wires: Wires
 ) -> None:
     for number in range(ROUNDS):
@@ -73,7 +73,7 @@ async def test_fifty_identical_requests_have_one_effect_and_fifty_equal_answers(
     assert await ordered(clients[0], "same ") == {f"same {n}": 1 for n in range(ROUNDS)}
 
 
-async def test_one_key_with_two_bodies_lets_one_body_win_and_tells_the_others(
+async def test_one_key_with_two_bodies_executes_one_and_rejects_the_other(
     clients: list[httpx.AsyncClient], wires: Wires
 ) -> None:
     rounds = max(1, ROUNDS // 5)
@@ -97,7 +97,7 @@ async def test_one_key_with_two_bodies_lets_one_body_win_and_tells_the_others(
     assert await ordered(clients[0], "either ") == {f"either {n}": 1 for n in range(rounds)}
 
 
-async def test_a_flood_of_retries_of_a_slow_request_does_not_hold_up_other_keys(
+async def test_many_retries_of_a_slow_request_do_not_block_other_keys(
     clients: list[httpx.AsyncClient],
 ) -> None:
     slow = {"item": "slow", "think_seconds": 3.0}

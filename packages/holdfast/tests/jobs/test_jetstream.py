@@ -46,7 +46,7 @@ class TestJetStreamEngine(EngineContract):
 # -- the way of a job -----------------------------------------------------------------------------
 
 
-async def test_a_job_is_published_worked_and_acknowledged(effect_lab, nats):
+async def test_job_is_published_executed_and_acknowledged(effect_lab, nats):
     await effect_lab.start_worker(engine=nats.engine())
     job_id = await effect_lab.enqueued(resource_id="one")
     done = await effect_lab.until(job_id, "done")
@@ -79,7 +79,7 @@ async def test_many_jobs_over_two_workers_and_queues_all_end_once(lab, nats, ano
     await nats.until_empty()
 
 
-async def test_a_job_that_is_committed_elsewhere_starts_at_once(
+async def test_job_committed_in_another_process_starts_at_once(
     effect_lab, nats, another_store, monkeypatch
 ):
     monkeypatch.setattr(relay, "_LOOK_SECONDS", 60)
@@ -96,7 +96,7 @@ async def test_a_job_that_is_committed_elsewhere_starts_at_once(
 
 
 @ON_SQLITE
-async def test_a_job_with_a_time_starts_when_it_has_come(effect_lab, nats):
+async def test_delayed_job_starts_when_it_is_due(effect_lab, nats):
     await effect_lab.start_worker(engine=nats.engine())
     job_id = await effect_lab.enqueued(delay_seconds=0.8)
     began = time.monotonic()
@@ -191,7 +191,7 @@ async def test_an_old_message_about_a_finished_job_is_acknowledged_without_runni
 
 
 @ON_SQLITE
-async def test_a_copy_published_after_the_brokers_memory_has_one_effect(effect_lab, nats):
+async def test_duplicate_published_after_the_dedup_window_has_one_effect(effect_lab, nats):
     """The relay died before its mark, and the broker has forgotten the number meanwhile."""
     async with nats.broker() as broker:
         await broker.add_stream(
@@ -290,7 +290,7 @@ async def test_a_retry_waits_at_the_broker_for_its_delay(lab, nats):
     assert published[1] == 1  # the same message came again
 
 
-async def test_a_job_that_fails_five_times_is_a_dead_letter(lab, nats, monkeypatch):
+async def test_job_that_fails_five_times_is_dead_lettered(lab, nats, monkeypatch):
     monkeypatch.setattr("holdfast.jobs.executor.WORKER", SOON)
 
     @lab.jobs.handler("poison")
@@ -310,7 +310,7 @@ async def test_a_job_that_fails_five_times_is_a_dead_letter(lab, nats, monkeypat
 
 
 @ON_SQLITE
-async def test_unknown_types_and_hopeless_errors_are_dead_letters_at_once(lab, nats):
+async def test_unknown_types_and_non_retryable_errors_are_dead_lettered_at_once(lab, nats):
     @lab.jobs.handler("hopeless")
     async def hopeless(job: JobContext) -> None:
         raise NonRetryableError("never")
@@ -324,7 +324,7 @@ async def test_unknown_types_and_hopeless_errors_are_dead_letters_at_once(lab, n
     assert lab.outcomes.all == ["dead", "dead"]
 
 
-async def test_a_requeued_dead_letter_comes_at_once(lab, nats):
+async def test_requeued_dead_letter_runs_at_once(lab, nats):
     """Its first message had the same job id, which the broker remembers for two minutes."""
     helped = asyncio.Event()
 
@@ -345,7 +345,7 @@ async def test_a_requeued_dead_letter_comes_at_once(lab, nats):
 
 
 @ON_POSTGRES
-async def test_garbage_in_the_stream_is_thrown_away_and_told(effect_lab, nats, caplog):
+async def test_malformed_message_is_terminated_and_logged(effect_lab, nats, caplog):
     await effect_lab.start_worker(engine=nats.engine())
     await effect_lab.until(await effect_lab.enqueued(resource_id="before"), "done")
     for garbage in (

@@ -31,7 +31,7 @@ ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 # -- the database and the broker disagree ---------------------------------------------------------
 
 
-async def test_a_message_that_comes_too_early_comes_again_in_time(lab, nats):
+async def test_message_for_a_job_that_is_not_due_is_redelivered(lab, nats):
     job_id = await lab.enqueued("any", delay_seconds=0.8)
     began = time.monotonic()
     engine = nats.engine_of(lab.table, "default", relay=False)
@@ -45,7 +45,7 @@ async def test_a_message_that_comes_too_early_comes_again_in_time(lab, nats):
         await engine.close()
 
 
-async def test_a_message_about_a_job_in_line_is_not_kept(effect_lab, nats):
+async def test_message_about_a_job_waiting_for_its_order_key_is_acknowledged(effect_lab, nats):
     """Its turn comes when the one before it has ended, and then the relay names it."""
     ids = [
         await effect_lab.enqueued(resource_id=name, order="ada's day") for name in ("first", "next")
@@ -92,9 +92,7 @@ async def test_a_stale_acknowledgement_loses_nothing(effect_lab, nats):
 
 
 @ON_SQLITE
-async def test_a_database_that_fails_the_claim_gets_the_message_again(
-    effect_lab, nats, monkeypatch
-):
+async def test_message_is_redelivered_after_a_failed_claim(effect_lab, nats, monkeypatch):
     worker = await effect_lab.start_worker(engine=nats.engine())
     real = worker.job_store.claim_these
     troubles = [StoreUnavailableError("gone")]
@@ -112,7 +110,7 @@ async def test_a_database_that_fails_the_claim_gets_the_message_again(
 
 
 @ON_SQLITE
-async def test_messages_nobody_has_room_for_go_to_another_worker(lab, nats):
+async def test_messages_above_capacity_go_to_another_worker(lab, nats):
     """Two queues give one message each to a worker that has room for one."""
     for queue in ("first", "second"):
         await lab.enqueue("any", queue=queue)
@@ -134,7 +132,7 @@ async def test_messages_nobody_has_room_for_go_to_another_worker(lab, nats):
 
 
 @ON_SQLITE
-async def test_an_engine_that_closes_gives_back_what_nobody_has_looked_at(lab, nats):
+async def test_closing_engine_returns_unprocessed_messages(lab, nats):
     job_id = await lab.enqueued("any")
     closing = nats.engine_of(lab.table, "default", worker="closing", relay=False)
     await closing.open()
@@ -161,7 +159,7 @@ async def test_an_engine_that_closes_gives_back_what_nobody_has_looked_at(lab, n
         await other.close()
 
 
-async def test_a_worker_that_stops_gives_back_what_it_has(lab, nats, another_store):
+async def test_stopping_worker_releases_its_jobs(lab, nats, another_store):
     begun = asyncio.Event()
 
     @lab.jobs.handler("slow")
@@ -181,7 +179,7 @@ async def test_a_worker_that_stops_gives_back_what_it_has(lab, nats, another_sto
 
 
 @ON_SQLITE
-async def test_a_job_that_comes_back_is_not_there_before_its_time(effect_lab, nats):
+async def test_retried_job_is_not_delivered_before_its_delay(effect_lab, nats):
     await effect_lab.enqueue()
     engine = nats.engine_of(effect_lab.table, "default")
     await engine.open()
@@ -231,7 +229,7 @@ async def test_two_databases_on_one_stream_do_not_get_each_others_jobs(nats, tmp
 
 
 @ON_SQLITE
-async def test_a_worker_starts_without_its_broker_and_says_so_once(effect_lab, own_nats, caplog):
+async def test_worker_starts_without_a_broker_and_logs_it_once(effect_lab, own_nats, caplog):
     caplog.set_level(logging.DEBUG, "holdfast.jobs")
     nats = NatsLab(own_nats.url())
     own_nats.stop()
@@ -253,7 +251,9 @@ async def test_a_worker_starts_without_its_broker_and_says_so_once(effect_lab, o
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_broker_without_its_files_hears_of_waiting_jobs_at_once(lab, own_nats, caplog):
+async def test_waiting_jobs_are_published_again_after_the_broker_lost_its_files(
+    lab, own_nats, caplog
+):
     nats = NatsLab(own_nats.url())
     begun, released = asyncio.Event(), asyncio.Event()
 
@@ -280,7 +280,7 @@ async def test_a_broker_without_its_files_hears_of_waiting_jobs_at_once(lab, own
 
 
 @ON_SQLITE
-async def test_a_stream_and_a_consumer_that_somebody_deletes_are_made_again(effect_lab, nats):
+async def test_deleted_stream_and_consumer_are_created_again(effect_lab, nats):
     await effect_lab.start_worker(engine=nats.engine())
     await effect_lab.until(await effect_lab.enqueued(resource_id="0"), "done")
     names = await nats.names(effect_lab.store)
@@ -293,7 +293,7 @@ async def test_a_stream_and_a_consumer_that_somebody_deletes_are_made_again(effe
 
 
 @ON_SQLITE
-async def test_without_a_broker_taking_jobs_only_waits(lab, own_nats):
+async def test_take_only_waits_without_a_broker(lab, own_nats):
     engine = NatsLab(own_nats.url()).engine_of(lab.table, "default")
     own_nats.stop()
     await engine.open()
@@ -309,7 +309,7 @@ async def test_without_a_broker_taking_jobs_only_waits(lab, own_nats):
 
 
 @ON_SQLITE
-async def test_a_stream_that_is_no_work_queue_is_refused_in_the_log(effect_lab, nats, caplog):
+async def test_stream_that_is_not_a_work_queue_is_refused_in_the_log(effect_lab, nats, caplog):
     async with nats.broker() as broker:
         await broker.add_stream(StreamConfig(name=nats.stream, subjects=[f"{nats.subject}.>"]))
     await effect_lab.start_worker(engine=nats.engine())
@@ -323,7 +323,7 @@ async def test_a_stream_that_is_no_work_queue_is_refused_in_the_log(effect_lab, 
 
 
 @ON_SQLITE
-async def test_a_stream_that_takes_nothing_is_told_once_and_tried_again(effect_lab, nats, caplog):
+async def test_full_stream_is_logged_once_and_retried(effect_lab, nats, caplog):
     caplog.set_level(logging.WARNING)
     await effect_lab.start_worker(engine=nats.engine())
     await effect_lab.until(await effect_lab.enqueued(resource_id="0"), "done")
@@ -352,7 +352,7 @@ async def test_a_stream_that_takes_nothing_is_told_once_and_tried_again(effect_l
         {"again_after_seconds": 0},
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_once(wrong, tmp_path: Path):
+def test_invalid_settings_are_refused_at_once(wrong, tmp_path: Path):
     table = JobStore(open_store(f"sqlite:///{tmp_path}/x.db"))
     settings = {"url": "nats://127.0.0.1:4222", **wrong}
     with pytest.raises(ConfigurationError):

@@ -17,7 +17,7 @@ from packages.holdfast.tests.support.jobs_harness import JobsLab
 # -- taking -----------------------------------------------------------------------------------
 
 
-async def test_what_is_due_is_taken_oldest_first_up_to_the_limit(lab: JobsLab) -> None:
+async def test_due_jobs_are_claimed_oldest_first_up_to_the_limit(lab: JobsLab) -> None:
     ids = [await lab.enqueued("effect", n, queue=f"q{n % 2}") for n in range(6)]
     await lab.show_in(-10, "payload = '5'")
     await lab.enqueued("effect", "later", queue="q0", delay_seconds=60)
@@ -29,7 +29,7 @@ async def test_what_is_due_is_taken_oldest_first_up_to_the_limit(lab: JobsLab) -
     assert await lab.table.claim(("q0", "q1"), worker="w", limit=100, lease_seconds=30) == []
 
 
-async def test_a_taken_job_says_everything_that_was_enqueued(lab: JobsLab) -> None:
+async def test_claimed_job_has_everything_that_was_enqueued(lab: JobsLab) -> None:
     job_id = await lab.enqueued("effect", {"ü": [1]}, resource_id="order/1", max_attempts=3)
     job = await lab.claim_one()
     assert job.lease == Lease("ada", job_id, 1)
@@ -41,9 +41,7 @@ async def test_a_taken_job_says_everything_that_was_enqueued(lab: JobsLab) -> No
     assert abs((job.enqueued_at - await lab.table.now()).total_seconds()) < 5
 
 
-async def test_of_many_that_reach_for_the_same_jobs_each_gets_others(
-    lab: JobsLab, another_store: OpenStore
-) -> None:
+async def test_concurrent_claims_get_different_jobs(lab: JobsLab, another_store: OpenStore) -> None:
     count = 60
     for n in range(count):
         await lab.enqueued("effect", n)
@@ -85,7 +83,7 @@ async def test_jobs_that_are_not_due_yet_do_not_slow_the_claim(lab: JobsLab) -> 
     assert any("queue" in line and "visible_at <=" in line for line in conditions), plan
 
 
-async def test_how_long_until_the_next_job_is_due(lab: JobsLab) -> None:
+async def test_due_in_returns_the_seconds_until_the_next_job(lab: JobsLab) -> None:
     assert await lab.table.due_in(("default",)) is None
     await lab.enqueued("effect", 1, delay_seconds=60)
     due_in = await lab.table.due_in(("default", "other"))
@@ -103,7 +101,7 @@ async def test_how_long_until_the_next_job_is_due(lab: JobsLab) -> None:
 # -- leases -----------------------------------------------------------------------------------
 
 
-async def test_a_lease_that_ran_out_shows_the_job_again_under_a_new_number(lab: JobsLab) -> None:
+async def test_expired_lease_makes_the_job_claimable_with_a_new_number(lab: JobsLab) -> None:
     await lab.enqueued()
     first = await lab.claim_one("one", lease_seconds=30)
     assert await lab.claim("other") == []
@@ -113,7 +111,7 @@ async def test_a_lease_that_ran_out_shows_the_job_again_under_a_new_number(lab: 
     assert (first.attempt, second.attempt) == (1, 2)
 
 
-async def test_a_lease_is_renewed_from_now_on_and_only_while_it_lasts(lab: JobsLab) -> None:
+async def test_lease_is_renewed_only_before_it_expires(lab: JobsLab) -> None:
     ids = [await lab.enqueued("effect", n) for n in range(3)]
     jobs = await lab.claim("one", lease_seconds=5)
     await lab.show_in(-0.001, f"id = '{ids[1]}'")
@@ -190,7 +188,7 @@ async def everything(lab: JobsLab) -> list[object]:
 
 @pytest.mark.parametrize("order", [None, "line"])
 @pytest.mark.parametrize("end", ENDINGS)
-async def test_only_the_holder_of_a_living_lease_can(
+async def test_only_the_holder_of_a_valid_lease_can(
     lab: JobsLab, end: Ending, order: str | None
 ) -> None:
     """Three ways to have lost it: another took it, nobody did but it ran out, not one's own."""
@@ -213,7 +211,7 @@ async def test_only_the_holder_of_a_living_lease_can(
     assert await everything(lab) != before
 
 
-async def test_a_paused_worker_with_an_old_number_of_its_own_cannot_complete(lab: JobsLab) -> None:
+async def test_paused_worker_with_an_old_lease_number_cannot_complete(lab: JobsLab) -> None:
     """The same worker took it again: the name is right, the number is not."""
     await lab.enqueued()
     stale = await lab.claim_one("one")
@@ -224,7 +222,7 @@ async def test_a_paused_worker_with_an_old_number_of_its_own_cannot_complete(lab
     assert await lab.effects() == []
 
 
-async def test_many_markers_in_one_statement_leave_out_only_what_was_lost(lab: JobsLab) -> None:
+async def test_batch_completion_skips_only_lost_leases(lab: JobsLab) -> None:
     ids = [await lab.enqueued("effect", n) for n in range(10)]
     jobs = {job.lease.job_id: job for job in await lab.claim("one")}
     await lab.show_in(-0.001, f"id = '{ids[3]}'")
@@ -238,7 +236,7 @@ async def test_many_markers_in_one_statement_leave_out_only_what_was_lost(lab: J
     assert await lab.count("jobs") == 2
 
 
-async def test_a_given_back_job_is_free_at_once_and_the_attempt_did_not_count(
+async def test_released_job_is_claimable_at_once_and_its_attempt_does_not_count(
     lab: JobsLab,
 ) -> None:
     job_id = await lab.enqueued()
@@ -249,7 +247,7 @@ async def test_a_given_back_job_is_free_at_once_and_the_attempt_did_not_count(
     assert (again.attempt, again.lease.number) == (1, 2)
 
 
-async def test_a_job_whose_key_was_done_meanwhile_is_told_apart_and_forgotten(
+async def test_job_whose_key_was_completed_meanwhile_is_removed(
     lab: JobsLab,
 ) -> None:
     """On PostgreSQL an enqueue may pass the completion of the same key; the marker decides."""
@@ -285,7 +283,7 @@ async def die(lab: JobsLab, *, times: int = 1) -> None:
             assert await lab.table.dead_letter(job, worker="one", reason="error", error=f"no {n}")
 
 
-async def test_a_dead_letter_says_whose_it_was_what_it_was_and_why(lab: JobsLab) -> None:
+async def test_dead_letter_has_tenant_job_and_reason(lab: JobsLab) -> None:
     job_id = await lab.enqueued("effect", {"n": 1}, resource_id="order/1")
     await die(lab, times=2)
     dead = await lab.job(job_id)
@@ -307,7 +305,7 @@ async def test_a_dead_letter_says_whose_it_was_what_it_was_and_why(lab: JobsLab)
     ]
 
 
-async def test_a_requeued_job_keeps_its_history_and_gets_its_attempts_back(lab: JobsLab) -> None:
+async def test_requeued_job_keeps_its_history_and_gets_all_attempts(lab: JobsLab) -> None:
     job_id = await lab.enqueued("effect", {"n": 1}, resource_id="order/1", max_attempts=2)
     before = (await lab.job(job_id)).view.enqueued_at
     await die(lab, times=2)
@@ -334,9 +332,7 @@ async def test_a_requeued_job_keeps_its_history_and_gets_its_attempts_back(lab: 
     assert not await lab.desk.requeue(job_id, tenant="ada", actor="grace"), "done is done"
 
 
-async def test_many_who_requeue_at_once_put_one_job_back(
-    lab: JobsLab, another_store: OpenStore
-) -> None:
+async def test_concurrent_requeues_create_one_job(lab: JobsLab, another_store: OpenStore) -> None:
     job_id = await lab.enqueued()
     await die(lab)
     tables = [lab.table, JobStore(await another_store())]
@@ -347,7 +343,7 @@ async def test_many_who_requeue_at_once_put_one_job_back(
     assert await lab.count("jobs") == 1
 
 
-async def test_a_dead_key_that_is_enqueued_again_runs_again_and_is_dead_no_longer(
+async def test_dead_lettered_key_can_be_enqueued_again(
     lab: JobsLab,
 ) -> None:
     job_id = await lab.enqueued("effect", resource_id="order/1")
@@ -363,7 +359,7 @@ async def test_a_dead_key_that_is_enqueued_again_runs_again_and_is_dead_no_longe
 # -- tenants ----------------------------------------------------------------------------------
 
 
-async def test_no_look_and_no_requeue_crosses_a_tenant(lab: JobsLab) -> None:
+async def test_reading_and_requeueing_never_cross_tenants(lab: JobsLab) -> None:
     """Waiting, done and dead jobs of one tenant are nothing to another."""
     ids = {}
     for state in ("dead", "done", "waiting"):
@@ -399,7 +395,7 @@ async def test_the_same_work_for_two_tenants_is_two_jobs(lab: JobsLab) -> None:
 @pytest.mark.parametrize(
     "name", ["o'; DROP TABLE jobs; --", "a:b", '"\\', "🐚", "x" * 300, "$1 :x"]
 )
-async def test_names_of_tenants_and_resources_are_data_and_nothing_else(
+async def test_special_characters_in_tenants_and_resources_are_stored_unchanged(
     lab: JobsLab, name: str
 ) -> None:
     job_id = await lab.enqueued("effect", name, tenant=name, resource_id=name, order=name)
@@ -414,7 +410,7 @@ async def test_names_of_tenants_and_resources_are_data_and_nothing_else(
 # -- numbers and clean-up -----------------------------------------------------------------------
 
 
-async def test_depths_count_what_waits_runs_and_is_dead(lab: JobsLab) -> None:
+async def test_depths_count_waiting_running_and_dead_jobs(lab: JobsLab) -> None:
     assert await lab.desk.depths() == {}
     for n in range(3):
         await lab.enqueued("effect", n, queue="mail")
@@ -430,7 +426,7 @@ async def test_depths_count_what_waits_runs_and_is_dead(lab: JobsLab) -> None:
     assert (await lab.desk.depths())["mail"].oldest_seconds == 0, "nothing due is waiting"
 
 
-async def test_clean_up_takes_what_has_had_its_time_and_keeps_what_waits_for_a_person(
+async def test_clean_up_deletes_old_rows_and_keeps_dead_letters_not_requeued(
     lab: JobsLab,
 ) -> None:
     done = await lab.enqueued("effect", "done")
@@ -464,7 +460,7 @@ async def test_clean_up_takes_what_has_had_its_time_and_keeps_what_waits_for_a_p
     assert (await lab.job(dead)).steps == {"mail": 1}, "it will go on after that step"
 
 
-async def test_clean_up_goes_in_batches(lab: JobsLab) -> None:
+async def test_clean_up_deletes_in_batches(lab: JobsLab) -> None:
     for n in range(5):
         await lab.enqueued("effect", n)
     jobs = await lab.claim("one")

@@ -28,7 +28,7 @@ def make_broker(url: str = "nats://127.0.0.1:1") -> Broker:
     )
 
 
-async def test_answers_that_will_never_come_are_forgotten_without_a_word() -> None:
+async def test_responses_of_a_broken_connection_are_dropped_silently() -> None:
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
     broker = make_broker()
@@ -54,11 +54,11 @@ async def test_answers_that_will_never_come_are_forgotten_without_a_word() -> No
         "nats://good:4222,nats://[bad",
     ],
 )
-async def test_an_address_nobody_could_connect_to_is_refused_before_anyone_tries(url: str) -> None:
+async def test_malformed_nats_url_is_refused_before_connecting(url: str) -> None:
     with pytest.raises(ConfigurationError, match="nats://host:4222"):
         make_broker(url)
 
 
-def test_addresses_may_be_several_of_any_kind() -> None:
+def test_several_nats_urls_are_accepted() -> None:
     given = "nats://me:p%40ss@a:4222, tls://b,[::1]:4222,localhost:4222 ,wss://c:443"
     assert servers_of(given) == [server.strip() for server in given.split(",")]

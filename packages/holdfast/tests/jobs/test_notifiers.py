@@ -48,7 +48,7 @@ class Counted:
         return await self._inner.begin(**options)
 
 
-async def test_an_idle_worker_asks_the_database_no_more_than_twice_a_second(lab: JobsLab) -> None:
+async def test_idle_worker_queries_at_most_twice_a_second(lab: JobsLab) -> None:
     """With nothing to do, with jobs that are not due, behind a worker that is gone."""
 
     @lab.jobs.handler("effect")
@@ -80,7 +80,7 @@ def process(database: str, lab: JobsLab) -> Iterator[WorkerProcess]:
     process.end()
 
 
-async def test_a_commit_in_another_process_wakes_an_idle_worker_long_before_it_looks(
+async def test_commit_in_another_process_wakes_an_idle_worker_before_it_polls(
     lab: JobsLab, process: WorkerProcess
 ) -> None:
     started: asyncio.Queue[float] = asyncio.Queue()
@@ -103,7 +103,7 @@ async def test_a_commit_in_another_process_wakes_an_idle_worker_long_before_it_l
     assert sorted(took)[3] < 0.5
 
 
-async def test_the_end_of_one_in_line_wakes_the_worker_that_takes_the_next(
+async def test_end_of_an_ordered_job_wakes_the_worker_of_the_next(
     lab: JobsLab, another_store: OpenStore
 ) -> None:
     """And so does what a job has enqueued, in every process."""
@@ -127,7 +127,7 @@ async def test_the_end_of_one_in_line_wakes_the_worker_that_takes_the_next(
     await eventually(both_done, seconds=20)  # to look by itself would be after 30
 
 
-async def test_a_retry_is_taken_when_it_is_due_and_not_at_the_next_look(lab: JobsLab) -> None:
+async def test_retry_starts_when_it_is_due_and_not_at_the_next_poll(lab: JobsLab) -> None:
     done = asyncio.Event()
 
     @lab.jobs.handler("later")
@@ -180,14 +180,14 @@ async def notifiers(bell_store: Store | None) -> AsyncIterator[NewBell]:
         await bell_store.close()
 
 
-async def test_a_ring_before_the_wait_counts_once(notifiers: NewBell) -> None:
+async def test_notification_before_the_wait_counts_once(notifiers: NewBell) -> None:
     notifier = await notifiers()
     notifier.notify()
     assert await notifier.wait(5)
     assert not await notifier.wait(0.1), "many rings may become one, but one does not become many"
 
 
-async def test_whoever_waits_is_woken_by_a_bell_that_only_rings(notifiers: NewBell) -> None:
+async def test_listener_is_woken_by_a_notifier_that_does_not_listen(notifiers: NewBell) -> None:
     listening = [await notifiers() for _ in range(3)]
     ringing = await notifiers(listens=False)
     waiting = [asyncio.create_task(notifier.wait(5)) for notifier in listening]
@@ -197,7 +197,7 @@ async def test_whoever_waits_is_woken_by_a_bell_that_only_rings(notifiers: NewBe
     assert await asyncio.gather(*waiting) == [True] * 3
 
 
-async def test_a_closed_bell_can_be_opened_again(notifiers: NewBell) -> None:
+async def test_closed_notifier_can_be_opened_again(notifiers: NewBell) -> None:
     notifier = await notifiers()
     await notifier.close()
     await notifier.open()
@@ -212,7 +212,7 @@ async def test_a_closed_bell_can_be_opened_again(notifiers: NewBell) -> None:
 # -- sockets ------------------------------------------------------------------------------------
 
 
-async def test_a_socket_that_nobody_reads_is_removed_and_wakes_nobody_else_later(
+async def test_socket_of_an_ended_process_is_removed(
     tmp_path: Path,
 ) -> None:
     notifier = SocketNotifier(str(tmp_path / "jobs.db"))
@@ -230,7 +230,7 @@ async def test_a_socket_that_nobody_reads_is_removed_and_wakes_nobody_else_later
     assert not notifier._folder.exists(), "nothing is left behind"
 
 
-async def test_a_listener_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+async def test_listener_that_does_not_read_blocks_no_other(tmp_path: Path) -> None:
     notifier = SocketNotifier(str(tmp_path / "jobs.db"))
     await notifier.open()
     ringing = SocketNotifier(str(tmp_path / "jobs.db"))
@@ -244,7 +244,7 @@ async def test_a_listener_that_does_not_read_holds_up_nobody(tmp_path: Path) -> 
         await notifier.close()
 
 
-async def test_a_folder_that_others_may_write_in_is_not_used(tmp_path: Path) -> None:
+async def test_directory_writable_by_others_is_not_used(tmp_path: Path) -> None:
     """Another user of the machine must not be able to put something there."""
     notifier = SocketNotifier(str(tmp_path / "jobs.db"))
     notifier._folder.mkdir(mode=0o777)
@@ -259,7 +259,7 @@ async def test_a_folder_that_others_may_write_in_is_not_used(tmp_path: Path) -> 
         notifier._folder.rmdir()
 
 
-async def test_a_listener_that_starts_while_the_last_one_leaves_is_heard(
+async def test_listener_that_starts_while_the_last_one_closes_is_notified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever leaves last removes the folder; who comes at that instant makes it again."""
@@ -279,7 +279,7 @@ async def test_a_listener_that_starts_while_the_last_one_leaves_is_heard(
     await coming.close()
 
 
-def test_the_bells_of_one_file_find_each_other_by_whatever_name_it_has(tmp_path: Path) -> None:
+def test_notifiers_of_one_file_share_a_directory_whatever_path_is_used(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     here = os.path.relpath(tmp_path / "real" / "jobs.db")
@@ -294,7 +294,7 @@ def test_the_bells_of_one_file_find_each_other_by_whatever_name_it_has(tmp_path:
 # -- LISTEN -------------------------------------------------------------------------------------
 
 
-async def test_a_listener_that_is_cut_off_listens_again(clean_jobs_url: str) -> None:
+async def test_disconnected_listener_reconnects(clean_jobs_url: str) -> None:
     store = open_store(clean_jobs_url)
     await store.open()
     notifier, ringing = store.notifier(), store.notifier()

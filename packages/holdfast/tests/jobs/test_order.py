@@ -62,7 +62,7 @@ async def test_jobs_of_one_key_run_one_at_a_time_and_in_order_over_two_workers(
     assert await by_key(lab) == {"a": in_order, "b": in_order, "c": in_order}
 
 
-async def test_a_retry_holds_up_its_own_line_and_no_other(lab: JobsLab) -> None:
+async def test_retry_delays_only_jobs_of_its_order_key(lab: JobsLab) -> None:
     line = Line(lab)
     line.fails["a 1"] = [RuntimeError("once"), RuntimeError("twice")]
     for n in range(3):
@@ -83,7 +83,7 @@ async def test_a_retry_holds_up_its_own_line_and_no_other(lab: JobsLab) -> None:
     assert line.most["a"] == 1
 
 
-async def test_a_dead_letter_in_the_middle_lets_the_next_one_come(lab: JobsLab) -> None:
+async def test_dead_letter_releases_the_next_job_of_its_order_key(lab: JobsLab) -> None:
     line = Line(lab)
     line.fails["a 1"] = [NonRetryableError("hopeless")]
     line.fails["a 3"] = [RuntimeError("no")] * 2
@@ -101,7 +101,7 @@ async def test_a_dead_letter_in_the_middle_lets_the_next_one_come(lab: JobsLab) 
     assert (await by_key(lab))["a"][-1] == "1"
 
 
-async def test_a_requeued_job_stands_behind_those_that_wait(lab: JobsLab) -> None:
+async def test_requeued_job_waits_behind_those_of_its_order_key(lab: JobsLab) -> None:
     line = Line(lab)
     line.fails["a 0"] = [NonRetryableError("hopeless")]
     first = await put(lab, "a", 0)
@@ -118,7 +118,7 @@ async def test_a_requeued_job_stands_behind_those_that_wait(lab: JobsLab) -> Non
     assert (await by_key(lab))["a"] == ["1", "2", "0", "3"]
 
 
-async def test_a_lost_lease_at_the_front_lets_nobody_pass(lab: JobsLab) -> None:
+async def test_lost_lease_keeps_the_order(lab: JobsLab) -> None:
     Line(lab)
     for n in range(3):
         await put(lab, "a", n)
@@ -133,7 +133,7 @@ async def test_a_lost_lease_at_the_front_lets_nobody_pass(lab: JobsLab) -> None:
     assert (await by_key(lab))["a"] == ["0", "1", "2"]
 
 
-async def test_lines_of_two_tenants_do_not_touch(lab: JobsLab) -> None:
+async def test_order_keys_of_two_tenants_are_independent(lab: JobsLab) -> None:
     Line(lab)
     await put(lab, "a", 0, tenant="ada", delay_seconds=60)
     await put(lab, "a", 1, tenant="ada")
@@ -186,7 +186,7 @@ async def test_jobs_run_in_the_order_in_which_their_transactions_committed(
 
 
 @pytest.mark.parametrize("ends", ["done", "dead"])
-async def test_nobody_is_left_in_line_when_an_enqueue_meets_the_end_of_the_one_before(
+async def test_no_job_stays_blocked_when_an_enqueue_races_with_a_completion(
     lab: JobsLab, another_store: OpenStore, ends: str
 ) -> None:
     """Hundreds of rounds: each is enqueued at about the instant in which the last one ends."""

@@ -39,7 +39,7 @@ async def slots(lab: JobsLab) -> list[str]:
     return [row["resource_id"] for row in rows]
 
 
-async def test_daily_work_is_due_at_its_time_and_not_a_moment_before(lab: JobsLab) -> None:
+async def test_daily_job_is_due_exactly_at_its_time(lab: JobsLab) -> None:
     lab.jobs.daily(time(3), "clean.up", queue="housekeeping")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 2, 59, 59, 900_000, tzinfo=UTC))
     work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
@@ -59,7 +59,7 @@ async def test_daily_work_is_due_at_its_time_and_not_a_moment_before(lab: JobsLa
     assert (row["queue"], row["actor"]) == ("housekeeping", "clock")
 
 
-async def test_slots_that_everyone_slept_through_are_made_up_for_once(lab: JobsLab) -> None:
+async def test_only_the_newest_missed_slot_is_enqueued(lab: JobsLab) -> None:
     lab.jobs.daily(time(3), "clean.up")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 4, tzinfo=UTC))
     work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
@@ -73,7 +73,7 @@ async def test_slots_that_everyone_slept_through_are_made_up_for_once(lab: JobsL
     assert await slots(lab) == ["2026-03-01T03:00:00+00:00", "2026-03-06T03:00:00+00:00"]
 
 
-async def test_a_clock_that_is_set_back_runs_nothing_twice(lab: JobsLab) -> None:
+async def test_clock_set_back_enqueues_no_slot_twice(lab: JobsLab) -> None:
     lab.jobs.every(60, "sweep")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 4, 0, 30, tzinfo=UTC))
     work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
@@ -127,7 +127,7 @@ async def test_two_workers_run_each_slot_once(lab: JobsLab, another_store: OpenS
     assert {datetime.fromisoformat(effect).microsecond for effect in effects} == {0}
 
 
-async def test_a_worker_enqueues_the_periodic_work_of_its_own_queues_only(lab: JobsLab) -> None:
+async def test_worker_enqueues_periodic_jobs_of_its_queues_only(lab: JobsLab) -> None:
     """What nobody works would only pile up."""
     lab.jobs.every(3600, "sweep", queue="housekeeping")
     lab.jobs.every(3600, "report", queue="reports")
@@ -142,7 +142,7 @@ async def test_a_worker_enqueues_the_periodic_work_of_its_own_queues_only(lab: J
     assert await lab.count("jobs") == 0
 
 
-async def test_a_slot_whose_job_died_is_not_run_again_by_who_comes_later(lab: JobsLab) -> None:
+async def test_slot_with_a_dead_lettered_job_is_not_enqueued_again(lab: JobsLab) -> None:
     runs: list[str] = []
 
     @lab.jobs.handler("broken", max_attempts=2)
@@ -163,7 +163,7 @@ async def test_a_slot_whose_job_died_is_not_run_again_by_who_comes_later(lab: Jo
     assert (await lab.count("jobs"), len(runs)) == (0, 1)
 
 
-async def test_trouble_ends_no_periodic_work(
+async def test_errors_do_not_stop_the_periodic_enqueuer(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(periodic, "_ERROR_SECONDS", 0.01)
@@ -191,7 +191,7 @@ async def test_trouble_ends_no_periodic_work(
 
 
 @pytest.mark.parametrize("wish", [{"job_type": "a b"}, {"job_type": "ok", "queue": "a b"}])
-def test_a_senseless_name_is_refused_when_it_is_registered(wish: dict[str, Any]) -> None:
+def test_invalid_name_is_refused_when_it_is_registered(wish: dict[str, Any]) -> None:
     jobs = JobRegistry()
     with pytest.raises(UsageError):
         jobs.every(60, **wish)

@@ -105,7 +105,7 @@ async def relay_lab(lab: JobsLab, nats_server: RealNats) -> AsyncIterator[RelayL
     await relay_lab.broker.close()
 
 
-async def test_what_is_due_is_published_once_and_marked(relay_lab):
+async def test_due_job_is_published_once_and_marked(relay_lab):
     await relay_lab.lab.enqueue()
     assert await relay_lab.publish() == (1, 1)
     assert await relay_lab.row() == (1, True)
@@ -113,7 +113,7 @@ async def test_what_is_due_is_published_once_and_marked(relay_lab):
     assert await relay_lab.nats.messages() == 1
 
 
-async def test_a_message_says_who_and_which_and_nothing_else(relay_lab):
+async def test_message_contains_only_tenant_and_job_id(relay_lab):
     job_id = await relay_lab.lab.enqueued(payload={"card": "4111"}, tenant="ada lovelace")
     await relay_lab.publish()
     names = await relay_lab.nats.names(relay_lab.lab.store)
@@ -124,7 +124,7 @@ async def test_a_message_says_who_and_which_and_nothing_else(relay_lab):
     assert "ada" not in str(message.subject)
 
 
-async def test_what_is_not_due_waits_for_its_time(relay_lab):
+async def test_job_that_is_not_due_is_not_published(relay_lab):
     await relay_lab.lab.enqueue(delay_seconds=60)
     assert await relay_lab.publish() == (0, 0)
     assert 55 < (await relay_lab.lab.table.publish_due_in(["default"]) or 0) <= 60
@@ -133,7 +133,7 @@ async def test_what_is_not_due_waits_for_its_time(relay_lab):
     assert await relay_lab.lab.table.publish_due_in(["default"]) is None
 
 
-async def test_a_relay_that_dies_before_the_mark_publishes_again_under_the_same_number(relay_lab):
+async def test_relay_that_dies_before_the_mark_publishes_again_with_the_same_id(relay_lab):
     await relay_lab.lab.enqueue()
     relay_lab.faults.plans["relay_before_mark"] = RuntimeError("killed")
     with pytest.raises(RuntimeError, match="killed"):
@@ -145,7 +145,7 @@ async def test_a_relay_that_dies_before_the_mark_publishes_again_under_the_same_
     assert await relay_lab.nats.messages() == 1
 
 
-async def test_what_nobody_takes_is_published_again_and_later_each_time(relay_lab):
+async def test_job_that_is_not_claimed_is_published_again_with_growing_delay(relay_lab):
     await relay_lab.lab.enqueue()
     await relay_lab.publish()
     for published, waits in ((1, 30), (2, 60), (3, 120)):
@@ -157,13 +157,13 @@ async def test_what_nobody_takes_is_published_again_and_later_each_time(relay_la
     assert await relay_lab.nats.messages() == 4
 
 
-async def test_what_a_worker_holds_is_not_published(relay_lab):
+async def test_leased_job_is_not_published(relay_lab):
     await relay_lab.lab.enqueue()
     await relay_lab.lab.claim_one()
     assert await relay_lab.publish() == (0, 0)
 
 
-async def test_a_requeued_job_is_new_to_the_broker(relay_lab):
+async def test_requeued_job_has_a_new_message_id(relay_lab):
     job_id = await relay_lab.lab.enqueued()
     await relay_lab.publish()
     job = await relay_lab.lab.claim_one()
@@ -187,7 +187,7 @@ async def test_a_job_requeued_before_the_mark_is_not_marked(relay_lab):
     assert await relay_lab.row() == (0, False)
 
 
-async def test_a_broker_that_lost_everything_hears_of_everything_again(relay_lab):
+async def test_all_jobs_are_published_again_after_a_reset(relay_lab):
     await relay_lab.lab.enqueue(resource_id="one")
     await relay_lab.lab.enqueue(resource_id="two")
     assert await relay_lab.publish() == (2, 2)
@@ -197,13 +197,13 @@ async def test_a_broker_that_lost_everything_hears_of_everything_again(relay_lab
     assert await relay_lab.nats.messages() == 4
 
 
-async def test_queues_without_a_worker_here_are_left_to_others(relay_lab):
+async def test_queues_of_other_workers_are_not_published(relay_lab):
     await relay_lab.lab.enqueue(queue="elsewhere")
     assert await relay_lab.publish() == (0, 0)
     assert await relay_lab.lab.table.publish_due_in(["default"]) is None
 
 
-async def test_a_long_line_is_published_from_its_front(relay_lab, monkeypatch):
+async def test_only_the_front_of_a_long_queue_is_published(relay_lab, monkeypatch):
     monkeypatch.setattr(relays, "_FRONT", 3)
     for number in range(5):
         await relay_lab.lab.enqueue(resource_id=str(number))
@@ -216,7 +216,7 @@ async def test_a_long_line_is_published_from_its_front(relay_lab, monkeypatch):
     assert await relay_lab.publish() == (1, 1)
 
 
-async def test_two_relays_do_not_publish_the_same_twice(relay_lab):
+async def test_two_relays_publish_no_job_twice(relay_lab):
     await relay_lab.lab.enqueue()
     inside, go_on = asyncio.Event(), asyncio.Event()
 
@@ -236,7 +236,7 @@ async def test_two_relays_do_not_publish_the_same_twice(relay_lab):
     assert await relay_lab.row() == (1, True)
 
 
-async def test_relays_of_other_queues_do_not_wait_for_each_other(relay_lab):
+async def test_relays_of_different_queues_do_not_wait_for_each_other(relay_lab):
     await relay_lab.lab.enqueue(queue="other")
     await relay_lab.lab.enqueue(queue="default")
     other: list[tuple[int, int]] = []
@@ -249,7 +249,7 @@ async def test_relays_of_other_queues_do_not_wait_for_each_other(relay_lab):
     assert other == [(1, 1)]
 
 
-async def test_a_relay_whose_database_fails_goes_on(relay_lab, monkeypatch, caplog):
+async def test_relay_continues_after_database_errors(relay_lab, monkeypatch, caplog):
     table = JobStore(relay_lab.lab.store)
     real = table.to_publish
     troubles: list[Exception] = [StoreUnavailableError("gone"), RuntimeError("worse")]
@@ -277,7 +277,7 @@ async def test_a_relay_whose_database_fails_goes_on(relay_lab, monkeypatch, capl
     ]
 
 
-async def test_a_broker_that_is_not_there_is_told_nothing_and_nothing_is_marked(relay_lab):
+async def test_without_a_broker_nothing_is_published_or_marked(relay_lab):
     await relay_lab.lab.enqueue()
     await relay_lab.broker.close()
     assert await relay_lab.publish() == (1, 0)

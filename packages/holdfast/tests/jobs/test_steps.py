@@ -25,7 +25,7 @@ class Outside:
         return action
 
 
-async def test_a_retry_goes_on_after_the_last_finished_step_with_what_it_gave(
+async def test_retry_continues_after_the_last_finished_step_with_its_result(
     lab: JobsLab,
 ) -> None:
     outside = Outside()
@@ -79,7 +79,7 @@ async def test_an_unfinished_step_is_repeated_with_the_same_key(lab: JobsLab) ->
     assert len(set.union(*keys.values())) == 3, "and another for every job"
 
 
-async def test_keys_differ_between_steps_and_are_keys_that_services_take(lab: JobsLab) -> None:
+async def test_step_keys_are_distinct_uuid4s(lab: JobsLab) -> None:
     outside = Outside()
 
     @lab.jobs.handler("order")
@@ -183,7 +183,7 @@ async def test_a_step_is_not_recorded_once_the_lease_is_lost(lab: JobsLab) -> No
 @pytest.mark.parametrize(
     "garbage", [object(), float("nan"), "x" * 70_000], ids=["object", "nan", "too large"]
 )
-async def test_a_step_that_gives_garbage_is_dead_with_the_reason(
+async def test_step_result_that_is_not_json_dead_letters_the_job(
     lab: JobsLab, garbage: Any
 ) -> None:
     outside = Outside()
@@ -203,9 +203,7 @@ async def test_a_step_that_gives_garbage_is_dead_with_the_reason(
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_two_steps_of_one_name_are_refused_instead_of_one_being_left_out(
-    lab: JobsLab, *, at_once: bool
-) -> None:
+async def test_two_steps_with_one_name_are_refused(lab: JobsLab, *, at_once: bool) -> None:
     outside = Outside()
 
     @lab.jobs.handler("order")
@@ -222,7 +220,7 @@ async def test_two_steps_of_one_name_are_refused_instead_of_one_being_left_out(
     assert len(outside.calls) == 1
 
 
-async def test_different_steps_may_be_taken_at_once(lab: JobsLab) -> None:
+async def test_different_steps_may_run_concurrently(lab: JobsLab) -> None:
     both = asyncio.Barrier(2)
 
     @lab.jobs.handler("order")

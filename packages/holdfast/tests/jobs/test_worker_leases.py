@@ -14,7 +14,7 @@ from packages.holdfast.tests.jobs.handlers import Gate, done
 from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, write_effect
 
 
-async def test_a_lease_is_renewed_before_half_of_it_is_gone(lab: JobsLab) -> None:
+async def test_lease_is_renewed_before_half_of_its_time(lab: JobsLab) -> None:
     lease_seconds = 2.0
     gate = Gate(lab)
     await lab.start_worker(lease_seconds=lease_seconds)
@@ -39,7 +39,7 @@ async def test_a_lease_is_renewed_before_half_of_it_is_gone(lab: JobsLab) -> Non
 
 
 @pytest.mark.parametrize("writes_first", [True, False])
-async def test_a_handler_that_takes_longer_than_its_lease_succeeds_at_the_first_attempt(
+async def test_handler_that_outlasts_its_lease_succeeds_at_the_first_attempt(
     lab: JobsLab, another_store: OpenStore, *, writes_first: bool
 ) -> None:
     """On SQLite, one that has written keeps everyone from writing: it renews its lease itself."""
@@ -55,7 +55,7 @@ async def test_a_handler_that_takes_longer_than_its_lease_succeeds_at_the_first_
     assert await lab.effects() == ["slow"]
 
 
-async def test_who_holds_the_write_turn_of_sqlite_for_long_costs_nobody_the_lease(
+async def test_long_write_on_sqlite_loses_no_lease_of_another_job(
     lab: JobsLab,
 ) -> None:
     """On PostgreSQL nobody holds one, and it must work there too."""
@@ -80,7 +80,7 @@ async def test_who_holds_the_write_turn_of_sqlite_for_long_costs_nobody_the_leas
     assert sorted(await lab.effects()) == ["slow", "thought"]
 
 
-async def test_as_many_long_transactions_as_the_store_has_connections_keep_their_leases(
+async def test_long_transactions_on_all_connections_keep_their_leases(
     lab: JobsLab,
 ) -> None:
     """Renewals and endings must not wait for what the handlers hold."""
@@ -111,7 +111,7 @@ async def test_as_many_long_transactions_as_the_store_has_connections_keep_their
     assert await lab.count("effects") == 16
 
 
-async def test_a_lost_lease_ends_the_handler_and_nothing_of_it_commits(lab: JobsLab) -> None:
+async def test_lost_lease_cancels_the_handler_and_rolls_back(lab: JobsLab) -> None:
     """It finds out at the next renewal, long before it would have finished."""
     gate = Gate(lab, writes_first=lab.store.name != "sqlite")
     await lab.start_worker(lease_seconds=1, concurrency=1)
@@ -165,7 +165,7 @@ async def test_a_handler_that_finishes_after_its_lease_was_lost_cannot_commit(
     assert await lab.effects() == (["attempt 2"] if writes else [])
 
 
-async def test_of_markers_written_together_a_lost_one_harms_no_other(lab: JobsLab) -> None:
+async def test_lost_lease_in_a_batch_of_completions_affects_no_other(lab: JobsLab) -> None:
     gate = asyncio.Event()
     stolen: list[str] = []
 
@@ -206,7 +206,7 @@ async def test_of_markers_written_together_a_lost_one_harms_no_other(lab: JobsLa
     assert sorted(lab.outcomes.all) == ["done"] * 20 + ["lease_lost"]
 
 
-async def test_a_store_that_fails_one_batch_of_markers_loses_no_job(lab: JobsLab) -> None:
+async def test_failed_batch_of_completions_loses_no_job(lab: JobsLab) -> None:
     @lab.jobs.handler("quiet")
     async def quiet(job: JobContext) -> None:
         return

@@ -18,7 +18,7 @@ from holdfast.errors import ConfigurationError
         ("postgresql:///x?host=/tmp&port=abc", "from 1 to 65535"),
     ],
 )
-def test_an_address_nobody_could_connect_to_is_refused(url: str, told: str) -> None:
+def test_malformed_postgres_url_is_refused(url: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match="PostgreSQL URL is malformed") as error:
         open_store(url)
     assert told in str(error.value)
@@ -35,18 +35,18 @@ def test_an_address_nobody_could_connect_to_is_refused(url: str, told: str) -> N
         "postgresql://localhost",
     ],
 )
-def test_every_way_to_write_an_address_is_taken(url: str) -> None:
+def test_every_valid_form_of_a_url_is_accepted(url: str) -> None:
     assert open_store(url).name == "postgresql"
 
 
 @pytest.mark.parametrize("url", ["", "mysql://[bad", "nonsense", ":"])
-def test_another_database_is_told_by_its_name(url: str) -> None:
+def test_unsupported_database_is_named_in_the_error(url: str) -> None:
     with pytest.raises(ConfigurationError, match="is not supported"):
         open_store(url)
 
 
 @pytest.mark.parametrize("mark", ["/", "#", "?"])
-def test_no_part_of_a_password_is_told(mark: str) -> None:
+def test_error_contains_no_part_of_a_password(mark: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         open_store(f"postgresql://app:s3cret{mark}x@db/name")
     assert "s3cret" not in str(refused.value)
