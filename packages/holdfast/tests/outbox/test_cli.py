@@ -221,7 +221,7 @@ def test_a_conflict_is_shown_side_by_side_and_resolved(outbox: Outbox, user: str
     assert table[0].split("\t") == ["field", "base", "mine", "theirs"]
     assert all(line.split("\t")[0] for line in table)
     told = outbox.run("drain", "--user", user, "--server", outbox.server.url).stdout.decode()
-    assert f"{entry['id']} is conflict and waits for you (resolve or discard)" in told
+    assert f"{entry['id']} is conflict and needs a decision (resolve or discard)" in told
     assert "title\t-\tMine\tTheirs" in table
     assert outbox("resolve", entry["id"], "--strategy", "client_wins")["forced"]
     assert outbox.drain()["succeeded"] == 1
@@ -353,7 +353,7 @@ def test_the_rest_of_the_commands_say_what_they_did(outbox: Outbox) -> None:
     assert outbox("prune") == {"removed": 0}
     assert outbox("watchdog") == {"revived": []}
     assert outbox.run("prune").stdout == b"0 entries removed\n"
-    assert outbox.run("watchdog").stdout == b"0 entries brought back\n"
+    assert outbox.run("watchdog").stdout == b"0 entries returned to the queue\n"
     assert outbox.run("ls").stdout.startswith(b"id\tuser\t#\twhat")
     assert b"idempotency_key" in outbox.run("show", entry["id"]).stdout
     assert b"pending\t1" in outbox.run("stats").stdout

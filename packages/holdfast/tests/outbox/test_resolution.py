@@ -101,7 +101,7 @@ def test_conflict_requires_resolution_strategy(lab: Lab) -> None:
 
 def test_the_servers_side_discards_ours(lab: Lab) -> None:
     resolved = lab.queue.resolve(in_conflict(lab), Resolution.THEIRS)
-    assert (resolved.status, resolved.reason) == (Status.DISCARDED, Reason.ANSWER)
+    assert (resolved.status, resolved.reason) == (Status.DISCARDED, Reason.RESPONSE)
 
 
 def test_our_side_is_sent_once_more_forced_with_a_new_key(lab: Lab) -> None:

@@ -42,7 +42,7 @@ def test_while_the_server_remembers_the_key_it_is_asked_again(
 
 
 @pytest.mark.parametrize("profile", ["planning", "routes"])
-def test_a_key_that_key_expired_is_not_sent_again_unless_a_person_says_so(
+def test_a_key_that_is_forgotten_is_not_sent_again_unless_a_person_says_so(
     lab: Lab, profile: str
 ) -> None:
     entry_id = lost(lab, profile=profile)

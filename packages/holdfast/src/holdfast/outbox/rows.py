@@ -1,4 +1,4 @@
-"""Rows of the queue as entries, and values as SQLite keeps them."""
+"""Conversion between rows of the queue and entries."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -64,7 +64,7 @@ COLUMNS: Final = (
     "claim_number",
     "waiting_for",
 )
-"""The columns that make an entry, in the order in which ``entry_of`` reads them."""
+"""The columns of an entry, in the order in which ``entry_of`` reads them."""
 
 _encode = msgspec.json.Encoder().encode
 _strings = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -72,30 +72,30 @@ _headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def instant(at: datetime) -> str:
-    """Write an instant as text that sorts by time."""
-    moment = at if at.tzinfo is UTC else at.astimezone(UTC)
-    return f"{moment.isoformat(timespec='microseconds')[:-6]}Z"
+    """Return an instant as ISO 8601 text in UTC, which sorts by time."""
+    utc = at if at.tzinfo is UTC else at.astimezone(UTC)
+    return f"{utc.isoformat(timespec='microseconds')[:-6]}Z"
 
 
 def json_text(value: Any) -> str | None:
-    """Write a list or an object as JSON; None if it is empty."""
+    """Return a list or an object as JSON; None if it is empty."""
     return _encode(value).decode() if value else None
 
 
 def awaited_local(user_id: str, local_id: str) -> str:
-    """Return how ``entry_waits`` names the mapping of a user's local id."""
+    """Return the name of a local id's mapping in ``entry_waits``."""
     return f"local/{user_id}/{local_id}"
 
 
 def created_by(entry: Entry) -> str | None:
-    """Return the mapping that the success of this entry makes, as ``entry_waits`` names it."""
+    """Return the name in ``entry_waits`` of the mapping that this entry's success creates."""
     if entry.operation is not Operation.CREATE or entry.local_id is None:
         return None
     return awaited_local(entry.user_id, entry.local_id)
 
 
 def entry_of(row: Sequence[Any]) -> Entry:
-    """Read a row of ``COLUMNS``."""
+    """Return a row of ``COLUMNS`` as an entry."""
     (
         id_,
         user_id,
@@ -177,7 +177,7 @@ def entry_of(row: Sequence[Any]) -> Entry:
 
 
 def attempt_of(row: Sequence[Any]) -> Attempt:
-    """Read a row of ``attempts``."""
+    """Return a row of ``attempts``."""
     entry_id, number, started_at, ended_at, outcome, status, code, request_id, error = row
     return Attempt(
         entry_id=entry_id,
