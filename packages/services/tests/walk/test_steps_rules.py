@@ -14,7 +14,7 @@ from holdfast_services.walk.steps.day_assessment import (
     Rejected,
     Ruling,
     Verdict,
-    judge,
+    assess_day,
 )
 from holdfast_services.walk.steps.rules import (
     LastSync,
@@ -169,7 +169,7 @@ def reading(
 
 
 def verdict(*readings: Reading, ruling: Ruling | None = None) -> Verdict:
-    return judge(DAY, readings, LIMITS, ruling)
+    return assess_day(DAY, readings, LIMITS, ruling)
 
 
 def test_a_counter_that_grows_is_accepted_with_its_newest_count() -> None:

@@ -134,7 +134,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
             )
             run = Execution(request, unit)
             set_current_execution(run)
-            response = await idempotency.take(unit.statements, run, report, tokens or [])
+            response = await idempotency.ingest(unit.statements, run, report, tokens or [])
             await unit.commit(None, None)
             return response
 
