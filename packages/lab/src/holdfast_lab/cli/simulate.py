@@ -13,7 +13,8 @@ import msgspec
 
 from holdfast.cli.output import CommandError, print_json, print_table
 from holdfast.cli.signals import stop_requested
-from holdfast_lab.simulation import mutations, runner
+from holdfast_lab.mutations.runner import BUGS, BugResult, find_bugs
+from holdfast_lab.simulation import runner
 from holdfast_lab.simulation.faults import POINTS
 
 __all__ = ["check_options", "show_planted", "show_seed", "show_simulation"]
@@ -70,28 +71,28 @@ def show_seed(seed: int, *, as_json: bool) -> int:
 
 def show_planted(*, jobs: int | None, as_json: bool) -> int:
     """Search for every planted bug; returns the exit code, 1 if one was not found."""
-    names = list(mutations.load_bugs())
-    catches: list[mutations.Catch] = []
-    for catch in mutations.hunt(names, jobs=jobs or _cores()):
-        catches.append(catch)
+    names = list(BUGS)
+    results: list[BugResult] = []
+    for result in find_bugs(names, jobs=jobs or _cores()):
+        results.append(result)
         if not as_json:
-            _print_catch(catch, len(catches), len(names))
-    found = sum(catch.failure is not None for catch in catches)
+            _print_bug(result, len(results), len(names))
+    found = sum(result.failure is not None for result in results)
     if as_json:
-        print_json({"planted": len(names), "found": found, "bugs": msgspec.to_builtins(catches)})
+        print_json({"planted": len(names), "found": found, "bugs": msgspec.to_builtins(results)})
     else:
         print(f"\nplanted bugs found: {found} of {len(names)}")
     return 0 if found == len(names) else 1
 
 
-def _print_catch(catch: mutations.Catch, number: int, count: int) -> None:
-    if catch.broken is not None:
-        text = f"COULD NOT BE PLANTED: {catch.broken}"
-    elif catch.failure is None:
-        text = f"NOT FOUND in {catch.seeds} seeds"
+def _print_bug(result: BugResult, number: int, count: int) -> None:
+    if result.broken is not None:
+        text = f"COULD NOT BE PLANTED: {result.broken}"
+    elif result.failure is None:
+        text = f"NOT FOUND in {result.seeds} seeds"
     else:
-        text = f"seed {catch.failure.seed}: {catch.failure.violations[0]}"
-    print(f"{number:3}/{count}  {catch.bug:<34} {text}", flush=True)
+        text = f"seed {result.failure.seed}: {result.failure.violations[0]}"
+    print(f"{number:3}/{count}  {result.bug:<34} {text}", flush=True)
 
 
 # -- counts -------------------------------------------------------------------------------------

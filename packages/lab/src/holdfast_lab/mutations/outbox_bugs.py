@@ -29,11 +29,11 @@ from holdfast.outbox.sender import Sender
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transaction import Transactions
 from holdfast.outbox.transport import NoResponse
-from holdfast_lab.planted.planting import Replacement, bug, inside
+from holdfast_lab.mutations.planting import Replacement, bug, untyped
 from holdfast_lab.simulation.determinism import SteppedKeeper
 
 CLAIMS, CLASSIFY, DATABASE, ENQUEUE, LANES, MAINTENANCE, REQUESTS, SENDER, TRANSACTION = (
-    inside(module)
+    untyped(module)
     for module in (
         claims,
         classify,

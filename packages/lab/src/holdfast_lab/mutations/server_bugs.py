@@ -17,9 +17,9 @@ from holdfast.stores.sqlite import store
 from holdfast.stores.sqlite import unit_of_work as unit
 from holdfast.stores.sqlite.rows import find_any
 from holdfast.stores.sqlite.store import SqliteStore
-from holdfast_lab.planted.planting import Replacement, bug, inside
+from holdfast_lab.mutations.planting import Replacement, bug, untyped
 
-CALL, FACADE, INTAKE, STORE, UNIT = (inside(m) for m in (call, facade, idempotency, store, unit))
+CALL, FACADE, INTAKE, STORE, UNIT = (untyped(m) for m in (call, facade, idempotency, store, unit))
 
 
 @bug

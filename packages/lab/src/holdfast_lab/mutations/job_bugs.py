@@ -8,9 +8,9 @@ from holdfast.jobs.executor import JobExecutor
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Finished
 from holdfast.server import app as facade
-from holdfast_lab.planted.planting import Replacement, bug, inside
+from holdfast_lab.mutations.planting import Replacement, bug, untyped
 
-TABLE, FACADE = inside(table), inside(facade)
+TABLE, FACADE = untyped(table), untyped(facade)
 
 
 def _sql(name: str, change: Any) -> list[Replacement]:
