@@ -1,4 +1,4 @@
-"""The pages of the documentation, and what stands in them."""
+"""Pages of the documentation: their blocks, links and anchors."""
 
 import re
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-# The pages whose Python runs: what a reader copies.
-RUNNABLE = [ROOT / "README.md", *sorted((DOCS / "how-to").glob("*.md"))]
+# Pages whose Python blocks run as tests.
+RUNNABLE = [ROOT / "README.md", DOCS / "quickstart.md", *sorted((DOCS / "how-to").glob("*.md"))]
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- no-run[^>]*-->\s*\Z")
@@ -19,7 +19,7 @@ _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its text, the line it starts in, whether it is run."""
+    """A fenced block: its language, its text, its first line, and whether it is run."""
 
     language: str
     text: str
@@ -58,7 +58,7 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of the headings, made as GitHub makes them."""
+    """Return the anchors of the headings, in GitHub's form."""
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         for heading in _HEADING.findall(prose(page))

@@ -1,4 +1,4 @@
-"""The examples start, take a request, and take it once."""
+"""The examples start, and a request that is sent twice has one effect."""
 
 import asyncio
 import importlib
@@ -25,7 +25,7 @@ CASES = [
 
 @pytest.fixture
 def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)  # where the example makes its database
+    monkeypatch.chdir(tmp_path)  # the example creates its database there
     name = f"examples.{request.param}"
     module = importlib.import_module(name)
     yield module
@@ -34,7 +34,7 @@ def example(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 @asynccontextmanager
 async def started(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Take an app through its ASGI lifespan, as a server does."""
+    """Run an app within its ASGI lifespan, as a server does."""
     inbox: asyncio.Queue[dict[str, str]] = asyncio.Queue()
     outbox: asyncio.Queue[Any] = asyncio.Queue()
     scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
@@ -50,7 +50,7 @@ async def started(app: Any) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize(("example", "path", "sql"), CASES, indirect=["example"])
-async def test_an_example_sent_twice_has_one_effect(example: Any, path: str, sql: str) -> None:
+async def test_request_sent_twice_has_one_effect(example: Any, path: str, sql: str) -> None:
     async with started(example.app) as client:
         first = await client.post(path, content=b"milk", headers=KEY)
         second = await client.post(path, content=b"milk", headers=KEY)
@@ -65,13 +65,13 @@ async def test_an_example_sent_twice_has_one_effect(example: Any, path: str, sql
 
 
 @pytest.mark.parametrize("example", ["jobs_shop"], indirect=True)
-async def test_an_order_sent_twice_is_packed_once(example: Any) -> None:
+async def test_order_sent_twice_is_packed_once(example: Any) -> None:
     async with started(example.app) as client:
         for _ in "12":
-            answer = await client.post("/orders?item=boots", headers=KEY)
+            response = await client.post("/orders?item=boots", headers=KEY)
         async with asyncio.timeout(30):
             while not (packed := (await client.get("/parcels")).json()):
                 await asyncio.sleep(0.01)
         jobs = await JobAdmin(example.holdfast.store).jobs(tenant="everyone")
-    assert [parcel["order_id"] for parcel in packed] == [answer.json()["id"]]
+    assert [parcel["order_id"] for parcel in packed] == [response.json()["id"]]
     assert [job.state for job in jobs] == ["done"]

@@ -1,4 +1,4 @@
-"""The guarantees page: every promise names tests that exist and invariants that are checked."""
+"""The guarantees page: every promise names existing tests and known invariants."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from holdfast_lab.checker import Rule
 from tests.docs.pages import DOCS, anchors
 
-PAGE = DOCS / "guarantees.md"
+PAGE = DOCS / "concepts" / "guarantees.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 EVIDENCE = TEXT.partition("\n## Evidence\n")[2].partition("\n## ")[0]
 ROWS = [
@@ -31,7 +31,7 @@ def anchor_of(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def test_every_promise_has_its_row_and_no_other() -> None:
+def test_evidence_has_one_row_per_promise() -> None:
     assert [row[0] for row in ROWS] == [
         f"[{promise}](#{anchor_of(promise)})" for promise in promises()
     ]
@@ -39,10 +39,10 @@ def test_every_promise_has_its_row_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0].partition("]")[0][1:] for row in ROWS])
-def test_every_test_that_a_promise_names_exists(row: list[str]) -> None:
+def test_tests_named_by_a_promise_exist(row: list[str]) -> None:
     found = _LINK_AND_NAMES.findall(row[1])
     assert found
-    # Nothing stands in the cell that was not looked at.
+    # The cell holds nothing but links and names.
     assert _LINK_AND_NAMES.sub("", row[1]).replace(",", "").strip() == ""
     for link, names in found:
         source = (Path(PAGE.parent) / link).resolve().read_text(encoding="utf-8")
@@ -51,6 +51,6 @@ def test_every_test_that_a_promise_names_exists(row: list[str]) -> None:
             assert re.search(rf"^\s*(?:async )?def {name}\(", source, re.MULTILINE), name
 
 
-def test_every_invariant_is_one_of_the_checkers_and_each_is_named() -> None:
+def test_invariants_are_exactly_the_rules_of_the_checker() -> None:
     named = {name for row in ROWS for name in row[2].split("; ")} - {"—"}
     assert named == {str(rule) for rule in Rule}

@@ -1,4 +1,4 @@
-"""The page about the outbox shows the table that decides, and every event by its name."""
+"""The outbox page shows the transition table of the code and every event."""
 
 import runpy
 
@@ -10,13 +10,13 @@ SCRIPT = runpy.run_path(str(DOCS / "outbox_states.py"))
 PAGE = DOCS / "reference" / "outbox.md"
 
 
-def test_the_diagram_is_drawn_from_the_table() -> None:
+def test_diagram_is_up_to_date() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text == SCRIPT["rewritten"](text), "run: python docs/outbox_states.py"
     assert "pending --> in_flight: claim" in text
 
 
-def test_every_transition_is_in_the_diagram() -> None:
+def test_diagram_has_every_transition() -> None:
     drawn = SCRIPT["diagram"]()
     for action, ways in TRANSITIONS.items():
         for before, after in ways.items():
@@ -29,6 +29,6 @@ def test_every_transition_is_in_the_diagram() -> None:
     assert set(SCRIPT["MEANINGS"]) == set(Action)
 
 
-def test_every_event_is_named() -> None:
+def test_page_has_every_event() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert all(f"`{kind}`" in text for kind in EventKind)

@@ -1,4 +1,4 @@
-"""Links lead somewhere, and the pages that have to be there are."""
+"""Links, titles and pictures of the pages, and sections that must exist."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.docs.pages import DOCS, PAGES, ROOT, anchors, links, name_of, prose
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+def test_relative_links_point_to_existing_files_and_headings(page: Path) -> None:
     for link in links(page):
         parts = urlsplit(link)
         if parts.scheme:
@@ -25,13 +25,13 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_page_begins_with_its_one_title(page: Path) -> None:
+def test_page_begins_with_its_only_title(page: Path) -> None:
     text = prose(page)
     assert text.startswith("# ")
     assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1
 
 
-def test_every_page_can_be_reached_from_the_readme() -> None:
+def test_every_page_is_reachable_from_the_readme() -> None:
     seen: set[Path] = set()
     left = [ROOT / "README.md"]
     while left:
@@ -42,23 +42,22 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         paths = (urlsplit(link).path for link in links(page))
         found = ((page.parent / path).resolve() for path in paths if path.endswith(".md"))
         left += [target for target in found if target in PAGES]
-    # The numbers are measured and written by themselves.
     missing = {name_of(page) for page in set(PAGES) - seen}
     assert missing <= {"docs/decisions/0004-speed.md"}
 
 
-def test_decisions_are_numbered_without_a_number_twice() -> None:
+def test_decision_numbers_are_unique() -> None:
     numbers = [page.name[:4] for page in sorted((DOCS / "decisions").glob("*.md"))]
     assert all(number.isdigit() for number in numbers)
     assert len(set(numbers)) == len(numbers)
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "decisions").glob("*.md")), ids=name_of)
-def test_a_decision_says_why_what_and_what_not(page: Path) -> None:
+def test_decision_has_context_choice_and_rejected(page: Path) -> None:
     assert {"context", "choice", "rejected"} <= anchors(page)
 
 
-def test_the_changelog_has_a_section_for_what_comes_and_for_this_version() -> None:
+def test_changelog_has_unreleased_and_current_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     version = re.search(
         r'^version = "(.+)"$', (ROOT / "packages/holdfast/pyproject.toml").read_text(), re.MULTILINE
@@ -68,7 +67,7 @@ def test_the_changelog_has_a_section_for_what_comes_and_for_this_version() -> No
     assert f"## [{version[1]}]" in text
 
 
-def test_pictures_are_well_formed_and_have_a_text_for_those_who_do_not_see_them() -> None:
+def test_pictures_are_well_formed_with_title_description_and_dark_mode() -> None:
     for picture in (DOCS / "images").glob("*.svg"):
         root = ET.parse(picture).getroot()
         names = {element.tag.rpartition("}")[2] for element in root}

@@ -1,4 +1,4 @@
-"""What a reader copies from the README and the how-to pages runs."""
+"""Python blocks of the README, the quickstart and the how-to pages run."""
 
 import logging
 import subprocess
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import ROOT, RUNNABLE, Block, name_of, python_blocks
+from tests.docs.pages import ROOT, RUNNABLE, Block, blocks, name_of, python_blocks
 
-# Blocks that cannot run as they stand. Each is one too many.
+# Blocks that cannot run as they are; more than this is a defect.
 MOST_NOT_RUN = 1
 
 WITH_PYTHON = [page for page in RUNNABLE if python_blocks(page)]
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """Undo what a page about logging does to the process."""
+def restored_logging() -> Iterator[None]:
+    """Restore the root logger that a page about logging changes."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -28,12 +28,12 @@ def logging_as_before() -> Iterator[None]:
 
 
 def is_for_a_file(block: Block) -> bool:
-    """Tell a block that is the content of a test file by its first line."""
+    """Recognize the content of a test file by its first line."""
     return block.text.startswith(("# test_", "# conftest"))
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
-def test_the_blocks_of_a_page_run_one_after_another(
+def test_python_blocks_of_a_page_run_in_order(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -46,7 +46,7 @@ def test_the_blocks_of_a_page_run_one_after_another(
     assert set(names) - {"__name__", "__builtins__"}, "the page defined nothing"
 
 
-def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:
+def test_test_files_shown_on_the_testing_page_pass(tmp_path: Path) -> None:
     page = ROOT / "docs/how-to/test-your-app.md"
     files: dict[str, str] = {}
     for block in python_blocks(page):
@@ -57,7 +57,7 @@ def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", "."]
-    # The contract takes long and has its own tests: it is enough that it is found.
+    # The store contract is slow and has its own tests, so it is only collected here.
     for more, passed in (["test_shop.py"], "4 passed"), (["--collect-only"], "TestMyStore"):
         done = subprocess.run(
             [*command, *more], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -66,12 +66,15 @@ def test_the_tests_of_the_page_on_testing_pass(tmp_path: Path) -> None:
         assert passed in done.stdout
 
 
-def test_next_to_no_block_is_left_out() -> None:
-    left_out = [block for page in WITH_PYTHON for block in python_blocks(page) if not block.runs]
-    assert len(left_out) <= MOST_NOT_RUN
+def test_at_most_one_block_is_not_run() -> None:
+    skipped = [block for page in WITH_PYTHON for block in python_blocks(page) if not block.runs]
+    assert len(skipped) <= MOST_NOT_RUN
 
 
-def test_the_readme_shows_the_example_that_is_tested() -> None:
-    shown = python_blocks(ROOT / "README.md")[0].text.strip()
+def test_readme_diff_adds_five_lines_and_results_in_the_tested_example() -> None:
+    (diff,) = [block.text for block in blocks(ROOT / "README.md") if block.language == "diff"]
+    lines = diff.splitlines()
+    assert len([line for line in lines if line.startswith("+")]) == 5
+    after = "\n".join(line[1:] for line in lines if not line.startswith("-"))
     example = (ROOT / "examples/shop.py").read_text(encoding="utf-8")
-    assert example.partition('"""\n\n')[2].strip() == shown
+    assert example.partition('"""\n\n')[2].strip() == after.strip()

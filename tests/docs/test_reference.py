@@ -1,4 +1,4 @@
-"""The reference is complete: what the code has and a page does not name is a failure."""
+"""The reference is complete: everything in the code has its line on a page."""
 
 import json
 import re
@@ -12,7 +12,8 @@ import pytest
 from typer.main import get_command
 
 from holdfast import Policy, errors
-from holdfast.cli.commands import app
+from holdfast.cli.commands import create_app
+from holdfast.cli.plugins import add_plugins
 from holdfast.core.error_formats import CODES
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER
 from holdfast.jobs.executor import FAULT_POINTS as JOB_FAULT_POINTS
@@ -54,7 +55,7 @@ def variable_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
-def test_every_variable_is_on_the_page_with_its_default(name: str) -> None:
+def test_settings_page_has_every_variable_with_its_default(name: str) -> None:
     shown = row(REFERENCE / "settings.md", variable_of(name))[1]
     default: Any = Settings.model_fields[name].default
     if default is None or name == "log_json":
@@ -67,7 +68,7 @@ def test_every_variable_is_on_the_page_with_its_default(name: str) -> None:
         assert shown == str(default)
 
 
-def test_the_page_names_no_variable_that_is_none() -> None:
+def test_settings_page_has_no_unknown_variable() -> None:
     text = (REFERENCE / "settings.md").read_text(encoding="utf-8")
     known = {variable_of(name) for name in Settings.model_fields}
     assert set(re.findall(r"HOLDFAST_[A-Z_]+\b", text)) - {"HOLDFAST_"} <= known
@@ -77,21 +78,21 @@ def test_the_page_names_no_variable_that_is_none() -> None:
 
 
 @pytest.mark.parametrize("kind", CODES)
-def test_every_error_is_on_the_page_in_both_dialects(kind: str) -> None:
+def test_errors_page_has_every_error_in_both_formats(kind: str) -> None:
     code = CODES[kind]
     cells = row(REFERENCE / "errors.md", kind)
     assert cells[1].startswith(str(code.status))
     assert cells[2:4] == [code.envelope, code.problem]
 
 
-def test_every_class_of_a_request_error_stands_beside_its_kind() -> None:
+def test_errors_page_names_the_class_of_every_kind() -> None:
     for name in errors.__all__:
         kind = getattr(getattr(errors, name), "kind", None)
         if kind is not None and kind != "service":
             assert name in row(REFERENCE / "errors.md", kind)[4].split(", ")
 
 
-def test_what_a_client_is_told_to_do_is_about_codes_that_exist() -> None:
+def test_client_page_names_only_existing_codes() -> None:
     text = (DOCS / "how-to/write-a-client.md").read_text(encoding="utf-8")
     named = set(re.findall(r"((?:idempotency|concurrency)\.[a-z_]*[a-z])\b(?!_)", text))
     assert named
@@ -102,11 +103,11 @@ def test_what_a_client_is_told_to_do_is_about_codes_that_exist() -> None:
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Policy)])
-def test_every_setting_of_a_policy_is_on_the_page(field: str) -> None:
+def test_policies_page_has_every_setting(field: str) -> None:
     assert row(REFERENCE / "policies.md", field)
 
 
-def told(span: timedelta) -> str:
+def in_words(span: timedelta) -> str:
     days = span / timedelta(days=1)
     return f"{days:g} days" if days > 1 else f"{span / timedelta(hours=1):g} hours"
 
@@ -116,17 +117,17 @@ def told(span: timedelta) -> str:
     list(enumerate((WALK, PLANNING, ROUTES, FIELD), 1)),
     ids=["walk", "planning", "routes", "field"],
 )
-def test_the_presets_are_as_the_page_says(column: int, preset: Policy) -> None:
+def test_policies_page_shows_the_policies_of_the_services(column: int, preset: Policy) -> None:
     page = REFERENCE / "policies.md"
     assert row(page, "key")[column] == ("required" if preset.key_required else "optional")
     assert row(page, "key format")[column] == preset.key_format
-    assert row(page, "TTL of a success")[column] == told(preset.success_ttl)
-    assert row(page, "TTL of an error")[column] in (told(preset.error_ttl), "—")
+    assert row(page, "TTL of a success")[column] == in_words(preset.success_ttl)
+    assert row(page, "TTL of an error")[column] in (in_words(preset.error_ttl), "—")
     assert row(page, "error body")[column] == preset.error_format
     assert (row(page, "staleness cap")[column] == "none") == (preset.staleness is None)
 
 
-def test_the_retry_presets_are_as_the_page_says() -> None:
+def test_client_page_shows_the_retry_presets() -> None:
     page = DOCS / "how-to/write-a-client.md"
     for name, policy in ("CLIENT", CLIENT), ("DEVICE", DEVICE), ("WORKER", WORKER):
         assert row(page, name)[4].startswith(str(policy.attempts))
@@ -144,11 +145,17 @@ def commands(group: Any, prefix: str = "holdfast") -> list[tuple[str, Any]]:
     return found
 
 
-COMMANDS = commands(get_command(app))
+def all_commands() -> list[tuple[str, Any]]:
+    app = create_app()
+    add_plugins(app)
+    return [(name, command) for name, command in commands(get_command(app)) if not command.hidden]
+
+
+COMMANDS = all_commands()
 
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
-def test_every_command_and_option_is_on_the_page(name: str, command: Any) -> None:
+def test_commands_page_has_every_command_and_option(name: str, command: Any) -> None:
     row(REFERENCE / "cli.md", name)
     text = (REFERENCE / "cli.md").read_text(encoding="utf-8")
     for parameter in command.params:
@@ -159,7 +166,7 @@ def test_every_command_and_option_is_on_the_page(name: str, command: Any) -> Non
 # -- the schema -----------------------------------------------------------------------------------
 
 
-async def test_every_table_and_column_is_on_the_page(tmp_path: Path) -> None:
+async def test_schema_page_has_every_table_and_column(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path}/schema.db", migration_packages=migration_packages())
     await store.open()
     await store.close()
@@ -174,10 +181,10 @@ async def test_every_table_and_column_is_on_the_page(tmp_path: Path) -> None:
     database.close()
 
 
-# -- what can be seen -----------------------------------------------------------------------------
+# -- metrics and logs ------------------------------------------------------------------------------
 
 
-def test_every_metric_and_outcome_is_on_the_page() -> None:
+def test_metrics_page_has_every_metric_and_outcome() -> None:
     page = REFERENCE / "metrics-and-logs.md"
     body, _ = PrometheusMetrics().exposition()
     for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", body.decode(), re.MULTILINE):
@@ -187,15 +194,15 @@ def test_every_metric_and_outcome_is_on_the_page() -> None:
         row(page, outcome)
 
 
-def test_every_logger_is_on_the_page() -> None:
+def test_metrics_page_has_every_logger() -> None:
     text = (REFERENCE / "metrics-and-logs.md").read_text(encoding="utf-8")
     for source in ROOT.glob("packages/*/src/**/*.py"):
         for name in re.findall(r'getLogger\("(holdfast\.[\w.]+)"\)', source.read_text()):
-            # What the server says of itself while it starts is not an event to look for.
+            # Start-up messages of the server are not documented events.
             assert name == "holdfast.server" or f"`{name}`" in text, name
 
 
-def test_every_fault_point_is_explained() -> None:
+def test_testing_page_explains_every_fault_point() -> None:
     for point in (*FAULT_POINTS, *JOB_FAULT_POINTS):
         assert row(DOCS / "how-to/test-your-app.md", point)
 
@@ -203,7 +210,7 @@ def test_every_fault_point_is_explained() -> None:
 # -- canonical JSON -------------------------------------------------------------------------------
 
 
-def test_the_golden_cases_are_as_the_page_says() -> None:
+def test_golden_cases_have_the_documented_members() -> None:
     text = (ROOT / "packages/holdfast/tests/fixtures/golden_hashes.json").read_text(
         encoding="utf-8"
     )

@@ -1,4 +1,4 @@
-"""The Flask and Django examples, as the processes a reader would start."""
+"""The Flask and Django examples, each as a separate process."""
 
 import os
 import sqlite3
@@ -14,6 +14,7 @@ import pytest
 from packages.holdfast.tests.support.serving import ROOT, free_port
 
 KEY = {"Idempotency-Key": "one-key"}
+SOURCES = os.pathsep.join(str(path) for path in sorted(ROOT.glob("packages/*/src")))
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ KEY = {"Idempotency-Key": "one-key"}
         ("django_shop", "django_shop.db"),
     ],
 )
-def test_an_order_sent_twice_is_placed_once(example: str, database: str, tmp_path: Path) -> None:
+def test_order_sent_twice_is_placed_once(example: str, database: str, tmp_path: Path) -> None:
     port = free_port()
     # As a reader would start it, but on a free port.
     source = (ROOT / "examples" / f"{example}.py").read_text().replace("8000", str(port))
@@ -34,7 +35,7 @@ def test_an_order_sent_twice_is_placed_once(example: str, database: str, tmp_pat
             cwd=tmp_path,
             stdout=log,
             stderr=log,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            env={**os.environ, "PYTHONPATH": SOURCES},
         )
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:

@@ -1,4 +1,4 @@
-"""The checker convicts each broken promise, and acquits a history in which all were kept."""
+"""The checker reports each broken rule, and nothing for a history without violations."""
 
 from typing import Any
 
@@ -7,67 +7,67 @@ import pytest
 
 from holdfast_lab.checker import Rule, check
 from holdfast_lab.history import (
-    AnswerSeen,
     Effect,
+    EntryState,
     Expect,
-    Fate,
     FollowUp,
     History,
     JobEffect,
-    JobSeen,
-    Tap,
+    JobState,
+    ResponseSeen,
+    UserAction,
 )
 
-TAPS = [
-    Tap(
-        id=f"tap-{number}",
+ACTIONS = [
+    UserAction(
+        id=f"action-{number}",
         device="phone",
         user="ada",
         tenant="ada",
         key=f"key-{number}",
         position=number,
         in_order=True,
-        brings_job=True,
+        enqueues_job=True,
     )
     for number in (1, 2)
 ]
 
 
-def kept_promises() -> History:
+def good_history() -> History:
     return History(
-        taps=TAPS,
-        effects=[Effect(tenant="ada", tap=tap.id, number=tap.position) for tap in TAPS],
-        fates=[Fate(tap=tap.id, status="succeeded", key=tap.key) for tap in TAPS],
-        answers=[answer(), answer()],
-        jobs=[JobSeen(tenant="ada", job_id=f"job {t.id}", tap=t.id, marker=1) for t in TAPS],
+        actions=ACTIONS,
+        effects=[Effect(tenant="ada", action=a.id, number=a.position) for a in ACTIONS],
+        entries=[EntryState(action=a.id, status="succeeded", key=a.key) for a in ACTIONS],
+        responses=[response(), response()],
+        jobs=[JobState(tenant="ada", job_id=f"job {a.id}", action=a.id, marker=1) for a in ACTIONS],
         job_effects=[
             JobEffect(
                 tenant="ada",
-                job_id=f"job {tap.id}",
+                job_id=f"job {action.id}",
                 attempt=1,
-                number=tap.position,
+                number=action.position,
                 order="line",
-                position=tap.position,
+                position=action.position,
             )
-            for tap in TAPS
+            for action in ACTIONS
         ],
         follow_ups=[FollowUp(tenant="ada", name="count", wanted=2, seen=2)],
     )
 
 
-def answer(**facts: Any) -> AnswerSeen:
-    known: dict[str, Any] = {
+def response(**fields: Any) -> ResponseSeen:
+    defaults: dict[str, Any] = {
         "tenant": "ada",
         "key": "key-1",
         "status": 201,
         "body": b"1",
-        "asked": "a",
+        "request": "a",
     }
-    return AnswerSeen(**(known | facts))
+    return ResponseSeen(**(defaults | fields))
 
 
 def rules_of(**changes: Any) -> set[Rule]:
-    history = kept_promises()
+    history = good_history()
     for name, value in changes.items():
         setattr(history, name, value)
     return {violation.rule for violation in check(history)}
@@ -77,10 +77,10 @@ def replace(item: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(item, **changes)
 
 
-GOOD = kept_promises()
+GOOD = good_history()
 
 
-def test_a_history_that_kept_all_promises_is_acquitted() -> None:
+def test_history_without_violations_passes() -> None:
     assert check(GOOD) == []
 
 
@@ -92,23 +92,29 @@ def test_a_history_that_kept_all_promises_is_acquitted() -> None:
         (
             Rule.AT_MOST_ONCE,
             {
-                "taps": [TAPS[0], replace(TAPS[1], acknowledged=False)],
+                "actions": [ACTIONS[0], replace(ACTIONS[1], acknowledged=False)],
                 "effects": [*GOOD.effects, replace(GOOD.effects[1], number=3)],
             },
         ),
         (Rule.NO_INVENTION, {"effects": [*GOOD.effects, replace(GOOD.effects[0], tenant="bob")]}),
-        (Rule.REFUSED_IS_NOTHING, {"taps": [TAPS[0], replace(TAPS[1], expect=Expect.REFUSAL)]}),
-        (Rule.TOLD_THE_TRUTH, {"fates": [GOOD.fates[0], replace(GOOD.fates[1], status="failed")]}),
-        (Rule.NEVER_LOST, {"fates": GOOD.fates[:1]}),
-        (Rule.ONE_ENTRY, {"fates": [*GOOD.fates, GOOD.fates[0]]}),
-        (Rule.ONE_ENTRY, {"fates": [GOOD.fates[0], replace(GOOD.fates[1], key="another")]}),
-        (Rule.SAME_ANSWER, {"answers": [answer(), answer(body=b"2")]}),
-        (Rule.SAME_ANSWER, {"answers": [answer(), answer(status=422, code="X")]}),
-        (Rule.OTHER_PAYLOAD, {"answers": [answer(), answer(asked="b")]}),
-        (Rule.OWN_ANSWERS, {"answers": [answer(shows="bob")]}),
         (
-            Rule.OWN_ANSWERS,
-            {"answers": [answer(status=409, code="idempotency.payload_mismatch")]},
+            Rule.REFUSED_HAS_NO_EFFECT,
+            {"actions": [ACTIONS[0], replace(ACTIONS[1], expect=Expect.REFUSAL)]},
+        ),
+        (
+            Rule.STATUS_IS_TRUE,
+            {"entries": [GOOD.entries[0], replace(GOOD.entries[1], status="failed")]},
+        ),
+        (Rule.NEVER_LOST, {"entries": GOOD.entries[:1]}),
+        (Rule.ONE_ENTRY, {"entries": [*GOOD.entries, GOOD.entries[0]]}),
+        (Rule.ONE_ENTRY, {"entries": [GOOD.entries[0], replace(GOOD.entries[1], key="another")]}),
+        (Rule.SAME_RESPONSE, {"responses": [response(), response(body=b"2")]}),
+        (Rule.SAME_RESPONSE, {"responses": [response(), response(status=422, code="X")]}),
+        (Rule.OTHER_PAYLOAD, {"responses": [response(), response(request="b")]}),
+        (Rule.OWN_RESPONSES, {"responses": [response(data_of="bob")]}),
+        (
+            Rule.OWN_RESPONSES,
+            {"responses": [response(status=409, code="idempotency.payload_mismatch")]},
         ),
         (
             Rule.ORDER,
@@ -117,7 +123,7 @@ def test_a_history_that_kept_all_promises_is_acquitted() -> None:
         (Rule.JOB_WITH_EFFECT, {"jobs": GOOD.jobs[:1], "job_effects": GOOD.job_effects[:1]}),
         (Rule.JOB_WITH_EFFECT, {"effects": GOOD.effects[:1]}),
         (Rule.JOB_ENDS_ONCE, {"jobs": [GOOD.jobs[0], replace(GOOD.jobs[1], is_dead=True)]}),
-        (Rule.JOB_ENDS_ONCE, {"jobs": [GOOD.jobs[0], replace(GOOD.jobs[1], waits=True)]}),
+        (Rule.JOB_ENDS_ONCE, {"jobs": [GOOD.jobs[0], replace(GOOD.jobs[1], is_waiting=True)]}),
         (Rule.JOB_ENDS_ONCE, {"jobs": GOOD.jobs[:1]}),
         (Rule.JOB_EFFECT_ONCE, {"job_effects": [*GOOD.job_effects, GOOD.job_effects[1]]}),
         (Rule.JOB_EFFECT_ONCE, {"job_effects": GOOD.job_effects[:1]}),
@@ -134,23 +140,23 @@ def test_a_history_that_kept_all_promises_is_acquitted() -> None:
             Rule.FOLLOWED,
             {"follow_ups": [FollowUp(tenant="ada", name="count", wanted=2, seen=1)]},
         ),
-        (Rule.DRAINS, {"undrained": ["tap-2 is pending"]}),
-        (Rule.NO_MISHAP, {"mishaps": ["KeyError in the worker"]}),
+        (Rule.DRAINS, {"unfinished": ["action-2 is pending"]}),
+        (Rule.NO_OTHER_ERROR, {"errors": ["KeyError in the worker"]}),
     ],
 )
-def test_a_broken_promise_is_named(rule: Rule, changes: dict[str, Any]) -> None:
+def test_each_violation_is_reported_under_its_rule(rule: Rule, changes: dict[str, Any]) -> None:
     assert rule in rules_of(**changes)
 
 
 @pytest.mark.parametrize(
-    "passing",
+    "temporary",
     [
-        answer(status=503, body=b"down"),
-        answer(status=429, body=b"slow"),
-        answer(status=409, body=b"runs", code="idempotency.in_progress"),
-        answer(status=409, body=b"other", code="idempotency.payload_mismatch", asked="b"),
-        answer(status=422, body=b"no", code="INSUFFICIENT_POINTS", kept=False),
+        response(status=503, body=b"down"),
+        response(status=429, body=b"slow"),
+        response(status=409, body=b"runs", code="idempotency.in_progress"),
+        response(status=409, body=b"other", code="idempotency.payload_mismatch", request="b"),
+        response(status=422, body=b"no", code="INSUFFICIENT_POINTS", stored=False),
     ],
 )
-def test_answers_of_the_moment_may_differ(passing: AnswerSeen) -> None:
-    assert rules_of(answers=[answer(), passing]) == set()
+def test_temporary_responses_may_differ(temporary: ResponseSeen) -> None:
+    assert rules_of(responses=[response(), temporary]) == set()

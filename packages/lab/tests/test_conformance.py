@@ -1,4 +1,4 @@
-"""The conformance kit: our own server passes all of it, and every broken server fails it."""
+"""Our own server passes all conformance checks, and every broken server fails some."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from holdfast.cli.main import _run, tell_errors
+from holdfast.cli.main import _run, report_errors
 from holdfast_lab.conformance import (
     Plan,
     Profile,
@@ -28,10 +28,10 @@ from packages.lab.tests.tiny_server import PROFILE, TinyServer
 from packages.services.tests.cli.conftest import Server, environment
 from tests.docs.pages import ROOT, blocks
 
-# One server for all of them, in one worker.
+# All tests share one server, so they run in one worker.
 pytestmark = pytest.mark.xdist_group("conform")
 
-SECRET = "a secret of this test alone, and long enough"
+SECRET = "a secret for this test, long enough for HS256"
 
 
 @pytest.fixture(scope="module")
@@ -73,23 +73,23 @@ async def checked_tiny(
 
 
 def failures(results: list[Result]) -> dict[str, str]:
-    return {r.check: r.came for r in results if r.verdict is not Verdict.PASS}
+    return {r.check: r.actual for r in results if r.verdict is not Verdict.PASS}
 
 
-async def test_our_own_server_passes_every_check_of_every_service(server: Server) -> None:
+async def test_own_server_passes_every_check_of_every_service(server: Server) -> None:
     results = await checked(server.url)
     assert failures(results) == {}
     assert {result.service for result in results} == {"walk", "planning", "routes", "field"}
     assert len(results) >= 150
 
 
-async def test_with_one_token_only_what_needs_another_tenant_is_left_out(server: Server) -> None:
-    token = SignIn(secret=SECRET).person(None)
+async def test_checks_of_a_second_tenant_are_skipped_with_one_token(server: Server) -> None:
+    token = SignIn(secret=SECRET).credentials(None)
     assert token is not None
     sign_in = SignIn(token=token.headers["Authorization"].removeprefix("Bearer "))
     needs_two = {
         "another tenant's key is not replayed",
-        "another tenant's key is not hinted at",
+        "another tenant's key is not revealed",
         "another tenant's resource",
         "a change of another tenant's resource",
     }
@@ -100,13 +100,13 @@ async def test_with_one_token_only_what_needs_another_tenant_is_left_out(server:
     assert set(failures(results)) == needs_two
 
 
-async def test_a_server_of_somebody_else_passes_by_its_profile() -> None:
+async def test_another_server_passes_with_its_profile() -> None:
     results = await checked_tiny()
     assert failures(results) == {}
     assert len(results) >= 30
 
 
-async def test_a_server_may_be_below_a_path_of_its_address() -> None:
+async def test_base_url_may_have_a_path() -> None:
     tiny = TinyServer(prefix="/shop")
     results = await checked(
         "http://tiny/shop",
@@ -119,7 +119,7 @@ async def test_a_server_may_be_below_a_path_of_its_address() -> None:
     assert len(results) == 3
 
 
-async def test_a_location_on_another_server_gets_no_token() -> None:
+async def test_location_on_another_server_gets_no_token() -> None:
     tiny = TinyServer(prefix="http://elsewhere")
     failed = failures(
         await checked(
@@ -130,57 +130,57 @@ async def test_a_location_on_another_server_gets_no_token() -> None:
             transport=httpx.ASGITransport(tiny),
         )
     )
-    assert failed == {"GET with a known key": "the Location leads to another server"}
+    assert failed == {"GET with a known key": "Location is on another server"}
 
 
 @pytest.mark.parametrize(
     ("broken", "checks"),
     [
         ("does not mark replays", {"replay"}),
-        ("answers with a new body", {"replay"}),
-        ("forgets the stored headers", {"replay"}),
-        ("does not say which request it was", {"replay"}),
-        ("gives the first request's id for its own", {"replay"}),
-        ("dies of bad JSON", {"malformed JSON", "invalid UTF-8", "NaN"}),
-        ("burns the key of a bad body", {"malformed JSON"}),
-        ("takes the last of duplicate keys", {"duplicate keys in JSON"}),
-        ("replays whatever is sent", {"same key, other body"}),
-        ("gives no hashes", {"same key, other body"}),
-        ("forgets the query", {"same key, other query"}),
+        ("replays with a new body", {"replay"}),
+        ("drops the stored headers", {"replay"}),
+        ("does not send the original request id", {"replay"}),
+        ("sends the first request's id as its own", {"replay"}),
+        ("fails on malformed JSON", {"malformed JSON", "invalid UTF-8", "NaN"}),
+        ("stores the key of a bad body", {"malformed JSON"}),
+        ("accepts duplicate members", {"duplicate keys in JSON"}),
+        ("replays any body", {"same key, other body"}),
+        ("sends no hashes", {"same key, other body"}),
+        ("ignores the query", {"same key, other query"}),
         (
-            "looks before it locks",
-            {"identical requests at once", "two bodies at once under one key"},
+            "checks before it locks",
+            {"concurrent identical requests", "concurrent requests with one key and two bodies"},
         ),
         (
-            "forgets the tenant",
-            {"another tenant's key is not replayed", "another tenant's key is not hinted at"},
+            "ignores the tenant",
+            {"another tenant's key is not replayed", "another tenant's key is not revealed"},
         ),
-        ("shows orders to everyone", {"another tenant's resource"}),
-        ("replays to strangers", {"a replay needs sign-in", "not signed in"}),
-        ("tells errors as plain JSON", {"key missing", "same key, other body"}),
-        ("makes a key up", {"key missing"}),
-        ("takes any text for a key", {"key malformed"}),
-        ("takes the first of two keys", {"two different keys in one request"}),
-        ("knows no quotes", {"bare and quoted are one key"}),
+        ("shows orders to all tenants", {"another tenant's resource"}),
+        ("replays to anonymous callers", {"a replay needs sign-in", "not signed in"}),
+        ("sends errors as plain JSON", {"key missing", "same key, other body"}),
+        ("generates missing keys", {"key missing"}),
+        ("accepts any text as a key", {"key malformed"}),
+        ("uses the first of two keys", {"two different keys in one request"}),
+        ("does not parse quotes", {"bare and quoted key are equal"}),
         ("hashes volatile fields", {"volatile fields"}),
-        ("hashes the bytes as they came", {"replay of another spelling"}),
+        ("hashes the raw bytes", {"replay with other formatting"}),
         ("hashes the top level only", {"nested fields count"}),
         ("reads integers as doubles", {"integers beyond 2^53 keep their digits"}),
     ],
 )
-async def test_a_broken_server_fails_the_checks_of_its_fault(broken: str, checks: set[str]) -> None:
-    # Not everything is said to be broken: a report has to lead to the fault.
-    failed = failures(await checked_tiny(broken, only=checks | {"first time"}))
+async def test_broken_server_fails_the_checks_of_its_fault(broken: str, checks: set[str]) -> None:
+    # Only these: a report has to point to the fault.
+    failed = failures(await checked_tiny(broken, only=checks | {"first request"}))
     assert set(failed) == checks
 
 
-async def test_the_wrong_dialect_is_found_out() -> None:
+async def test_wrong_error_format_is_detected() -> None:
     failed = failures(await checked_tiny(error_format="envelope"))
     assert {"key missing", "same key, other body", "not signed in"} <= set(failed)
 
 
 @pytest.mark.parametrize(
-    ("profile", "told"),
+    ("profile", "expected"),
     [
         (b"{", "truncated"),
         (b"[]", "object"),
@@ -193,14 +193,14 @@ async def test_the_wrong_dialect_is_found_out() -> None:
         (json.dumps(PROFILE | {"sign_in": {"A": "\n"}}).encode(), "visible ASCII"),
     ],
 )
-def test_a_profile_that_cannot_be_used_is_refused_in_one_line(profile: bytes, told: str) -> None:
+def test_invalid_profile_is_refused_with_one_line(profile: bytes, expected: str) -> None:
     with pytest.raises(ProfileError, match="cannot be used") as caught:
         read_profile(profile)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_the_page_shows_a_profile_that_can_be_used_and_names_every_field() -> None:
+def test_docs_page_has_a_valid_profile_and_names_every_field() -> None:
     page = ROOT / "docs/how-to/conform.md"
     shown = [block.text for block in blocks(page) if block.language == "json"]
     assert [read_profile(text.encode()).name for text in shown] == ["orders"]
@@ -211,7 +211,7 @@ def test_the_page_shows_a_profile_that_can_be_used_and_names_every_field() -> No
 
 @dataclass
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -225,21 +225,21 @@ Command = Callable[..., Done]
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Command:
-    """Run it in this process and in a directory of its own: a new process takes seconds."""
+    """Return a function that runs the command in this process, in a temporary directory."""
     monkeypatch.chdir(tmp_path)
     for name in set(os.environ) - set(environment()):
         monkeypatch.delenv(name)
 
     def run(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["holdfast", "conform", *arguments])
-        code = tell_errors(_run)
-        told = capsys.readouterr()
-        return Done(code, told.out, told.err)
+        code = report_errors(_run)
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
 
     return run
 
 
-def test_the_command_tells_lines_over_a_pipe_and_ends_with_0(
+def test_command_prints_lines_over_a_pipe_and_exits_with_0(
     server: Server, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_JWT_SECRET", SECRET)
@@ -247,11 +247,11 @@ def test_the_command_tells_lines_over_a_pipe_and_ends_with_0(
     assert done.code == 0, done
     *lines, last = done.out.splitlines()
     assert all(line.split("\t")[:2] == ["pass", "routes"] for line in lines)
-    assert last == f"{len(lines)} passed, 0 failed, 0 skipped: the contract is kept"
+    assert last == f"{len(lines)} passed, 0 failed, 0 skipped: the server conforms"
     assert "\x1b" not in done.out
 
 
-def test_the_command_ends_with_1_and_json_if_a_check_fails(
+def test_command_prints_json_and_exits_with_1_if_a_check_fails(
     server: Server, command: Command, tmp_path: Path
 ) -> None:
     profile = {
@@ -263,15 +263,15 @@ def test_the_command_ends_with_1_and_json_if_a_check_fails(
     (tmp_path / "profile.json").write_text(json.dumps(profile))
     done = command(server.url, "--profile", "profile.json", "--secret", SECRET, "--json")
     assert done.code == 1, done
-    told = json.loads(done.out)
-    assert told["failed"] == sum(r["verdict"] == "fail" for r in told["results"]) > 0
-    assert told["passed"] > 0
-    assert set(told["results"][0]) == {
+    report = json.loads(done.out)
+    assert report["failed"] == sum(r["verdict"] == "fail" for r in report["results"]) > 0
+    assert report["passed"] > 0
+    assert set(report["results"][0]) == {
         "service",
         "check",
         "section",
         "expected",
-        "came",
+        "actual",
         "verdict",
     }
 
@@ -284,22 +284,22 @@ def test_the_command_ends_with_1_and_json_if_a_check_fails(
         ["--secret", SECRET, "--other-token", "bad"],
     ],
 )
-def test_a_sign_in_that_is_not_taken_is_one_line_and_ends_with_2(
+def test_refused_sign_in_is_one_line_and_exits_with_2(
     arguments: list[str], server: Server, command: Command
 ) -> None:
     done = command(server.url, *arguments)
     assert (done.code, done.out) == (2, "")
-    assert "the server does not take the sign-in" in done.err
+    assert "the server refuses the sign-in" in done.err
     assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
-        (["http://127.0.0.1:9", "--secret", SECRET], "no server answers at http://127.0.0.1:9"),
+        (["http://127.0.0.1:9", "--secret", SECRET], "no server responds at http://127.0.0.1:9"),
         (["ftp://somewhere"], "the URL should be like"),
         (["http://127.0.0.1:99999"], "the URL should be like"),
-        (["http://somewhere.example"], "say how to sign in"),
+        (["http://somewhere.example"], "no credentials: give --token"),
         (["http://127.0.0.1:9", "--service", "tea"], "--service should be one of"),
         (["http://127.0.0.1:9", "--service", "walk", "--profile", "x"], "give one of them"),
         (["http://127.0.0.1:9", "--profile", "nowhere.json"], "nowhere.json"),
@@ -307,10 +307,10 @@ def test_a_sign_in_that_is_not_taken_is_one_line_and_ends_with_2(
         (["http://127.0.0.1:9", "--token", "é"], "visible ASCII"),
     ],
 )
-def test_bad_input_is_one_line_and_ends_with_2(
-    arguments: list[str], told: str, command: Command
+def test_bad_input_is_one_line_and_exits_with_2(
+    arguments: list[str], expected: str, command: Command
 ) -> None:
     done = command(*arguments)
     assert (done.code, done.out) == (2, "")
-    assert told in done.err
+    assert expected in done.err
     assert done.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The demo convinces over a pipe, leaves nothing behind, and would say so if the promise broke."""
+"""The demo runs over a pipe, leaves no files behind, and reports lost and doubled effects."""
 
 import os
 import signal
@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 from holdfast_lab.demo.device import PLACES, USER
-from holdfast_lab.demo.verdict import Verdict, judge
+from holdfast_lab.demo.result import DemoResult, compare
 from holdfast_lab.effects import Document, Effects
 from holdfast_lab.user_actions import SHORT_DAY, marks_of, visit
 
 HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
 COUNTS = {
     "requests": 60,
-    "answers_lost": 20,
+    "responses_lost": 20,
     "kills": 2,
     "replays": 20,
-    "troubles": (),
+    "errors": (),
     "seconds": 10.0,
 }
 
 
-def test_forty_taps_happen_once_over_a_pipe_and_nothing_is_left_behind(
+def test_forty_actions_take_effect_once_and_no_files_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -35,23 +35,24 @@ def test_forty_taps_happen_once_over_a_pipe_and_nothing_is_left_behind(
         [HOLDFAST, "demo"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    said = {
+    printed = {
         words[0]: int(words[1])
         for line in done.stdout.splitlines()
         if len(words := line.strip().rsplit(maxsplit=1)) == 2 and words[1].isdigit()
     }
-    assert (said["taps"], said["effects"], said["duplicates"], said["lost"]) == (40, 40, 0, 0)
-    assert said["kill -9 of the device"] == 2
-    # What is lost after the server has acted is asked for again, and answered from memory.
-    assert said["answers lost"] >= 10
-    assert said["answered from memory"] >= 10
-    assert said["requests sent"] >= 50
+    assert (printed["user actions"], printed["effects"]) == (40, 40)
+    assert (printed["doubled"], printed["lost"]) == (0, 0)
+    assert printed["kill -9 of the device"] == 2
+    # A request whose response was lost is sent again and replayed.
+    assert printed["responses lost"] >= 10
+    assert printed["replays"] >= 10
+    assert printed["requests sent"] >= 50
     assert "\x1b" not in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_in_one_line_and_nothing_is_left_behind(
+def test_signal_ends_the_demo_with_one_line_and_no_files(
     sign: signal.Signals, tmp_path: Path
 ) -> None:
     with subprocess.Popen(
@@ -64,15 +65,15 @@ def test_a_signal_ends_it_in_one_line_and_nothing_is_left_behind(
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(sign)
-        _, told = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert told.startswith("holdfast: stopped")
-    assert told.count("\n") == 1
+    assert errors.startswith("holdfast: interrupted")
+    assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def effects() -> Effects:
-    """Return what there is when everything happened once."""
+    """Return the effects of a run in which every action took effect once."""
     documents: list[Document] = []
     for place in PLACES:
         entries = list(visit(USER, place))
@@ -82,43 +83,43 @@ def effects() -> Effects:
     return Effects({USER: list(SHORT_DAY)}, {USER: documents})
 
 
-def judged(found: Effects) -> Verdict:
-    return judge(found, **COUNTS)
+def result_of(found: Effects) -> DemoResult:
+    return compare(found, **COUNTS)
 
 
-def test_the_verdict_holds_when_everything_happened_once() -> None:
-    verdict = judged(effects())
-    assert (verdict.taps, verdict.effects, verdict.holds) == (40, 40, True)
+def test_result_holds_when_every_action_took_effect_once() -> None:
+    result = result_of(effects())
+    assert (result.actions, result.effects, result.holds) == (40, 40, True)
 
 
-def test_a_document_that_was_made_twice_breaks_the_promise() -> None:
+def test_document_created_twice_is_doubled() -> None:
     found = effects()
     found.documents[USER].append(found.documents[USER][-1])
-    verdict = judged(found)
-    assert (verdict.duplicates, verdict.lost, verdict.holds) == (1, 0, False)
+    result = result_of(found)
+    assert (result.doubled, result.lost, result.holds) == (1, 0, False)
 
 
-def test_a_change_that_was_made_twice_breaks_the_promise() -> None:
+def test_change_made_twice_is_doubled() -> None:
     found = effects()
     found.documents[USER][0] = replace(found.documents[USER][0], version=3)
-    verdict = judged(found)
-    assert (verdict.duplicates, verdict.lost, verdict.holds) == (1, 0, False)
+    result = result_of(found)
+    assert (result.doubled, result.lost, result.holds) == (1, 0, False)
 
 
-def test_a_tap_that_never_happened_breaks_the_promise() -> None:
+def test_action_without_effect_is_lost() -> None:
     found = effects()
     del found.walk[USER][-1]
     del found.documents[USER][-1]
-    verdict = judged(found)
-    assert (verdict.duplicates, verdict.lost, verdict.holds) == (0, 2, False)
+    result = result_of(found)
+    assert (result.doubled, result.lost, result.holds) == (0, 2, False)
 
 
-def test_walk_out_of_order_breaks_the_promise() -> None:
+def test_walk_actions_out_of_order_are_reported() -> None:
     found = effects()
     acts = found.walk[USER]
     acts[3], acts[4] = acts[4], acts[3]
-    verdict = judged(found)
-    assert (verdict.duplicates, verdict.lost, verdict.in_order, verdict.holds) == (
+    result = result_of(found)
+    assert (result.doubled, result.lost, result.in_order, result.holds) == (
         0,
         0,
         False,

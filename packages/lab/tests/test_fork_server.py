@@ -1,4 +1,4 @@
-"""Whatever becomes of the owner, a nursery leaves neither processes nor files behind."""
+"""The fork server leaves neither processes nor files behind, even if its owner is killed."""
 
 import asyncio
 import os
@@ -9,16 +9,16 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast_lab.fork_client import Nursery
+from holdfast_lab.fork_client import AsyncForkServer
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from holdfast_lab.fork_client import Nursery
+from holdfast_lab.fork_client import AsyncForkServer
 
 async def own():
-    async with Nursery(Path(sys.argv[1])) as nursery:
-        child = await nursery.start("sleeper", [], target="signal:pause")
+    async with AsyncForkServer(Path(sys.argv[1])) as processes:
+        child = await processes.start("sleeper", [], target="signal:pause")
         while not child.pid:
             await asyncio.sleep(0.01)
         print(child.pid, flush=True)
@@ -36,8 +36,8 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_when_its_owner_is_killed_children_and_files_go_too(tmp_path: Path) -> None:
-    directory = tmp_path / "nursery"
+def test_killed_owner_leaves_no_children_and_no_files(tmp_path: Path) -> None:
+    directory = tmp_path / "files"
     directory.mkdir()
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(directory)], stdout=subprocess.PIPE, text=True
@@ -51,25 +51,25 @@ def test_when_its_owner_is_killed_children_and_files_go_too(tmp_path: Path) -> N
         owner.wait()
     deadline = time.monotonic() + 20
     while is_alive(pid) or directory.exists():
-        assert time.monotonic() < deadline, "something was left behind"
+        assert time.monotonic() < deadline, "the fork server left a process or its directory behind"
         time.sleep(0.01)
 
 
-async def test_how_children_end_is_told_and_their_words_are_kept(tmp_path: Path) -> None:
-    directory = tmp_path / "nursery"
+async def test_exit_codes_are_reported_and_output_is_kept(tmp_path: Path) -> None:
+    directory = tmp_path / "files"
     directory.mkdir()
-    async with asyncio.timeout(60), Nursery(directory) as nursery:
-        speaker = await nursery.start("speaker", ["canonical", "missing.json"])
+    async with asyncio.timeout(60), AsyncForkServer(directory) as processes:
+        cli = await processes.start("cli", ["canonical", "missing.json"])
         sleepers = [
-            await nursery.start(f"sleeper-{number}", [], target="signal:pause")
+            await processes.start(f"sleeper-{number}", [], target="signal:pause")
             for number in range(3)
         ]
-        await speaker.ended.wait()
-        assert speaker.code == 2
-        assert speaker.tail().startswith("holdfast: ")
-        nursery.signal(sleepers[0], signal.SIGSTOP)
-        await nursery.kill(sleepers[0])
+        await cli.ended.wait()
+        assert cli.code == 2
+        assert cli.tail().startswith("holdfast: ")
+        processes.signal(sleepers[0], signal.SIGSTOP)
+        await processes.kill(sleepers[0])
         assert sleepers[0].code == -signal.SIGKILL
-        assert await nursery.stop(sleepers[1]) == -signal.SIGTERM
+        assert await processes.stop(sleepers[1]) == -signal.SIGTERM
     assert not sleepers[2].is_alive
     assert not directory.exists()

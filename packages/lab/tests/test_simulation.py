@@ -1,6 +1,6 @@
 """The torture: many seeds keep every promise, and each seed is the same every time.
 
-``HOLDFAST_TORTURE_SEEDS`` says how many; 2,000 are enough for a fault at every point.
+``HOLDFAST_SIMULATION_SEEDS`` says how many; 2,000 are enough for a fault at every point.
 """
 
 import os
@@ -20,8 +20,8 @@ import holdfast.outbox
 from holdfast.outbox import claims
 from holdfast.outbox.sender import Sender
 from holdfast.server.idempotency import Idempotency
-from holdfast_lab.planted.planting import Replacement, plant
-from holdfast_lab.simulation import mutations as planted
+from holdfast_lab.mutations import runner as mutations
+from holdfast_lab.mutations.planting import BUGS, Replacement, plant
 from holdfast_lab.simulation.faults import DEVICE_POINTS, KINDS, POINTS, Mask
 from holdfast_lab.simulation.runner import (
     Summary,
@@ -33,7 +33,7 @@ from holdfast_lab.simulation.scenario import run_seed
 from holdfast_lab.simulation.shrinking import shrink
 from holdfast_lab.simulation.templates import Templates
 
-SEEDS = int(os.environ.get("HOLDFAST_TORTURE_SEEDS", "2000"))
+SEEDS = int(os.environ.get("HOLDFAST_SIMULATION_SEEDS", "2000"))
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +142,10 @@ def test_without_its_faults_a_seed_is_calm(templates: Templates) -> None:
     ],
 )
 def test_a_planted_bug_is_found(bug: str, templates: Templates) -> None:
-    catch = planted.hunt_here(bug, templates, most_seeds=200, shrinks=False)
-    assert catch.broken is None
-    assert catch.failure is not None
-    assert catch.failure.violations
+    result = mutations.find_bug(bug, templates, max_seeds=200, shrinks=False)
+    assert result.broken is None
+    assert result.failure is not None
+    assert result.failure.violations
 
 
 def _takes_too_little() -> list[Replacement]:
@@ -196,16 +196,16 @@ def _cannot_be_planted() -> list[Replacement]:
 def test_what_a_plant_breaks_by_its_own_error_is_no_catch(
     made: Callable[[], list[Replacement]], templates: Templates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = (*planted._PLACES, __file__)  # these plants are in this file
-    monkeypatch.setattr(planted, "_PLACES", places)
-    monkeypatch.setattr(planted, "load_bugs", lambda: {"stale": plant(made)})
-    catch = planted.hunt_here("stale", templates, most_seeds=60, shrinks=False)
-    assert catch.failure is None
-    assert catch.broken is not None
+    files = (*mutations._BUG_FILES, __file__)  # these plants are in this file
+    monkeypatch.setattr(mutations, "_BUG_FILES", files)
+    monkeypatch.setitem(BUGS, "stale", plant(made))
+    result = mutations.find_bug("stale", templates, max_seeds=60, shrinks=False)
+    assert result.failure is None
+    assert result.broken is not None
 
 
 def test_a_failing_seed_is_shrunk_to_the_faults_that_matter(templates: Templates) -> None:
-    with planted.load_bugs()["acknowledged_before_the_commit"]():
+    with BUGS["acknowledged_before_the_commit"]():
         outcome = next(
             found for seed in range(200) if (found := run_seed(seed, templates)).violations
         )
@@ -216,7 +216,7 @@ def test_a_failing_seed_is_shrunk_to_the_faults_that_matter(templates: Templates
 
 def test_planted_bugs_leave_no_trace(templates: Templates) -> None:
     before = run_seed(7, templates).fingerprint
-    for bug in planted.load_bugs().values():
+    for bug in BUGS.values():
         with bug():
             pass
     assert run_seed(7, templates).fingerprint == before
@@ -232,7 +232,7 @@ def test_every_operation_of_the_queue_that_commits_is_tortured() -> None:
 
 
 def test_planted_bugs_are_part_of_the_installed_package(tmp_path: Path) -> None:
-    code = "from holdfast_lab.simulation.mutations import load_bugs; print(len(load_bugs()))"
+    code = "from holdfast_lab.mutations.runner import BUGS; print(len(BUGS))"
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )

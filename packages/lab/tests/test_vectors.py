@@ -1,4 +1,4 @@
-"""The vectors of `conformance/`: our core satisfies every case, generated files are up to date."""
+"""The core satisfies every case in `conformance/`, and the generated files are up to date."""
 
 import base64
 import hashlib
@@ -47,7 +47,7 @@ from holdfast.errors import (
     StaleActionError,
     TransitionError,
 )
-from holdfast_lab.vectors import GENERATED, VERSION, entry_of, generated, main, said
+from holdfast_lab.vectors import GENERATED, VERSION, as_json, entry_of, generate, main
 from holdfast_services.field.policy import POLICY as FIELD
 from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.routes.policy import POLICY as ROUTES
@@ -56,7 +56,7 @@ from holdfast_services.walk.policy import POLICY as WALK
 
 CONFORMANCE = Path(__file__).parents[3] / "conformance"
 FILES = sorted(path.name for path in CONFORMANCE.glob("*.json"))
-HAND_WRITTEN = {
+MANUAL = {
     "canonical.json",
     "decisions.json",
     "endpoints.json",
@@ -66,7 +66,7 @@ HAND_WRITTEN = {
 }
 PRESETS = {"device": DEVICE, "queue": QUEUE, "client": CLIENT, "worker": WORKER}
 POLICIES = {"walk": WALK, "planning": PLANNING, "routes": ROUTES, "field": FIELD}
-# What our own message for each reason says; the reasons are for people, the code is the contract's.
+# Part of our error message for each reason; clients see the code only.
 REASONS = {
     "byte_order_mark": "byte order mark",
     "duplicate_key": "same key twice",
@@ -85,7 +85,7 @@ def load(name: str) -> dict[str, Any]:
     return content
 
 
-# -- what each case demands ------------------------------------------------------------------------
+# -- the cases -------------------------------------------------------------------------------------
 
 
 def canonical_holds(case: dict[str, Any]) -> None:
@@ -214,8 +214,10 @@ def errors_hold(case: dict[str, Any]) -> None:
         entry = entry_of(
             case["operation"], attempt=case["attempt"], previous_status=case["previous_status"]
         )
-        told = said(classify(case["status"], case["code"], entry, WALK_OUTBOX.codes))
-        assert told == {name: case[name] for name in ("device", "outcome_unknown") if name in case}
+        fields = as_json(classify(case["status"], case["code"], entry, WALK_OUTBOX.codes))
+        assert fields == {
+            name: case[name] for name in ("device", "outcome_unknown") if name in case
+        }
         return
     for error_format, member in (ErrorFormat.ENVELOPE, "error"), (ErrorFormat.PROBLEM, "code"):
         for ietf, status in (False, case["status"]), (True, case["ietf_status"]):
@@ -236,8 +238,8 @@ def retries_hold(case: dict[str, Any]) -> None:
         case _:
             policy, attempt = PRESETS[case["preset"]], case["attempt"]
             floor = case.get("retry_after_seconds")
-            for dice in (0.0, 0.25, 0.5, 0.999):
-                delay = policy.delay_seconds(attempt, random=dice, retry_after_seconds=floor)
+            for jitter in (0.0, 0.25, 0.5, 0.999):
+                delay = policy.delay_seconds(attempt, random=jitter, retry_after_seconds=floor)
                 assert case["min_seconds"] <= delay <= case["max_seconds"]
                 assert floor is None or delay >= floor
             if "gives_up" in case:
@@ -271,14 +273,14 @@ HOLDS: dict[str, Callable[[dict[str, Any]], None]] = {
 # -- tests -----------------------------------------------------------------------------------------
 
 
-def test_every_file_is_either_written_by_hand_or_generated() -> None:
-    assert set(FILES) == HAND_WRITTEN | set(GENERATED) == set(HOLDS)
+def test_every_file_is_either_generated_or_listed_as_manual() -> None:
+    assert set(FILES) == MANUAL | set(GENERATED) == set(HOLDS)
     readme = (CONFORMANCE / "README.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in readme for name in FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_has_its_version_and_cases_with_unique_names(name: str) -> None:
+def test_file_has_a_version_and_cases_with_unique_names(name: str) -> None:
     content = load(name)
     assert content["version"] == VERSION
     assert content["what"].endswith(".")
@@ -287,20 +289,20 @@ def test_a_file_has_its_version_and_cases_with_unique_names(name: str) -> None:
     assert len(set(names)) == len(names)
 
 
-# One test per file: six hundred cases would be six hundred lines of report.
+# One test per file: one per case would add six hundred lines to the report.
 @pytest.mark.parametrize("name", FILES)
-def test_our_own_core_satisfies_every_case(name: str) -> None:
+def test_core_satisfies_every_case(name: str) -> None:
     wrong = []
     for case in load(name)["cases"]:
         try:
             HOLDS[name](case)
-        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - all are told at once
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - all are reported at once
             wrong.append(f"{case['name']}: {type(error).__name__} {error}")
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", sorted(HAND_WRITTEN))
-def test_a_case_that_demands_the_opposite_is_found_out(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(MANUAL))
+def test_case_with_an_inverted_expectation_fails(name: str) -> None:
     opposites = {
         "canonical": lambda case: case | {"canonical": "{}", "sha256": "0"},
         "decision": lambda case: (
@@ -314,23 +316,23 @@ def test_a_case_that_demands_the_opposite_is_found_out(name: str) -> None:
     for case in load(name)["cases"]:
         for field, opposite in opposites.items():
             if field in case:
-                turned = opposite(case)
-                if turned == case or case.get("outcome") == "stale_action":
+                inverted = opposite(case)
+                if inverted == case or case.get("outcome") == "stale_action":
                     continue
                 with pytest.raises((AssertionError, pytest.fail.Exception)):
-                    HOLDS[name](turned)
+                    HOLDS[name](inverted)
                 return
-    pytest.fail("no case was turned round")
+    pytest.fail("no case was inverted")
 
 
 @pytest.mark.parametrize("name", GENERATED)
-def test_a_generated_file_is_what_the_tables_say_now(name: str) -> None:
-    assert (CONFORMANCE / name).read_text(encoding="utf-8") == generated(name), (
+def test_generated_file_matches_the_tables(name: str) -> None:
+    assert (CONFORMANCE / name).read_text(encoding="utf-8") == generate(name), (
         "run: python -m holdfast_lab.vectors --write"
     )
 
 
-def test_the_script_says_what_differs_and_writes_it(
+def test_script_lists_and_writes_outdated_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(tmp_path)]) == 1
@@ -339,13 +341,13 @@ def test_the_script_says_what_differs_and_writes_it(
     assert main([str(tmp_path)]) == 0
 
 
-def test_every_code_and_every_code_of_the_outbox_has_cases() -> None:
+def test_every_error_code_has_cases() -> None:
     cases = load("errors.json")["cases"]
     assert {case["name"] for case in cases if case["about"] == "code"} == set(CODES)
     assert {*BY_CODE, *WALK_OUTBOX.codes} <= {case.get("code") for case in cases}
 
 
-def test_the_golden_hashes_are_among_the_vectors() -> None:
+def test_golden_hashes_are_in_the_vectors() -> None:
     golden = json.loads(
         (CONFORMANCE.parent / "packages/holdfast/tests/fixtures/golden_hashes.json").read_text(
             encoding="utf-8"

@@ -1,6 +1,6 @@
-"""The intake contract in a hundred lines of memory, and switches that break it in one place each.
+"""A small server that implements the protocol in memory, with switches that each break one rule.
 
-It shows that the kit fits a server that is not ours, and that it can fail.
+It shows that the conformance checks work on another server, and that they can fail.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from holdfast.errors import (
     RequestError,
 )
 
-PEOPLE = {"Bearer one-token": "one", "Bearer two-token": "two"}
+TENANTS = {"Bearer one-token": "one", "Bearer two-token": "two"}
 PROFILE: dict[str, Any] = {
     "version": 1,
     "name": "tiny",
@@ -35,10 +35,10 @@ PROFILE: dict[str, Any] = {
 
 
 @dataclass
-class Kept:
-    """What is remembered of a key."""
+class Record:
+    """The stored response of a key."""
 
-    mark: str
+    fingerprint: str
     body_hash: str
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -48,12 +48,12 @@ class Kept:
 
 @dataclass
 class TinyServer:
-    """An ASGI app. ``broken`` names the one thing it does wrong."""
+    """An ASGI app. ``broken`` names the rule that it breaks."""
 
     broken: str = ""
-    # What stands before the path of an order, in its Location.
+    # Prepended to the path in Location headers.
     prefix: str = ""
-    records: dict[tuple[str, str], Kept] = field(default_factory=dict)
+    records: dict[tuple[str, str], Record] = field(default_factory=dict)
     orders: dict[str, str] = field(default_factory=dict)
     locks: dict[tuple[str, str], asyncio.Lock] = field(default_factory=dict)
 
@@ -69,50 +69,51 @@ class TinyServer:
             if not message.get("more_body"):
                 break
         try:
-            status, answered, out = await self.serve(scope, headers, body, request_id)
+            status, response_headers, out = await self.serve(scope, headers, body, request_id)
         except RequestError as error:
-            reply = render_error(error, ErrorFormat.PROBLEM, request_id)
-            status, answered, out = reply.status, list(reply.headers), reply.body
-            if self.broken == "tells errors as plain JSON":
-                answered = [(b"content-type", b"application/json")]
+            rendered = render_error(error, ErrorFormat.PROBLEM, request_id)
+            status, out = rendered.status, rendered.body
+            response_headers = list(rendered.headers)
+            if self.broken == "sends errors as plain JSON":
+                response_headers = [(b"content-type", b"application/json")]
         own = [(b"x-request-id", request_id.encode()), (b"x-correlation-id", b"c")]
-        if not any(name == b"x-request-id" for name, _ in answered):
-            answered = answered + own
-        await send({"type": "http.response.start", "status": status, "headers": answered})
+        if not any(name == b"x-request-id" for name, _ in response_headers):
+            response_headers = response_headers + own
+        await send({"type": "http.response.start", "status": status, "headers": response_headers})
         await send({"type": "http.response.body", "body": out})
 
     async def serve(
         self, scope: Any, headers: list[tuple[bytes, bytes]], body: bytes, request_id: str
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        tenant = PEOPLE.get(dict(headers).get(b"authorization", b"").decode())
-        if tenant is None and self.broken != "replays to strangers":
+        tenant = TENANTS.get(dict(headers).get(b"authorization", b"").decode())
+        if tenant is None and self.broken != "replays to anonymous callers":
             raise NotAuthenticatedError("sign in")
         if scope["method"] == "GET":
             return self.read(scope["path"], tenant or "")
         key = self.key(headers)
-        mark, body_hash = self.hashes(scope, body, tenant or "", key)
-        place = ("everyone" if self.broken == "forgets the tenant" else tenant or "one", key)
-        if self.broken == "looks before it locks":
-            return await self.settle(place, mark, body_hash, tenant or "", request_id)
-        async with self.locks.setdefault(place, asyncio.Lock()):
-            return await self.settle(place, mark, body_hash, tenant or "", request_id)
+        fingerprint, body_hash = self.hashes(scope, body, tenant or "", key)
+        record_id = ("all" if self.broken == "ignores the tenant" else tenant or "one", key)
+        if self.broken == "checks before it locks":
+            return await self.process(record_id, fingerprint, body_hash, tenant or "", request_id)
+        async with self.locks.setdefault(record_id, asyncio.Lock()):
+            return await self.process(record_id, fingerprint, body_hash, tenant or "", request_id)
 
     def read(self, path: str, tenant: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        if self.orders.get(path) != tenant and self.broken != "shows orders to everyone":
-            raise NotFoundError("there is no such order")
+        if self.orders.get(path) != tenant and self.broken != "shows orders to all tenants":
+            raise NotFoundError("no such order")
         return 200, [(b"content-type", b"application/json")], b"{}"
 
     def key(self, headers: list[tuple[bytes, bytes]]) -> str:
         values = [value for name, value in headers if name == b"idempotency-key"]
-        if self.broken == "takes the first of two keys":
+        if self.broken == "uses the first of two keys":
             values = values[:1]
-        if self.broken == "takes any text for a key" and values:
+        if self.broken == "accepts any text as a key" and values:
             return values[0].decode("latin-1")
-        if self.broken == "knows no quotes" and values:
+        if self.broken == "does not parse quotes" and values:
             return values[0].decode("latin-1").replace('"', "'") or "none"
         key = parse_key(values, KeyFormat.OPAQUE)
         if key is None:
-            if self.broken == "makes a key up":
+            if self.broken == "generates missing keys":
                 return uuid4().hex
             raise KeyRequiredError("a key is needed")
         return key
@@ -122,38 +123,38 @@ class TinyServer:
         try:
             canonical = canonical_json(body, volatile=volatile)
         except BodyInvalidError:
-            if self.broken == "burns the key of a bad body":
-                self.records[tenant, key] = Kept("bad", "bad", 400, [], b"{}", "r")
-            if self.broken == "dies of bad JSON":
-                return self.die()
-            if self.broken != "takes the last of duplicate keys" or b"twice" not in body:
+            if self.broken == "stores the key of a bad body":
+                self.records[tenant, key] = Record("bad", "bad", 400, [], b"{}", "r")
+            if self.broken == "fails on malformed JSON":
+                return self.fail()
+            if self.broken != "accepts duplicate members" or b"twice" not in body:
                 raise
             canonical = json.dumps(json.loads(body)).encode()
-        if self.broken == "hashes the bytes as they came":
+        if self.broken == "hashes the raw bytes":
             canonical = body
         if self.broken == "hashes the top level only":
             canonical = json.dumps(dict.fromkeys(json.loads(canonical))).encode()
         if self.broken == "reads integers as doubles":
             canonical = json.dumps(json.loads(canonical, parse_int=float)).encode()
-        query = b"" if self.broken == "forgets the query" else scope["query_string"]
+        query = b"" if self.broken == "ignores the query" else scope["query_string"]
         body_hash = sha256(canonical).hexdigest()
         return sha256(scope["path"].encode() + query + body_hash.encode()).hexdigest(), body_hash
 
-    def die(self) -> tuple[str, str]:
-        raise BrokenServerError(500, "server.internal", "oh")
+    def fail(self) -> tuple[str, str]:
+        raise BrokenServerError(500, "server.internal", "internal error")
 
-    async def settle(
+    async def process(
         self,
-        place: tuple[str, str],
-        mark: str,
+        record_id: tuple[str, str],
+        fingerprint: str,
         body_hash: str,
         tenant: str,
         request_id: str,
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        kept = self.records.get(place)
-        if kept is not None:
-            return self.again(kept, mark, body_hash, request_id)
-        await asyncio.sleep(0)  # where a database would be
+        record = self.records.get(record_id)
+        if record is not None:
+            return self.replay(record, fingerprint, body_hash, request_id)
+        await asyncio.sleep(0)  # in place of a database round trip
         order = uuid4().hex
         path = f"{self.prefix}/orders/{order}"
         self.orders[path] = tenant
@@ -163,33 +164,33 @@ class TinyServer:
             (b"etag", b'"1"'),
         ]
         body = json.dumps({"id": order}).encode()
-        self.records[place] = Kept(mark, body_hash, 201, headers, body, request_id)
+        self.records[record_id] = Record(fingerprint, body_hash, 201, headers, body, request_id)
         return 201, headers, body
 
-    def again(
-        self, kept: Kept, mark: str, body_hash: str, request_id: str
+    def replay(
+        self, record: Record, fingerprint: str, body_hash: str, request_id: str
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        if kept.mark != mark and self.broken != "replays whatever is sent":
-            details = {"expectedHash": kept.body_hash, "receivedHash": body_hash}
-            if self.broken == "gives no hashes":
+        if record.fingerprint != fingerprint and self.broken != "replays any body":
+            details = {"expectedHash": record.body_hash, "receivedHash": body_hash}
+            if self.broken == "sends no hashes":
                 details = {}
             raise PayloadMismatchError("the key was used", details=details)
-        if self.broken == "answers with a new body":
-            kept.body = json.dumps({"id": uuid4().hex}).encode()
-        headers = list(kept.headers)
-        if self.broken == "forgets the stored headers":
+        if self.broken == "replays with a new body":
+            record.body = json.dumps({"id": uuid4().hex}).encode()
+        headers = list(record.headers)
+        if self.broken == "drops the stored headers":
             headers = headers[:1]
         if self.broken != "does not mark replays":
             headers.append((b"idempotency-replayed", b"true"))
-        if self.broken != "does not say which request it was":
-            headers.append((b"x-original-request-id", kept.request_id.encode()))
-        if self.broken == "gives the first request's id for its own":
-            headers.append((b"x-request-id", kept.request_id.encode()))
-        return kept.status, headers, kept.body
+        if self.broken != "does not send the original request id":
+            headers.append((b"x-original-request-id", record.request_id.encode()))
+        if self.broken == "sends the first request's id as its own":
+            headers.append((b"x-request-id", record.request_id.encode()))
+        return record.status, headers, record.body
 
 
 class BrokenServerError(RequestError):
-    """What nobody should see."""
+    """An internal error that reaches the client."""
 
     kind = "internal"
 

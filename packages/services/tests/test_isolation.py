@@ -17,7 +17,7 @@ from holdfast.server.jwt_auth import mint_token
 from holdfast_services.app import create_app
 from holdfast_services.settings import load_settings
 from holdfast_services.walk.catalogue import bundled_catalogue
-from holdfast_services.walk.reviews import list_reviews, open_review
+from holdfast_services.walk.steps.reviews import list_reviews, open_review
 
 from .conftest import SECRET, Serve
 

@@ -99,7 +99,7 @@ async def test_a_store_that_is_down_is_503_for_reading_too(serve: Serve, sqlite_
         assert "retry-after" in answer.headers
         ready = await client.get("/readyz")
         assert ready.status_code == 503
-        assert ready.json() == {"status": "unavailable", "reason": "the store does not answer"}
+        assert ready.json() == {"status": "unavailable", "reason": "the store does not respond"}
         assert (await client.get("/healthz")).json() == {"status": "ok"}
 
 

@@ -8,7 +8,7 @@ from holdfast.errors import ConfigurationError
 from holdfast_services.field.policy import POLICY as FIELD
 from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.routes.policy import POLICY as ROUTES
-from holdfast_services.settings import Settings, load_settings, strange_variables
+from holdfast_services.settings import Settings, load_settings, unknown_variables
 from holdfast_services.walk.policy import POLICY as WALK
 
 
@@ -163,7 +163,7 @@ def test_the_level_may_be_written_small() -> None:
 
 
 def test_a_misspelt_variable_is_noticed() -> None:
-    lines = strange_variables({"HOLDFAST_WAIT_SECOND": "1", "HOLDFAST_HOME": "x", "PATH": "/"})
+    lines = unknown_variables({"HOLDFAST_WAIT_SECOND": "1", "HOLDFAST_HOME": "x", "PATH": "/"})
     assert lines == [
         "HOLDFAST_WAIT_SECOND is not a setting and is ignored; did you mean HOLDFAST_WAIT_SECONDS?"
     ]
@@ -180,7 +180,7 @@ def test_a_walk_ttl_that_is_shorter_than_actions_count_is_obeyed_and_warned_of(
     monkeypatch.setenv("HOLDFAST_WALK_SUCCESS_TTL_HOURS", hours)
     settings = load_settings()
     assert not settings.policies().walk.outlive_staleness
-    [line] = settings.cautions()
+    [line] = settings.warnings()
     assert f"HOLDFAST_WALK_SUCCESS_TTL_HOURS={hours}" in line
     assert "174 hours" in line
 
@@ -192,4 +192,4 @@ def test_a_walk_ttl_that_forgets_nothing_needs_no_warning(
     monkeypatch.setenv("HOLDFAST_WALK_SUCCESS_TTL_HOURS", hours)
     settings = load_settings()
     assert settings.policies().walk.outlive_staleness
-    assert settings.cautions() == []
+    assert settings.warnings() == []

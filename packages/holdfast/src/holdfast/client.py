@@ -1,13 +1,13 @@
-"""For callers of guarded services: one key per action, kept across retries. Built on httpx.
+"""HTTP clients for guarded services: one idempotency key per action, kept across retries.
 
 ::
 
     with Client("https://api.example", token=current_token) as client:
-        answer = client.post("/v1/projects", json={"name": "North"})
-        if answer.replayed: …
+        response = client.post("/v1/projects", json={"name": "North"})
+        if response.replayed: …
 
-What decides about retries is written once (``_conversation``); ``Client`` and ``AsyncClient`` only
-send and sleep. Redirects are never followed: a key and a token go nowhere else by themselves.
+Built on httpx. Both clients send and sleep; ``_RetryLoop`` decides when.
+Redirects are never followed, because the key and the token would go to another address.
 """
 
 import asyncio
@@ -25,72 +25,74 @@ import msgspec
 from holdfast.core.retry import CLIENT, RetryPolicy, is_transient, parse_retry_after
 from holdfast.errors import HoldfastError, UsageError
 
-__all__ = ["Answer", "AsyncClient", "Client", "GaveUpError"]
+__all__ = ["AsyncClient", "Client", "GaveUpError", "Response"]
 
-_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_KEY: Final = "Idempotency-Key"
-# Still running under this key: not an answer yet.
+_METHODS_WITHOUT_KEY: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_KEY_HEADER: Final = "Idempotency-Key"
+# The first request with this key is still running: its response is not known yet.
 _IN_PROGRESS: Final = frozenset({"idempotency.in_progress", "IDEMPOTENCY_IN_PROGRESS"})
 
 Token = str | Callable[[], str | Awaitable[str]] | None
 
 
 class GaveUpError(HoldfastError):
-    """No answer after the last attempt. Try again later with the same ``key``: nothing doubles."""
+    """No response after the last attempt.
+
+    It is not known whether the action happened. Send it again later with the same ``key``: it will
+    happen at most once.
+    """
 
     def __init__(self, message: str, *, key: str | None, attempts: int) -> None:
-        """Keep the key, which is what a later attempt needs."""
         super().__init__(message)
         self.key = key
         self.attempts = attempts
 
 
-class Answer:
-    """What the service said, and whether it said so for the first time."""
+class Response:
+    """The last response to an action, with its key and the number of attempts."""
 
-    def __init__(self, response: httpx.Response, *, key: str | None, attempts: int) -> None:
-        """Wrap the last response."""
-        self.response = response
+    def __init__(self, http_response: httpx.Response, *, key: str | None, attempts: int) -> None:
+        self.http_response = http_response
         self.key = key
         self.attempts = attempts
 
     @property
     def status(self) -> int:
-        """The status."""
-        return self.response.status_code
+        """The HTTP status code."""
+        return self.http_response.status_code
 
     @property
     def ok(self) -> bool:
-        """True for a 2xx."""
-        return self.response.is_success
+        """True for a 2xx status."""
+        return self.http_response.is_success
 
     @property
     def replayed(self) -> bool:
-        """True when the service answered from its memory: it had been done before."""
-        return bool(self.response.headers.get("idempotency-replayed") == "true")
+        """True if the service replayed a stored response: an earlier request did the action."""
+        return bool(self.http_response.headers.get("idempotency-replayed") == "true")
 
     @property
     def request_id(self) -> str | None:
-        """The id of this exchange; of the first one too, where this is a replay."""
-        return _text(self.response.headers.get("x-request-id"))
+        """The id of this request."""
+        return _text(self.http_response.headers.get("x-request-id"))
 
     @property
     def original_request_id(self) -> str | None:
-        """The id of the exchange that did it, where this is a replay."""
-        return _text(self.response.headers.get("x-original-request-id"))
+        """The id of the request that did the action, if this response is a replay."""
+        return _text(self.http_response.headers.get("x-original-request-id"))
 
     @property
     def code(self) -> str | None:
-        """The machine's code of an error, in either dialect."""
-        return _code(self.response)
+        """The error code in the body of a 4xx or 5xx, in either error format."""
+        return _error_code(self.http_response)
 
     def json(self) -> Any:
-        """Return the body as JSON."""
-        return self.response.json()
+        """Return the body, decoded from JSON."""
+        return self.http_response.json()
 
     def raise_for_status(self) -> Self:
-        """Raise ``httpx.HTTPStatusError`` for a 4xx or 5xx."""
-        self.response.raise_for_status()
+        """Raise ``httpx.HTTPStatusError`` for a 4xx or 5xx; return self otherwise."""
+        self.http_response.raise_for_status()
         return self
 
 
@@ -102,74 +104,70 @@ class _Sleep(msgspec.Struct, frozen=True):
     seconds: float
 
 
-_Heard = httpx.Response | httpx.TransportError | None
-_Conversation = Generator[_Send | _Sleep, _Heard, Answer]
+_Result = httpx.Response | httpx.TransportError
+# Yields what to do next, receives the result of each _Send and None after each _Sleep.
+_Steps = Generator[_Send | _Sleep, _Result | None, Response]
 
 
-class _Talk:
-    """What both clients share: how a request is made, and when it is made again."""
+class _RetryLoop:
+    """Decides which request to send and how long to wait, without doing either."""
 
     def __init__(
         self,
-        token: Token,
         retry: RetryPolicy,
         max_seconds: float,
-        chance: Callable[[], float],
+        jitter: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
-        self.token = token
         self._retry = retry
         self._max_seconds = max_seconds
-        self._chance = chance
+        self._jitter = jitter
         self._monotonic = monotonic
 
-    def key_for(self, method: str, key: str | None) -> str | None:
-        """Make the key of an action, once. Reading needs none."""
-        if method.upper() in _SAFE:
-            if key is not None:
-                raise UsageError(f"{method} changes nothing and takes no key")
-            return None
-        return key or str(uuid4())
-
-    def conversation(self, request: httpx.Request, key: str | None) -> _Conversation:
-        """Send until there is an answer, or no attempt is left."""
+    def steps(self, request: httpx.Request, key: str | None) -> _Steps:
+        """Send until there is a final response. Raises ``GaveUpError`` if there is none."""
         if key is not None:
-            request.headers[_KEY] = key
+            request.headers[_KEY_HEADER] = key
         deadline = self._monotonic() + self._max_seconds
         attempt = 0
         while True:
             attempt += 1
-            heard = yield _Send(request)
-            assert heard is not None  # noqa: S101 - a send is always answered
-            if isinstance(heard, httpx.Response) and not _is_passing(heard):
-                return Answer(heard, key=key, attempts=attempt)
-            wait = self._wait_after(attempt, heard, deadline)
-            if wait is None:
-                if isinstance(heard, httpx.Response):
-                    return Answer(heard, key=key, attempts=attempt)
+            result = yield _Send(request)
+            assert result is not None  # noqa: S101 - both clients send a result after a _Send
+            if isinstance(result, httpx.Response) and not _is_temporary(result):
+                return Response(result, key=key, attempts=attempt)
+            delay = self._delay_after(attempt, result, deadline)
+            if delay is None:
+                if isinstance(result, httpx.Response):
+                    return Response(result, key=key, attempts=attempt)
                 raise GaveUpError(
-                    f"no answer to {request.method} {request.url.path} after {attempt} attempts: "
-                    f"{str(heard) or type(heard).__name__}",
+                    f"no response to {request.method} {request.url.path} after {attempt} "
+                    f"attempts: {str(result) or type(result).__name__}",
                     key=key,
                     attempts=attempt,
-                ) from heard
-            yield _Sleep(wait)
+                ) from result
+            yield _Sleep(delay)
 
-    def _wait_after(
-        self, attempt: int, heard: httpx.Response | httpx.TransportError, deadline: float
-    ) -> float | None:
-        """Return how long to wait, or None when it is over."""
+    def _delay_after(self, attempt: int, result: _Result, deadline: float) -> float | None:
+        """Return the seconds to wait before the next attempt, or None if there is none."""
         if self._retry.gives_up_after(attempt):
             return None
-        floor = None
-        if isinstance(heard, httpx.Response):
-            floor = parse_retry_after(heard.headers.get("retry-after"), datetime.now(UTC))
-        wait = self._retry.delay_seconds(attempt, random=self._chance(), retry_after_seconds=floor)
-        return wait if self._monotonic() + wait <= deadline else None
+        retry_after = None
+        if isinstance(result, httpx.Response):
+            retry_after = parse_retry_after(result.headers.get("retry-after"), datetime.now(UTC))
+        delay = self._retry.delay_seconds(
+            attempt, random=self._jitter(), retry_after_seconds=retry_after
+        )
+        return delay if self._monotonic() + delay <= deadline else None
 
 
 class Client:
-    """A client for guarded services, blocking."""
+    """A blocking client for guarded services.
+
+    ``token`` is a bearer token or a function that returns one; the function is called for every
+    attempt. ``max_seconds`` limits the time from the first attempt to the last. Other options are
+    those of ``httpx.Client``.
+    """
 
     def __init__(
         self,
@@ -179,79 +177,87 @@ class Client:
         retry: RetryPolicy = CLIENT,
         max_seconds: float = 60.0,
         sleep: Callable[[float], None] = time.sleep,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
         **options: Any,
     ) -> None:
-        """Take where the service is and how to sign in; other options go to ``httpx.Client``."""
-        _refuse_redirects(options)
-        self._talk = _Talk(token, retry, max_seconds, chance, time.monotonic)
+        _check_options(options)
+        self._token = token
+        self._retry_loop = _RetryLoop(retry, max_seconds, jitter, time.monotonic)
         self._sleep = sleep
         self._http = httpx.Client(base_url=base_url, **options)
 
     def __enter__(self) -> Self:
-        """Open with a ``with``."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the connections."""
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close all connections."""
         self._http.close()
 
-    def request(self, method: str, path: str, *, key: str | None = None, **content: Any) -> Answer:
-        """Send one action, as often as it takes. ``content`` is what httpx takes, e.g. ``json``."""
-        key = self._talk.key_for(method, key)
+    def request(
+        self, method: str, path: str, *, key: str | None = None, **content: Any
+    ) -> Response:
+        """Send an action and retry until there is a final response.
+
+        ``key`` continues an action that was sent before; without it a new key is made, except for
+        GET, HEAD and OPTIONS. ``content`` are the arguments of httpx, such as ``json``. Raises
+        ``GaveUpError`` if no attempt got a response.
+        """
+        key = _key_for(method, key)
         request = self._http.build_request(method, path, **content)
-        talk = self._talk.conversation(request, key)
-        heard: _Heard = None
+        steps = self._retry_loop.steps(request, key)
+        result: _Result | None = None
         try:
             while True:
-                step = talk.send(heard)
-                heard = None
+                step = steps.send(result)
+                result = None
                 if isinstance(step, _Sleep):
                     self._sleep(step.seconds)
                     continue
-                self._sign(step.request)
+                self._authorize(step.request)
                 try:
-                    heard = self._http.send(step.request)
+                    result = self._http.send(step.request)
                 except httpx.TransportError as error:
-                    heard = error
+                    result = error
         except StopIteration as end:
-            return cast("Answer", end.value)
+            return cast("Response", end.value)
 
-    def get(self, path: str, **content: Any) -> Answer:
-        """Read."""
+    def get(self, path: str, **content: Any) -> Response:
+        """Send a GET, without a key."""
         return self.request("GET", path, **content)
 
-    def post(self, path: str, **content: Any) -> Answer:
-        """Create, or do."""
+    def post(self, path: str, **content: Any) -> Response:
+        """Send a POST with a key."""
         return self.request("POST", path, **content)
 
-    def put(self, path: str, **content: Any) -> Answer:
-        """Replace."""
+    def put(self, path: str, **content: Any) -> Response:
+        """Send a PUT with a key."""
         return self.request("PUT", path, **content)
 
-    def patch(self, path: str, **content: Any) -> Answer:
-        """Change."""
+    def patch(self, path: str, **content: Any) -> Response:
+        """Send a PATCH with a key."""
         return self.request("PATCH", path, **content)
 
-    def delete(self, path: str, **content: Any) -> Answer:
-        """Remove."""
+    def delete(self, path: str, **content: Any) -> Response:
+        """Send a DELETE with a key."""
         return self.request("DELETE", path, **content)
 
-    def _sign(self, request: httpx.Request) -> None:
-        """Ask for the token at each send: it may have been renewed meanwhile."""
-        token = self._talk.token() if callable(self._talk.token) else self._talk.token
+    def _authorize(self, request: httpx.Request) -> None:
+        """Set the token for each attempt: it may have been renewed since the last one."""
+        token = self._token() if callable(self._token) else self._token
         if inspect.isawaitable(token):
-            raise UsageError("an async token needs AsyncClient")
+            raise UsageError("the token is awaitable: use AsyncClient")
         if token is not None:
             request.headers["Authorization"] = f"Bearer {token}"
 
 
 class AsyncClient:
-    """The same client for asyncio."""
+    """A client for guarded services on asyncio. Arguments are those of ``Client``.
+
+    ``token`` may also be an async function. Other options are those of ``httpx.AsyncClient``.
+    """
 
     def __init__(
         self,
@@ -261,91 +267,101 @@ class AsyncClient:
         retry: RetryPolicy = CLIENT,
         max_seconds: float = 60.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
         **options: Any,
     ) -> None:
-        """Take where the service is; other options go to ``httpx.AsyncClient``."""
-        _refuse_redirects(options)
-        self._talk = _Talk(token, retry, max_seconds, chance, time.monotonic)
+        _check_options(options)
+        self._token = token
+        self._retry_loop = _RetryLoop(retry, max_seconds, jitter, time.monotonic)
         self._sleep = sleep
         self._http = httpx.AsyncClient(base_url=base_url, **options)
 
     async def __aenter__(self) -> Self:
-        """Open with an ``async with``."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the connections."""
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close all connections."""
         await self._http.aclose()
 
     async def request(
         self, method: str, path: str, *, key: str | None = None, **content: Any
-    ) -> Answer:
-        """Send one action, as often as it takes. ``content`` is what httpx takes, e.g. ``json``."""
-        key = self._talk.key_for(method, key)
+    ) -> Response:
+        """Send an action and retry until there is a final response. See ``Client.request``."""
+        key = _key_for(method, key)
         request = self._http.build_request(method, path, **content)
-        talk = self._talk.conversation(request, key)
-        heard: _Heard = None
+        steps = self._retry_loop.steps(request, key)
+        result: _Result | None = None
         try:
             while True:
-                step = talk.send(heard)
-                heard = None
+                step = steps.send(result)
+                result = None
                 if isinstance(step, _Sleep):
                     await self._sleep(step.seconds)
                     continue
-                await self._sign(step.request)
+                await self._authorize(step.request)
                 try:
-                    heard = await self._http.send(step.request)
+                    result = await self._http.send(step.request)
                 except httpx.TransportError as error:
-                    heard = error
+                    result = error
         except StopIteration as end:
-            return cast("Answer", end.value)
+            return cast("Response", end.value)
 
-    async def get(self, path: str, **content: Any) -> Answer:
-        """Read."""
+    async def get(self, path: str, **content: Any) -> Response:
+        """Send a GET, without a key."""
         return await self.request("GET", path, **content)
 
-    async def post(self, path: str, **content: Any) -> Answer:
-        """Create, or do."""
+    async def post(self, path: str, **content: Any) -> Response:
+        """Send a POST with a key."""
         return await self.request("POST", path, **content)
 
-    async def put(self, path: str, **content: Any) -> Answer:
-        """Replace."""
+    async def put(self, path: str, **content: Any) -> Response:
+        """Send a PUT with a key."""
         return await self.request("PUT", path, **content)
 
-    async def patch(self, path: str, **content: Any) -> Answer:
-        """Change."""
+    async def patch(self, path: str, **content: Any) -> Response:
+        """Send a PATCH with a key."""
         return await self.request("PATCH", path, **content)
 
-    async def delete(self, path: str, **content: Any) -> Answer:
-        """Remove."""
+    async def delete(self, path: str, **content: Any) -> Response:
+        """Send a DELETE with a key."""
         return await self.request("DELETE", path, **content)
 
-    async def _sign(self, request: httpx.Request) -> None:
-        token = self._talk.token() if callable(self._talk.token) else self._talk.token
+    async def _authorize(self, request: httpx.Request) -> None:
+        token = self._token() if callable(self._token) else self._token
         if inspect.isawaitable(token):
             token = await token
         if token is not None:
             request.headers["Authorization"] = f"Bearer {token}"
 
 
-def _refuse_redirects(options: dict[str, Any]) -> None:
+def _check_options(options: dict[str, Any]) -> None:
     if options.get("follow_redirects"):
-        raise UsageError("redirects are not followed: they would take the key and token elsewhere")
+        raise UsageError(
+            "follow_redirects is not supported: a redirect would send the key and the token to "
+            "another address"
+        )
 
 
-def _is_passing(response: httpx.Response) -> bool:
-    """Tell what may be over by itself from an answer."""
+def _key_for(method: str, key: str | None) -> str | None:
+    """Return the key of an action: the given one, a new one, or None for reads."""
+    if method.upper() in _METHODS_WITHOUT_KEY:
+        if key is not None:
+            raise UsageError(f"{method} changes nothing and takes no key")
+        return None
+    return key or str(uuid4())
+
+
+def _is_temporary(response: httpx.Response) -> bool:
+    """Return whether the same request may get another response later."""
     if is_transient(response.status_code):
         return True
-    return response.status_code == httpx.codes.CONFLICT and _code(response) in _IN_PROGRESS
+    return response.status_code == httpx.codes.CONFLICT and _error_code(response) in _IN_PROGRESS
 
 
-def _code(response: httpx.Response) -> str | None:
+def _error_code(response: httpx.Response) -> str | None:
     if response.status_code < httpx.codes.BAD_REQUEST:
         return None
     try:

@@ -16,9 +16,9 @@ from holdfast.outbox.drain import FAULT_POINTS
 from packages.holdfast.tests.support.outbox_harness import (
     SECRET,
     CuttingProxy,
-    Nursery,
     activity,
     all_entries,
+    fork_server,
     titles_of,
     token_of,
 )
@@ -59,16 +59,16 @@ def test_killed_drains_send_every_entry_once_and_in_order(
         queue.add_user(user)
         queue.enqueue_many([activity(user, title, lane=lane) for title in titles])
     killed: Counter[str] = Counter()
-    with CuttingProxy(server.url) as proxy, Nursery() as nursery:
+    with CuttingProxy(server.url) as proxy, fork_server() as processes:
         order = {"path": str(path), "server": proxy.url, "user": user, "token": token_of(user)}
         for number in range(kills):
             point = POINTS[number % len(POINTS)]
             nth = 1 if point == "watchdog.after_commit" else chance.choice([1, 1, 2])
-            (end,) = nursery.run(order | {"point": point, "nth": nth})
+            (end,) = processes.run(("drain_once", order | {"point": point, "nth": nth}))
             killed[point] += end == -signal.SIGKILL
             assert end in (0, -signal.SIGKILL)
         # However long it takes: a busy machine is no reason to leave something.
-        assert nursery.run(order | {"max_seconds": 600}) == [0]
+        assert processes.run(("drain_once", order | {"max_seconds": 600})) == [0]
     assert all(killed[point] for point in POINTS), killed
     assert killed.total() >= kills * 0.9, killed
     with OutboxQueue.open(path) as queue:

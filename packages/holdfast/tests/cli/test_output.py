@@ -1,4 +1,4 @@
-"""Tables on a terminal: ids and times stay in one piece, however narrow it is."""
+"""Tables on wide and narrow terminals."""
 
 import re
 import sys
@@ -24,7 +24,7 @@ def on_a_terminal(
 
 
 @pytest.mark.parametrize("columns", [40, 80, 100, 140, 200])
-def test_ids_and_times_stay_in_one_piece(
+def test_ids_and_times_are_not_wrapped(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = on_a_terminal(columns, monkeypatch, capsys)
@@ -33,7 +33,7 @@ def test_ids_and_times_stay_in_one_piece(
     assert max(len(line) for line in lines) <= columns
 
 
-def test_a_narrow_terminal_gets_a_few_lines_for_each_row(
+def test_narrow_terminal_gets_several_lines_per_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = on_a_terminal(80, monkeypatch, capsys)
@@ -42,7 +42,7 @@ def test_a_narrow_terminal_gets_a_few_lines_for_each_row(
     assert lines[1].startswith("  tenant an-organisation  queue default")
 
 
-def test_a_wide_terminal_gets_a_table(
+def test_wide_terminal_gets_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = [line for line in on_a_terminal(200, monkeypatch, capsys) if line.strip()]

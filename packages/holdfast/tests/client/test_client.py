@@ -1,4 +1,4 @@
-"""The client against a real socket that misbehaves, and against a real guarded app."""
+"""The clients against a server that fails as scripted, and against a guarded app."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ CUT = "cut"
 
 
 class Service:
-    """Answers by script: a status, headers and body; or cuts the connection."""
+    """Sends scripted responses (status, headers, body), or closes the connection."""
 
     def __init__(self) -> None:
         self.script: list[Any] = []
@@ -77,7 +77,7 @@ def slept() -> list[float]:
 
 @pytest.fixture
 def client(service: Service, slept: list[float]) -> Iterator[Client]:
-    with Client(service.url, token="t-1", sleep=slept.append, chance=lambda: 0.5) as made:
+    with Client(service.url, token="t-1", sleep=slept.append, jitter=lambda: 0.5) as made:
         yield made
 
 
@@ -88,17 +88,17 @@ def failing(status: int, **headers: str) -> tuple[int, dict[str, str], Any]:
     return status, {name.replace("_", "-"): value for name, value in headers.items()}, {}
 
 
-def test_one_action_has_one_key_however_often_it_is_sent(
+def test_retries_of_an_action_have_the_same_key(
     client: Client, service: Service, slept: list[float]
 ) -> None:
     service.script = [CUT, failing(503), failing(429), OK]
-    answer = client.post("/things", json={"a": 1})
-    assert answer.status == 201
-    assert answer.json() == {"id": 1}
-    assert answer.attempts == 4
+    response = client.post("/things", json={"a": 1})
+    assert response.status == 201
+    assert response.json() == {"id": 1}
+    assert response.attempts == 4
     keys = {seen["idempotency-key"] for seen in service.seen}
-    assert keys == {answer.key}
-    assert UUID(answer.key).version == 4
+    assert keys == {response.key}
+    assert UUID(response.key).version == 4
     assert all(0.2 <= pause <= 5 for pause in slept)
     assert slept == sorted(slept)
 
@@ -109,7 +109,7 @@ def test_two_actions_have_two_keys(client: Client, service: Service) -> None:
     assert first.key != second.key
 
 
-def test_a_given_key_is_kept(client: Client, service: Service) -> None:
+def test_given_key_is_sent(client: Client, service: Service) -> None:
     service.script = [OK]
     key = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
     assert client.post("/things", json={}, key=key).key == key
@@ -117,23 +117,23 @@ def test_a_given_key_is_kept(client: Client, service: Service) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422, 428])
-def test_an_answer_is_an_answer(client: Client, service: Service, status: int) -> None:
+def test_client_error_is_not_retried(client: Client, service: Service, status: int) -> None:
     service.script = [(status, {}, {"code": "some.code"})]
-    answer = client.post("/things", json={})
-    assert (answer.status, answer.code, answer.attempts, answer.ok) == (
+    response = client.post("/things", json={})
+    assert (response.status, response.code, response.attempts, response.ok) == (
         status,
         "some.code",
         1,
         False,
     )
     with pytest.raises(httpx.HTTPStatusError):
-        answer.raise_for_status()
+        response.raise_for_status()
 
 
 @pytest.mark.parametrize(
     "body", [{"code": "idempotency.in_progress"}, {"error": "IDEMPOTENCY_IN_PROGRESS"}]
 )
-def test_still_running_is_not_an_answer_yet(
+def test_conflict_with_a_running_request_is_retried(
     client: Client, service: Service, body: dict[str, str]
 ) -> None:
     service.script = [(409, {"Retry-After": "1"}, body), OK]
@@ -141,26 +141,30 @@ def test_still_running_is_not_an_answer_yet(
     assert len(service.seen) == 2
 
 
-def test_retry_after_is_a_floor(client: Client, service: Service, slept: list[float]) -> None:
+def test_retry_after_is_the_shortest_delay(
+    client: Client, service: Service, slept: list[float]
+) -> None:
     service.script = [failing(503, retry_after="7"), OK]
     client.post("/things", json={})
     assert slept == [7.0]
 
 
-def test_who_is_told_to_wait_too_long_does_not_wait(service: Service, slept: list[float]) -> None:
+def test_retry_after_beyond_max_seconds_ends_the_retries(
+    service: Service, slept: list[float]
+) -> None:
     with Client(service.url, sleep=slept.append, max_seconds=5) as client:
         service.script = [failing(503, retry_after="600")]
         assert client.post("/things", json={}).status == 503
     assert slept == []
 
 
-def test_after_five_attempts_the_last_word_counts(client: Client, service: Service) -> None:
+def test_fifth_server_error_is_returned(client: Client, service: Service) -> None:
     service.script = [failing(500)] * 5
-    answer = client.post("/things", json={})
-    assert (answer.status, answer.attempts) == (500, 5)
+    response = client.post("/things", json={})
+    assert (response.status, response.attempts) == (500, 5)
 
 
-def test_giving_up_hands_back_the_key_for_later(client: Client, service: Service) -> None:
+def test_gave_up_error_has_the_key(client: Client, service: Service) -> None:
     service.script = [CUT] * 5
     with pytest.raises(GaveUpError) as gave_up:
         client.post("/things", json={})
@@ -168,16 +172,16 @@ def test_giving_up_hands_back_the_key_for_later(client: Client, service: Service
     assert {seen["idempotency-key"] for seen in service.seen} == {gave_up.value.key}
 
 
-def test_reading_carries_no_key(client: Client, service: Service) -> None:
+def test_get_has_no_key(client: Client, service: Service) -> None:
     service.script = [failing(502), OK]
-    answer = client.get("/things")
-    assert answer.key is None
+    response = client.get("/things")
+    assert response.key is None
     assert all("idempotency-key" not in seen for seen in service.seen)
     with pytest.raises(UsageError):
         client.request("GET", "/things", key="k")
 
 
-def test_the_token_is_asked_for_at_each_send(service: Service) -> None:
+def test_token_function_is_called_for_each_attempt(service: Service) -> None:
     tokens = iter(["old", "new"])
     with Client(service.url, token=lambda: next(tokens), sleep=lambda _: None) as client:
         service.script = [failing(503), OK]
@@ -192,7 +196,7 @@ def test_redirects_are_not_followed(client: Client, service: Service) -> None:
         Client(service.url, follow_redirects=True)
 
 
-def test_an_async_token_needs_the_async_client(service: Service) -> None:
+def test_client_rejects_an_async_token(service: Service) -> None:
     async def token() -> str:
         return "t"
 
@@ -225,8 +229,8 @@ def app(tmp_path: Path) -> tuple[Holdfast, FastAPI]:
     return holdfast, made
 
 
-class LosesAnswers(httpx.AsyncBaseTransport):
-    """Delivers every request; loses every first answer."""
+class LosesResponses(httpx.AsyncBaseTransport):
+    """Delivers every request; loses every second response, beginning with the first."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
@@ -241,7 +245,7 @@ class LosesAnswers(httpx.AsyncBaseTransport):
         return response
 
 
-async def test_a_lost_answer_costs_a_replay_and_not_a_second_effect(
+async def test_lost_response_is_replayed_without_a_second_effect(
     app: tuple[Holdfast, FastAPI],
 ) -> None:
     holdfast, made = app
@@ -252,13 +256,13 @@ async def test_a_lost_answer_costs_a_replay_and_not_a_second_effect(
         pauses.append(seconds)
 
     async def token() -> str:
-        return "anybody"
+        return "a-token"
 
-    transport = LosesAnswers(httpx.ASGITransport(made))
+    transport = LosesResponses(httpx.ASGITransport(made))
     async with AsyncClient("http://app", token=token, sleep=sleep, transport=transport) as client:
-        answers = [await client.post("/things", json={"n": n}) for n in range(5)]
+        responses = [await client.post("/things", json={"n": n}) for n in range(5)]
     await holdfast.close()
-    assert [answer.json()["n"] for answer in answers] == [1, 2, 3, 4, 5]
-    assert all(answer.replayed and answer.attempts == 2 for answer in answers)
-    assert all(answer.original_request_id != answer.request_id for answer in answers)
+    assert [response.json()["n"] for response in responses] == [1, 2, 3, 4, 5]
+    assert all(response.replayed and response.attempts == 2 for response in responses)
+    assert all(response.original_request_id != response.request_id for response in responses)
     assert len(pauses) == 5

@@ -1,4 +1,4 @@
-"""The canonical form: locked examples, the number rule, and everything that is refused."""
+"""Canonical JSON: golden cases, number format, rejected input."""
 
 import hashlib
 import json
@@ -21,14 +21,14 @@ def named(cases):
 
 
 @pytest.mark.parametrize("case", named(GOLDEN["cases"]))
-def test_a_golden_text_keeps_its_canonical_form_and_hash(case):
+def test_golden_case_has_its_canonical_form_and_hash(case):
     out = canonical_json(case["json"].encode())
     assert out == case["canonical"].encode()
     assert hashlib.sha256(out).hexdigest() == case["sha256"]
 
 
 @pytest.mark.parametrize("case", named(GOLDEN["refused"]))
-def test_a_text_without_one_meaning_is_refused_with_one_line(case):
+def test_ambiguous_json_is_rejected_with_one_line(case):
     with pytest.raises(BodyInvalidError) as caught:
         canonical_json(case["json"].encode())
     assert caught.value.message
@@ -62,7 +62,7 @@ def test_a_text_without_one_meaning_is_refused_with_one_line(case):
         ("43143ff3c1cb0959", "1424953923781206.2"),
     ],
 )
-def test_the_numbers_of_rfc_8785_appendix_b_are_printed_as_there(bits, text):
+def test_numbers_of_rfc_8785_appendix_b(bits, text):
     (number,) = struct.unpack(">d", bytes.fromhex(bits))
     assert canonical_json(f"{number:.17e}".encode()) == text.encode()
     assert canonical_json(f'{{"n":[{number:.25e}]}}'.encode()) == f'{{"n":[{text}]}}'.encode()
@@ -100,30 +100,30 @@ def test_the_numbers_of_rfc_8785_appendix_b_are_printed_as_there(bits, text):
     ],
 )
 @pytest.mark.parametrize("beside", ["1", "2.5", "5.0", "1e30", '"1.0,"'])
-def test_a_number_is_spelled_alike_whatever_stands_beside_it(literal, text, beside):
+def test_number_format_does_not_depend_on_neighbours(literal, text, beside):
     alone = canonical_json(beside.encode()).decode()
     assert canonical_json(literal.encode()) == text.encode()
     assert canonical_json(f"[{literal},{beside}]".encode()) == f"[{text},{alone}]".encode()
 
 
-def test_whole_numbers_that_share_a_double_stay_apart():
+def test_integers_that_share_a_double_stay_different():
     assert canonical_json(b"9007199254740993") != canonical_json(b"9007199254740992")
 
 
-def test_a_whole_number_of_4300_digits_keeps_them_all():
+def test_integer_of_4300_digits_is_exact():
     digits = b"7" * 4300
     assert canonical_json(digits) == digits
 
 
 @pytest.mark.parametrize("text", [b"7" * 4301, b'{"n":[-' + b"7" * 4301 + b"]}"])
-def test_a_longer_whole_number_is_refused_with_the_limit(text):
+def test_longer_integer_is_rejected_with_the_limit(text):
     with pytest.raises(BodyInvalidError, match="4300"):
         canonical_json(text)
 
 
 @pytest.mark.parametrize("literal", ["1e309", "-1e309", "1e400", "9" * 400 + ".0", "1.0e999999999"])
 @pytest.mark.parametrize("frame", ["%s", '{"a":[1.0,%s]}', '{"a":[2.5,%s]}'])
-def test_a_number_too_large_for_a_double_is_refused(literal, frame):
+def test_number_too_large_for_a_double_is_rejected(literal, frame):
     with pytest.raises(BodyInvalidError, match="too large for a double"):
         canonical_json((frame % literal).encode())
 
@@ -141,13 +141,13 @@ def test_a_number_too_large_for_a_double_is_refused(literal, frame):
         b'["plain", "caf\xe9"]',
     ],
 )
-def test_bytes_that_are_not_utf_8_are_refused(text):
+def test_invalid_utf_8_is_rejected(text):
     with pytest.raises(BodyInvalidError, match="UTF-8"):
         canonical_json(text)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
-def test_json_in_another_encoding_is_refused(encoding):
+def test_json_in_another_encoding_is_rejected(encoding):
     with pytest.raises(BodyInvalidError):
         canonical_json('{"a":1}'.encode(encoding))
 
@@ -167,22 +167,22 @@ def test_json_in_another_encoding_is_refused(encoding):
         r'{"a":"\ud83d\ude00\ud83d"}',
     ],
 )
-def test_half_a_surrogate_pair_is_refused_by_that_name(text):
+def test_lone_surrogate_is_rejected_by_name(text):
     with pytest.raises(BodyInvalidError, match="surrogate pair"):
         canonical_json(text.encode())
 
 
-def test_an_escaped_backslash_before_the_letters_of_a_surrogate_is_no_surrogate():
+def test_escaped_backslash_before_u_is_not_a_surrogate():
     assert canonical_json(rb'"\\ud800"') == rb'"\\ud800"'
     with pytest.raises(BodyInvalidError, match="ends too early"):
         canonical_json(rb'["\\ud800"')
 
 
-def test_a_long_run_of_surrogate_pairs_is_accepted():
+def test_long_run_of_surrogate_pairs_is_accepted():
     assert canonical_json(rb'"%s"' % (rb"\ud83d\ude00" * 500)) == f'"{"😀" * 500}"'.encode()
 
 
-def test_a_byte_order_mark_is_refused_by_that_name():
+def test_byte_order_mark_is_rejected_by_name():
     with pytest.raises(BodyInvalidError, match="byte order mark"):
         canonical_json(b"\xef\xbb\xbf{}")
 
@@ -202,7 +202,7 @@ def test_a_byte_order_mark_is_refused_by_that_name():
         '{"😀":1,"\\ud83d\\ude00":2}',
     ],
 )
-def test_a_duplicate_key_is_found_whatever_escapes_surround_it(text):
+def test_duplicate_key_is_found_in_any_escaping(text):
     with pytest.raises(BodyInvalidError, match="same key twice"):
         canonical_json(text.encode())
 
@@ -220,7 +220,7 @@ def test_a_duplicate_key_is_found_whatever_escapes_surround_it(text):
         (r'{"a":1,"A":2}', r'{"A":2,"a":1}'),
     ],
 )
-def test_keys_that_only_look_alike_are_no_duplicates(text, canonical):
+def test_similar_keys_are_not_duplicates(text, canonical):
     assert canonical_json(text.encode()) == canonical.encode()
 
 
@@ -238,40 +238,40 @@ def nested(levels, opening="[", closing="]", inside=""):
     ],
     ids=["arrays", "objects", "both", "with-leaves"],
 )
-def test_128_levels_pass_and_one_more_is_refused(fits):
+def test_128_levels_are_accepted_and_129_rejected(fits):
     assert canonical_json(fits)
     with pytest.raises(BodyInvalidError, match="deeper than 128"):
         canonical_json(b"[" + fits + b"]")
 
 
 @pytest.mark.parametrize("levels", [129, 500, 5_000, 200_000])
-def test_depth_is_refused_and_never_a_recursion_error(levels):
+def test_deep_nesting_is_rejected_without_a_recursion_error(levels):
     for text in (nested(levels), nested(levels, '{"a":', "}", "1"), b"[" * levels):
         with pytest.raises(BodyInvalidError):
             canonical_json(text)
 
 
-def test_depth_is_counted_by_nesting_not_by_brackets():
+def test_depth_counts_nesting_and_not_brackets():
     wide = b"[" + b",".join([b'{"a":[]}'] * 1000) + b"]"
     assert canonical_json(wide) == wide
 
 
-def test_brackets_in_strings_are_no_depth():
+def test_brackets_in_strings_do_not_count_as_depth():
     text = json.dumps({"a": "[" * 500, "b": '"[\\"{' * 200}, separators=(",", ":")).encode()
     assert canonical_json(text) == text
 
 
-def test_depth_counts_inside_volatile_fields_too():
+def test_depth_counts_inside_volatile_fields():
     text = b'{"v":' + nested(128) + b"}"
     with pytest.raises(BodyInvalidError, match="deeper than 128"):
         canonical_json(text, volatile=frozenset({"v"}))
 
 
-def test_a_caller_deep_down_the_stack_is_not_told_that_the_body_is_too_deep():
+def test_deep_call_stack_is_not_reported_as_a_deep_body():
     def descend(left):
         return canonical_json(nested(100)) if left == 0 else descend(left - 1)
 
-    # A RecursionError is honest here: the stack is full, and the body is not at fault.
+    # RecursionError is right here: the stack is full, but not because of the body.
     frames_left = sys.getrecursionlimit() - 120
     for left in range(frames_left, frames_left - 60, -5):
         try:
@@ -280,13 +280,13 @@ def test_a_caller_deep_down_the_stack_is_not_told_that_the_body_is_too_deep():
             continue
 
 
-def test_volatile_fields_are_left_out_at_the_top_only():
+def test_volatile_fields_are_removed_at_the_top_level_only():
     text = b'{"t":1,"a":{"t":2},"s":"x"}'
     assert canonical_json(text, volatile=frozenset({"t", "s", "other"})) == b'{"a":{"t":2}}'
 
 
 @pytest.mark.parametrize("value", ['"x"', '"\\""', '{"deep":["a","b"]}', "5.0", "1e30", "[]"])
-def test_what_a_volatile_field_holds_never_matters(value):
+def test_value_of_a_volatile_field_does_not_matter(value):
     text = f'{{"a":1.5,"token":{value},"b":"c"}}'.encode()
     assert canonical_json(text, volatile=frozenset({"token"})) == b'{"a":1.5,"b":"c"}'
 
@@ -301,17 +301,17 @@ def test_what_a_volatile_field_holds_never_matters(value):
         '{"token":"\\ud800"}',
     ],
 )
-def test_a_volatile_field_may_not_hide_what_is_refused(text):
+def test_invalid_json_in_a_volatile_field_is_rejected(text):
     with pytest.raises(BodyInvalidError):
         canonical_json(text.encode(), volatile=frozenset({"token"}))
 
 
 @pytest.mark.parametrize("text", [b"[1]", b'"token"', b"null", b"5.0", b"{}"])
-def test_volatile_fields_mean_nothing_where_there_are_none(text):
+def test_volatile_fields_have_no_effect_without_an_object(text):
     assert canonical_json(text, volatile=frozenset({"token"})) == canonical_json(text)
 
 
-def test_an_unfinished_text_full_of_escapes_is_refused_quickly_however_deep():
+def test_unterminated_json_with_many_escapes_is_rejected_quickly():
     # Would take minutes if each quote were tried as the start of a string.
     with pytest.raises(BodyInvalidError):
         canonical_json(b"[" * 2000 + b'"' + b'\\"' * 200_000)

@@ -1,4 +1,4 @@
-"""Properties of the canonical form, held against a naive reference that shares no code with it."""
+"""Properties of canonical JSON, compared with a naive implementation that shares no code."""
 
 import json
 import struct
@@ -16,7 +16,7 @@ quick = settings(
 )
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-# Characters where orders and escapes differ, more often than chance would bring them.
+# Characters whose order or escaping differs between encodings, drawn more often than by default.
 awkward = st.text(st.sampled_from('"\\/u0022.e,5]}\x00\x1f\x7f\u2028\ufb33\uffff😀\U00010000'))
 strings = texts | awkward
 doubles = st.floats(allow_nan=False, allow_infinity=False)
@@ -33,7 +33,7 @@ values = st.recursive(
 
 
 def reference(value):
-    """Print a decoded value by RFC 8785, in the plainest way."""
+    """Format a decoded value as in RFC 8785, without optimization."""
     if isinstance(value, dict):
         members = sorted(value.items(), key=lambda item: item[0].encode("utf-16-be"))
         return "{" + ",".join(f"{reference(k)}:{reference(v)}" for k, v in members) + "}"
@@ -86,7 +86,7 @@ def spell_string(draw, text):
 
 @st.composite
 def spelled(draw, source=values):
-    """Draw a value, and a text of it with members, spaces, escapes and numbers as chance has it."""
+    """Draw a value and a JSON text of it with random member order, spaces, escapes and numbers."""
 
     def spell(value):
         space = draw(st.sampled_from(["", "", " ", "\n\t", "\r\n"]))
@@ -108,7 +108,7 @@ def spelled(draw, source=values):
 
 @settings(quick, max_examples=400)
 @given(spelled())
-def test_however_a_value_is_spelled_its_canonical_form_is_that_of_a_naive_reference(drawn):
+def test_canonical_form_equals_that_of_a_naive_reference(drawn):
     value, text = drawn
     once = canonical_json(text)
     assert once == reference(value).encode()
@@ -137,23 +137,23 @@ def test_any_change_of_one_field_changes_the_canonical_bytes(members, data):
 
 @quick
 @given(doubles)
-def test_every_double_is_printed_as_ecmascript_prints_it(number):
+def test_doubles_are_formatted_as_in_ecmascript(number):
     assert canonical_json(f"{number:.17e}".encode()) == ecmascript(number).encode()
     assert canonical_json(f"[{number:.17e},0.5]".encode()) == f"[{ecmascript(number)},0.5]".encode()
 
 
 @quick
 @given(st.from_regex(r"-?(0|[1-9][0-9]{0,17})\.[0-9]{1,18}", fullmatch=True))
-def test_every_decimal_literal_is_printed_as_its_double(literal):
+def test_decimal_literals_are_formatted_as_their_double(literal):
     expected = ecmascript(float(literal)).encode()
     assert canonical_json(literal.encode()) == expected
-    # Beside a whole double each number is spelled one by one: the other way to the same bytes.
+    # Next to an integral double, numbers are formatted one by one: another code path.
     assert canonical_json(f"[5.0,{literal}]".encode()) == b"[5,%s]" % expected
 
 
 @quick
 @given(st.dictionaries(strings, values, min_size=1, max_size=5), st.data())
-def test_a_repeated_key_is_always_refused(members, data):
+def test_repeated_key_is_rejected(members, data):
     name = data.draw(st.sampled_from(sorted(members)))
     again = data.draw(values)
     pairs = [f"{json.dumps(k)}:{json.dumps(v)}" for k, v in members.items()]
@@ -166,7 +166,7 @@ def test_a_repeated_key_is_always_refused(members, data):
 
 @quick
 @given(st.dictionaries(strings, values, max_size=5), st.sets(strings, max_size=3), st.data())
-def test_volatile_fields_are_as_if_never_sent(members, names, data):
+def test_volatile_fields_are_ignored(members, names, data):
     kept = {name: value for name, value in members.items() if name not in names}
     sent = {**kept, **{name: data.draw(values) for name in names}}
     out = canonical_json(json.dumps(sent).encode(), volatile=frozenset(names))
@@ -175,7 +175,7 @@ def test_volatile_fields_are_as_if_never_sent(members, names, data):
 
 @quick
 @given(st.binary(max_size=40) | st.text('[]{}",:\\u0022ed8.-1e \n', max_size=40).map(str.encode))
-def test_any_bytes_are_either_canonical_json_or_refused(raw):
+def test_any_bytes_are_canonicalized_or_rejected(raw):
     try:
         out = canonical_json(raw)
     except BodyInvalidError:

@@ -1,4 +1,4 @@
-"""Endpoints: what stays on the server it is sent to, and what tries not to."""
+"""Validation of endpoints: paths on the server, and nothing that leads elsewhere."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ UUID = "0b9f8c1e-4d5a-4b7c-8d9e-0f1a2b3c4d5e"
         "/~ada/!$&'()*+,;=:@-._",
     ],
 )
-def test_a_path_on_the_server_is_taken_as_it_is(endpoint: str) -> None:
+def test_relative_path_is_accepted_unchanged(endpoint: str) -> None:
     assert check_endpoint(endpoint) == endpoint
 
 
@@ -70,7 +70,7 @@ def test_a_path_on_the_server_is_taken_as_it_is(endpoint: str) -> None:
         "?a=b",
     ],
 )
-def test_what_is_not_a_plain_relative_path_is_refused(endpoint: str) -> None:
+def test_anything_but_a_relative_path_is_rejected(endpoint: str) -> None:
     with pytest.raises(EntryInvalidError) as caught:
         check_endpoint(endpoint)
     assert caught.value.rule == "endpoint_must_be_relative_path"
@@ -106,30 +106,30 @@ def test_what_is_not_a_plain_relative_path_is_refused(endpoint: str) -> None:
         "/..%3b/admin",
     ],
 )
-def test_the_same_tricks_encoded_are_refused(endpoint: str) -> None:
+def test_percent_encoded_traversal_is_rejected(endpoint: str) -> None:
     with pytest.raises(EntryInvalidError):
         check_endpoint(endpoint)
 
 
-def test_the_refusal_does_not_repeat_what_was_typed() -> None:
+def test_error_message_does_not_repeat_the_endpoint() -> None:
     with pytest.raises(EntryInvalidError) as caught:
         check_endpoint("/my secret")
     assert "secret" not in str(caught.value)
 
 
-def test_an_endpoint_has_a_longest_length() -> None:
+def test_endpoint_has_a_maximum_length() -> None:
     assert check_endpoint("/" + "a" * (MAX_LENGTH - 1))
     with pytest.raises(EntryInvalidError):
         check_endpoint("/" + "a" * MAX_LENGTH)
 
 
-def test_what_is_not_text_is_refused() -> None:
+def test_endpoint_that_is_not_text_is_rejected() -> None:
     with pytest.raises(EntryInvalidError):
         check_endpoint(None)  # type: ignore[arg-type]
 
 
 @given(st.text(alphabet="/.%25ecf2\\;:@?#{} \r\n\u2024\uff0ea", max_size=30))
-def test_whatever_is_taken_stays_below_the_root_however_it_is_decoded(text: str) -> None:
+def test_accepted_endpoint_stays_below_the_root_in_any_decoding(text: str) -> None:
     from posixpath import normpath
     from urllib.parse import unquote, urljoin, urlsplit
 
@@ -143,6 +143,6 @@ def test_whatever_is_taken_stays_below_the_root_however_it_is_decoded(text: str)
     for _ in range(5):
         assert not path.startswith("//")
         assert ".." not in path.split("/")
-        # No step up anywhere: normalizing only ever drops a slash at the end.
+        # No ".." anywhere: normalizing removes at most a slash at the end.
         assert normpath(path) == (path.rstrip("/") or "/")
         path = unquote(path)

@@ -1,4 +1,4 @@
-"""What makes two requests the same request."""
+"""Fingerprints: which requests are the same request."""
 
 import hashlib
 
@@ -10,7 +10,7 @@ from holdfast.core.fingerprint import body_hash, lock_number, request_fingerprin
 from holdfast.errors import BodyInvalidError
 
 EMPTY = hashlib.sha256(b"").hexdigest()
-# Servers of two versions must agree on it while one replaces the other.
+# Servers of two versions must agree on these values during an upgrade.
 LOCKED = 6291066863197036875
 
 
@@ -25,7 +25,7 @@ def fingerprint(**changes):
     return request_fingerprint(**(request | changes))
 
 
-def test_a_json_body_is_hashed_in_canonical_form():
+def test_json_body_is_hashed_in_canonical_form():
     expected = hashlib.sha256(b'{"a":1,"b":2}').hexdigest()
     assert body_hash(b'{ "b": 2.0, "a": 1 }', "application/json") == expected
 
@@ -41,44 +41,44 @@ def test_a_json_body_is_hashed_in_canonical_form():
         "application/vnd.api+json;version=1",
     ],
 )
-def test_every_json_media_type_counts_as_json(content_type):
+def test_json_media_types_are_recognized(content_type):
     assert body_hash(b"[1.0]", content_type) == body_hash(b"[1]", "application/json")
 
 
 @pytest.mark.parametrize("content_type", [None, "", "text/plain", "application/jsonp", "text/json"])
-def test_any_other_body_is_hashed_as_it_came(content_type):
+def test_other_bodies_are_hashed_as_received(content_type):
     expected = hashlib.sha256((content_type or "").encode() + b"\n[1.0]").hexdigest()
     assert body_hash(b"[1.0]", content_type) == expected
     assert body_hash(b"[1.0]", content_type) != body_hash(b"[1]", content_type)
 
 
-def test_the_content_type_is_part_of_the_hash_of_other_bodies():
+def test_content_type_is_part_of_the_hash_of_other_bodies():
     assert body_hash(b"x", "text/plain") != body_hash(b"x", "text/html")
     assert body_hash(b"x", "text/plain") != body_hash(b"x", None)
     assert body_hash(b"x", "a/b; c=d") != body_hash(b"x", "a/b; c=D")
 
 
-def test_the_case_of_a_media_type_is_not():
+def test_case_of_a_media_type_does_not_change_the_hash():
     assert body_hash(b"x", "Text/Plain; a=B ") == body_hash(b"x", "text/plain; a=B")
 
 
-def test_a_json_body_and_a_raw_body_of_the_same_bytes_differ():
+def test_json_body_and_raw_body_of_the_same_bytes_differ():
     assert body_hash(b"{}", "application/json") != body_hash(b"{}", None)
 
 
-def test_an_empty_body_needs_not_be_json():
+def test_empty_body_need_not_be_json():
     expected = hashlib.sha256(b"application/json\n").hexdigest()
     assert body_hash(b"", "application/json") == expected
     assert body_hash(b"", None) == hashlib.sha256(b"\n").hexdigest()
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "application/x+json; a=b"])
-def test_a_json_body_that_is_not_json_is_refused(content_type):
+def test_invalid_json_body_is_rejected(content_type):
     with pytest.raises(BodyInvalidError):
         body_hash(b'{"a":1,"a":2}', content_type)
 
 
-def test_volatile_fields_do_not_count_and_the_time_of_the_action_does():
+def test_volatile_fields_are_not_hashed_but_the_action_time_is():
     def sent(submitted, generated):
         body = f'{{"clientSubmittedAt":"{submitted}","clientGeneratedAt":"{generated}"}}'
         volatile = frozenset({"clientSubmittedAt", "attestationToken"})
@@ -88,7 +88,7 @@ def test_volatile_fields_do_not_count_and_the_time_of_the_action_does():
     assert sent("1", "1") != sent("1", "2")
 
 
-def test_the_same_request_has_the_same_fingerprint():
+def test_same_request_has_the_same_fingerprint():
     one = fingerprint()
     assert one == fingerprint()
     assert len(one) == 64
@@ -109,11 +109,11 @@ def test_the_same_request_has_the_same_fingerprint():
         {"body_hash": hashlib.sha256(b"x").hexdigest()},
     ],
 )
-def test_every_part_of_a_request_changes_its_fingerprint(change):
+def test_each_part_of_a_request_changes_its_fingerprint(change):
     assert fingerprint(**change) != fingerprint()
 
 
-def test_the_order_of_path_parameters_does_not_count():
+def test_order_of_path_parameters_does_not_change_the_fingerprint():
     one, other = {"a": "1", "b": "2"}, {"b": "2", "a": "1"}
     assert fingerprint(path_params=one) == fingerprint(path_params=other)
 
@@ -131,7 +131,7 @@ def test_the_order_of_path_parameters_does_not_count():
         (b"b=1&a=1&a=2", b"a=1&b=1&a=2"),
     ],
 )
-def test_queries_that_mean_the_same_have_the_same_fingerprint(one, other):
+def test_equivalent_queries_have_the_same_fingerprint(one, other):
     assert fingerprint(query=one) == fingerprint(query=other)
 
 
@@ -149,11 +149,11 @@ def test_queries_that_mean_the_same_have_the_same_fingerprint(one, other):
         (b"a=\xff", b"a=\xfe"),
     ],
 )
-def test_queries_that_mean_different_things_have_different_fingerprints(one, other):
+def test_different_queries_have_different_fingerprints(one, other):
     assert fingerprint(query=one) != fingerprint(query=other)
 
 
-def test_path_and_query_parameters_are_not_mistaken_for_each_other():
+def test_path_and_query_parameters_are_distinguished():
     path_params = {"a": "b", "query 2": "a"}
     assert fingerprint(path_params=path_params, query=b"c=d") != fingerprint(
         path_params={"a": "b"}, query=b"a=query+1&c=d"
@@ -163,11 +163,11 @@ def test_path_and_query_parameters_are_not_mistaken_for_each_other():
     )
 
 
-def test_half_a_surrogate_pair_in_a_path_is_still_a_name():
+def test_lone_surrogate_in_a_path_is_accepted():
     assert fingerprint(path_params={"a": "\ud800"}) != fingerprint(path_params={"a": "\ud801"})
 
 
-def test_a_lock_number_is_a_signed_64_bit_number_and_stays_the_same():
+def test_lock_number_is_a_stable_signed_64_bit_integer():
     assert lock_number("walker-1", "tree.allocate", "key-1") == LOCKED
     numbers = [lock_number("t", "e", str(n)) for n in range(200)]
     assert len(set(numbers)) == 200
@@ -181,12 +181,12 @@ def test_different_records_have_different_lock_numbers(one, other):
     assert (lock_number(*one) == lock_number(*other)) == (one == other)
 
 
-def test_text_moved_from_one_part_to_the_next_makes_another_lock_number():
+def test_lock_number_depends_on_where_each_part_ends():
     assert lock_number("a", "bc", "d") != lock_number("ab", "c", "d")
     assert lock_number("a", "b", "c") != lock_number("", "ab", "c")
     assert lock_number("1:a", "", "") != lock_number("", "1:a", "")
 
 
-def test_a_short_hash_is_the_beginning_of_the_keys_sha256():
+def test_short_hash_is_a_prefix_of_the_sha256_of_the_key():
     assert short_hash("abc") == "ba7816bf8f01"
     assert short_hash("\ud800") != short_hash("\ud801")

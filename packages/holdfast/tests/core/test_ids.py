@@ -1,4 +1,4 @@
-"""Ids: made of time and chance, on as many threads and in as many processes as there are."""
+"""Ids: format and uniqueness across threads and processes."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ NOW = datetime(2026, 3, 1, 12, 0, 0, 5000, tzinfo=UTC)
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Let threads take turns as often as Python can."""
+    """Switch threads as often as Python can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -24,7 +24,7 @@ def restless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restless")
-def test_ids_made_on_many_threads_at_once_are_all_different() -> None:
+def test_ids_of_many_threads_are_unique() -> None:
     def some() -> list[str]:
         return [made for _ in range(5_000) for made in (new_request_id(), new_id(NOW))]
 
@@ -33,8 +33,8 @@ def test_ids_made_on_many_threads_at_once_are_all_different() -> None:
     assert len(set(made)) == len(made) == 80_000
 
 
-def test_a_forked_process_makes_ids_of_its_own() -> None:
-    new_request_id()  # there is a page of chance to share
+def test_ids_of_a_forked_process_are_unique() -> None:
+    new_request_id()  # fills the buffer of random bytes that a fork would share
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What makes two jobs the same job."""
+"""Job keys and ids: which jobs are the same job."""
 
 import uuid
 
@@ -14,14 +14,14 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True)
 TEXT = st.text(min_size=1, max_size=20)
 
 
-def test_the_key_is_the_contracts() -> None:
+def test_key_consists_of_tenant_queue_type_and_resource() -> None:
     assert job_key("ada", "mail", "receipt.send", "order/1") == (
         "job:ada:mail:receipt.send:order/1"
     )
 
 
 @given(TEXT, st.tuples(NAMES, NAMES, TEXT), st.tuples(NAMES, NAMES, TEXT))
-def test_one_tenants_keys_can_be_read_in_one_way_only(
+def test_different_parts_never_give_the_same_key(
     tenant: str, one: tuple[str, str, str], other: tuple[str, str, str]
 ) -> None:
     keys = [job_key(tenant, *parts) for parts in (one, other)]
@@ -29,8 +29,8 @@ def test_one_tenants_keys_can_be_read_in_one_way_only(
     assert (job_id(keys[0]) == job_id(keys[1])) == (one == other)
 
 
-def test_an_id_is_made_of_the_key_alone_and_never_changes() -> None:
-    """It stands in markers and in other services' records: a new version must make the same."""
+def test_job_id_depends_on_the_key_only() -> None:
+    """Ids are stored in tables and in other services: every version must make the same ones."""
     assert job_id("job:ada:mail:receipt.send:order/1") == "5e402763-6e25-4bae-8c17-a455140a1811"
 
 
@@ -40,31 +40,31 @@ def test_stable_uuids_are_the_same_for_the_same_parts_only(one: list[str], two: 
 
 
 @pytest.mark.parametrize("parts", [("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), ("", "abc")])
-def test_where_one_part_ends_is_part_of_it(parts: tuple[str, ...]) -> None:
+def test_stable_uuid_depends_on_where_each_part_ends(parts: tuple[str, ...]) -> None:
     others = {("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), ("", "abc")} - {parts}
     assert stable_uuid(*parts) not in {stable_uuid(*other) for other in others}
 
 
 @given(st.lists(st.text(st.characters(), max_size=10), max_size=3))
-def test_stable_uuids_are_keys_that_services_take(parts: list[str]) -> None:
+def test_stable_uuid_is_a_valid_idempotency_key(parts: list[str]) -> None:
     made = stable_uuid(*parts)
     assert check_key(made, KeyFormat.UUID4) == made
     assert uuid.UUID(made).version == 4
     assert uuid.UUID(made).variant == uuid.RFC_4122
 
 
-def test_half_a_surrogate_pair_is_a_part_like_any_other() -> None:
+def test_stable_uuid_accepts_a_lone_surrogate() -> None:
     assert stable_uuid("\ud800") != stable_uuid("\ud801")
 
 
 @pytest.mark.parametrize("name", ["a", "receipt.send", "A-1_b", "0", "x" * 100])
-def test_names_that_fit_everywhere_are_taken(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert check_name(name, "queue") == name
 
 
 @pytest.mark.parametrize(
     "name", ["", " ", "a b", "a:b", "a/b", ".a", "-a", "_a", "ü", "a\n", "x" * 101, "a*", "a>"]
 )
-def test_names_that_would_not_fit_into_keys_subjects_and_labels_are_refused(name: str) -> None:
+def test_names_invalid_in_keys_subjects_or_labels_are_rejected(name: str) -> None:
     with pytest.raises(UsageError, match="queue"):
         check_name(name, "queue")

@@ -1,4 +1,4 @@
-"""When periodic work is due: slots on which all processes agree."""
+"""Slots of periodic jobs: every process computes the same ones."""
 
 from datetime import UTC, datetime, time, timedelta, timezone
 from typing import Any
@@ -31,17 +31,17 @@ def at(text: str) -> datetime:
         ("2026-03-02T00:00:00", "2026-03-01T03:00:00"),
         ("2026-01-01T00:00:00", "2025-12-31T03:00:00"),
         ("2024-03-01T01:00:00", "2024-02-29T03:00:00"),
-        # When Europe's clocks change, UTC's do not.
+        # Daylight saving time begins in Europe; UTC has none.
         ("2026-03-29T02:30:00", "2026-03-28T03:00:00"),
     ],
 )
-def test_daily_work_is_due_from_its_time_on(now: str, slot: str) -> None:
+def test_daily_slot_starts_at_its_time(now: str, slot: str) -> None:
     daily = Daily(time(3))
     assert daily.slot(at(now)) == at(slot)
     assert daily.next_slot(at(now)) == at(slot) + timedelta(days=1)
 
 
-def test_daily_work_is_due_at_an_instant_wherever_the_process_stands() -> None:
+def test_daily_slot_does_not_depend_on_the_local_zone() -> None:
     east = timezone(timedelta(hours=14))
     now = at("2026-03-01T02:59:59").astimezone(east)
     assert now.day == 1
@@ -49,7 +49,7 @@ def test_daily_work_is_due_at_an_instant_wherever_the_process_stands() -> None:
     assert Daily(time(3)).slot(now + timedelta(seconds=1)) == at("2026-03-01T03:00:00")
 
 
-def test_a_daily_time_of_another_zone_is_refused_instead_of_read_as_utc() -> None:
+def test_daily_time_with_another_zone_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="UTC"):
         Daily(time(3, tzinfo=timezone(timedelta(hours=1))))
     assert Daily(time(3, tzinfo=UTC)).slot(at("2026-03-01T04:00:00")) == at("2026-03-01T03:00:00")
@@ -66,16 +66,14 @@ def test_a_daily_time_of_another_zone_is_refused_instead_of_read_as_utc() -> Non
         (1.5, "2026-03-01T12:00:02", "2026-03-01T12:00:01.5"),
     ],
 )
-def test_spans_are_counted_from_1970_so_that_all_processes_agree(
-    seconds: float, now: str, slot: str
-) -> None:
+def test_intervals_are_counted_from_1970(seconds: float, now: str, slot: str) -> None:
     every = Every(seconds)
     assert every.slot(at(now)) == at(slot)
     assert every.next_slot(at(now)) == at(slot) + timedelta(seconds=seconds)
 
 
 @given(INSTANTS, st.integers(1, 10_000_000))
-def test_now_lies_between_its_slot_and_the_next(now: datetime, seconds: int) -> None:
+def test_now_is_between_its_slot_and_the_next(now: datetime, seconds: int) -> None:
     for schedule in (Every(seconds), Daily(time(3)), Daily(time(23, 59, 59, 999_999))):
         slot, following = schedule.slot(now), schedule.next_slot(now)
         assert slot <= now < following
@@ -85,15 +83,13 @@ def test_now_lies_between_its_slot_and_the_next(now: datetime, seconds: int) -> 
 
 
 @given(INSTANTS, INSTANTS, st.floats(1, 1e6))
-def test_who_sees_the_clock_later_never_sees_an_earlier_slot(
-    one: datetime, other: datetime, seconds: float
-) -> None:
+def test_slots_do_not_decrease_with_time(one: datetime, other: datetime, seconds: float) -> None:
     early, late = sorted((one, other))
     for schedule in (Every(seconds), Daily(time(3))):
         assert schedule.slot(early) <= schedule.slot(late)
 
 
 @pytest.mark.parametrize("seconds", [0, 0.5, -60, float("nan"), float("inf")])
-def test_work_without_a_pause_is_refused(seconds: Any) -> None:
+def test_interval_that_is_not_positive_is_rejected(seconds: Any) -> None:
     with pytest.raises(ConfigurationError):
         Every(seconds)

@@ -1,4 +1,4 @@
-"""The offline cap: every boundary, in every zone."""
+"""Staleness cap for offline actions: boundaries, zones, invalid times."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -32,7 +32,7 @@ WARSAW_SUMMER = timezone(timedelta(hours=2))
     ],
     ids=str,
 )
-def test_an_action_within_cap_and_grace_passes(age):
+def test_action_within_cap_and_grace_is_accepted(age):
     check_not_stale(NOW - age, NOW)
 
 
@@ -41,18 +41,18 @@ def test_an_action_within_cap_and_grace_passes(age):
     [7 * DAY + 6 * HOUR + MICROSECOND, 7 * DAY + 7 * HOUR, 8 * DAY, 4000 * DAY],
     ids=str,
 )
-def test_an_older_action_is_stale(age):
+def test_older_action_is_stale(age):
     with pytest.raises(StaleActionError, match="more than 7 days and 6 hours ago"):
         check_not_stale(NOW - age, NOW)
 
 
 @pytest.mark.parametrize("ahead", [6 * HOUR + MICROSECOND, 12 * HOUR, 400 * DAY], ids=str)
-def test_an_action_from_the_future_is_stale(ahead):
+def test_action_from_the_future_is_stale(ahead):
     with pytest.raises(StaleActionError, match="more than 6 hours in the server's future"):
         check_not_stale(NOW + ahead, NOW)
 
 
-def test_a_stale_action_says_how_stale():
+def test_error_of_a_stale_action_has_its_age():
     with pytest.raises(StaleActionError) as caught:
         check_not_stale(NOW - 7 * DAY - 7 * HOUR, NOW)
     assert caught.value.details == {
@@ -64,19 +64,19 @@ def test_a_stale_action_says_how_stale():
     }
 
 
-def test_the_details_show_the_microsecond_that_made_the_difference():
+def test_error_details_have_microseconds():
     with pytest.raises(StaleActionError) as caught:
         check_not_stale(NOW - 7 * DAY - 6 * HOUR - MICROSECOND, NOW)
     assert caught.value.details["clientGeneratedAt"] == "2026-03-22T05:59:59.999999Z"
 
 
-def test_an_action_from_the_future_has_a_negative_age():
+def test_action_from_the_future_has_a_negative_age():
     with pytest.raises(StaleActionError) as caught:
         check_not_stale(NOW + 2 * DAY, NOW)
     assert caught.value.details["ageDays"] == -2
 
 
-def test_fractions_of_a_cap_are_shown_as_fractions():
+def test_fractional_cap_is_formatted_as_a_fraction():
     with pytest.raises(StaleActionError) as caught:
         check_not_stale(NOW - DAY, NOW, cap=DAY / 2, grace=HOUR / 4)
     assert caught.value.details["capDays"] == 0.5
@@ -84,14 +84,14 @@ def test_fractions_of_a_cap_are_shown_as_fractions():
     assert type(caught.value.details["ageDays"]) is int
 
 
-def test_another_cap_and_grace_move_the_boundary():
+def test_cap_and_grace_are_configurable():
     check_not_stale(NOW - DAY - HOUR, NOW, cap=DAY, grace=HOUR)
     with pytest.raises(StaleActionError):
         check_not_stale(NOW - DAY - HOUR - MICROSECOND, NOW, cap=DAY, grace=HOUR)
 
 
-def test_wall_clocks_of_two_zones_are_compared_as_instants():
-    # 14:00 in Warsaw is 12:00 UTC: taken for 14:00 UTC the boundary would be two hours off.
+def test_times_of_two_zones_are_compared_as_instants():
+    # 14:00 in Warsaw is 12:00 UTC. Read as 14:00 UTC, the boundary would be two hours off.
     boundary = NOW - 7 * DAY - 6 * HOUR
     check_not_stale(boundary.astimezone(WARSAW_SUMMER), NOW)
     check_not_stale(boundary, NOW.astimezone(WARSAW_SUMMER))
@@ -116,7 +116,7 @@ def test_wall_clocks_of_two_zones_are_compared_as_instants():
         ("2024-02-29T00:00:00Z", datetime(2024, 2, 29, tzinfo=UTC)),
     ],
 )
-def test_an_instant_with_a_zone_is_read_as_utc(text, instant):
+def test_time_with_a_zone_is_converted_to_utc(text, instant):
     parsed = parse_instant(text, "clientGeneratedAt")
     assert parsed == instant
     assert parsed.tzinfo is UTC
@@ -161,7 +161,7 @@ def test_an_instant_with_a_zone_is_read_as_utc(text, instant):
         "2026-01-31T09:30:00." + "1" * 10_000 + "Z",
     ],
 )
-def test_anything_else_is_refused_with_one_line_that_names_the_field(value):
+def test_invalid_time_is_rejected_with_the_name_of_the_field(value):
     with pytest.raises(BodyInvalidError, match="clientGeneratedAt must be an ISO-8601") as caught:
         parse_instant(value, "clientGeneratedAt")
     assert "\n" not in caught.value.message
@@ -169,7 +169,7 @@ def test_anything_else_is_refused_with_one_line_that_names_the_field(value):
 
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"])
-def test_the_ends_of_time_are_stale_and_nothing_worse(text):
+def test_first_and_last_representable_times_are_stale(text):
     with pytest.raises(StaleActionError):
         check_not_stale(parse_instant(text, "clientGeneratedAt"), NOW)
 
@@ -180,7 +180,7 @@ def test_the_ends_of_time_are_stale_and_nothing_worse(text):
     | st.from_regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{5,12}([+-][0-9]{2}:[0-9]{2}|Z)")
     | st.datetimes(timezones=st.just(UTC)).map(datetime.isoformat)
 )
-def test_any_text_is_an_instant_or_refused(text):
+def test_any_text_is_a_time_or_rejected(text):
     try:
         parsed = parse_instant(text, "at")
     except BodyInvalidError:
@@ -189,17 +189,17 @@ def test_any_text_is_an_instant_or_refused(text):
 
 
 @pytest.mark.parametrize("after", [timedelta(), 3 * DAY, 300 * DAY, -HOUR, -6 * HOUR], ids=str)
-def test_an_action_may_be_sent_any_time_after_it_was_made_and_a_little_before(after):
+def test_submission_may_follow_the_action_or_precede_it_within_grace(after):
     check_submitted_after_generated(NOW + after, NOW)
 
 
 @pytest.mark.parametrize("before", [6 * HOUR + MICROSECOND, 12 * HOUR], ids=str)
-def test_an_action_cannot_be_sent_well_before_it_was_made(before):
+def test_submission_long_before_the_action_is_rejected(before):
     with pytest.raises(BodyInvalidError, match="clientSubmittedAt is more than 6 hours before"):
         check_submitted_after_generated(NOW - before, NOW)
 
 
-def test_the_grace_for_sending_is_a_setting():
+def test_submission_grace_is_configurable():
     check_submitted_after_generated(NOW - 12 * HOUR, NOW, grace=12 * HOUR)
     with pytest.raises(BodyInvalidError, match="more than 1 hours"):
         check_submitted_after_generated(NOW - 2 * HOUR, NOW, grace=HOUR)

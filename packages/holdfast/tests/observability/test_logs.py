@@ -1,4 +1,4 @@
-"""One event, one line; no line has a secret; no event is lost for being odd."""
+"""Log formatters: one line per record, redaction, escaping, values that cannot be encoded."""
 
 import io
 import json
@@ -29,17 +29,17 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
+def restore_logging() -> Iterator[None]:
     root = logging.getLogger()
     level = root.level
     yield
-    # Only ours: pytest puts its own on and takes them off for each phase of a test.
+    # Not all handlers: pytest adds and removes its own in each phase of a test.
     root.handlers[:] = [one for one in root.handlers if not isinstance(one, _StderrHandler)]
     root.setLevel(level)
 
 
 class Stderr:
-    """All that was written to stderr so far."""
+    """Everything written to stderr so far."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -59,7 +59,7 @@ def lines(stream: Stderr) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_an_event_is_one_line_of_json_with_all_its_fields(stderr):
+def test_record_is_one_line_of_json_with_its_extra_fields(stderr):
     configure_logging()
     log.info(
         "hello %s",
@@ -80,7 +80,7 @@ def test_an_event_is_one_line_of_json_with_all_its_fields(stderr):
     }
 
 
-def test_an_exception_is_text_in_the_same_line(stderr):
+def test_exception_is_a_field_of_the_same_line(stderr):
     configure_logging()
     try:
         int("oh\nno", 99)
@@ -109,7 +109,7 @@ def test_an_exception_is_text_in_the_same_line(stderr):
         "passphrase",
     ],
 )
-def test_what_must_not_be_logged_is_blanked_at_any_depth(stderr, as_json, name):
+def test_secret_fields_are_redacted_at_any_depth(stderr, as_json, name):
     configure_logging(json=as_json)
     deep: dict[str, Any] = {
         "request": [{"headers": {name: "hunter2"}}],
@@ -120,15 +120,17 @@ def test_what_must_not_be_logged_is_blanked_at_any_depth(stderr, as_json, name):
     assert "hunter2" not in text
     assert text.count("[redacted]") == 3
     assert "0123456789ab" in text
-    assert deep["request"][0]["headers"][name] == "hunter2", "the caller's own is left alone"
+    assert deep["request"][0]["headers"][name] == "hunter2", (
+        "the argument of the caller is not changed"
+    )
 
 
-def test_names_that_only_look_like_secrets_are_shown():
+def test_similar_names_are_not_redacted():
     for name in ("key_hash", "payload_hash", "token_count", "event", "tenant", "status", ""):
         assert not is_secret(name)
 
 
-def test_a_loop_and_a_deep_nest_are_cut_off(stderr):
+def test_cyclic_value_is_cut_off(stderr):
     configure_logging()
     loop: dict[str, Any] = {}
     loop["again"] = loop
@@ -137,7 +139,7 @@ def test_a_loop_and_a_deep_nest_are_cut_off(stderr):
     assert "[redacted]" in json.dumps(line["loop"])
 
 
-class Shy:
+class WithoutRepr:
     def __repr__(self) -> str:
         raise RuntimeError("no")
 
@@ -148,7 +150,7 @@ class Shy:
     [
         "\ud800",
         object(),
-        Shy(),
+        WithoutRepr(),
         {1: 2, (3, 4): 5, None: 6},
         float("nan"),
         {1, 2},
@@ -157,8 +159,8 @@ class Shy:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_odd_field_does_not_lose_the_event(stderr, as_json, odd):
-    logging.getLogger().handlers.clear()  # pytest's own cannot report half a surrogate pair
+def test_value_that_cannot_be_encoded_does_not_lose_the_record(stderr, as_json, odd):
+    logging.getLogger().handlers.clear()  # pytest's handlers fail on lone surrogates
     configure_logging(json=as_json)
     log.warning("odd %s", "\udcff", extra={"odd": odd, "even": 2})
     assert "--- Logging error ---" not in stderr.getvalue()
@@ -169,7 +171,7 @@ def test_an_odd_field_does_not_lose_the_event(stderr, as_json, odd):
         assert str(json.loads(text)["even"]) == "2"
 
 
-def test_a_field_may_not_pose_as_the_event(stderr):
+def test_extra_field_cannot_replace_a_standard_field(stderr):
     configure_logging()
     log.info("true", extra={"event": "false", "level": "low", "time": "never"})
     (line,) = lines(stderr)
@@ -177,13 +179,13 @@ def test_a_field_may_not_pose_as_the_event(stderr):
     assert (line["level"], line["level_"]) == ("INFO", "low")
 
 
-def test_a_stranger_cannot_forge_a_second_line(stderr):
+def test_line_breaks_in_values_are_escaped(stderr):
     configure_logging()
     log.info("name: %s", 'x\n{"level":"CRITICAL"}\u2028', extra={"field": "a\nb"})
     assert stderr.getvalue().count("\n") == 1
 
 
-def test_a_person_gets_a_short_line_without_colours_where_there_is_no_terminal(stderr):
+def test_human_format_has_no_colours_without_a_terminal(stderr):
     configure_logging(json=False)
     log.warning("low on %s", "disk", extra={"free": 3, "path": "/a b"})
     line = stderr.getvalue()
@@ -191,7 +193,7 @@ def test_a_person_gets_a_short_line_without_colours_where_there_is_no_terminal(s
     assert line.rstrip().endswith("WARNING holdfast.test: low on disk  free=3  path='/a b'")
 
 
-def test_a_terminal_gets_colours_unless_it_says_no(monkeypatch):
+def test_terminal_gets_colours_unless_no_color_is_set(monkeypatch):
     for no_colour, expected in ((None, True), ("1", False)):
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
@@ -204,7 +206,7 @@ def test_a_terminal_gets_colours_unless_it_says_no(monkeypatch):
         assert ("\x1b[31m" in terminal.getvalue()) is expected
 
 
-def test_no_escape_sequence_of_a_stranger_reaches_the_terminal(stderr):
+def test_human_format_escapes_control_characters(stderr):
     configure_logging(json=False)
     log.info("hello \x1b[2J\r%s", "\x9b", extra={"name_": "\x1b]0;x\x07", "odd": ["\x1b"]})
     log.info("said", exc_info=ValueError("\x1b[2J"))
@@ -219,7 +221,7 @@ def test_configuring_twice_logs_once(stderr, monkeypatch):
     assert [line["event"] for line in lines(stderr)] == ["this"]
 
 
-def test_the_handlers_of_others_stay(stderr):
+def test_other_handlers_are_kept(stderr):
     root = logging.getLogger()
     theirs = logging.NullHandler()
     root.addHandler(theirs)
@@ -229,8 +231,8 @@ def test_the_handlers_of_others_stay(stderr):
     root.removeHandler(theirs)
 
 
-def test_uvicorn_speaks_through_the_same_lines(stderr):
-    # Another test of this process may have let uvicorn set its loggers up.
+def test_uvicorn_logs_in_the_same_format(stderr):
+    # Another test in this process may have started uvicorn, which configures its loggers.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
@@ -248,12 +250,12 @@ def test_uvicorn_speaks_through_the_same_lines(stderr):
     assert access["event"] == '127.0.0.1:1 - "GET /healthz"'
 
 
-def test_a_level_that_is_none_is_refused():
+def test_unknown_level_is_rejected():
     with pytest.raises(ConfigurationError, match='"LOUD" is not a log level'):
         configure_logging(level="LOUD")
 
 
-def test_formatters_work_without_our_handler():
+def test_formatters_work_without_configure_logging():
     record = logging.makeLogRecord({"name": "n", "msg": "m", "levelname": "INFO", "levelno": 20})
     assert json.loads(JsonFormatter().format(record))["event"] == "m"
     assert HumanFormatter(colours=True).format(record).endswith("INFO    n: m")

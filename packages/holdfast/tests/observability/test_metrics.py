@@ -1,4 +1,4 @@
-"""What Prometheus gets to see, and what it never does."""
+"""Prometheus metrics: counts, durations, labels, several processes."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def samples(metrics: PrometheusMetrics) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_every_outcome_is_counted_by_endpoint():
+def test_outcomes_are_counted_by_endpoint():
     metrics: Metrics = PrometheusMetrics()
     for times, outcome in enumerate(get_args(Outcome), start=1):
         for _ in range(times):
@@ -42,7 +42,7 @@ def test_every_outcome_is_counted_by_endpoint():
     assert seen["holdfast_requests_total", other, "outcome=fresh"] == 1
 
 
-def test_times_and_sweeps_are_observed():
+def test_durations_and_sweeps_are_recorded():
     metrics = PrometheusMetrics()
     metrics.waited("e", 0.2)
     metrics.waited("e", 7.0)
@@ -62,7 +62,7 @@ def test_times_and_sweeps_are_observed():
     assert seen["holdfast_sweep_seconds_count",] == 2
 
 
-def test_no_label_could_hold_a_key_or_a_tenant():
+def test_labels_do_not_include_keys_or_tenants():
     metrics = PrometheusMetrics()
     metrics.outcome("e", "fresh")
     metrics.waited("e", 1)
@@ -73,20 +73,20 @@ def test_no_label_could_hold_a_key_or_a_tenant():
     assert labels == {"endpoint", "outcome", "operation", "le"}
 
 
-def test_two_watchers_do_not_get_in_each_others_way():
+def test_two_instances_do_not_share_counts():
     one, two = PrometheusMetrics(), PrometheusMetrics()
     one.expired("e")
     assert ("holdfast_expired_total", "endpoint=e") in samples(one)
     assert ("holdfast_expired_total", "endpoint=e") not in samples(two)
 
 
-def test_an_applications_own_registry_can_be_used():
+def test_registry_of_the_application_can_be_used():
     registry = CollectorRegistry()
     PrometheusMetrics(registry).swept(3, 0.1)
     assert registry.get_sample_value("holdfast_sweep_records_total") == 3
 
 
-def test_counting_costs_microseconds():
+def test_counting_takes_less_than_ten_microseconds():
     metrics = PrometheusMetrics()
     for call in (
         lambda: metrics.outcome("e", "fresh"),
@@ -96,14 +96,14 @@ def test_counting_costs_microseconds():
         assert min(timeit.repeat(call, number=2000, repeat=5)) / 2000 < 10e-6
 
 
-def test_the_processes_of_one_server_are_added_up(tmp_path):
+def test_counts_of_several_processes_are_added_up(tmp_path):
     count = """
 from holdfast.observability.metrics import PrometheusMetrics
-watcher = PrometheusMetrics()
-watcher.outcome("e", "fresh")
-watcher.store_time("claim", 0.001)
+metrics = PrometheusMetrics()
+metrics.outcome("e", "fresh")
+metrics.store_time("claim", 0.001)
 """
-    tell = "import sys; sys.stdout.buffer.write(watcher.exposition()[0])"
+    print_all = "import sys; sys.stdout.buffer.write(metrics.exposition()[0])"
     environment = {
         **os.environ,
         "PROMETHEUS_MULTIPROC_DIR": str(tmp_path),
@@ -111,20 +111,20 @@ watcher.store_time("claim", 0.001)
     }
     for _ in range(2):
         subprocess.run([sys.executable, "-c", count], env=environment, check=True)
-    told = subprocess.run(
-        [sys.executable, "-c", count + tell], env=environment, check=True, capture_output=True
+    text = subprocess.run(
+        [sys.executable, "-c", count + print_all], env=environment, check=True, capture_output=True
     ).stdout.decode()
-    assert 'holdfast_requests_total{endpoint="e",outcome="fresh"} 3.0' in told
-    assert 'holdfast_store_seconds_count{operation="claim"} 3.0' in told
+    assert 'holdfast_requests_total{endpoint="e",outcome="fresh"} 3.0' in text
+    assert 'holdfast_store_seconds_count{operation="claim"} 3.0' in text
 
 
-def test_a_missing_directory_for_many_processes_is_told_at_start_up(monkeypatch, tmp_path):
+def test_missing_multiprocess_directory_is_rejected(monkeypatch, tmp_path):
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigurationError, match="is not a directory"):
         PrometheusMetrics()
 
 
-def test_attempts_at_jobs_are_counted_by_how_they_ended():
+def test_attempts_at_jobs_are_counted_by_outcome():
     metrics = PrometheusMetrics()
     for times, outcome in enumerate(get_args(JobOutcome), start=1):
         for _ in range(times):
@@ -135,7 +135,7 @@ def test_attempts_at_jobs_are_counted_by_how_they_ended():
         assert seen["holdfast_job_seconds_count", *labels] == times
 
 
-def test_a_queue_that_has_become_empty_is_told_as_empty():
+def test_gauges_of_an_empty_queue_are_set_to_zero():
     metrics = PrometheusMetrics()
     metrics.job_depths({"mail": (3, 2, 1, 7.5)})
     seen = samples(metrics)

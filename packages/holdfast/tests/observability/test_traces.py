@@ -1,4 +1,4 @@
-"""What a span says about a request."""
+"""OpenTelemetry spans of guarded requests."""
 
 import sys
 from typing import Any
@@ -34,7 +34,7 @@ def attributes_of(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
-def test_a_span_says_what_was_asked_and_how_it_was_answered(spans, exporter):
+def test_span_has_the_attributes_of_request_and_response(spans, exporter):
     attributes = {"tenant": "acme", "key_hash": "0123456789ab", "request_id": "r1"}
     with spans.request("tree.allocate", attributes) as span:
         span.outcome(200, replayed=True)
@@ -51,7 +51,7 @@ def test_a_span_says_what_was_asked_and_how_it_was_answered(spans, exporter):
     assert span.status.status_code is StatusCode.UNSET
 
 
-def test_a_whole_hash_is_cut_and_a_raw_key_left_out(spans, exporter):
+def test_hash_is_shortened_and_raw_key_left_out(spans, exporter):
     attributes = {
         "holdfast.key_hash": "0123456789ab" * 5,
         "idempotency_key": "raw",
@@ -75,13 +75,13 @@ def test_a_whole_hash_is_cut_and_a_raw_key_left_out(spans, exporter):
         (503, StatusCode.ERROR),
     ],
 )
-def test_only_the_servers_own_faults_are_errors(spans, exporter, status, expected):
+def test_only_server_errors_mark_the_span_as_an_error(spans, exporter, status, expected):
     with spans.request("e", {}) as span:
         span.outcome(status, replayed=False)
     assert only(exporter).status.status_code is expected
 
 
-def test_an_exception_is_named_and_not_quoted(spans, exporter):
+def test_only_the_type_of_an_exception_is_recorded(spans, exporter):
     with pytest.raises(ValueError), spans.request("e", {}):
         raise ValueError("the body was: hunter2")
     span = only(exporter)
@@ -90,20 +90,20 @@ def test_an_exception_is_named_and_not_quoted(spans, exporter):
     assert "hunter2" not in span.to_json()
 
 
-def test_what_the_handler_traces_is_below_the_request(spans, exporter):
+def test_nested_span_is_a_child_of_the_request(spans, exporter):
     with spans.request("outer", {}), spans.request("inner", {}):
         assert get_current_span().is_recording()
     inner, outer = exporter.get_finished_spans()
     assert inner.parent.span_id == outer.context.span_id
 
 
-def test_without_a_provider_the_one_of_the_process_is_used():
+def test_global_tracer_provider_is_the_default():
     with Spans().request("e", {"tenant": "acme"}) as span:
         span.outcome(200, replayed=False)
         assert isinstance(span, SpanHandle)
 
 
-def test_without_opentelemetry_one_is_told_what_to_install(monkeypatch):
+def test_missing_opentelemetry_is_an_error_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(ConfigurationError, match=r'pip install "holdfast\[otel\]"'):
         Spans()

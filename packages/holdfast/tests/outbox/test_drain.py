@@ -18,9 +18,9 @@ from holdfast.outbox.transport import HttpTransport
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     CuttingProxy,
-    Nursery,
     activity,
     all_entries,
+    fork_server,
     reader,
     titles_of,
     token_of,
@@ -109,7 +109,7 @@ def test_four_processes_draining_one_file_send_nothing_twice(
     with OutboxQueue.open(path) as queue:
         queue.add_user(user)
         queue.enqueue_many([activity(user, f"visit {number}") for number in range(60)])
-    with CuttingProxy(server.url, every=0) as proxy, Nursery() as nursery:
+    with CuttingProxy(server.url, every=0) as proxy, fork_server() as processes:
         order = {
             "path": str(path),
             "server": proxy.url,
@@ -117,7 +117,7 @@ def test_four_processes_draining_one_file_send_nothing_twice(
             "token": token_of(user),
             "lease_seconds": 60,
         }
-        assert nursery.run(*[order] * 4) == [0, 0, 0, 0]
+        assert processes.run(*[("drain_once", order)] * 4) == [0, 0, 0, 0]
     keys = Counter(key for _, _, key, _ in proxy.seen)
     assert (len(keys), max(keys.values())) == (60, 1)
     assert len(set(titles_of(server.url, user))) == 60
@@ -188,7 +188,7 @@ def test_a_lane_drained_by_two_processes_stays_in_order(
     with OutboxQueue.open(path) as queue:
         queue.add_user(user)
         queue.enqueue_many([activity(user, title, lane="one") for title in titles])
-    with CuttingProxy(server.url) as proxy, Nursery() as nursery:
+    with CuttingProxy(server.url) as proxy, fork_server() as processes:
         order = {
             "path": str(path),
             "server": proxy.url,
@@ -196,5 +196,5 @@ def test_a_lane_drained_by_two_processes_stays_in_order(
             "token": token_of(user),
             "lease_seconds": 60,
         }
-        assert nursery.run(order, order) == [0, 0]
+        assert processes.run(*[("drain_once", order)] * 2) == [0, 0]
     assert titles_of(server.url, user) == titles

@@ -15,8 +15,8 @@ from holdfast.errors import (
     WrongPassphraseError,
 )
 from holdfast.outbox import NewEntry, OutboxQueue, Status
-from packages.holdfast.tests.outbox.fork_server import nursery
 from packages.holdfast.tests.outbox.queue_harness import KEY, Lab, local, new
+from packages.holdfast.tests.outbox.queue_processes import fork_server
 
 MARK = "xyzzy-plugh-payload"
 PLAIN = b"SQLite format 3\x00"
@@ -230,7 +230,7 @@ def test_a_kill_while_the_key_is_changed_leaves_the_old_key_or_the_new_one(tmp_p
     lab.queue.close()
     whole = path.read_bytes()
     outcomes = []
-    with nursery() as processes:
+    with fork_server() as processes:
         for wait in (0.0, 0.03, 0.05, 0.07, 0.09, 0.12, 0.15, 0.2, 0.25, 3.0):
             path.write_bytes(whole)
             processes.run(("change_key", {"path": str(path)}), kill_after=wait)

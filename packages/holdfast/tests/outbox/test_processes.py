@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 
 from holdfast.outbox import OutboxQueue, Status
-from packages.holdfast.tests.outbox.fork_server import (
+from holdfast.testing.fork_server import ForkServer
+from packages.holdfast.tests.outbox.queue_harness import KEY, local, new, walk
+from packages.holdfast.tests.outbox.queue_processes import (
     ALL_DONE,
-    Nursery,
+    fork_server,
     lines,
-    nursery,
     opened,
     settled,
 )
-from packages.holdfast.tests.outbox.queue_harness import KEY, local, new, walk
 
 ROUNDS = int(os.environ.get("HOLDFAST_TEST_ROUNDS", "0"))
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[Nursery]:
-    with nursery() as made:
+def processes() -> Iterator[ForkServer]:
+    with fork_server() as made:
         yield made
 
 
@@ -38,7 +38,7 @@ def filled(path: Path, count: int, *, strict: bool = False, **options: object) -
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_no_entry_is_claimed_by_two_processes(
-    processes: Nursery, quick_path: Path, workers: int, encrypted: bool
+    processes: ForkServer, quick_path: Path, workers: int, encrypted: bool
 ) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
     options: dict[str, Any] = {"passphrase": KEY} if encrypted else {}
@@ -50,7 +50,7 @@ def test_no_entry_is_claimed_by_two_processes(
     assert settled(path, encrypted=encrypted) == [(id_, ALL_DONE) for id_ in ids]
 
 
-def test_in_strict_order_processes_take_turns(processes: Nursery, quick_path: Path) -> None:
+def test_in_strict_order_processes_take_turns(processes: ForkServer, quick_path: Path) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
     ids = filled(path, 60 + ROUNDS, strict=True)
     args = {"path": str(path), "log": str(log), "pause": 0.001}
@@ -62,7 +62,7 @@ def test_in_strict_order_processes_take_turns(processes: Nursery, quick_path: Pa
 
 
 def test_concurrent_enqueues_lose_nothing_and_have_unique_numbers(
-    processes: Nursery, quick_path: Path
+    processes: ForkServer, quick_path: Path
 ) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
     filled(path, 0)
@@ -81,7 +81,7 @@ def test_concurrent_enqueues_lose_nothing_and_have_unique_numbers(
 
 
 def test_processes_that_create_an_encrypted_file_at_once_all_open_it(
-    processes: Nursery, tmp_path: Path
+    processes: ForkServer, tmp_path: Path
 ) -> None:
     # A passphrase, not a key: the time it takes to stretch is the time to be overtaken in.
     path = tmp_path / "outbox.db"
@@ -93,7 +93,7 @@ def test_processes_that_create_an_encrypted_file_at_once_all_open_it(
 
 @pytest.mark.parametrize("point", ["enqueue.before_commit", "enqueue.after_commit"])
 def test_a_kill_while_enqueueing_loses_nothing_that_was_acknowledged(
-    processes: Nursery, tmp_path: Path, point: str
+    processes: ForkServer, tmp_path: Path, point: str
 ) -> None:
     path, log = tmp_path / "q.db", tmp_path / "log"
     filled(path, 0)
@@ -129,7 +129,7 @@ def test_a_kill_while_enqueueing_loses_nothing_that_was_acknowledged(
     ],
 )
 def test_a_kill_at_any_step_of_a_drain_leaves_every_entry_to_be_sent_with_its_key(
-    processes: Nursery, quick_path: Path, point: str
+    processes: ForkServer, quick_path: Path, point: str
 ) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
     ids = filled(path, 12, strict=True)
@@ -150,7 +150,7 @@ def test_a_kill_at_any_step_of_a_drain_leaves_every_entry_to_be_sent_with_its_ke
 
 
 def test_claims_of_a_killed_process_are_returned_after_the_lease(
-    processes: Nursery, quick_path: Path
+    processes: ForkServer, quick_path: Path
 ) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
     ids = filled(path, 3)
@@ -167,7 +167,7 @@ def test_claims_of_a_killed_process_are_returned_after_the_lease(
 
 
 def test_the_mapping_and_the_success_survive_a_kill_together(
-    processes: Nursery, quick_path: Path
+    processes: ForkServer, quick_path: Path
 ) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
     ref = local()
@@ -190,7 +190,9 @@ def test_the_mapping_and_the_success_survive_a_kill_together(
             assert (queue.get(child.id).waiting_for == 0) == done
 
 
-def test_kills_at_random_instants_leave_an_intact_file(processes: Nursery, tmp_path: Path) -> None:
+def test_kills_at_random_instants_leave_an_intact_file(
+    processes: ForkServer, tmp_path: Path
+) -> None:
     path, log = tmp_path / "q.db", tmp_path / "log"
     filled(path, 0, passphrase=KEY)
     args = {"path": str(path), "log": str(log), "encrypted": True}

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from holdfast.cli.database import migrate, opened
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 from holdfast.errors import ConfigurationError
 from holdfast.stores.migrations import (
     Migration,
@@ -207,7 +207,7 @@ async def test_commands_refuse_a_database_whose_column_is_not_renamed_yet(tmp_pa
         pass
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("ALTER TABLE holdfast_migrations RENAME COLUMN namespace TO room")
-    with pytest.raises(Failure, match="run holdfast migrate"):
+    with pytest.raises(CommandError, match="run holdfast migrate"):
         async with opened(f"sqlite:///{path}"):
             pass
 

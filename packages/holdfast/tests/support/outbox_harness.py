@@ -1,16 +1,9 @@
-"""A real server, a proxy that loses answers, and draining processes that can be killed anywhere.
+"""A proxy that loses responses, and draining processes that can be killed at any step."""
 
-Run as a module it is a fork server: it imports everything once and forks a draining process for
-each line of JSON that it reads.
-"""
-
-import contextlib
 import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +20,7 @@ from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.outbox import OutboxQueue, QueueSettings
 from holdfast.outbox.drain import drain
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
+from holdfast.testing.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[4]
 SECRET = "a secret of the outbox's tests, long enough"
@@ -183,71 +177,39 @@ class KillAt:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Nursery:
-    """Draining processes that start quickly, because they are forked."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "packages.holdfast.tests.support.outbox_harness"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(30)
-        self._process.stdout.close()
-
-    def run(self, *orders: dict[str, Any]) -> list[int]:
-        """Run one process for each order, at once; returns how each ended (negative: killed)."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(orders).encode() + b"\n")
-        self._process.stdin.flush()
-        return list(json.loads(self._process.stdout.readline()))
+def fork_server() -> ForkServer:
+    """Return a server that runs :func:`drain_once` in forked processes."""
+    return ForkServer(__name__, cwd=ROOT)
 
 
-def serve_orders() -> None:
-    for line in sys.stdin:
-        pids = []
-        for order in json.loads(line):
-            pid = os.fork()
-            if pid == 0:
-                status = 1
-                with contextlib.suppress(BaseException):
-                    status = _obey(order)
-                os._exit(status)
-            pids.append(pid)
-        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        print(json.dumps(ends), flush=True)
-
-
-def _obey(order: dict[str, Any]) -> int:
-    points = KillAt(order.get("point"), order.get("nth", 1))
+def drain_once(
+    *,
+    server: str,
+    path: str,
+    user: str,
+    token: str,
+    point: str | None = None,
+    nth: int = 1,
+    lease_seconds: float = 0.15,
+    max_seconds: float = 20,
+) -> None:
+    """Drain an outbox; the process kills itself when ``point`` is reached for the n-th time."""
+    points = KillAt(point, nth)
     with (
-        HttpTransport(order["server"], timeout_seconds=10) as transport,
+        HttpTransport(server, timeout_seconds=10) as transport,
         OutboxQueue.open(
-            order["path"],
-            settings=QueueSettings(lease_seconds=order.get("lease_seconds", 0.15)),
-            fault_points=points,
+            path, settings=QueueSettings(lease_seconds=lease_seconds), fault_points=points
         ) as queue,
     ):
         drain(
             queue,
-            order["user"],
+            user,
             transport,
-            order["token"],
-            max_seconds=order.get("max_seconds", 20),
+            token,
+            max_seconds=max_seconds,
             retry=SOON,
             fault_points=points,
         )
-    return 0
 
 
 def all_entries(queue: OutboxQueue, user: str) -> Iterator[Any]:
@@ -255,7 +217,3 @@ def all_entries(queue: OutboxQueue, user: str) -> Iterator[Any]:
     while page := queue.entries(user, limit=500, after=after):
         yield from page
         after = page[-1].id
-
-
-if __name__ == "__main__":
-    serve_orders()

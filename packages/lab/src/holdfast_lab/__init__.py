@@ -1,7 +1,6 @@
-"""Evidence: simulation, real processes under fire, a demo, conformance. Only proves; serves no one.
+"""Tests and measurements of Holdfast: demo, simulation, chaos runs, conformance, benchmarks.
 
-Everything here uses the product from the outside and counts what happened. Nothing below this
-room may import it.
+Everything here uses the library and the services from outside; neither of them imports it.
 """
 
 __all__: list[str] = []

@@ -1,7 +1,6 @@
-"""Decides from a history whether the promises were kept. Knows nothing of how they are kept.
+"""Checks a history against Holdfast's guarantees.
 
-Every rule below is a promise of the contract, and reads only facts: it must be able to convict an
-implementation that it has never seen.
+A rule reads the history and nothing else, so it also applies to another implementation.
 """
 
 from collections import defaultdict
@@ -11,60 +10,59 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from holdfast_lab.history import AnswerSeen, Expect, Fate, History, Tap
+from holdfast_lab.history import EntryState, Expect, History, ResponseSeen, UserAction
 
 __all__ = ["RULES", "Rule", "Violation", "check"]
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
 
-# Said of the moment, not of the request: the next try may get another.
-_PASSING: Final = frozenset({401, 403, 408, 425, 429})
+# Temporary: the next attempt may get another response.
+_TEMPORARY: Final = frozenset({401, 403, 408, 425, 429})
 _SERVER_ERROR: Final = 500
 _ERROR: Final = 400
 _IN_PROGRESS: Final = frozenset({"IDEMPOTENCY_IN_PROGRESS", "idempotency.in_progress"})
 _MISMATCH: Final = frozenset({"IDEMPOTENCY_CONFLICT", "idempotency.payload_mismatch"})
 _DONE: Final = "succeeded"
-_UNTOLD: Final = frozenset({"pending", "in_flight"})
+_UNFINISHED: Final = frozenset({"pending", "in_flight"})
 
 
 class Rule(StrEnum):
-    """The promises, by name."""
+    """The guarantees."""
 
     EXACTLY_ONCE = "acknowledged: exactly one effect"
     AT_MOST_ONCE = "unacknowledged: at most one effect"
-    NO_INVENTION = "an effect comes from a tap"
-    REFUSED_IS_NOTHING = "refused: no effect"
-    TOLD_THE_TRUTH = "the device says what happened"
+    NO_INVENTION = "every effect has a user action"
+    REFUSED_HAS_NO_EFFECT = "refused: no effect"
+    STATUS_IS_TRUE = "the status on the device matches the effects"
     NEVER_LOST = "acknowledged: still on the device"
-    ONE_ENTRY = "one tap is one entry"
-    SAME_ANSWER = "same key: identical answer"
+    ONE_ENTRY = "one entry per user action"
+    SAME_RESPONSE = "same key: identical response"
     OTHER_PAYLOAD = "same key, other payload: refused"
-    OWN_ANSWERS = "tenants never see each other's answers"
+    OWN_RESPONSES = "tenants never see each other's responses"
     ORDER = "per-user effects in the device's order"
     JOB_WITH_EFFECT = "effect if and only if job"
     JOB_ENDS_ONCE = "every job ends in one marker or one dead letter"
-    JOB_EFFECT_ONCE = "a job that is done has one effect, a dead one none"
+    JOB_EFFECT_ONCE = "a completed job has one effect, a dead-lettered job none"
     FENCED = "a stale fencing token never commits"
-    JOB_ORDER = "jobs of one name in the order of their commits"
-    FOLLOWED = "work that follows a state sees its last state"
-    DRAINS = "after the faults everything drains in time"
-    NO_MISHAP = "nothing breaks that is not a fault"
+    JOB_ORDER = "ordered jobs run in the order of their commits"
+    FOLLOWED = "a job that follows a state sees the last state"
+    DRAINS = "everything drains in time after the last fault"
+    NO_OTHER_ERROR = "no error without an injected fault"
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """One promise that was not kept, and for whom."""
+    """A broken rule, and what broke it."""
 
     rule: Rule
     what: str
 
     def __str__(self) -> str:
-        """Say it in one line."""
         return f"{self.rule}: {self.what}"
 
 
 def check(history: History) -> list[Violation]:
-    """Return every broken promise, in the order of the rules; empty if all were kept."""
+    """Return all violations in the order of the rules; empty if there are none."""
     return [violation for rule in RULES for violation in rule(history)]
 
 
@@ -72,111 +70,118 @@ def check(history: History) -> list[Violation]:
 
 
 def _effects(history: History) -> Iterator[Violation]:
-    counts = _grouped(history.effects, lambda effect: (effect.tenant, effect.tap))
-    known = {(tap.tenant, tap.id) for tap in history.taps}
-    for tenant, tap_id in counts:
-        if (tenant, tap_id) not in known:
-            yield Violation(Rule.NO_INVENTION, f"{tap_id} of {tenant} was never tapped there")
-    fates = {fate.tap: fate for fate in history.fates}
-    for tap in history.taps:
-        count = len(counts.get((tap.tenant, tap.id), ()))
-        yield from _effects_of(tap, count, fates.get(tap.id))
+    counts = _grouped(history.effects, lambda effect: (effect.tenant, effect.action))
+    known = {(action.tenant, action.id) for action in history.actions}
+    for tenant, action_id in counts:
+        if (tenant, action_id) not in known:
+            yield Violation(Rule.NO_INVENTION, f"{action_id} of {tenant} has no user action")
+    entries = {entry.action: entry for entry in history.entries}
+    for action in history.actions:
+        count = len(counts.get((action.tenant, action.id), ()))
+        yield from _effects_of(action, count, entries.get(action.id))
 
 
-def _effects_of(tap: Tap, count: int, fate: Fate | None) -> Iterator[Violation]:
-    status = None if fate is None else fate.status
-    if tap.expect is Expect.REFUSAL and count:
-        yield Violation(Rule.REFUSED_IS_NOTHING, f"{tap.id} happened {count} times")
+def _effects_of(action: UserAction, count: int, entry: EntryState | None) -> Iterator[Violation]:
+    status = None if entry is None else entry.status
+    if action.expect is Expect.REFUSAL and count:
+        yield Violation(Rule.REFUSED_HAS_NO_EFFECT, f"{action.id} has {count} effects")
     elif count > 1:
-        rule = Rule.EXACTLY_ONCE if tap.acknowledged else Rule.AT_MOST_ONCE
-        yield Violation(rule, f"{tap.id} happened {count} times")
-    elif tap.acknowledged and tap.expect is Expect.EFFECT and count != 1:
-        yield Violation(Rule.EXACTLY_ONCE, f"{tap.id} did not happen (the device: {status})")
-    if fate is None or status in _UNTOLD or fate.maybe:
+        rule = Rule.EXACTLY_ONCE if action.acknowledged else Rule.AT_MOST_ONCE
+        yield Violation(rule, f"{action.id} has {count} effects")
+    elif action.acknowledged and action.expect is Expect.EFFECT and count != 1:
+        yield Violation(Rule.EXACTLY_ONCE, f"{action.id} has no effect (on the device: {status})")
+    if entry is None or status in _UNFINISHED or entry.outcome_unknown:
         return
     if (status == _DONE) != (count >= 1):
         yield Violation(
-            Rule.TOLD_THE_TRUTH, f"{tap.id} is {status} on the device and happened {count} times"
+            Rule.STATUS_IS_TRUE, f"{action.id} is {status} on the device and has {count} effects"
         )
 
 
 def _entries(history: History) -> Iterator[Violation]:
-    """Ask the device's file; where nobody has read it, there is nothing to decide."""
-    if not history.fates:
+    """Compare with the outbox files; skipped if the history has no entries."""
+    if not history.entries:
         return
-    fates = _grouped(history.fates, lambda fate: fate.tap)
-    for tap in history.taps:
-        entries = fates.get(tap.id, [])
-        if tap.acknowledged and not entries:
-            yield Violation(Rule.NEVER_LOST, f"{tap.id} is not in the file of {tap.device}")
+    entries_by_action = _grouped(history.entries, lambda entry: entry.action)
+    for action in history.actions:
+        entries = entries_by_action.get(action.id, [])
+        if action.acknowledged and not entries:
+            yield Violation(Rule.NEVER_LOST, f"{action.id} is not in the file of {action.device}")
         if len(entries) > 1:
-            yield Violation(Rule.ONE_ENTRY, f"{tap.id} has {len(entries)} entries")
-        if tap.key is not None and any(entry.key not in (None, tap.key) for entry in entries):
-            yield Violation(Rule.ONE_ENTRY, f"{tap.id} was queued as {tap.key} and got another key")
+            yield Violation(Rule.ONE_ENTRY, f"{action.id} has {len(entries)} entries")
+        if action.key is not None and any(e.key not in (None, action.key) for e in entries):
+            yield Violation(
+                Rule.ONE_ENTRY, f"{action.id} was queued as {action.key} and got another key"
+            )
 
 
 def _order(history: History) -> Iterator[Violation]:
-    taps = {tap.id: tap for tap in history.taps if tap.in_order}
-    last: dict[tuple[str, str], Tap] = {}
+    actions = {action.id: action for action in history.actions if action.in_order}
+    last: dict[tuple[str, str], UserAction] = {}
     for effect in sorted(history.effects, key=lambda effect: effect.number):
-        tap = taps.get(effect.tap)
-        if tap is None:
+        action = actions.get(effect.action)
+        if action is None:
             continue
-        before = last.get((tap.device, tap.user))
-        if before is not None and before.position > tap.position:
-            yield Violation(Rule.ORDER, f"{tap.id} happened after {before.id}, tapped before it")
-        last[tap.device, tap.user] = tap
+        before = last.get((action.device, action.user))
+        if before is not None and before.position > action.position:
+            yield Violation(
+                Rule.ORDER, f"{action.id} took effect after {before.id}, a later action"
+            )
+        last[action.device, action.user] = action
 
 
-# -- answers ----------------------------------------------------------------------------------
+# -- responses --------------------------------------------------------------------------------
 
 
-def _answers(history: History) -> Iterator[Violation]:
-    for answer in history.answers:
-        if answer.shows is not None and answer.shows != answer.tenant:
-            yield Violation(Rule.OWN_ANSWERS, f"{answer.tenant} was shown data of {answer.shows}")
-    final = [answer for answer in history.answers if _is_final(answer)]
-    for (tenant, key), answers in _grouped(final, lambda a: (a.tenant, a.key)).items():
-        accepted = [answer for answer in answers if answer.code not in _MISMATCH]
+def _responses(history: History) -> Iterator[Violation]:
+    for response in history.responses:
+        if response.data_of is not None and response.data_of != response.tenant:
+            yield Violation(
+                Rule.OWN_RESPONSES, f"{response.tenant} received data of {response.data_of}"
+            )
+    final = [response for response in history.responses if _is_final(response)]
+    for (tenant, key), responses in _grouped(final, lambda r: (r.tenant, r.key)).items():
+        accepted = [response for response in responses if response.code not in _MISMATCH]
         if not accepted:
-            # Nobody of theirs has used this key for anything: they were told of somebody else's.
-            yield Violation(Rule.OWN_ANSWERS, f"{tenant} was told that {key} is used already")
-        asked = sorted({answer.asked for answer in accepted if _binds(answer)})
-        if len(asked) > 1:
-            yield Violation(Rule.OTHER_PAYLOAD, f"{key} was answered for {' and for '.join(asked)}")
-        for same in _grouped(accepted, lambda a: a.asked).values():
-            told = {(answer.status, answer.body) for answer in same if _binds(answer)}
-            if len(told) > 1:
-                statuses = " and ".join(str(status) for status, _ in sorted(told))
-                yield Violation(Rule.SAME_ANSWER, f"{key} got different answers: {statuses}")
+            # This tenant never used the key: the conflict reveals another tenant's request.
+            yield Violation(Rule.OWN_RESPONSES, f"{tenant} got a conflict for unused key {key}")
+        requests = sorted({response.request for response in accepted if _is_replayed(response)})
+        if len(requests) > 1:
+            yield Violation(
+                Rule.OTHER_PAYLOAD, f"{key} was accepted for {' and for '.join(requests)}"
+            )
+        for same in _grouped(accepted, lambda r: r.request).values():
+            seen = {(response.status, response.body) for response in same if _is_replayed(response)}
+            if len(seen) > 1:
+                statuses = " and ".join(str(status) for status, _ in sorted(seen))
+                yield Violation(Rule.SAME_RESPONSE, f"{key} got different responses: {statuses}")
 
 
-def _is_final(answer: AnswerSeen) -> bool:
+def _is_final(response: ResponseSeen) -> bool:
     return (
-        answer.status < _SERVER_ERROR
-        and answer.status not in _PASSING
-        and answer.code not in _IN_PROGRESS
+        response.status < _SERVER_ERROR
+        and response.status not in _TEMPORARY
+        and response.code not in _IN_PROGRESS
     )
 
 
-def _binds(answer: AnswerSeen) -> bool:
-    return answer.status < _ERROR or answer.kept
+def _is_replayed(response: ResponseSeen) -> bool:
+    return response.status < _ERROR or response.stored
 
 
 # -- jobs -------------------------------------------------------------------------------------
 
 
 def _jobs_of_effects(history: History) -> Iterator[Violation]:
-    wanted = {tap.id for tap in history.taps if tap.brings_job}
-    happened = {effect.tap for effect in history.effects}
-    jobs = _grouped((job for job in history.jobs if job.tap is not None), lambda job: job.tap)
-    for tap_id in sorted(happened & wanted):
-        if len(jobs.get(tap_id, ())) != 1:
-            yield Violation(
-                Rule.JOB_WITH_EFFECT, f"{tap_id} happened and has {len(jobs.get(tap_id, ()))} jobs"
-            )
-    for tap_id in sorted(str(tap) for tap in jobs if tap not in happened):
-        yield Violation(Rule.JOB_WITH_EFFECT, f"there is a job of {tap_id}, which did not happen")
+    expected = {action.id for action in history.actions if action.enqueues_job}
+    happened = {effect.action for effect in history.effects}
+    jobs = _grouped((job for job in history.jobs if job.action is not None), lambda job: job.action)
+    for action_id in sorted(happened & expected):
+        count = len(jobs.get(action_id, ()))
+        if count != 1:
+            yield Violation(Rule.JOB_WITH_EFFECT, f"{action_id} has an effect and {count} jobs")
+    for action_id in sorted(str(action) for action in jobs if action not in happened):
+        yield Violation(Rule.JOB_WITH_EFFECT, f"{action_id} has a job and no effect")
 
 
 def _job_endings(history: History) -> Iterator[Violation]:
@@ -184,27 +189,27 @@ def _job_endings(history: History) -> Iterator[Violation]:
     known = {(job.tenant, job.job_id) for job in history.jobs}
     for tenant, job_id in effects:
         if (tenant, job_id) not in known:
-            yield Violation(Rule.JOB_ENDS_ONCE, f"job {job_id} did something and is nowhere")
+            yield Violation(Rule.JOB_ENDS_ONCE, f"job {job_id} has an effect and is in no table")
     for job in history.jobs:
         endings = (job.marker is not None) + job.is_dead
-        if endings != 1 or job.waits:
-            found = [
+        if endings != 1 or job.is_waiting:
+            states = [
                 name
-                for name, there in (
-                    ("waits", job.waits),
+                for name, applies in (
+                    ("is waiting", job.is_waiting),
                     ("has a marker", job.marker is not None),
-                    ("is dead", job.is_dead),
+                    ("is dead-lettered", job.is_dead),
                 )
-                if there
+                if applies
             ]
-            yield Violation(Rule.JOB_ENDS_ONCE, f"job {job.job_id} {' and '.join(found)}")
-        did = effects.get((job.tenant, job.job_id), [])
-        wanted = int(job.marker is not None) if job.writes else 0
-        if len(did) != wanted:
+            yield Violation(Rule.JOB_ENDS_ONCE, f"job {job.job_id} {' and '.join(states)}")
+        written = effects.get((job.tenant, job.job_id), [])
+        expected = int(job.marker is not None) if job.writes else 0
+        if len(written) != expected:
             yield Violation(
-                Rule.JOB_EFFECT_ONCE, f"job {job.job_id} has {len(did)} effects, not {wanted}"
+                Rule.JOB_EFFECT_ONCE, f"job {job.job_id} has {len(written)} effects, not {expected}"
             )
-        for effect in did:
+        for effect in written:
             if job.marker is not None and effect.attempt != job.marker:
                 yield Violation(
                     Rule.FENCED,
@@ -218,13 +223,13 @@ def _job_order(history: History) -> Iterator[Violation]:
     for effect in sorted(history.job_effects, key=lambda effect: effect.number):
         if effect.order is None:
             continue
-        line = (effect.tenant, effect.order)
-        if last.get(line, effect.position) > effect.position:
+        order = (effect.tenant, effect.order)
+        if last.get(order, effect.position) > effect.position:
             yield Violation(
                 Rule.JOB_ORDER,
-                f"job {effect.position} of {effect.order} was done after job {last[line]}",
+                f"job {effect.position} of {effect.order} ran after job {last[order]}",
             )
-        last[line] = effect.position
+        last[order] = effect.position
 
 
 def _follow_ups(history: History) -> Iterator[Violation]:
@@ -237,26 +242,26 @@ def _follow_ups(history: History) -> Iterator[Violation]:
             )
 
 
-# -- time -------------------------------------------------------------------------------------
+# -- run --------------------------------------------------------------------------------------
 
 
-def _time(history: History) -> Iterator[Violation]:
-    for what in history.undrained:
+def _run(history: History) -> Iterator[Violation]:
+    for what in history.unfinished:
         yield Violation(Rule.DRAINS, what)
-    for what in history.mishaps:
-        yield Violation(Rule.NO_MISHAP, what)
+    for what in history.errors:
+        yield Violation(Rule.NO_OTHER_ERROR, what)
 
 
 RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     _effects,
     _entries,
     _order,
-    _answers,
+    _responses,
     _jobs_of_effects,
     _job_endings,
     _job_order,
     _follow_ups,
-    _time,
+    _run,
 )
 
 

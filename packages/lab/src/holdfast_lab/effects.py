@@ -1,6 +1,6 @@
-"""What has happened, read from the server's own database, past all of Holdfast's code.
+"""Reads the effects from the server's database with plain SQL.
 
-Neither the stores nor the services are asked: a proof that trusts what it proves is none.
+It uses none of Holdfast's own code, so a bug there cannot hide a lost or doubled effect.
 """
 
 import json
@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from holdfast_lab.user_actions import WalkAct, marks_of
+from holdfast_lab.user_actions import WalkAction, marks_of
 
 __all__ = ["Document", "Effects", "read_effects", "select"]
 
 _WALK: Final = "SELECT tenant, type, data FROM walker_events ORDER BY tenant, seq"
 _FIELD: Final = "SELECT tenant, kind, version, document FROM field_items ORDER BY tenant, seq"
-# Follows from another act, and is not one itself.
+# Written as a consequence of another action.
 _CONSEQUENCES: Final = frozenset({"quest.revealed"})
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document of field: made once, changed so many times."""
+    """One document of the field service; ``version`` counts its creation and its changes."""
 
     kind: str
     version: int
@@ -34,25 +34,25 @@ class Document:
 
 @dataclass(slots=True)
 class Effects:
-    """Everything that has happened, by user."""
+    """All effects, by user."""
 
-    walk: dict[str, list[WalkAct]] = field(default_factory=dict)
+    walk: dict[str, list[WalkAction]] = field(default_factory=dict)
     documents: dict[str, list[Document]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """How many effects there are: acts of walk, documents made, and changes to them."""
-        acts = sum(len(acts) for acts in self.walk.values())
-        return acts + sum(d.version for documents in self.documents.values() for d in documents)
+        """The number of walk actions, created documents and changes to them."""
+        actions = sum(len(actions) for actions in self.walk.values())
+        return actions + sum(d.version for documents in self.documents.values() for d in documents)
 
 
 async def read_effects(database_url: str) -> Effects:
-    """Read the effects of walk and field."""
+    """Read the effects of the walk and field services."""
     effects = Effects()
     for row in await select(database_url, _WALK):
         if row["type"] not in _CONSEQUENCES:
-            act = _act(row["type"], _decoded(row["data"]))
-            effects.walk.setdefault(row["tenant"], []).append(act)
+            action = _walk_action(row["type"], _decoded(row["data"]))
+            effects.walk.setdefault(row["tenant"], []).append(action)
     for row in await select(database_url, _FIELD):
         marks = tuple(marks_of(_decoded(row["document"])))
         document = Document(row["kind"], row["version"], marks)
@@ -61,7 +61,7 @@ async def read_effects(database_url: str) -> Effects:
 
 
 async def select(database_url: str, sql: str) -> Sequence[Mapping[str, Any]]:
-    """Run one query on a connection of its own."""
+    """Run one query on a new connection."""
     if urlsplit(database_url).scheme != "sqlite":
         asyncpg = import_module("asyncpg")
         connection = await asyncpg.connect(database_url)
@@ -74,13 +74,13 @@ async def select(database_url: str, sql: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _select_sqlite(path: Path, sql: str) -> list[Mapping[str, Any]]:
-    address = f"{path.absolute().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(address, uri=True, timeout=30)) as database:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True, timeout=30)) as database:
         database.row_factory = sqlite3.Row
         return [dict(row) for row in database.execute(sql)]
 
 
-def _act(kind: str, data: Mapping[str, Any]) -> WalkAct:
+def _walk_action(kind: str, data: Mapping[str, Any]) -> WalkAction:
     if kind == "tree.allocated":
         return kind, " ".join(data["nodeIds"]), 0
     return kind, str(data.get("questId")), int(data.get("step") or 0)

@@ -1,13 +1,9 @@
-"""The owner's side of a nursery: start children, hear of their end, signal them, read their output.
-
-Asynchronous, because whoever runs children here also runs a proxy and shows what happens.
-"""
+"""An asyncio client of the fork server: start processes, signal them, read their output."""
 
 import asyncio
 import json
 import os
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,19 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from holdfast.testing import fork_server
 from holdfast_services.registry import SERVICES
 
-__all__ = ["HOLDFAST", "Child", "ChildrenError", "Nursery"]
+__all__ = ["HOLDFAST", "AsyncForkServer", "Child", "ChildError"]
 
 HOLDFAST: Final = "holdfast.cli.main:main"
-"""What the installed command runs."""
+"""The function that the installed ``holdfast`` command calls."""
 
 _PRELOADED: Final = (
     "holdfast.cli.commands",
     "holdfast.cli.outbox",
     "holdfast_services.cli.serve",
     "holdfast_services.app",
-    # What a server and a worker import when they start.
+    # Imported by a server and a worker when they start.
     *(f"{service.package}.api" for service in SERVICES),
     "holdfast_services.routes.jobs",
     "holdfast_services.walk.jobs",
@@ -38,18 +35,18 @@ _PRELOADED: Final = (
     "uvicorn.loops.auto",
     "uvicorn.lifespan.on",
 )
-_GOODBYE_SECONDS: Final = 10.0
-_LOOK_SECONDS: Final = 0.02
+_STOP_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.02
 _TAIL_LINES: Final = 20
 
 
-class ChildrenError(RuntimeError):
-    """A child did not do what it was started for."""
+class ChildError(RuntimeError):
+    """A process ended early, or did not become ready."""
 
 
 @dataclass(eq=False)
 class Child:
-    """One process. ``code`` is None while it lives, negative if a signal ended it."""
+    """One process. ``code`` is None while it runs, negative if a signal ended it."""
 
     name: str
     out: Path
@@ -60,75 +57,74 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its end has not been heard of."""
+        """False once the fork server has reported its end."""
         return not self.ended.is_set()
 
     def new_lines(self) -> Iterator[str]:
-        """Give the whole lines that were written since the last look."""
+        """Yield the complete lines written since the last call."""
         with self.out.open("rb") as file:
             file.seek(self._read)
-            given = file.read()
-        whole = given.rfind(b"\n") + 1
-        self._read += whole
-        yield from given[:whole].decode(errors="replace").splitlines()
+            text = file.read()
+        complete = text.rfind(b"\n") + 1
+        self._read += complete
+        yield from text[:complete].decode(errors="replace").splitlines()
 
-    async def until_line(self, beginning: str, *, seconds: float = 30.0) -> str:
-        """Wait for a line that begins so; raises ``ChildrenError`` if none comes."""
+    async def wait_for_line(self, prefix: str, *, seconds: float = 30.0) -> str:
+        """Return the first new line with this prefix.
+
+        Raises ``ChildError`` if the process ends first, ``TimeoutError`` after ``seconds``.
+        """
         async with asyncio.timeout(seconds):
             while True:
                 for line in self.new_lines():
-                    if line.startswith(beginning):
+                    if line.startswith(prefix):
                         return line
                 if self.ended.is_set():
-                    raise ChildrenError(f"{self.name} ended with {self.code}: {self.tail()}")
-                await asyncio.sleep(_LOOK_SECONDS)
+                    raise ChildError(f"{self.name} ended with {self.code}: {self.tail()}")
+                await asyncio.sleep(_POLL_SECONDS)
 
     def tail(self) -> str:
-        """Return its last words."""
+        """Return the last lines of its output."""
         return "\n".join(self.out.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
 
 
-class Nursery:
-    """Starts children quickly, and leaves none behind. An async context manager."""
+class AsyncForkServer:
+    """Starts processes and kills those that are left at the end. An async context manager."""
 
     def __init__(self, directory: Path, *, preload: Iterable[str] = ()) -> None:
-        """Take the directory of all that the children write. It is removed at the end."""
+        """Use ``directory`` for all output of the processes; it is deleted at the end."""
         self.directory = directory
         self._modules = (*_PRELOADED, *preload)
         self._process: Process | None = None
-        self._listener: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
         self._alive: dict[str, Child] = {}
         self._ready = asyncio.Event()
         self._started = 0
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "holdfast_lab.fork_server",
-            str(self.directory),
-            *self._modules,
+            *fork_server.command(*self._modules, remove=self.directory),
             stdin=PIPE,
             stdout=PIPE,
-            # What a killed process leaves in the temporary directory goes with ours.
+            # Temporary files of killed processes are deleted with the directory.
             env=_clean_environment() | {"TMPDIR": str(self.directory)},
-            # Ctrl-C is for the owner, who ends the children.
+            # Ctrl-C goes to the owner only, which then ends the children.
             start_new_session=True,
         )
-        self._listener = asyncio.create_task(self._listen())
+        self._reader = asyncio.create_task(self._read_messages())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        process, listener = self._process, self._listener
-        if process is None or process.stdin is None or listener is None:
+        process, reader = self._process, self._reader
+        if process is None or process.stdin is None or reader is None:
             return
         process.stdin.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(process.wait()), _GOODBYE_SECONDS)
+            await asyncio.wait_for(asyncio.shield(process.wait()), _STOP_SECONDS)
         if process.returncode is None:
             process.kill()
             await process.wait()
-        await listener
+        await reader
 
     async def start(
         self,
@@ -138,13 +134,13 @@ class Nursery:
         target: str = HOLDFAST,
         environment: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start a program; returns at once, with a child that has no pid until it is forked."""
+        """Start a process; its ``pid`` is 0 until the fork server reports the fork."""
         await self._ready.wait()
         self._started += 1
         child = Child(name, self.directory / f"{name}.{self._started}.out")
         child.out.touch(mode=0o600)
         self._alive[name] = child
-        self._order(
+        self._send(
             {
                 "start": name,
                 "target": target,
@@ -157,17 +153,17 @@ class Nursery:
         return child
 
     def signal(self, child: Child, number: signal.Signals) -> None:
-        """Send a signal to a child, unless it has ended."""
+        """Send a signal to a process; does nothing if it has ended."""
         if self._alive.get(child.name) is child:
-            self._order({"signal": child.name, "number": int(number)})
+            self._send({"signal": child.name, "number": int(number)})
 
     async def kill(self, child: Child) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait for the end."""
         self.signal(child, signal.SIGKILL)
         await child.ended.wait()
 
     async def stop(self, child: Child, *, seconds: float = 30.0) -> int | None:
-        """Ask a child to end; past the limit it is killed. Returns how it ended."""
+        """Send SIGTERM, and SIGKILL after ``seconds``. Returns the exit code."""
         self.signal(child, signal.SIGTERM)
         with suppress(TimeoutError):
             await asyncio.wait_for(child.ended.wait(), seconds)
@@ -175,25 +171,25 @@ class Nursery:
             await self.kill(child)
         return child.code
 
-    def _order(self, order: Mapping[str, object]) -> None:
+    def _send(self, message: Mapping[str, object]) -> None:
         if self._process is None or self._process.stdin is None:
-            raise ChildrenError("the nursery is closed")
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            raise ChildError("the fork server is not running")
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
-    async def _listen(self) -> None:
+    async def _read_messages(self) -> None:
         if self._process is None or self._process.stdout is None:
             return
         while line := await self._process.stdout.readline():
-            news = json.loads(line)
-            if "ready" in news:
+            message = json.loads(line)
+            if "ready" in message:
                 self._ready.set()
-            elif "started" in news:
-                self._alive[news["started"]].pid = news["pid"]
+            elif "started" in message:
+                self._alive[message["started"]].pid = message["pid"]
             else:
-                child = self._alive.pop(news["ended"])
-                child.code = news["code"]
+                child = self._alive.pop(message["ended"])
+                child.code = message["code"]
                 child.ended.set()
-        # It is gone, and its children with it.
+        # The fork server has ended and has killed its children.
         self._ready.set()
         for child in self._alive.values():
             child.ended.set()
@@ -201,7 +197,7 @@ class Nursery:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Leave out what is set for another server: the proof should not depend on who runs it."""
+    """Leave out settings of the caller: the result should not depend on them."""
     return {
         name: value
         for name, value in os.environ.items()

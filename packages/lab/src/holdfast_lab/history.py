@@ -1,8 +1,8 @@
-"""What happened, as plain facts: what people tapped, what they were told, what the database holds.
+"""What happened in a run: user actions, responses, device queues and database rows.
 
-Written down by whoever makes things happen (a simulation, or real processes under fire), and read
-by ``checker``. Nothing in here knows how the product works: a fact names a *tap* by an id that the
-payload carries through every part, so that even a key that was changed on the way is found out.
+The simulation and the chaos runner write it, ``checker`` reads it. Nothing here depends on how
+Holdfast works. Every record names a user action by an id that the payload carries through all
+parts, so a key that was changed on the way is detected.
 """
 
 from collections.abc import Sequence
@@ -11,84 +11,84 @@ from enum import StrEnum
 import msgspec
 
 __all__ = [
-    "AnswerSeen",
     "Effect",
+    "EntryState",
     "Expect",
-    "Fate",
     "FollowUp",
     "History",
     "JobEffect",
-    "JobSeen",
-    "Tap",
+    "JobState",
+    "ResponseSeen",
+    "UserAction",
 ]
 
 
 class Expect(StrEnum):
-    """What should become of a tap once everything has drained."""
+    """The expected result of a user action once everything has drained."""
 
     EFFECT = "effect"
-    """It happens, exactly once."""
+    """Exactly one effect."""
     REFUSAL = "refusal"
-    """The server refuses it: it must not happen, and the person must be told."""
+    """The server refuses it: no effect, and the entry ends as failed."""
     EITHER = "either"
-    """It happens once and is told as done, or it does not happen and is told as not done."""
+    """One effect and the entry succeeded, or no effect and the entry did not."""
 
 
-class Tap(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing a person did on a device."""
+class UserAction(msgspec.Struct, frozen=True, kw_only=True):
+    """One action of a user on a device."""
 
-    # What the payload carries: the same in every send, effect and job that comes of it.
+    # Part of the payload, so the same in every request, effect and job.
     id: str
     device: str
     user: str
     tenant: str
-    # The idempotency key; None where the device made one and did not live to tell.
+    # The idempotency key; None if the device was killed before it reported one.
     key: str | None = None
-    # The n-th thing this user did on this device.
+    # The n-th action of this user on this device.
     position: int = 0
-    # The device said that it is kept: ``enqueue`` returned.
+    # ``enqueue`` returned.
     acknowledged: bool = True
     expect: Expect = Expect.EFFECT
-    # Has to keep its place among the taps of its user that say so too.
+    # Effects of such actions of one user must come in the order of ``position``.
     in_order: bool = False
-    # Its effect is to bring one job.
-    brings_job: bool = False
+    # Its effect enqueues one job.
+    enqueues_job: bool = False
 
 
-class Fate(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device's own file says of a tap, at the end."""
+class EntryState(msgspec.Struct, frozen=True, kw_only=True):
+    """The entry of a user action in the outbox file, at the end of the run."""
 
-    tap: str
+    action: str
     # As in the queue: ``pending``, ``succeeded``, ``failed``, ``expired`` and so on.
     status: str
     key: str | None = None
-    # It was sent, and the device says that nobody knows what came of it.
-    maybe: bool = False
+    # It was sent, and the device does not know the result.
+    outcome_unknown: bool = False
 
 
-class AnswerSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer of the server, as it left it; whether it arrived is another matter."""
+class ResponseSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One response as the server sent it, whether it arrived or not."""
 
-    # Who asked.
+    # The sender of the request.
     tenant: str
     key: str
     status: int
     body: bytes
-    # What was asked: two requests with the same text here are the same request.
-    asked: str = ""
-    # The machine's code of an error, if there is one.
+    # Identifies the request: two requests with the same text here are the same.
+    request: str = ""
+    # The error code, if there is one.
     code: str | None = None
-    # Whose data the answer shows; None if it does not say.
-    shows: str | None = None
-    # The endpoint promises to tell this answer again; successes always are.
-    kept: bool = True
+    # The tenant whose data the response contains; None if unknown.
+    data_of: str | None = None
+    # Whether the endpoint stores this response and replays it; successes always are.
+    stored: bool = True
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """One business row in the server's database."""
 
     tenant: str
-    tap: str
+    action: str
     # Grows in the order of commits.
     number: int
 
@@ -98,32 +98,32 @@ class JobEffect(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant: str
     job_id: str
-    # Which attempt wrote it.
+    # The attempt that wrote it.
     attempt: int
     # Grows in the order of commits.
     number: int
-    # Jobs of one such name are to be done in the order of ``position``.
+    # Jobs with the same value must run in the order of ``position``.
     order: str | None = None
     position: int = 0
 
 
-class JobSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """One job, wherever it stands in the tables."""
+class JobState(msgspec.Struct, frozen=True, kw_only=True):
+    """One job, in whichever table it is."""
 
     tenant: str
     job_id: str
-    # The tap whose effect brought it; None if it is not about one tap.
-    tap: str | None = None
-    waits: bool = False
-    # The attempt that the completion marker names.
+    # The user action whose effect enqueued it; None if it belongs to no single action.
+    action: str | None = None
+    is_waiting: bool = False
+    # The attempt in the completion marker.
     marker: int | None = None
     is_dead: bool = False
-    # Its handler writes a row for each time it is done.
+    # Whether its handler writes one row per completion.
     writes: bool = True
 
 
 class FollowUp(msgspec.Struct, frozen=True, kw_only=True):
-    """Work that follows a changing state: at the end it has to have seen the last state."""
+    """A job that follows a changing state: at the end it must have seen the last version."""
 
     tenant: str
     name: str
@@ -132,16 +132,16 @@ class FollowUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, kw_only=True):
-    """Everything the checker decides upon."""
+    """The input of the checker."""
 
-    taps: Sequence[Tap]
+    actions: Sequence[UserAction]
     effects: Sequence[Effect]
-    fates: Sequence[Fate] = ()
-    answers: Sequence[AnswerSeen] = ()
-    jobs: Sequence[JobSeen] = ()
+    entries: Sequence[EntryState] = ()
+    responses: Sequence[ResponseSeen] = ()
+    jobs: Sequence[JobState] = ()
     job_effects: Sequence[JobEffect] = ()
     follow_ups: Sequence[FollowUp] = ()
-    # What had not ended when its time was over, in words.
-    undrained: Sequence[str] = ()
-    # What went wrong in a way that no rule below foresees, in words.
-    mishaps: Sequence[str] = ()
+    # Descriptions of what had not finished before the deadline.
+    unfinished: Sequence[str] = ()
+    # Descriptions of errors that no injected fault explains.
+    errors: Sequence[str] = ()

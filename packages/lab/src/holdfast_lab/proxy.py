@@ -1,8 +1,7 @@
-"""A proxy that loses things: requests on their way, answers after the server has committed.
+"""A TCP proxy that drops requests and responses at random.
 
-It understands just enough of HTTP/1.1 to know when a request and its answer are whole, because the
-instant that matters is *after the server has committed and before the device knows*. What is lost
-is decided by a seeded chance, so a run can be told from another by its number.
+It parses just enough of HTTP/1.1 to know when a request and its response are complete: the fault
+that matters is a response lost *after the server has committed*. The random generator is seeded.
 """
 
 import asyncio
@@ -14,91 +13,91 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
-__all__ = ["CALM", "CuttingProxy", "Exchange", "Weather"]
+__all__ = ["NO_FAULTS", "Exchange", "FaultyProxy", "NetworkFaults"]
 
 _HEAD_BYTES: Final = 65_536
 _NO_BODY: Final = (204, 304)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weather:
-    """Which share of exchanges meets which fate; the rest passes."""
+class NetworkFaults:
+    """The share of exchanges that each fault affects, 0 to 1; the rest passes."""
 
-    lose_answer: float = 0.0
-    """The server has answered, and the device never hears it."""
-    cut_answer: float = 0.0
-    """Half of the answer arrives."""
-    cut_request: float = 0.0
-    """Nothing reaches the server."""
-    drop_midway: float = 0.0
-    """The request arrives, and both connections die before the answer."""
-    longest_delay_seconds: float = 0.0
-    """Each answer takes up to so much longer."""
+    response_lost: float = 0.0
+    """The server has responded, and the device gets nothing."""
+    response_truncated: float = 0.0
+    """The device gets half of the response."""
+    request_lost: float = 0.0
+    """The request does not reach the server."""
+    disconnected: float = 0.0
+    """The request reaches the server, and both connections close before the response."""
+    max_delay_seconds: float = 0.0
+    """Each response is delayed by a random time up to this."""
 
 
-CALM: Final = Weather()
+NO_FAULTS: Final = NetworkFaults()
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request as the proxy saw it, and the answer if the server gave one."""
+    """One request as the proxy saw it, and the response if the server sent one."""
 
     head: bytes
     body: bytes
-    answer: bytes
-    fate: str
+    response: bytes
+    outcome: str
 
     @property
     def line(self) -> str:
-        """Method and path."""
+        """Method and path, separated by a space."""
         return self.head.split(b"\r\n", 1)[0].decode("latin-1").rpartition(" ")[0]
 
     def header(self, name: str) -> str | None:
-        """Return a header of the request, by its name in lower case."""
+        """Return a header of the request; ``name`` is in lower case."""
         return _header(self.head, name)
 
     @property
     def status(self) -> int | None:
-        """The answer's status; None if there was no answer."""
-        return _status_of(self.answer) if self.answer else None
+        """The status of the response; None if there was none."""
+        return _status_of(self.response) if self.response else None
 
     @property
     def replayed(self) -> bool:
-        """Whether the server answered from its memory."""
-        head = self.answer.partition(b"\r\n\r\n")[0]
+        """Whether the server replayed a stored response."""
+        head = self.response.partition(b"\r\n\r\n")[0]
         return head != b"" and _header(head, "idempotency-replayed") == "true"
 
     @property
-    def answer_body(self) -> bytes:
-        """What the server said."""
-        return self.answer.partition(b"\r\n\r\n")[2]
+    def response_body(self) -> bytes:
+        """The body of the response; empty if there was none."""
+        return self.response.partition(b"\r\n\r\n")[2]
 
 
-async def _nobody(_exchange: Exchange) -> None:
-    """Watch nothing."""
+async def _ignore(_exchange: Exchange) -> None:
+    """Do nothing."""
 
 
-class CuttingProxy:
-    """Stands between devices and a server on loopback. An async context manager."""
+class FaultyProxy:
+    """Forwards requests to a server on loopback. An async context manager."""
 
     def __init__(
         self,
         *upstream_ports: int,
-        weather: Weather = CALM,
+        faults: NetworkFaults = NO_FAULTS,
         seed: int = 0,
-        on_exchange: Callable[[Exchange], Awaitable[None]] = _nobody,
+        on_exchange: Callable[[Exchange], Awaitable[None]] = _ignore,
     ) -> None:
-        """Take the ports of the servers; the proxy's own is held, but refuses until it is opened.
+        """Bind a port, which refuses connections until the proxy is entered.
 
-        With several servers each connection goes to one of them, by chance.
+        With several upstream ports each connection goes to a random one.
 
-        ``on_exchange`` is awaited when the server has answered (or has not), before the device can
-        know: whoever wants to kill the device at the worst moment does it there.
+        ``on_exchange`` is awaited after the server has responded and before the device gets the
+        response: the place to kill the device.
         """
-        self.weather = weather
-        self.fates: Counter[str] = Counter()
+        self.faults = faults
+        self.outcomes: Counter[str] = Counter()
         self._upstream_ports = upstream_ports
-        self._chance = random.Random(seed)  # noqa: S311 - weather, not a secret
+        self._random = random.Random(seed)  # noqa: S311 - faults, not a secret
         self._on_exchange = on_exchange
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -109,12 +108,12 @@ class CuttingProxy:
 
     @property
     def requests(self) -> int:
-        """How many whole requests came from devices."""
-        return self.fates.total()
+        """The number of complete requests from devices."""
+        return self.outcomes.total()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(
-            self._meet, sock=self._socket, limit=_HEAD_BYTES, backlog=256
+            self._serve, sock=self._socket, limit=_HEAD_BYTES, backlog=256
         )
         return self
 
@@ -126,13 +125,13 @@ class CuttingProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
         self._socket.close()
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is not None:
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
-        upstream = _Upstream(self._chance.choice(self._upstream_ports))
-        # A task that ends cancelled would be logged as an error by the stream's own callback.
+        upstream = _Upstream(self._random.choice(self._upstream_ports))
+        # asyncio's stream callback would log a cancelled task as an error.
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while await self._exchange(reader, writer, upstream):
                 pass
@@ -142,52 +141,52 @@ class CuttingProxy:
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upstream: "_Upstream"
     ) -> bool:
-        """Carry one request and its answer; returns whether the connection lives on."""
+        """Forward one request and its response; returns False if the connection must close."""
         head = await reader.readuntil(b"\r\n\r\n")
         body = await reader.readexactly(_length_of(head))
-        fate = self._fate()
-        answer = b""
-        if fate == "cut_request":
+        outcome = self._choose_outcome()
+        response = b""
+        if outcome == "request_lost":
             pass
-        elif fate == "drop_midway":
+        elif outcome == "disconnected":
             await upstream.send(head + body)
         else:
-            answer = await upstream.ask(head + body)
-            fate = fate if answer else "no_answer"
-        self.fates[fate] += 1
-        await self._on_exchange(Exchange(head, body, answer, fate))
-        if self.weather.longest_delay_seconds:
-            await asyncio.sleep(self._chance.random() * self.weather.longest_delay_seconds)
-        if fate == "passed":
-            writer.write(answer)
-        elif fate == "cut_answer":
-            writer.write(answer[: len(answer) // 2])
+            response = await upstream.request(head + body)
+            outcome = outcome if response else "no_response"
+        self.outcomes[outcome] += 1
+        await self._on_exchange(Exchange(head, body, response, outcome))
+        if self.faults.max_delay_seconds:
+            await asyncio.sleep(self._random.random() * self.faults.max_delay_seconds)
+        if outcome == "passed":
+            writer.write(response)
+        elif outcome == "response_truncated":
+            writer.write(response[: len(response) // 2])
         await writer.drain()
-        return fate == "passed"
+        return outcome == "passed"
 
-    def _fate(self) -> str:
-        dice, sky = self._chance.random(), self.weather
-        for fate, share in (
-            ("lose_answer", sky.lose_answer),
-            ("cut_answer", sky.cut_answer),
-            ("cut_request", sky.cut_request),
-            ("drop_midway", sky.drop_midway),
+    def _choose_outcome(self) -> str:
+        number, faults = self._random.random(), self.faults
+        for outcome, share in (
+            ("response_lost", faults.response_lost),
+            ("response_truncated", faults.response_truncated),
+            ("request_lost", faults.request_lost),
+            ("disconnected", faults.disconnected),
         ):
-            if dice < share:
-                return fate
-            dice -= share
+            if number < share:
+                return outcome
+            number -= share
         return "passed"
 
 
 class _Upstream:
-    """One connection to the server, made when needed and again when the server has closed it."""
+    """A connection to the server, opened on demand and reopened after the server closed it."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, request: bytes) -> bytes:
-        """Return the whole answer; empty if the server is not there or dies over it."""
+    async def request(self, request: bytes) -> bytes:
+        """Return the complete response; empty if the server is down or dies during the request."""
         try:
             reader, writer = await self._connected()
             writer.write(request)
@@ -200,7 +199,7 @@ class _Upstream:
             return b""
 
     async def send(self, request: bytes) -> None:
-        """Send, and hang up without listening."""
+        """Send the request and close the connection without reading the response."""
         with suppress(OSError):
             _, writer = await self._connected()
             writer.write(request)

@@ -1,11 +1,11 @@
-"""What people do on their devices, as entries of an outbox, and what should come of it. No I/O.
+"""User actions for the demo and the chaos runs, as outbox entries. No I/O.
 
-Walk acts rest on one another: points come from quests, nodes cost points, and a keystone reveals
-the last quest; out of order they would be refused. A visit of field is somebody met, expenses that
-name the visit and the person by ids the server has not given yet, and a better title afterwards.
+Walk actions depend on each other: quests give points, nodes cost points, and a keystone reveals the
+last quest, so the server refuses them out of order. A visit (field service) creates an activity, a
+contact and two expenses that refer to them by local ids, and then changes the title.
 
-Every tap of field leaves a mark in the document it makes or changes, so that the server's database
-alone says how often it happened.
+Every field action adds a mark to the document it creates or changes, so the server's database shows
+how often each one took effect.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,36 +16,36 @@ from holdfast.core.outbox_entry import NewEntry
 
 __all__ = [
     "LONG_DAY",
-    "MANY_TRIES",
+    "MAX_ATTEMPTS",
     "SHORT_DAY",
-    "WalkAct",
+    "WalkAction",
+    "interleave",
     "marks_of",
     "visit",
     "walk_entry",
-    "woven",
 ]
 
-WalkAct = tuple[str, str, int]
-"""What the server tells a walker's devices: type, quest or node, and the step (or 0)."""
+WalkAction = tuple[str, str, int]
+"""Event type, quest or node, and step (0 if it has none)."""
 
 _IDS: Final = UUID("6d2f1c1e-93a1-4e0f-8f0c-5d6a1f0b7c11")
-MANY_TRIES: Final = 10_000
-"""The faults of a proof are no reason to trouble a person."""
+MAX_ATTEMPTS: Final = 10_000
+"""Enough that no entry fails because of injected faults."""
 
 
-def _quest(quest: str, steps: int) -> Iterator[WalkAct]:
+def _quest(quest: str, steps: int) -> Iterator[WalkAction]:
     yield "quest.started", quest, 0
     for step in range(1, steps + 1):
         yield "quest.advanced", quest, step
     yield "quest.completed", quest, 0
 
 
-def _nodes(*nodes: str) -> Iterator[WalkAct]:
+def _nodes(*nodes: str) -> Iterator[WalkAction]:
     for node in nodes:
         yield "tree.allocated", node, 0
 
 
-SHORT_DAY: Final[tuple[WalkAct, ...]] = (
+SHORT_DAY: Final[tuple[WalkAction, ...]] = (
     *_quest("quest.001", 2),
     *_nodes("node.even-stride"),
     *_quest("quest.002", 3),
@@ -54,7 +54,7 @@ SHORT_DAY: Final[tuple[WalkAct, ...]] = (
     *_nodes("node.long-breath", "node.sure-foot", "node.trail-reader", "keystone.dowser"),
     *_quest("quest.hidden-spring", 3),
 )
-LONG_DAY: Final[tuple[WalkAct, ...]] = (
+LONG_DAY: Final[tuple[WalkAction, ...]] = (
     *SHORT_DAY,
     *_nodes("node.rain-cloak", "node.second-wind"),
     *_quest("quest.004", 7),
@@ -66,19 +66,19 @@ LONG_DAY: Final[tuple[WalkAct, ...]] = (
 )
 
 
-def walk_entry(user: str, act: WalkAct) -> NewEntry:
-    """Return the entry that makes this act happen."""
-    kind, what, step = act
+def walk_entry(user: str, action: WalkAction) -> NewEntry:
+    """Return the outbox entry for a walk action."""
+    kind, target, step = action
     payload: dict[str, Any] = {}
     match kind:
         case "quest.started":
-            endpoint, payload = "/quest/start", {"questId": what}
+            endpoint, payload = "/quest/start", {"questId": target}
         case "quest.advanced":
-            endpoint = f"/quest/{what}/step/{step}/advance"
+            endpoint = f"/quest/{target}/step/{step}/advance"
         case "quest.completed":
-            endpoint, payload = "/quest/complete", {"questId": what}
+            endpoint, payload = "/quest/complete", {"questId": target}
         case _:
-            endpoint, payload = "/tree/allocate", {"allocations": [{"nodeId": what}]}
+            endpoint, payload = "/tree/allocate", {"allocations": [{"nodeId": target}]}
     return NewEntry(
         user_id=user,
         operation="create",
@@ -90,15 +90,15 @@ def walk_entry(user: str, act: WalkAct) -> NewEntry:
 
 
 def visit(user: str, place: str) -> Iterator[NewEntry]:
-    """Give the five taps of a visit."""
+    """Yield the five entries of a visit."""
 
-    def local(what: str) -> str:
-        # From names, so that a device that died over it goes on with the same ids.
-        return str(uuid5(_IDS, f"{user}/{place}/{what}"))
+    def local(name: str) -> str:
+        # Derived from names, so that a restarted device uses the same ids.
+        return str(uuid5(_IDS, f"{user}/{place}/{name}"))
 
     activity, contact = local("activity"), local("contact")
 
-    def tap(
+    def entry(
         kind: str, mark: str, operation: str = "create", path: str = "", **fields: Any
     ) -> NewEntry:
         local_id = fields.pop("local_id", None)
@@ -107,40 +107,40 @@ def visit(user: str, place: str) -> Iterator[NewEntry]:
             operation=operation,
             entity_type=kind,
             endpoint=f"/api/v1/{kind}{path}",
-            # An object: a change adds its mark to those that are there.
+            # An object: a merge patch adds to the existing marks.
             payload=fields | {"marks": {f"{mark} at {place}": True}},
             local_id=local_id,
-            max_attempts=MANY_TRIES,
+            max_attempts=MAX_ATTEMPTS,
             profile="field",
         )
 
-    yield tap("activities", "visit", local_id=activity, title=f"Visit to {place}")
-    yield tap("contacts", "somebody", local_id=contact, name=f"Keeper of {place}")
-    for what, amount in (("ticket", 12.5), ("lunch", 9.0)):
-        yield tap(
+    yield entry("activities", "visit", local_id=activity, title=f"Visit to {place}")
+    yield entry("contacts", "contact", local_id=contact, name=f"Contact at {place}")
+    for name, amount in (("ticket", 12.5), ("lunch", 9.0)):
+        yield entry(
             "expenses",
-            what,
-            local_id=local(what),
+            name,
+            local_id=local(name),
             activity_id=activity,
             contact_id=contact,
             amount=amount,
         )
     path = f"/{{local:{activity}}}"
-    yield tap("activities", "title", "patch", path, title=f"Long visit to {place}")
+    yield entry("activities", "title", "patch", path, title=f"Long visit to {place}")
 
 
-def marks_of(entry_payload: Any) -> Iterable[str]:
-    """Return the marks that a field entry leaves, or that a field document carries."""
-    marks = entry_payload.get("marks") if isinstance(entry_payload, dict) else None
+def marks_of(payload: Any) -> Iterable[str]:
+    """Return the marks in the payload of a field entry or in a field document."""
+    marks = payload.get("marks") if isinstance(payload, dict) else None
     return tuple(marks) if isinstance(marks, dict) else ()
 
 
-def woven(*strands: Iterable[NewEntry]) -> list[NewEntry]:
-    """Mix strands evenly, each in its own order: a person does one thing and then another."""
-    lists = [list(strand) for strand in strands]
+def interleave(*sequences: Iterable[NewEntry]) -> list[NewEntry]:
+    """Merge the sequences evenly; each keeps its order."""
+    lists = [list(sequence) for sequence in sequences]
     placed = [
-        ((number + 0.5) / len(strand), which, entry)
-        for which, strand in enumerate(lists)
-        for number, entry in enumerate(strand)
+        ((number + 0.5) / len(entries), index, entry)
+        for index, entries in enumerate(lists)
+        for number, entry in enumerate(entries)
     ]
-    return [entry for _, _, entry in sorted(placed, key=lambda one: one[:2])]
+    return [entry for _, _, entry in sorted(placed, key=lambda item: item[:2])]

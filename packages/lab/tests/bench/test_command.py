@@ -1,4 +1,4 @@
-"""``holdfast bench`` as a command: one line for what cannot be meant, and an end in good order."""
+"""The command ``holdfast bench``: bad options, results, and signals."""
 
 import json
 import signal
@@ -27,7 +27,7 @@ def bench(*options: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         (["--rounds", "0"], "--rounds: should be a number from 1"),
         (["--seconds", "-1"], "--seconds: should be from"),
@@ -37,9 +37,9 @@ def bench(*options: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
         (["--only", "fingerprint", "--results", "/proc/x"], "--results /proc/x: "),
     ],
 )
-def test_what_cannot_be_meant_is_one_line_and_ends_with_2(
+def test_bad_option_is_one_line_and_exits_with_2(
     options: list[str],
-    told: str,
+    expected: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -49,24 +49,24 @@ def test_what_cannot_be_meant_is_one_line_and_ends_with_2(
         code = main(options)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else -1
-    said = capsys.readouterr()
-    assert (code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert told in said.err
+    captured = capsys.readouterr()
+    assert (code, captured.out, captured.err.count("\n")) == (2, "", 1)
+    assert expected in captured.err
 
 
-def test_the_command_ends_as_its_main_function_does(tmp_path: Path) -> None:
+def test_command_returns_the_exit_code_of_main(tmp_path: Path) -> None:
     ran = bench("--rows", "0", cwd=tmp_path)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
 
 
-def test_the_help_says_what_it_does(tmp_path: Path) -> None:
+def test_help_describes_the_command(tmp_path: Path) -> None:
     ran = bench("--help", cwd=tmp_path)
     assert ran.returncode == 0
-    assert "Every speed line" in ran.stdout
+    assert "Run the benchmarks" in ran.stdout
     assert "``" not in ran.stdout
 
 
-def test_results_and_pictures_go_below_the_current_directory(tmp_path: Path) -> None:
+def test_results_and_charts_are_written_below_the_current_directory(tmp_path: Path) -> None:
     before = (CHECKOUT / "bench" / "results" / "latest.json").read_bytes()
     ran = bench("--only", "fingerprint", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
@@ -75,25 +75,47 @@ def test_results_and_pictures_go_below_the_current_directory(tmp_path: Path) -> 
     assert (CHECKOUT / "bench" / "results" / "latest.json").read_bytes() == before
 
 
+def test_draw_only_draws_the_charts_of_existing_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    latest = (CHECKOUT / "bench" / "results" / "latest.json").read_bytes()
+    (tmp_path / "latest.json").write_bytes(latest)
+    assert main(["--draw-only", "--results", str(tmp_path)]) == 0
+    charts = {"at-least.svg", "at-most.svg", "compare.svg", "growth.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == {"latest.json", *charts}
+    assert (tmp_path / "latest.json").read_bytes() == latest
+    committed = (CHECKOUT / "bench" / "results" / "compare.svg").read_text()
+    assert (tmp_path / "compare.svg").read_text() == committed
+    capsys.readouterr()
+
+
+def test_draw_only_without_results_is_one_line_and_exits_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--draw-only", "--results", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_the_parts_that_have_ended(sign: signal.Signals, tmp_path: Path) -> None:
+def test_signal_keeps_the_finished_suites(sign: signal.Signals, tmp_path: Path) -> None:
     command = [HOLDFAST, "bench", "--results", str(tmp_path), "--rounds", "100"]
     command += ["--only", "sqlite", "fingerprint"]
-    (tmp_path / "latest.json").write_text(json.dumps({"made": {"walk": {"at": "before"}}}))
+    (tmp_path / "latest.json").write_text(json.dumps({"runs": {"walk": {"at": "before"}}}))
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        _until(tmp_path / "latest.json", '"lines": []')
+        _wait_for_text(tmp_path / "latest.json", '"measurements": []')
         time.sleep(1)
         process.send_signal(sign)
-        _, told = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert told.startswith("holdfast: stopped before the end; kept: nothing")
-    assert told.count("\n") == 1
-    assert json.loads((tmp_path / "latest.json").read_text())["made"] == {"walk": {"at": "before"}}
+    assert errors.startswith("holdfast: stopped before the end; kept: nothing")
+    assert errors.count("\n") == 1
+    assert json.loads((tmp_path / "latest.json").read_text())["runs"] == {"walk": {"at": "before"}}
 
 
-def _until(path: Path, text: str) -> None:
+def _wait_for_text(path: Path, text: str) -> None:
     deadline = time.monotonic() + 60
     while text not in path.read_text() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A short slice of the benchmarks runs with the tests: they must work, not be fast."""
+"""The benchmarks work, with small numbers, and the charts are drawn."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -23,11 +24,11 @@ from holdfast_lab.bench import (
 )
 from holdfast_lab.bench.curves import sizes
 from holdfast_lab.bench.idempotency import CREATE
-from holdfast_lab.bench.lines import at_least, at_most, line
+from holdfast_lab.bench.measurements import at_least, at_most, measurement
 from holdfast_lab.bench.races import Contender, race, ratio, served
 
 
-def test_a_race_between_bare_and_guarded_yields_a_ratio(tmp_path: Path) -> None:
+def test_race_between_bare_and_guarded_gives_a_ratio(tmp_path: Path) -> None:
     contenders = []
     for name in ("bare_sqlite", "guarded"):
         path = tmp_path / f"{name}.db"
@@ -56,18 +57,18 @@ async def test_look_up_and_sweep_are_measured_on_both_databases(
         assert found["lookup_ratio"] > 0
 
 
-def test_the_fingerprint_is_measured_on_two_kilobytes() -> None:
+def test_fingerprint_is_measured_on_two_kilobytes() -> None:
     found = fingerprint.measure(rounds=2, calls=5)
     assert 1900 < found["body_bytes"] < 2200
     assert found["ratio"] > 0
 
 
-def test_jobs_race_against_their_peers(
+def test_jobs_are_compared_with_peers(
     postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("ENQUEUE", "WORK", "WRITE"):  # each of them is a process, slow to start
-        ours, *_, quickest = getattr(jobs, name)
-        monkeypatch.setattr(jobs, name, (ours, quickest))
+    for name in ("ENQUEUE", "WORK", "WRITE"):  # each contender is a process that starts slowly
+        ours, *_, fastest = getattr(jobs, name)
+        monkeypatch.setattr(jobs, name, (ours, fastest))
     found = jobs.postgres(postgres, rounds=1, seconds=0.2, jobs=40)
     assert set(found) == {"jobs_enqueue_1", "jobs_enqueue_8", "jobs_worked", "jobs_that_write"}
     for rows in found.values():
@@ -75,13 +76,13 @@ def test_jobs_race_against_their_peers(
         assert all(row["per_second"] > 0 for row in rows.values())
 
 
-def test_jobs_on_sqlite_race_against_a_bare_loop(tmp_path: Path) -> None:
+def test_jobs_on_sqlite_are_compared_with_a_bare_loop(tmp_path: Path) -> None:
     found = jobs.sqlite(tmp_path, rounds=1, jobs=160)
     assert found["jobs_sqlite"]["bare claim and completion"]["ratio"] == 1
     assert len(found["jobs_sqlite"]) == 3
 
 
-async def test_the_claim_is_measured_beside_finished_and_later_jobs(
+async def test_claim_is_measured_with_finished_and_scheduled_jobs(
     tmp_path: Path, postgres: RealPostgres
 ) -> None:
     urls = [postgres.create_database() for _ in range(3)]
@@ -89,16 +90,16 @@ async def test_the_claim_is_measured_beside_finished_and_later_jobs(
     assert [point.rows for point in points if point.us > 0] == [500]
     for found in (on_postgres, await job_growth.sqlite(tmp_path, rows=500, rounds=1)):
         assert found["claim_finished_ratio"] > 0
-        assert found["claim_later_ratio"] > 0
+        assert found["claim_scheduled_ratio"] > 0
 
 
-async def test_the_wake_up_is_measured_between_two_processes(postgres: RealPostgres) -> None:
+async def test_wake_up_is_measured_between_two_processes(postgres: RealPostgres) -> None:
     found = await job_wake.measure(postgres.create_database(), wakes=2, idle_seconds=1.0)
     assert 0 < found["wake_least_ms"] <= found["wake_ms"] <= found["wake_most_ms"]
     assert found["idle_statements_per_second"] >= 0
 
 
-async def test_the_services_are_measured_with_and_without_the_guard(
+async def test_services_are_measured_with_and_without_the_guard(
     postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
@@ -110,27 +111,27 @@ async def test_the_services_are_measured_with_and_without_the_guard(
     url = postgres.create_database()
     assert (await asyncio.to_thread(patches.measure, url, 1, 0.1))["ratio"] > 0
     pages = await planning.pages(postgres.create_database(), 1, count=5)
-    assert {name: row["pages_turned"] for name, row in pages.items()} == {
+    assert {name: row["pages"] for name, row in pages.items()} == {
         "missions": 5,
         "audit": 5,
         "activities": 5,
     }
 
 
-def test_a_line_says_whether_it_is_as_it_should_be() -> None:
+def test_measurement_reports_whether_its_target_is_met() -> None:
     row = {"ratio": 0.8, "least": 0.7, "most": 0.9, "per_second": 5}
-    assert line("p", "n", row, at_least(0.8)).as_json()["met"] is True
-    assert line("p", "n", row, at_least(0.81)).as_json()["met"] is False
-    assert line("p", "n", row, at_most(0.8)).as_json()["met"] is True
-    assert line("p", "n", row, at_most(0.79)).as_json()["met"] is False
-    assert line("p", "n", row).as_json()["met"] is None
+    assert measurement("p", "n", row, at_least(0.8)).as_json()["met"] is True
+    assert measurement("p", "n", row, at_least(0.81)).as_json()["met"] is False
+    assert measurement("p", "n", row, at_most(0.8)).as_json()["met"] is True
+    assert measurement("p", "n", row, at_most(0.79)).as_json()["met"] is False
+    assert measurement("p", "n", row).as_json()["met"] is None
     assert sizes(1_000, 1_000_000) == [1_000, 10_000, 100_000, 1_000_000]
 
 
-def test_the_command_keeps_figures_of_parts_it_did_not_run(tmp_path: Path) -> None:
-    kept = {"of": "walk", "part": "w", "name": "n", "ratio": 1.0, "least": None, "most": None}
+def test_command_keeps_the_results_of_other_suites(tmp_path: Path) -> None:
+    kept = {"suite": "walk", "group": "w", "name": "n", "ratio": 1.0, "least": None, "most": None}
     kept |= {"target": "≥ 0.8", "met": True, "figures": {}}
-    earlier = {"made": {"walk": {}}, "lines": [kept], "curves": []}
+    earlier = {"runs": {"walk": {}}, "measurements": [kept], "curves": []}
     (tmp_path / "latest.json").write_text(json.dumps(earlier))
     command = [
         str(Path(sys.executable).parent / "holdfast"),
@@ -143,13 +144,33 @@ def test_the_command_keeps_figures_of_parts_it_did_not_run(tmp_path: Path) -> No
         [*command, "--results", str(tmp_path)], capture_output=True, text=True, check=True
     )
     found = json.loads(done.stdout)
-    assert [row["of"] for row in found["lines"]] == ["walk", "fingerprint"]
+    assert [row["suite"] for row in found["measurements"]] == ["walk", "fingerprint"]
     assert found == json.loads((tmp_path / "latest.json").read_text())
     assert (tmp_path / "at-least.svg").read_text().startswith("<svg")
 
 
-def test_growth_is_drawn(tmp_path: Path) -> None:
+def test_comparison_chart_is_drawn_from_existing_results(tmp_path: Path) -> None:
+    def row(group: str, name: str, ratio: float) -> dict[str, object]:
+        spread = {"ratio": ratio, "least": ratio / 2, "most": ratio * 2}
+        return {"suite": "s", "group": group, "name": name, **spread, "target": None}
+
+    found = {
+        "measurements": [
+            row("idempotency on PostgreSQL ÷ bare handler", "guarded", 0.84),
+            row("outbox, one enqueue ÷ raw commit", "litequeue at FULL", 1.3),
+            row("outbox, one enqueue ÷ raw commit", "not in the chart", 9.9),
+        ]
+    }
+    assert plots.draw(found, tmp_path) == [tmp_path / "compare.svg"]
+    svg = ET.parse(tmp_path / "compare.svg").getroot()
+    texts = [element.text or "" for element in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert "0.84x (0.42 to 1.68)" in texts
+    assert "litequeue" in texts
+    assert not any("9.9" in text for text in texts)
+
+
+def test_growth_chart_is_drawn(tmp_path: Path) -> None:
     points = [{"rows": 1000, "us": 5.0, "ratio": 1.0}, {"rows": 10_000, "us": 6.0, "ratio": 1.2}]
-    curve = {"of": "c", "name": "claims", "unit": "jobs", "points": points}
+    curve = {"suite": "c", "name": "claims", "unit": "jobs", "points": points}
     assert plots.draw({"curves": [curve]}, tmp_path) == [tmp_path / "growth.svg"]
     assert "10,000" in (tmp_path / "growth.svg").read_text()

@@ -1,5 +1,6 @@
-"""The services of the seeds, built on Holdfast's public names. One server mounts them all.
+"""Four services built on Holdfast's public API, and the server that runs them.
 
-Each service is a package beside ``routes``; ``catalogue`` lists them, ``app`` puts them together.
-Nothing is imported here: the command line must start without a web framework.
+Each service is a package: ``field``, ``planning``, ``routes``, ``walk``. ``registry`` lists them,
+``app`` builds the server. This module imports nothing, so that the command line starts without
+loading a web framework.
 """

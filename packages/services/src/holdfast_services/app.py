@@ -1,4 +1,4 @@
-"""The one place where a server is put together: settings in, app out."""
+"""Build the FastAPI app of the server from its settings."""
 
 import logging
 from collections.abc import AsyncIterator, Collection
@@ -20,22 +20,22 @@ from holdfast.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache,
 from holdfast.server.jwt_auth import JwtIdentify
 from holdfast.server.rate_limits import LimitsRateLimiter
 from holdfast.server.request_head import Identify, RequestHead
-from holdfast_services import health as ops
-from holdfast_services.bootstrap import create_holdfast, store_of
+from holdfast_services import health
+from holdfast_services.bootstrap import create_holdfast, create_store
 from holdfast_services.dev_secrets import development_secret
-from holdfast_services.error_handlers import Edge, tell_errors_in_dialect
+from holdfast_services.error_handlers import ErrorMiddleware, install_error_handlers
 from holdfast_services.jobs import make_worker, register_jobs
-from holdfast_services.registry import SERVICES, service_at
-from holdfast_services.routing import put_together
+from holdfast_services.registry import SERVICES, service_for_path
+from holdfast_services.routing import extend_router
 from holdfast_services.settings import Settings
 
-__all__ = ["create_app", "create_holdfast", "store_of"]
+__all__ = ["create_app", "create_holdfast", "create_store"]
 
 _log = logging.getLogger("holdfast_services")
 
 _DESCRIPTION: Final = """
-Exactly-once effects: every write takes an `Idempotency-Key`, and the same key with the same
-request is answered from memory, byte for byte.
+Exactly-once effects: every write takes an `Idempotency-Key`. A second request with the same key and
+the same content gets the stored response, byte for byte.
 """
 
 
@@ -46,25 +46,25 @@ def create_app(
     faults: FaultPoints | None = None,
     metrics: Metrics | None = None,
     only: Collection[str] = (),
-    counts_file: Path | None = None,
+    rate_limit_file: Path | None = None,
 ) -> FastAPI:
-    """Put together one server with all services, or ``only`` those that are named.
+    """Build the app with all services, or with ``only`` those named.
 
-    Several processes of one machine count rate limits together in ``counts_file``. Nothing is
-    opened before the app starts.
+    Several processes on one machine share their rate limits through ``rate_limit_file``. The store
+    is opened by the app's lifespan, not here.
     """
     clock = clock or SystemClock()
     metrics = metrics or PrometheusMetrics()
-    store = store_of(settings)
-    cache = _cache_of(settings, store)
-    limiter = LimitsRateLimiter(_counts_of(settings, counts_file), clock=clock)
+    store = create_store(settings)
+    cache = _create_cache(settings, store)
+    limiter = LimitsRateLimiter(_rate_limit_storage(settings, rate_limit_file), clock=clock)
     holdfast = Holdfast(
         store,
-        identify=_identify_of(settings, clock),
+        identify=_create_identify(settings, clock),
         cache=cache,
         limiter=limiter,
         memory_bytes=settings.memory_bytes,
-        # Where jobs run, the sweep is one of them, and only one process does it.
+        # Where jobs run, the sweep is a job, and only one process runs it.
         sweep_every_seconds=None if settings.run_jobs else settings.sweep_every_seconds,
         max_payload_bytes=settings.jobs_payload_bytes,
         breaker=Breaker(
@@ -81,7 +81,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         worker = (
-            make_worker(holdfast, settings, _job_watcher(metrics)) if settings.run_jobs else None
+            make_worker(holdfast, settings, _job_metrics(metrics)) if settings.run_jobs else None
         )
         if worker is not None:
             await worker.start()
@@ -97,33 +97,33 @@ def create_app(
         version=version("holdfast"),
         description=_DESCRIPTION,
         lifespan=lifespan,
-        # A redirect would send a write, its key and its token wherever the Host header says.
+        # A redirect would send a write, its key and its token to whatever the Host header names.
         redirect_slashes=False,
     )
     app.state.holdfast = holdfast
-    tell_errors_in_dialect(app)
+    install_error_handlers(app)
     for service in SERVICES:
         if only and service.name not in only:
             continue
-        put_together(app.router, _router(service.package, holdfast, settings))
-    put_together(app.router, ops.router(holdfast, metrics))
+        extend_router(app.router, _service_router(service.package, holdfast, settings))
+    extend_router(app.router, health.router(holdfast, metrics))
     holdfast.install(app)
-    app.add_middleware(Edge)
+    app.add_middleware(ErrorMiddleware)
     return app
 
 
-def _job_watcher(metrics: Metrics) -> JobMetrics:
+def _job_metrics(metrics: Metrics) -> JobMetrics:
     return metrics if isinstance(metrics, PrometheusMetrics) else NullJobMetrics()
 
 
-def _router(package: str, holdfast: Holdfast, settings: Settings) -> APIRouter:
+def _service_router(package: str, holdfast: Holdfast, settings: Settings) -> APIRouter:
     build: Any = import_module(f"{package}.api").router
     router: APIRouter = build(holdfast, settings)
     return router
 
 
-def _identify_of(settings: Settings, clock: Clock) -> Identify:
-    """Sign in by the token; which claim is the tenant depends on the service asked."""
+def _create_identify(settings: Settings, clock: Clock) -> Identify:
+    """Build ``identify`` for JWTs; the service of the path decides which claim is the tenant."""
     secret = settings.jwt_secret.get_secret_value() if settings.jwt_secret else None
     if settings.needs_development_secret:
         secret = development_secret(settings.home)
@@ -144,20 +144,20 @@ def _identify_of(settings: Settings, clock: Clock) -> Identify:
     }
 
     def identify(head: RequestHead) -> Any:
-        service = service_at(head.path)
+        service = service_for_path(head.path)
         return (by_token if service is None else by_claim[service.tenant_claim])(head)
 
     return identify
 
 
-def _counts_of(settings: Settings, counts_file: Path | None) -> str:
-    """Say where rate limits are counted: several processes keep one only by one counter."""
+def _rate_limit_storage(settings: Settings, rate_limit_file: Path | None) -> str:
+    """Return the storage URL of the rate limiter; several processes need a shared one."""
     if settings.redis_url is not None:
         return settings.redis_url
-    return "async+memory://" if counts_file is None else f"file://{counts_file}"
+    return "async+memory://" if rate_limit_file is None else f"file://{rate_limit_file}"
 
 
-def _cache_of(settings: Settings, store: Store) -> RecordCache | None:
+def _create_cache(settings: Settings, store: Store) -> RecordCache | None:
     if settings.redis_url is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Who is calling an operation that is not guarded: reading takes a sign-in too."""
+"""Authentication of operations without a guard: reads need a token too."""
 
 import inspect
 from typing import TYPE_CHECKING, Annotated
@@ -11,19 +11,19 @@ from holdfast import Holdfast, Principal
 if TYPE_CHECKING:
     from holdfast.server.request_head import RequestHead
 
-__all__ = ["BEARER", "REQUIRED", "SignedIn"]
+__all__ = ["REQUIRED", "CurrentPrincipal"]
 
-# Only for the documentation and its "Authorize" button: the guard and `signed_in` do the checking.
-BEARER = HTTPBearer(auto_error=False, bearerFormat="JWT", description="From `holdfast token`.")
+# Only for the OpenAPI document. The guard and `authenticate` check the tokens.
+_BEARER = HTTPBearer(auto_error=False, bearerFormat="JWT", description="From `holdfast token`.")
 
 
-async def signed_in(request: Request) -> Principal:
-    """Sign the caller in, or raise ``NotAuthenticatedError``."""
+async def authenticate(request: Request) -> Principal:
+    """Return the caller of a request; raises ``NotAuthenticatedError``."""
     holdfast: Holdfast = request.app.state.holdfast
     head: RequestHead = request.scope["holdfast.head"]
     found = holdfast.identify(head)
     return await found if inspect.isawaitable(found) else found
 
 
-SignedIn = Annotated[Principal, Depends(signed_in)]
-REQUIRED = Security(BEARER)
+CurrentPrincipal = Annotated[Principal, Depends(authenticate)]
+REQUIRED = Security(_BEARER)

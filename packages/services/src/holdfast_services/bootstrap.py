@@ -1,4 +1,4 @@
-"""What a server and a worker share: the store, and everyone's jobs. Imports no web framework."""
+"""Create the store and the ``Holdfast`` of a worker. Imports no web framework."""
 
 from holdfast import Holdfast, open_store
 from holdfast.ports import Metrics, Store
@@ -6,13 +6,13 @@ from holdfast_services.jobs import register_jobs
 from holdfast_services.registry import migration_packages
 from holdfast_services.settings import Settings
 
-__all__ = ["create_holdfast", "store_of"]
+__all__ = ["create_holdfast", "create_store"]
 
 
 def create_holdfast(settings: Settings, *, metrics: Metrics | None = None) -> Holdfast:
-    """Put together what a worker needs: the store and everyone's jobs, no HTTP."""
+    """Create a Holdfast with the jobs of all services and without HTTP, for a worker."""
     holdfast = Holdfast(
-        store_of(settings.model_copy(update={"run_jobs": True})),
+        create_store(settings.model_copy(update={"run_jobs": True})),
         sweep_every_seconds=None,
         metrics=metrics,
         max_payload_bytes=settings.jobs_payload_bytes,
@@ -21,17 +21,17 @@ def create_holdfast(settings: Settings, *, metrics: Metrics | None = None) -> Ho
     return holdfast
 
 
-def store_of(settings: Settings) -> Store:
-    """Make the store of all services; it is not opened yet."""
+def create_store(settings: Settings) -> Store:
+    """Create the store of all services, not opened yet."""
     is_sqlite = settings.database_url.startswith("sqlite:")
     options = {} if is_sqlite else {"max_connections": _connections(settings)}
     return open_store(settings.database_url, migration_packages=migration_packages(), **options)
 
 
 def _connections(settings: Settings) -> int:
-    """Return how many a process may have: as many as it needs, and one for each job at a time.
+    """Return the pool size of a process: ``pool_size``, plus one connection per concurrent job.
 
-    A job that writes holds a connection until it commits. Were they taken from the requests'
-    share, a burst of slow jobs would be answered with 503.
+    A job that writes holds a connection until it commits. If jobs used the connections of requests,
+    a burst of slow jobs would make requests fail with 503.
     """
     return settings.pool_size + (settings.jobs_concurrency if settings.run_jobs else 0)

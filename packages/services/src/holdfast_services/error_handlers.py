@@ -1,4 +1,4 @@
-"""Every error in the right dialect: bad bodies, unknown paths, and what nobody foresaw."""
+"""Error responses in the format of each service: invalid bodies, unknown paths, internal errors."""
 
 import logging
 import time
@@ -16,13 +16,14 @@ from holdfast.core.idempotency_record import Response as StoredResponse
 from holdfast.errors import BodyInvalidError, FieldNotAllowedError, RequestError, ServiceError
 from holdfast.server.request_head import RequestHead
 from holdfast.server.starlette import error_format_of
-from holdfast_services.registry import service_at
+from holdfast_services.registry import service_for_path
 
-__all__ = ["Edge", "tell_errors_in_dialect"]
+__all__ = ["ErrorMiddleware", "install_error_handlers"]
 
 _log = logging.getLogger("holdfast.request")
 
-# What pydantic calls a value of the right type that is not allowed. All else is malformed.
+# Pydantic's error types for a value of the right type that is not allowed (422). Every other type
+# of error means a malformed body (400).
 _NOT_ALLOWED: Final = frozenset(
     {
         "assertion_error",
@@ -49,22 +50,24 @@ _REASONS: Final = {
     "model_attributes_type": "should be a JSON object",
 }
 _SUBJECTS: Final = frozenset({"Input", "List", "String", "Value"})
-_MOST_FIELDS_TOLD: Final = 20
-_LONGEST_NAME_TOLD: Final = 100
+_MAX_FIELDS: Final = 20
+_MAX_NAME_CHARS: Final = 100
 _INTERNAL: Final = 500
 
 
-def tell_errors_in_dialect(app: FastAPI) -> None:
-    """Replace FastAPI's own error answers."""
-    app.add_exception_handler(RequestValidationError, _refuse_invalid)
-    app.add_exception_handler(HTTPException, _refuse_http)
+def install_error_handlers(app: FastAPI) -> None:
+    """Replace FastAPI's handlers of validation and HTTP errors."""
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(HTTPException, _handle_http_error)
 
 
-class Edge:
-    """The outermost layer: names the dialect, logs the request, answers what nobody caught."""
+class ErrorMiddleware:
+    """The outermost middleware: logs each request and turns unhandled exceptions into a 500.
+
+    Sets ``scope["holdfast.error_format"]`` to the format of the service that has the path.
+    """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-        """Wrap everything, the guard included."""
         self._app = app
 
     async def __call__(
@@ -73,84 +76,84 @@ class Edge:
         receive: Callable[[], Awaitable[Any]],
         send: Callable[[Any], Awaitable[None]],
     ) -> None:
-        """Serve one connection."""
+        """Handle one ASGI connection; other types than HTTP are passed on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        service = service_at(scope["path"])
+        service = service_for_path(scope["path"])
         scope["holdfast.error_format"] = service.error_format if service else ErrorFormat.PROBLEM
         if not scope["path"].isprintable():
-            # The framework's routes overlook a newline at the end; nothing here has one.
+            # Starlette's routes ignore a trailing newline. No path here contains one.
             scope["path"] = "/%"
         started = time.perf_counter()
         status = 0
 
-        async def note_status(message: Any) -> None:
+        async def send_and_note_status(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, note_status)
+            await self._app(scope, receive, send_and_note_status)
         except Exception:
             head = _head(scope)
-            _log.exception("unhandled", extra={"path": scope["path"], **_facts(head)})
-            if status:  # begun already: all that is left is to cut it off
+            _log.exception("unhandled", extra={"path": scope["path"], **_log_fields(head)})
+            if status:  # the response has begun, so the connection can only be closed
                 raise
-            await _send_internal(scope, head, note_status)
+            await _send_internal(scope, head, send_and_note_status)
         if _log.isEnabledFor(logging.INFO):
-            facts = {
+            fields = {
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status,
                 "milliseconds": round((time.perf_counter() - started) * 1000, 3),
             }
-            _log.info("request", extra=facts | _facts(_head(scope)))
+            _log.info("request", extra=fields | _log_fields(_head(scope)))
 
 
-async def _refuse_invalid(request: Request, error: Exception) -> Response:
+async def _handle_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
     found = error.errors()
-    if any(tuple(e["loc"]) == ("body",) for e in found) and not _says_json(request):
-        return _answer(
+    if any(tuple(e["loc"]) == ("body",) for e in found) and not _has_json_content_type(request):
+        return _error_response(
             BodyInvalidError("the body must be JSON: send it with Content-Type: application/json"),
             request,
         )
-    fields = [{"field": _name(e["loc"]), "reason": _reason(e)} for e in found[:_MOST_FIELDS_TOLD]]
+    fields = [{"field": _name(e["loc"]), "reason": _reason(e)} for e in found[:_MAX_FIELDS]]
     kind = (
         FieldNotAllowedError if all(e["type"] in _NOT_ALLOWED for e in found) else BodyInvalidError
     )
     first = fields[0]
     message = f"{first['field']}: {first['reason']}"
-    return _answer(kind(message, details={"fields": fields}), request)
+    return _error_response(kind(message, details={"fields": fields}), request)
 
 
-async def _refuse_http(request: Request, error: Exception) -> Response:
-    """Tell the framework's own refusals: unknown path, wrong method, a body it cannot read."""
+async def _handle_http_error(request: Request, error: Exception) -> Response:
+    """Render the framework's own errors: unknown path, wrong method, unreadable body."""
     assert isinstance(error, HTTPException)  # noqa: S101
-    told: RequestError | str
+    found: RequestError | str
     match error.status_code:
         case 400:
-            told = BodyInvalidError(str(error.detail))
+            found = BodyInvalidError(str(error.detail))
         case 404:
-            told = "not_found"
+            found = "not_found"
         case 405:
-            told = "method_not_allowed"
+            found = "method_not_allowed"
         case status:
-            told = ServiceError(status, "request.refused", str(error.detail))
-    response = _answer(told, request)
+            found = ServiceError(status, "request.refused", str(error.detail))
+    response = _error_response(found, request)
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
-    if told == "method_not_allowed":
-        response.headers["allow"] = ", ".join(_methods_at(request))
+    if found == "method_not_allowed":
+        response.headers["allow"] = ", ".join(_allowed_methods(request))
     return response
 
 
-def _methods_at(request: Request) -> list[str]:
-    """Return what the path can be asked with (RFC 9110 §15.5.6).
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods of a path, for the Allow header (RFC 9110 §15.5.6).
 
-    The framework names the methods of the first route that has the path, and each of ours has one.
+    Starlette lists only the methods of the first matching route, and each route here has one.
     """
     found: set[str] = set()
     for route in request.app.routes:
@@ -159,7 +162,7 @@ def _methods_at(request: Request) -> list[str]:
     return sorted(found)
 
 
-def _answer(error: RequestError | str, request: Request) -> Response:
+def _error_response(error: RequestError | str, request: Request) -> Response:
     return _response(
         render_error(error, error_format_of(request), _request_id(_head(request.scope)))
     )
@@ -175,7 +178,7 @@ async def _send_internal(
     head: RequestHead | None,
     send: Callable[[Any], Awaitable[None]],
 ) -> None:
-    """Say that it was us, and under which id to look for it; nothing of what happened."""
+    """Send a 500 that names the request id and reveals nothing about the cause."""
     reply = render_error("internal", scope["holdfast.error_format"], _request_id(head))
     headers = [*reply.headers, (b"content-length", str(len(reply.body)).encode())]
     if head is not None:
@@ -193,11 +196,11 @@ def _request_id(head: RequestHead | None) -> str:
     return "" if head is None else head.request_id
 
 
-def _facts(head: RequestHead | None) -> dict[str, str | bool]:
+def _log_fields(head: RequestHead | None) -> dict[str, str | bool]:
     return {} if head is None else head.facts()
 
 
-def _says_json(request: Request) -> bool:
+def _has_json_content_type(request: Request) -> bool:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     return media_type == "application/json" or media_type.endswith("+json")
 
@@ -206,11 +209,11 @@ def _name(loc: Sequence[int | str]) -> str:
     """Write ``("body", "interests", 2)`` as ``interests[2]``."""
     parts = loc[1:] if loc and loc[0] in ("body", "path", "query", "header") else loc
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
-    return (name.removeprefix(".") or "body")[:_LONGEST_NAME_TOLD]
+    return (name.removeprefix(".") or "body")[:_MAX_NAME_CHARS]
 
 
 def _reason(error: Any) -> str:
-    """Say what is wrong, never what was sent: answers end up in logs."""
+    """Describe the error without the value that was sent: responses end up in logs."""
     if error["type"] in _REASONS:
         return _REASONS[error["type"]]
     message: str = error["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""For whoever runs the server: is it alive, can it work, what does it count. No sign-in."""
+"""Health checks and metrics for operators. No authentication."""
 
 import asyncio
 import logging
@@ -10,39 +10,39 @@ from holdfast import Holdfast
 from holdfast.errors import StoreError
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import Metrics
-from holdfast_services.jobs import look_at_jobs
+from holdfast_services.jobs import report_queue_depths
 
 __all__ = ["router"]
 
-# A balancer asks every few seconds; a store that takes longer than this is not ready.
-_STORE_ANSWERS_WITHIN_SECONDS: Final = 2.0
+# Load balancers poll every few seconds; a store that takes longer than this is not ready.
+_STORE_TIMEOUT_SECONDS: Final = 2.0
 
 _log = logging.getLogger("holdfast.ops")
 
 
 def router(holdfast: Holdfast, metrics: Metrics) -> APIRouter:
-    """Build the operator's routes; metrics only where they are counted for Prometheus."""
+    """Build ``/healthz``, ``/readyz`` and, with Prometheus metrics, ``/metrics``."""
     api = APIRouter(tags=["ops"])
 
     @api.head("/healthz", include_in_schema=False)
-    @api.get("/healthz", summary="The process runs")
+    @api.get("/healthz", summary="Check that the process runs")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
     @api.head("/readyz", include_in_schema=False)
     @api.get(
         "/readyz",
-        summary="The store answers",
-        responses={503: {"description": "The store does not answer; `reason` says why."}},
+        summary="Check that the store responds",
+        responses={503: {"description": "The store does not respond; `reason` says why."}},
     )
     async def readyz(response: Response) -> dict[str, Any]:
         try:
-            await asyncio.wait_for(holdfast.store.ping(), _STORE_ANSWERS_WITHIN_SECONDS)
+            await asyncio.wait_for(holdfast.store.ping(), _STORE_TIMEOUT_SECONDS)
         except (StoreError, TimeoutError) as error:
-            # The details name hosts and files: they are for the log, not for everyone.
+            # The details name hosts and files, so they go to the log and not to the caller.
             _log.warning("not ready: %s", str(error) or type(error).__name__)
             response.status_code = 503
-            return {"status": "unavailable", "reason": "the store does not answer"}
+            return {"status": "unavailable", "reason": "the store does not respond"}
         return {"status": "ok", "store": holdfast.store.name}
 
     if isinstance(metrics, PrometheusMetrics):
@@ -54,7 +54,7 @@ def router(holdfast: Holdfast, metrics: Metrics) -> APIRouter:
             responses={200: {"content": {"text/plain": {}}}},
         )
         async def show_metrics() -> Response:
-            await look_at_jobs(holdfast, metrics)
+            await report_queue_depths(holdfast, metrics)
             body, content_type = metrics.exposition()
             return Response(body, headers={"content-type": content_type})
 

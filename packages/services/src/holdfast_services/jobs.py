@@ -1,4 +1,4 @@
-"""The jobs of the server: each service's own, and the house-keeping of all. One wiring place."""
+"""Register the jobs of all services and the maintenance jobs, and create the worker."""
 
 import asyncio
 from contextlib import suppress
@@ -16,25 +16,25 @@ from holdfast.ports import JobMetrics
 from holdfast_services.registry import SERVICES
 from holdfast_services.settings import Settings
 
-__all__ = ["look_at_jobs", "make_worker", "register_jobs"]
+__all__ = ["make_worker", "register_jobs", "report_queue_depths"]
 
-_HOUSEKEEPING: Final = "housekeeping"
-_STORE_ANSWERS_WITHIN_SECONDS: Final = 2.0
+_MAINTENANCE_QUEUE: Final = "housekeeping"
+_STORE_TIMEOUT_SECONDS: Final = 2.0
 
 
 def register_jobs(holdfast: Holdfast, settings: Settings) -> None:
-    """Register the handlers of all services, and what is done by the clock."""
+    """Register the job handlers and the schedules of all services."""
     for service in SERVICES:
         if find_spec(f"{service.package}.jobs") is not None:
             register: Any = import_module(f"{service.package}.jobs").register
             register(holdfast, settings)
     jobs = holdfast.jobs
 
-    @jobs.handler("records.sweep", queue=_HOUSEKEEPING, time_limit_seconds=3600)
+    @jobs.handler("records.sweep", queue=_MAINTENANCE_QUEUE, time_limit_seconds=3600)
     async def sweep(_job: JobContext) -> dict[str, int]:
         return {"deleted": await holdfast.sweep()}
 
-    @jobs.handler("jobs.cleanup", queue=_HOUSEKEEPING, time_limit_seconds=3600)
+    @jobs.handler("jobs.cleanup", queue=_MAINTENANCE_QUEUE, time_limit_seconds=3600)
     async def clean(_job: JobContext) -> dict[str, int]:
         return await clean_up(
             holdfast.job_store,
@@ -42,8 +42,8 @@ def register_jobs(holdfast: Holdfast, settings: Settings) -> None:
             keep_dead_days=settings.jobs_keep_dead_days,
         )
 
-    jobs.every(settings.sweep_every_seconds, "records.sweep", queue=_HOUSEKEEPING)
-    jobs.daily(settings.cleanup_at, "jobs.cleanup", queue=_HOUSEKEEPING)
+    jobs.every(settings.sweep_every_seconds, "records.sweep", queue=_MAINTENANCE_QUEUE)
+    jobs.daily(settings.cleanup_at, "jobs.cleanup", queue=_MAINTENANCE_QUEUE)
 
 
 def make_worker(
@@ -54,7 +54,7 @@ def make_worker(
     queues: list[str] | None = None,
     **options: Any,
 ) -> Worker:
-    """Make the worker the settings ask for: on the database, or through NATS."""
+    """Create a worker that gets jobs from NATS if ``nats_url`` is set, else from the database."""
     if settings.nats_url is not None:
         options["engine"] = _jetstream(settings.nats_url)
     return holdfast.worker(
@@ -80,10 +80,10 @@ def _jetstream(url: str) -> EngineMaker:
     return make
 
 
-async def look_at_jobs(holdfast: Holdfast, metrics: JobMetrics) -> None:
-    """Tell the metrics what waits, as of now; without the store, nothing."""
+async def report_queue_depths(holdfast: Holdfast, metrics: JobMetrics) -> None:
+    """Report the current depth of each queue; does nothing while the store is unavailable."""
     with suppress(StoreError, TimeoutError):
-        async with asyncio.timeout(_STORE_ANSWERS_WITHIN_SECONDS):
+        async with asyncio.timeout(_STORE_TIMEOUT_SECONDS):
             depths = await JobAdmin(holdfast.store).depths()
         metrics.job_depths(
             {

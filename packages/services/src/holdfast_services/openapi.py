@@ -1,4 +1,4 @@
-"""OpenAPI for the errors of operations that are not guarded, in the guard's own shape."""
+"""OpenAPI responses for the errors of operations without a guard, with the guard's schemas."""
 
 from typing import Any, Final
 
@@ -16,13 +16,13 @@ _SCHEMA: Final = {
 def errors(
     *statuses: int, error_format: ErrorFormat = ErrorFormat.PROBLEM
 ) -> dict[int | str, dict[str, Any]]:
-    """Return ``responses`` for a route: these statuses, and one for all others.
+    """Return ``responses`` for a route: these statuses, and a default for all others.
 
-    With a default given FastAPI does not add its own 422, which is never sent here.
+    Because there is a default, FastAPI does not add its own 422, which is never sent here.
     """
     media_type, schema = _SCHEMA[error_format]
     content = {media_type: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-    told: dict[int | str, dict[str, Any]] = {
+    responses: dict[int | str, dict[str, Any]] = {
         "default": {"description": "Any other error", "content": content}
     }
     for status in statuses:
@@ -31,5 +31,5 @@ def errors(
         )
         titles = [c.title for c in CODES.values() if c.status == status]
         names = ", ".join(f"`{code}`" for code in codes)
-        told[status] = {"description": f"{titles[0]}: {names}", "content": content}
-    return told
+        responses[status] = {"description": f"{titles[0]}: {names}", "content": content}
+    return responses

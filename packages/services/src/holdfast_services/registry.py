@@ -1,30 +1,29 @@
-"""Which services there are: one line each. Imports no framework, so every command can read it."""
+"""The list of services. Imports no web framework, so that every command can read it."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast import ErrorFormat
 
-__all__ = ["SERVICES", "Service", "migration_packages", "service_at"]
+__all__ = ["SERVICES", "Service", "migration_packages", "service_for_path"]
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One service: where it is mounted, in which words it refuses, whose data it keeps apart.
+    """One service: its paths, its error format and the token claim that names its tenant.
 
-    Its package has ``api.py`` with ``router(holdfast, settings)``, ``migrations/`` and, where it
-    has jobs, ``jobs.py`` with ``register(holdfast, settings)``.
+    The package has ``api.py`` with ``router(holdfast, settings)``, ``migrations/`` and, if it has
+    jobs, ``jobs.py`` with ``register(holdfast, settings)``.
     """
 
     name: str
     paths: tuple[str, ...]
     error_format: ErrorFormat
-    # The claim of the token that names the tenant.
     tenant_claim: str
 
     @property
     def package(self) -> str:
-        """Where its code is."""
+        """The import path of the service."""
         return f"holdfast_services.{self.name}"
 
 
@@ -42,12 +41,12 @@ SERVICES: Final = (
 
 
 def migration_packages() -> list[tuple[str, str]]:
-    """Return whose migrations a store of this server has to apply, for ``open_store``."""
+    """Return the name and the package of each service's migrations, for ``open_store``."""
     return [(service.name, f"{service.package}.migrations") for service in SERVICES]
 
 
-def service_at(path: str) -> Service | None:
-    """Return the service that answers for a path, or None."""
+def service_for_path(path: str) -> Service | None:
+    """Return the service that has this path, or None."""
     for service in SERVICES:
         for prefix in service.paths:
             if path == prefix or path.startswith(prefix + "/"):

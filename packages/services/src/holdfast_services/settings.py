@@ -1,4 +1,4 @@
-"""Settings of the server, read from the environment: one variable each, checked at start-up."""
+"""Settings of the server, read from ``HOLDFAST_…`` environment variables."""
 
 import os
 from collections.abc import Mapping
@@ -26,32 +26,32 @@ from holdfast_services.planning.settings import PlanningSettings
 from holdfast_services.routes.policy import POLICY as ROUTES
 from holdfast_services.walk.policy import POLICY as WALK
 from holdfast_services.walk.settings import WalkSettings
-from holdfast_services.walk.steps_settings import StepSettings
+from holdfast_services.walk.steps.settings import StepSettings
 
-__all__ = ["Policies", "Settings", "load_settings", "strange_variables"]
+__all__ = ["Policies", "Settings", "load_settings", "unknown_variables"]
 
 _PREFIX: Final = "HOLDFAST_"
 
-# A hundred years: more is a slip of the finger, and would run off the calendar's end.
-_MOST_HOURS: Final = 876_000
-# 3.6 milliseconds: less would round to a lifetime of nothing.
-_LEAST_HOURS: Final = 0.000001
+# A hundred years. More is a typing error, and would exceed the range of datetime.
+_MAX_HOURS: Final = 876_000
+# 3.6 milliseconds. Less would round to a lifetime of zero.
+_MIN_HOURS: Final = 0.000001
 
-Hours = Annotated[float, Field(ge=_LEAST_HOURS, le=_MOST_HOURS, allow_inf_nan=False)]
+Hours = Annotated[float, Field(ge=_MIN_HOURS, le=_MAX_HOURS, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, le=2**40)]
 
 _HOURS: Final = "a number of hours above 0, such as 24 or 0.5"
-_SECRET_LEAST_BYTES: Final = 32
+_MIN_SECRET_BYTES: Final = 32
 _SECONDS: Final = "a number of seconds from 0 to 86400"
 _BYTES: Final = "a whole number of bytes"
 _URL: Final = "a URL"
-_SEED_004: Final = "ROUTES_IDEMPOTENCY_TTL_HOURS"
+_ROUTES_TTL_ALIAS: Final = "ROUTES_IDEMPOTENCY_TTL_HOURS"
 _LIMIT: Final = 'a rate such as "50/minute", or empty for none'
 
 
 def _rate(value: object) -> object:
-    """Take a rate the limiter can read; empty is off."""
+    """Check that the limiter can parse the rate; empty means no limit."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     try:
@@ -61,9 +61,9 @@ def _rate(value: object) -> object:
     return value
 
 
-def _long_enough(secret: SecretStr) -> SecretStr:
-    """Refuse what can be guessed: RFC 7518 §3.2 wants as many bytes as the hash has."""
-    if len(secret.get_secret_value().encode("utf-8", "surrogatepass")) < _SECRET_LEAST_BYTES:
+def _check_secret_length(secret: SecretStr) -> SecretStr:
+    """RFC 7518 §3.2 requires a key at least as long as the hash output."""
+    if len(secret.get_secret_value().encode("utf-8", "surrogatepass")) < _MIN_SECRET_BYTES:
         raise ValueError("too short")
     return secret
 
@@ -72,12 +72,12 @@ Level = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"],
     BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
 ]
-Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
+Secret = Annotated[SecretStr, AfterValidator(_check_secret_length)]
 Rate = Annotated[str | None, BeforeValidator(_rate)]
 
 
 class Policies(NamedTuple):
-    """The presets of the contract with this server's settings applied."""
+    """The policies of the services with this server's settings applied."""
 
     walk: Policy
     step_ingest: Policy
@@ -87,16 +87,16 @@ class Policies(NamedTuple):
 
 
 class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
-    """Everything that can be set. ``HOLDFAST_WAIT_SECONDS`` sets ``wait_seconds``, and so on.
+    """All settings. ``HOLDFAST_WAIT_SECONDS`` sets ``wait_seconds``, and so on.
 
-    The description of a field is what its variable should be; error messages quote it.
+    A field's description says what its variable should be; error messages quote it.
     """
 
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX, extra="forbid", populate_by_name=True, hide_input_in_errors=True
     )
 
-    # Where things are.
+    # Addresses and directories.
     database_url: str = Field(
         "sqlite:///holdfast.db", description="sqlite:///file.db or postgresql://…"
     )
@@ -109,9 +109,9 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     )
     home: Path = Field(Path(".holdfast"), description="a directory")
 
-    # Sign-in: a secret, or a JWKS; with neither, a secret made for development.
+    # Authentication: a secret or a JWKS. With neither, a development secret is created.
     jwt_secret: Secret | None = Field(
-        None, description=f"a random text of at least {_SECRET_LEAST_BYTES} bytes"
+        None, description=f"a random text of at least {_MIN_SECRET_BYTES} bytes"
     )
     jwt_algorithm: Literal["HS256", "RS256", "ES256"] | None = Field(
         None, description="HS256, RS256 or ES256"
@@ -119,14 +119,14 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     jwks_file: Path | None = Field(None, description="a file with a JWKS")
     jwks_url: str | None = Field(None, description=_URL)
 
-    # What is told.
+    # Logging.
     log_level: Level = Field("INFO", description="DEBUG, INFO, WARNING, ERROR or CRITICAL")
     log_json: bool | None = Field(None, description="true or false")
 
-    # How requests are treated.
+    # Requests.
     wait_seconds: Seconds = Field(10.0, description=_SECONDS)
     max_body_bytes: Bytes = Field(1024 * 1024, description=_BYTES)
-    # Room over the body's limit: answers repeat what was sent, and add to it.
+    # Larger than the body's limit: responses repeat the request and add to it.
     max_response_bytes: Bytes = Field(2 * 1024 * 1024, description=_BYTES)
     ietf_statuses: bool = Field(default=False, description="true or false")
     shutdown_seconds: Seconds = Field(30.0, description=_SECONDS)
@@ -146,7 +146,7 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
         16, ge=1, le=10_000, description="a whole number of connections, at least 1"
     )
 
-    # Jobs (contract §8).
+    # Jobs.
     run_jobs: bool = Field(default=True, description="true or false")
     jobs_concurrency: int = Field(
         8, ge=1, le=10_000, description="a whole number of jobs at a time, at least 1"
@@ -166,28 +166,28 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     )
     cleanup_at: time = Field(time(3, 0), description="a time of day in UTC, such as 03:00")
 
-    # How long answers are remembered (contract §2). Routes stores no errors, so it has one TTL.
+    # How long responses are stored. Routes stores no errors, so it has one TTL.
     walk_success_ttl_hours: Hours = Field(168.0, description=_HOURS)
     walk_error_ttl_hours: Hours = Field(168.0, description=_HOURS)
     planning_success_ttl_hours: Hours = Field(24.0, description=_HOURS)
     planning_error_ttl_hours: Hours = Field(4.0, description=_HOURS)
     routes_success_ttl_hours: Hours = Field(24.0, description=_HOURS)
-    # The same by an older name; the one above wins where both are set.
+    # An older name of the same setting; the one above wins if both are set.
     routes_idempotency_ttl_hours: Hours | None = Field(
-        None, validation_alias=_SEED_004, description=_HOURS
+        None, validation_alias=_ROUTES_TTL_ALIAS, description=_HOURS
     )
     field_success_ttl_hours: Hours = Field(168.0, description=_HOURS)
     field_error_ttl_hours: Hours = Field(4.0, description=_HOURS)
 
-    # How old an action may be (contract §5).
+    # The maximum age of an action.
     walk_staleness_cap_days: float = Field(
         7.0, gt=0, le=36_500, description="a number of days above 0, such as 7 or 0.5"
     )
     walk_staleness_grace_hours: float = Field(
-        6.0, ge=0, le=_MOST_HOURS, description="a number of hours from 0"
+        6.0, ge=0, le=_MAX_HOURS, description="a number of hours from 0"
     )
 
-    # How many requests per tenant and endpoint (contract §4).
+    # Requests per tenant and endpoint.
     step_ingest_rate_limit: Rate = Field("50/minute", description=_LIMIT)
     walk_rate_limit: Rate = Field(None, description=_LIMIT)
     planning_rate_limit: Rate = Field(None, description=_LIMIT)
@@ -197,7 +197,7 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _empty_is_unset(cls, values: Any) -> Any:
-        """Take ``VAR=`` as not set, as container files write it; a rate it switches off."""
+        """Treat ``VAR=`` as unset, as container files write it; an empty rate means no limit."""
         if not isinstance(values, Mapping):
             return values
         return {
@@ -207,18 +207,18 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
         }
 
     @model_validator(mode="after")
-    def _one_way_to_sign_in(self) -> Self:
-        ways = [w for w in (self.jwt_secret, self.jwks_file, self.jwks_url) if w is not None]
-        if len(ways) > 1:
+    def _check_authentication(self) -> Self:
+        sources = [s for s in (self.jwt_secret, self.jwks_file, self.jwks_url) if s is not None]
+        if len(sources) > 1:
             raise ConfigurationError(
                 "set only one of HOLDFAST_JWT_SECRET, HOLDFAST_JWKS_FILE and HOLDFAST_JWKS_URL"
             )
-        by_jwks = self.jwks_file is not None or self.jwks_url is not None
-        if by_jwks and self.jwt_algorithm == "HS256":
+        has_jwks = self.jwks_file is not None or self.jwks_url is not None
+        if has_jwks and self.jwt_algorithm == "HS256":
             raise ConfigurationError(
-                "HOLDFAST_JWT_ALGORITHM should be RS256 or ES256 where keys come from a JWKS"
+                "HOLDFAST_JWT_ALGORITHM should be RS256 or ES256 when keys come from a JWKS"
             )
-        if not by_jwks and self.jwt_algorithm in ("RS256", "ES256"):
+        if not has_jwks and self.jwt_algorithm in ("RS256", "ES256"):
             raise ConfigurationError(
                 f"HOLDFAST_JWT_ALGORITHM={self.jwt_algorithm} needs HOLDFAST_JWKS_FILE or "
                 "HOLDFAST_JWKS_URL"
@@ -226,51 +226,51 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _routes_ttl_by_either_name(self) -> Self:
-        seed = self.routes_idempotency_ttl_hours
-        if seed is not None and "routes_success_ttl_hours" not in self.model_fields_set:
-            self.routes_success_ttl_hours = seed
+    def _apply_routes_ttl_alias(self) -> Self:
+        alias = self.routes_idempotency_ttl_hours
+        if alias is not None and "routes_success_ttl_hours" not in self.model_fields_set:
+            self.routes_success_ttl_hours = alias
         return self
 
     @property
     def algorithm(self) -> str:
-        """The one algorithm tokens are signed with."""
+        """The only algorithm that tokens may be signed with."""
         if self.jwt_algorithm is not None:
             return self.jwt_algorithm
         return "HS256" if self.jwks_file is None and self.jwks_url is None else "RS256"
 
     @property
     def needs_development_secret(self) -> bool:
-        """True when nobody has said how people sign in."""
+        """True if neither a secret nor a JWKS is set."""
         return self.jwt_secret is None and self.jwks_file is None and self.jwks_url is None
 
     @property
-    def _forgets_what_counts(self) -> bool:
-        """True when someone has chosen a lifetime in which actions are forgotten that still count.
+    def _ttl_shorter_than_staleness(self) -> bool:
+        """True if the operator chose a TTL that ends before an action becomes stale.
 
-        The default's number is no choice: a file that lists every default must change nothing.
+        The default value is not a choice: a file that lists every default must change nothing.
         """
         default = type(self).model_fields["walk_success_ttl_hours"].default
         hours = self.walk_success_ttl_hours
-        return hours != default and hours < self._action_counts_hours
+        return hours != default and hours < self._staleness_hours
 
     @property
-    def _action_counts_hours(self) -> float:
+    def _staleness_hours(self) -> float:
         return 24 * self.walk_staleness_cap_days + self.walk_staleness_grace_hours
 
-    def cautions(self) -> list[str]:
-        """Return one line for each setting that is obeyed and costs more than it seems to."""
+    def warnings(self) -> list[str]:
+        """Return one line for each setting that is valid but has a side effect to know about."""
         lines = []
-        if self._forgets_what_counts:
+        if self._ttl_shorter_than_staleness:
             lines.append(
                 f"HOLDFAST_WALK_SUCCESS_TTL_HOURS={self.walk_success_ttl_hours:g} is shorter than "
-                f"the {self._action_counts_hours:g} hours for which an action of walk counts: one "
-                "that is sent again after its record has expired happens a second time"
+                f"the {self._staleness_hours:g} hours in which walk accepts an action: an action "
+                "that is sent again after its record has expired will run a second time"
             )
         return lines
 
     def policies(self) -> Policies:
-        """Return the presets with these settings applied."""
+        """Return the policies of the services with these settings applied."""
         common = {
             "wait": timedelta(seconds=self.wait_seconds),
             "max_body_bytes": self.max_body_bytes,
@@ -285,12 +285,12 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
                 cap=timedelta(days=self.walk_staleness_cap_days),
                 grace=timedelta(hours=self.walk_staleness_grace_hours),
             ),
-            outlive_staleness=not self._forgets_what_counts,
+            outlive_staleness=not self._ttl_shorter_than_staleness,
             rate_limit=self.walk_rate_limit,
         )
         return Policies(
             walk=walk,
-            # A report is about a day: how old that may be is judged in the walker's zone.
+            # A report is about a day, and its age is checked in the walker's time zone.
             step_ingest=walk.replace(
                 key_field="idempotencyKey",
                 staleness=None,
@@ -316,21 +316,21 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
         )
 
 
-def load_settings(**given: Any) -> Settings:
-    """Read the environment; what is given and not None wins over it.
+def load_settings(**overrides: Any) -> Settings:
+    """Read the environment. Arguments that are not None take precedence.
 
-    Raises ``ConfigurationError``: one line that names the variable and what it should be.
+    Raises ``ConfigurationError`` with one line that names the variable and what it should be.
     """
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
-        raise ConfigurationError(_in_one_line(error)) from None
+        raise ConfigurationError(_first_error(error)) from None
 
 
-def strange_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return one line for each ``HOLDFAST_…`` variable that is no setting: often a misspelling."""
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return one line for each ``HOLDFAST_…`` variable that is not a setting."""
     known = {_PREFIX + name.upper() for name in Settings.model_fields}
-    known.discard(_PREFIX + _SEED_004)
+    known.discard(_PREFIX + _ROUTES_TTL_ALIAS)
     lines = []
     for name in sorted(environment):
         if name.startswith(_PREFIX) and name not in known:
@@ -340,12 +340,12 @@ def strange_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     return lines
 
 
-def _in_one_line(error: ValidationError) -> str:
+def _first_error(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     name = str(first["loc"][0])
-    if name == _SEED_004:
+    if name == _ROUTES_TTL_ALIAS:
         variable, field = name, Settings.model_fields["routes_idempotency_ttl_hours"]
     else:
         variable, field = _PREFIX + name.upper(), Settings.model_fields[name]
-    told = "" if name == "jwt_secret" else f", not {first['input']!r}"
-    return f"{variable} should be {field.description}{told}"
+    received = "" if name == "jwt_secret" else f", not {first['input']!r}"
+    return f"{variable} should be {field.description}{received}"

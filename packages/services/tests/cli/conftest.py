@@ -1,13 +1,9 @@
-"""The real command in a directory of its own, and a real server that is always stopped."""
+"""``holdfast serve`` as a process that is stopped after the test."""
 
-import logging
-import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,92 +11,28 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.cli.main import main
 from holdfast.server.jwt_auth import mint_token
 from holdfast.testing.servers import RealPostgres
 from holdfast_services.dev_secrets import development_secret
+from packages.holdfast.tests.cli.conftest import cli, here
+from packages.holdfast.tests.cli.harness import (
+    HOLDFAST,
+    TIMEOUT_SECONDS,
+    Cli,
+    Done,
+    Here,
+    environment,
+    one_line,
+)
 
-HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
-_PATIENCE_SECONDS = 60
+__all__ = ["HOLDFAST", "Cli", "Done", "Here", "cli", "environment", "here", "one_line"]
 
 WALK = {"start": {"lat": 55.95, "lon": -3.19}, "minutes": 90, "interests": ["history"]}
 ROUTES = "/api/v1/routes"
 
 
-def environment(**variables: str) -> dict[str, str]:
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("HOLDFAST_") and name != "ROUTES_IDEMPOTENCY_TTL_HOURS"
-    }
-    return clean | variables
-
-
-@dataclass
-class Cli:
-    """Runs commands in one directory."""
-
-    directory: Path
-
-    def __call__(
-        self, *arguments: str, stdin: bytes = b"", **variables: str
-    ) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [HOLDFAST, *arguments],
-            cwd=self.directory,
-            env=environment(**variables),
-            input=stdin,
-            capture_output=True,
-            timeout=_PATIENCE_SECONDS,
-            check=False,
-        )
-
-
-@dataclass
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: bytes
-    stderr: bytes
-
-
-Here = Callable[..., Done]
-
-
-@pytest.fixture
-def here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> Iterator[Here]:
-    """Run commands in this process: a new one takes most of a second to import everything."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    root = logging.getLogger()
-    logs, level = list(root.handlers), root.level
-    monkeypatch.chdir(tmp_path)
-    for name in set(os.environ) - set(environment()):
-        monkeypatch.delenv(name)
-
-    def run(*arguments: str, **variables: str) -> Done:
-        capfdbinary.readouterr()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["holdfast", *arguments])
-            for name, value in variables.items():
-                patch.setenv(name, value)
-            with pytest.raises(SystemExit) as end:
-                main()
-        out, err = capfdbinary.readouterr()
-        return Done(int(str(end.value.code)), out, err)
-
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    # A command sends logs to the standard error it has, which is gone after the test.
-    root.handlers[:] = logs
-    root.setLevel(level)
-
-
 class Server:
-    """``holdfast serve`` on a free port, ready to be asked."""
+    """``holdfast serve`` on a free port, after it printed that it is ready."""
 
     def __init__(self, directory: Path, *arguments: str, **variables: str) -> None:
         self.errors = (directory / "stderr.txt").open("ab+")
@@ -121,7 +53,7 @@ class Server:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(_PATIENCE_SECONDS)
+        return self.process.wait(TIMEOUT_SECONDS)
 
     def rest_of_output(self) -> str:
         assert self.process.stdout is not None
@@ -141,7 +73,7 @@ class Server:
 
     def _first_line(self) -> str:
         assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], _PATIENCE_SECONDS)[0]:
+        if not select.select([self.process.stdout], [], [], TIMEOUT_SECONDS)[0]:
             self.process.kill()
             pytest.fail(f"not ready in time: {self.stderr()}")
         return self.process.stdout.readline().decode().rstrip("\n")
@@ -158,11 +90,6 @@ def postgres_url(postgres: RealPostgres) -> Iterator[str]:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    return Cli(tmp_path)
-
-
-@pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
@@ -176,14 +103,6 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 
 def token(cli: Cli) -> str:
-    """Sign in as the command does: with the secret that the server keeps, without a process."""
+    """Return a token signed with the development secret of the server in this directory."""
     secret = development_secret(cli.directory / ".holdfast")
     return mint_token(secret, sub="ada", lifetime=timedelta(hours=1), now=datetime.now(UTC))
-
-
-def one_line(error: bytes) -> str:
-    """Return the one line of stderr, or fail."""
-    lines = error.decode().splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("holdfast: ")
-    return lines[0]

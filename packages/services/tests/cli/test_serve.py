@@ -1,4 +1,4 @@
-"""``holdfast serve`` as a real process: asked, stopped, started again, killed."""
+"""``holdfast serve`` as a process: requests, restart, kill, several processes, startup errors."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 from holdfast_services.cli.serve import _bind
 from holdfast_services.settings import load_settings
 
@@ -31,7 +31,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def test_a_record_survives_a_restart_and_a_kill(cli: Cli, serve: Serve) -> None:
+def test_record_survives_restart_and_kill(cli: Cli, serve: Serve) -> None:
     first = serve()
     assert first.line == f"Holdfast is ready on {first.url} (sqlite:///holdfast.db)"
     assert "no HOLDFAST_JWT_SECRET is set" in first.stderr()
@@ -61,7 +61,7 @@ def test_a_record_survives_a_restart_and_a_kill(cli: Cli, serve: Serve) -> None:
     assert [record["key"] for record in listed] == [KEY["Idempotency-Key"]]
 
 
-def test_what_is_running_is_finished_before_the_end(cli: Cli, serve: Serve) -> None:
+def test_running_request_is_finished_before_shutdown(cli: Cli, serve: Serve) -> None:
     server = serve()
     body = json.dumps(WALK).encode()
     address = urlsplit(server.url)
@@ -80,7 +80,7 @@ def test_what_is_running_is_finished_before_the_end(cli: Cli, serve: Serve) -> N
     assert server.process.wait(20) == 0
 
 
-def test_expired_records_are_forgotten_and_swept(cli: Cli, serve: Serve) -> None:
+def test_expired_record_is_ignored_and_swept(cli: Cli, serve: Serve) -> None:
     server = serve(ROUTES_IDEMPOTENCY_TTL_HOURS="0.0001")
     with server.client(token(cli)) as client:
         first = client.post(ROUTES, json=WALK, headers=KEY).json()
@@ -96,32 +96,32 @@ def test_expired_records_are_forgotten_and_swept(cli: Cli, serve: Serve) -> None
 def living_children(parent: psutil.Process) -> set[int]:
     living = set()
     for child in parent.children():
-        with suppress(psutil.NoSuchProcess):  # gone between being listed and being asked
+        with suppress(psutil.NoSuchProcess):  # ended after it was listed
             if child.status() != psutil.STATUS_ZOMBIE:
                 living.add(child.pid)
     return living
 
 
-def test_several_workers_share_the_port_the_keys_and_the_metrics(cli: Cli, serve: Serve) -> None:
+def test_server_processes_share_port_keys_and_metrics(cli: Cli, serve: Serve) -> None:
     server = serve("--workers", "2")
     parent = psutil.Process(server.process.pid)
     signature = token(cli)
     first_two = {child.pid for child in parent.children()}
     assert len(first_two) == 2
 
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
 
     def send() -> None:
         with server.client(signature) as client:
-            answers.append(client.post(ROUTES, json=WALK, headers=KEY))
+            responses.append(client.post(ROUTES, json=WALK, headers=KEY))
 
     threads = [threading.Thread(target=send) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {answer.status_code for answer in answers} == {202}
-    assert len({answer.content for answer in answers}) == 1
+    assert {response.status_code for response in responses} == {202}
+    assert len({response.content for response in responses}) == 1
 
     def count() -> str:
         return httpx.get(f"{server.url}/metrics").text
@@ -143,7 +143,7 @@ def test_several_workers_share_the_port_the_keys_and_the_metrics(cli: Cli, serve
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_several_workers_keep_one_rate_limit(cli: Cli, serve: Serve) -> None:
+def test_server_processes_share_a_rate_limit(cli: Cli, serve: Serve) -> None:
     server = serve("--workers", "3", "--no-jobs", HOLDFAST_ROUTES_RATE_LIMIT="10/hour")
     signature = token(cli)
 
@@ -156,7 +156,7 @@ def test_several_workers_keep_one_rate_limit(cli: Cli, serve: Serve) -> None:
     assert (statuses.count(202), statuses.count(429)) == (10, 30)
 
 
-def test_workers_do_not_outlive_a_supervisor_that_was_killed(serve: Serve) -> None:
+def test_server_processes_end_when_the_supervisor_is_killed(serve: Serve) -> None:
     server = serve("--workers", "2")
     workers = psutil.Process(server.process.pid).children()
     server.process.kill()
@@ -165,7 +165,7 @@ def test_workers_do_not_outlive_a_supervisor_that_was_killed(serve: Serve) -> No
     until(lambda: not any(w.is_running() for w in workers), "workers were left behind")
 
 
-def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli) -> None:
+def test_port_in_use_is_reported_in_one_line(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = cli("serve", "--port", str(taken.getsockname()[1]))
     assert (done.returncode, done.stdout) == (1, b"")
@@ -173,7 +173,7 @@ def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "code", "told"),
+    ("arguments", "variables", "code", "message"),
     [
         (["--host", "0.0.0.0"], {}, 2, "HOLDFAST_JWT_SECRET"),
         (["--host", "nowhere.invalid"], {}, 2, "nowhere.invalid"),
@@ -187,22 +187,22 @@ def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli) -> None:
         ([], {"HOLDFAST_WAIT_SECONDS": "soon"}, 2, "HOLDFAST_WAIT_SECONDS"),
     ],
 )
-def test_what_keeps_it_from_starting_is_told_in_one_line(
-    here: Here, arguments: list[str], variables: dict[str, str], code: int, told: str
+def test_startup_error_is_reported_in_one_line(
+    here: Here, arguments: list[str], variables: dict[str, str], code: int, message: str
 ) -> None:
     done = here("serve", "--port", "0", *arguments, **variables)
     assert (done.returncode, done.stdout) == (code, b"")
-    assert told in one_line(done.stderr)
+    assert message in one_line(done.stderr)
 
 
-def test_several_workers_that_cannot_start_say_so_once(cli: Cli) -> None:
+def test_startup_error_of_several_processes_is_reported_once(cli: Cli) -> None:
     arguments = ("serve", "--port", "0", "--workers", "2")
     done = cli(*arguments, HOLDFAST_JWKS_FILE="nowhere.json")
     assert (done.returncode, done.stdout) == (2, b"")
     assert "nowhere.json" in one_line(done.stderr)
 
 
-def test_what_it_ignores_is_said(serve: Serve) -> None:
+def test_unknown_setting_is_a_warning(serve: Serve) -> None:
     secret = "x" * 32
     server = serve("--no-jobs", HOLDFAST_HOEM="y", HOLDFAST_JWT_SECRET=secret)
     assert server.stop() == 0
@@ -212,7 +212,7 @@ def test_what_it_ignores_is_said(serve: Serve) -> None:
     assert secret not in server.stderr()
 
 
-def test_what_it_obeys_at_a_price_is_said(serve: Serve) -> None:
+def test_risky_setting_is_a_warning(serve: Serve) -> None:
     ttl = {"HOLDFAST_WALK_SUCCESS_TTL_HOURS": "0.0005", "HOLDFAST_JWT_SECRET": "x" * 32}
     server = serve("--no-jobs", "--workers", "2", **ttl)
     assert server.stop() == 0
@@ -220,13 +220,13 @@ def test_what_it_obeys_at_a_price_is_said(serve: Serve) -> None:
     assert len([line for line in warnings if "WALK_SUCCESS_TTL_HOURS=0.0005" in line]) == 1
 
 
-def test_a_development_secret_binds_to_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_development_secret_binds_to_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_JWT_SECRET", raising=False)
     development, real = load_settings(), load_settings(jwt_secret="x" * 32)
     for host in ("127.0.0.1", "127.8.8.8", "localhost"):
         _bind(host, 0, development).close()
-    with pytest.raises(Failure, match="refusing to listen"):
+    with pytest.raises(CommandError, match="refusing to listen"):
         _bind("0.0.0.0", 0, development)
-    with pytest.raises(Failure):
+    with pytest.raises(CommandError):
         _bind("::", 0, development)
     _bind("0.0.0.0", 0, real).close()

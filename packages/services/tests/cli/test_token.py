@@ -1,4 +1,4 @@
-"""``holdfast token``: what it makes is what the server of the same directory takes."""
+"""``holdfast token``: claims, signatures, App Check tokens, errors."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ def claims(done: Done, secret: str) -> dict[str, object]:
     return dict(jwt.decode(done.stdout.decode().strip(), secret, algorithms=["HS256"]))
 
 
-def test_it_carries_the_claims_and_the_configured_signature(here: Here, tmp_path: Path) -> None:
+def test_token_has_the_claims_and_the_configured_signature(here: Here, tmp_path: Path) -> None:
     secret = "x" * 32
     done = here(
         *("token", "--sub", "ada", "--org", "acme", "--role", "admin", "--role", "walker"),
@@ -28,7 +28,7 @@ def test_it_carries_the_claims_and_the_configured_signature(here: Here, tmp_path
     assert not (tmp_path / ".holdfast").exists()
 
 
-def test_without_a_secret_it_is_signed_with_the_one_kept_at_home(
+def test_token_without_configured_secret_uses_the_one_in_holdfast_home(
     here: Here, tmp_path: Path
 ) -> None:
     done = here("token", "--sub", "ada", HOLDFAST_HOME="secrets")
@@ -55,7 +55,7 @@ def test_without_a_secret_it_is_signed_with_the_one_kept_at_home(
         ([], {"HOLDFAST_HOME": "/dev/null"}),
     ],
 )
-def test_what_it_cannot_make_is_told_in_one_line(
+def test_invalid_token_options_are_reported_in_one_line(
     here: Here, arguments: list[str], variables: dict[str, str]
 ) -> None:
     done = here("token", "--sub", "ada", *arguments, **variables)
@@ -63,21 +63,21 @@ def test_what_it_cannot_make_is_told_in_one_line(
     one_line(done.stderr)
 
 
-def test_it_is_one_line_a_shell_can_use(here: Here) -> None:
+def test_token_is_printed_as_one_line(here: Here) -> None:
     token = here("token", "--sub", "ada").stdout.decode()
     assert token.count("\n") == 1
     middle = token.split(".")[1]
     assert json.loads(base64.urlsafe_b64decode(middle + "=="))["sub"] == "ada"
 
 
-def test_without_saying_who_it_makes_none(here: Here) -> None:
+def test_token_without_sub_is_an_error(here: Here) -> None:
     done = here("token")
     assert (done.returncode, done.stdout) == (2, b"")
     assert "--sub" in one_line(done.stderr)
 
 
 def app_check_claims(done: Done, home: Path, audience: str, issuer: str) -> dict[str, object]:
-    """Check the signature as the server does, by the public part of the key kept at home."""
+    """Check the signature as the server does, with the public key in HOLDFAST_HOME."""
     assert done.returncode == 0, done.stderr
     jwk = json.loads((home / "app-check-key.json").read_text())["keys"][0]
     public = {name: jwk[name] for name in ("kty", "n", "e")}
@@ -87,7 +87,9 @@ def app_check_claims(done: Done, home: Path, audience: str, issuer: str) -> dict
     return dict(jwt.decode(token, key, algorithms=["RS256"], audience=audience, issuer=issuer))
 
 
-def test_an_app_check_token_is_signed_with_the_key_kept_at_home(here: Here, tmp_path: Path) -> None:
+def test_app_check_token_is_signed_with_the_key_in_holdfast_home(
+    here: Here, tmp_path: Path
+) -> None:
     home = tmp_path / ".holdfast"
     party = ("projects/holdfast-development", "holdfast-development")
     first = app_check_claims(here("token", "--app-check"), home, *party)
@@ -98,7 +100,7 @@ def test_an_app_check_token_is_signed_with_the_key_kept_at_home(here: Here, tmp_
     assert not (home / "jwt-secret").exists()
 
 
-def test_an_app_check_token_says_what_the_server_wants_to_hear(here: Here, tmp_path: Path) -> None:
+def test_app_check_token_has_the_configured_audience_and_issuer(here: Here, tmp_path: Path) -> None:
     done = here(
         *("token", "--app-check", "--hours", "2"),
         HOLDFAST_HOME="keys",
@@ -109,7 +111,7 @@ def test_an_app_check_token_says_what_the_server_wants_to_hear(here: Here, tmp_p
     assert found["aud"] == ["projects/7"]
 
 
-def test_a_broken_key_file_is_told_and_not_replaced(here: Here, tmp_path: Path) -> None:
+def test_broken_key_file_is_reported_and_not_replaced(here: Here, tmp_path: Path) -> None:
     (tmp_path / ".holdfast").mkdir()
     path = tmp_path / ".holdfast" / "app-check-key.json"
     path.write_text("{}")

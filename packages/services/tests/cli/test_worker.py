@@ -1,4 +1,4 @@
-"""``holdfast worker`` and the worker in ``holdfast serve``, as real processes."""
+"""``holdfast worker`` and the worker of ``holdfast serve``, as processes."""
 
 import json
 import select
@@ -67,7 +67,7 @@ def finished(client: httpx.Client, location: str) -> dict[str, Any]:
         time.sleep(0.02)
 
 
-def test_the_server_makes_the_route_by_itself(cli: Cli, serve: Serve) -> None:
+def test_server_runs_jobs(cli: Cli, serve: Serve) -> None:
     server = serve()
     with server.client(token(cli)) as client:
         accepted = client.post(ROUTES, json=WALK, headers=KEY)
@@ -86,7 +86,7 @@ def test_the_server_makes_the_route_by_itself(cli: Cli, serve: Serve) -> None:
     assert [(job["state"], job["tenant"]) for job in jobs] == [("done", "ada")]
 
 
-def test_without_jobs_the_server_leaves_them_to_a_worker(
+def test_server_with_no_jobs_leaves_jobs_to_a_worker(
     cli: Cli, serve: Serve, work: Callable[..., WorkerProcess]
 ) -> None:
     server = serve("--no-jobs")
@@ -98,18 +98,18 @@ def test_without_jobs_the_server_leaves_them_to_a_worker(
         assert [job["state"] for job in waiting] == ["waiting"]
 
         worker = work("--queue", "routes", "--concurrency", "2")
-        assert worker.line.startswith("Holdfast works routes of sqlite:///holdfast.db (pid ")
+        assert worker.line.startswith("Holdfast runs jobs of routes on sqlite:///holdfast.db (pid ")
         assert finished(client, location)["status"] == "done"
-        # It is woken, and does not only look now and then.
+        # A notification wakes the worker: this is faster than polling.
         started = time.monotonic()
         other = client.post(ROUTES, json=WALK | {"minutes": 30}).headers["location"]
         assert finished(client, other)["status"] == "done"
-        print(f"from the answer to the route: {time.monotonic() - started:.3f} s")
+        print(f"from the response to the route: {time.monotonic() - started:.3f} s")
     assert worker.stop() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_ends_well_when_told_to(
+def test_worker_stops_on_a_signal_with_exit_code_0(
     work: Callable[..., WorkerProcess], number: signal.Signals
 ) -> None:
     worker = work("--database", "sqlite:///idle.db")
@@ -117,32 +117,32 @@ def test_a_worker_ends_well_when_told_to(
     assert worker.stop(number) == 0
 
 
-def test_a_worker_tells_prometheus_where_it_is_asked_to(
+def test_worker_serves_metrics_on_the_given_port(
     work: Callable[..., WorkerProcess], unused_tcp_port: int
 ) -> None:
-    work("--database", "sqlite:///told.db", "--metrics-port", str(unused_tcp_port))
+    work("--database", "sqlite:///metrics.db", "--metrics-port", str(unused_tcp_port))
     deadline = time.monotonic() + 30
     while True:
-        told = httpx.get(f"http://127.0.0.1:{unused_tcp_port}/metrics").text
-        if 'outcome="done",queue="housekeeping"' in told:
+        result = httpx.get(f"http://127.0.0.1:{unused_tcp_port}/metrics").text
+        if 'outcome="done",queue="housekeeping"' in result:
             break
-        assert time.monotonic() < deadline, told
+        assert time.monotonic() < deadline, result
         time.sleep(0.05)
 
 
-def test_a_worker_for_a_queue_that_nobody_has_is_refused(here: Here) -> None:
-    told = here("worker", "--queue", "nobodys")
-    assert told.returncode == 2
-    assert "no service has jobs in queue nobodys" in one_line(told.stderr)
+def test_worker_for_an_unknown_queue_is_an_error(here: Here) -> None:
+    result = here("worker", "--queue", "missing")
+    assert result.returncode == 2
+    assert "unknown queue missing" in one_line(result.stderr)
 
 
-def test_a_worker_without_its_database_says_so_in_one_line(here: Here) -> None:
-    told = here("worker", "--database", "postgresql://127.0.0.1:1/none")
-    assert told.returncode == 1
-    assert "postgresql://127.0.0.1:1/none" in one_line(told.stderr)
+def test_worker_without_database_is_reported_in_one_line(here: Here) -> None:
+    result = here("worker", "--database", "postgresql://127.0.0.1:1/none")
+    assert result.returncode == 1
+    assert "postgresql://127.0.0.1:1/none" in one_line(result.stderr)
 
 
-def test_two_processes_of_one_server_sweep_once_per_slot(cli: Cli, serve: Serve) -> None:
+def test_two_server_processes_sweep_once_per_slot(cli: Cli, serve: Serve) -> None:
     server = serve("--workers", "2")
     with server.client(token(cli)) as client:
         accepted = client.post(ROUTES, json=WALK, headers=KEY)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast_services.field.model import OURS_BYTES, shown, written
+from holdfast_services.field.model import SERVER_FIELDS_BYTES, document_json, encode
 from packages.services.tests.conftest import Serve
 
 ACTIVITIES = "/api/v1/activities"
@@ -98,7 +98,7 @@ async def test_whatever_the_limits_are_nothing_is_an_internal_error(
 
 def test_what_the_server_adds_fits_its_share() -> None:
     now = SystemClock().now()
-    largest = shown(
+    largest = document_json(
         document_id=str(uuid4()), version=2**63 - 1, fields={}, created_at=now, updated_at=now
     )
-    assert len(written(largest)) < OURS_BYTES
+    assert len(encode(largest)) < SERVER_FIELDS_BYTES

@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import StoreUnavailableError
 from holdfast.jobs.executor import FAULT_POINTS
 from holdfast_services.planning import jobs
-from holdfast_services.planning.jobs import COUNT, INDEX, TELL
+from holdfast_services.planning.jobs import COUNT, INDEX, NOTIFY
 from holdfast_services.planning.repository import sql
 from packages.services.tests.conftest import Serve
 
@@ -100,9 +100,11 @@ async def test_assignees_are_told_once_per_creation_and_move(office: Office) -> 
     target = {"mission_id": two.rpartition("/")[2], "version": 1}
     for _ in range(3):
         ok(await office.post(f"{path}/move", target, key="the-same-move"))
-    keys = {row["key"] for row in await office.rows("SELECT key FROM jobs WHERE type = :t", t=TELL)}
+    keys = {
+        row["key"] for row in await office.rows("SELECT key FROM jobs WHERE type = :t", t=NOTIFY)
+    }
     about = path.rpartition("/")[2]
-    assert keys == {f"job:acme:planning:{TELL}:{about}:{version}" for version in (1, 2)}
+    assert keys == {f"job:acme:planning:{NOTIFY}:{about}:{version}" for version in (1, 2)}
     await office.all_jobs_done()
     told = await office.rows(
         "SELECT tenant, assignment_id, version, kind, mission_id, recipient"

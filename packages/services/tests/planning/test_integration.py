@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 from holdfast.clock import SystemClock
-from holdfast_services.planning.jobs import TELL
+from holdfast_services.planning.jobs import NOTIFY
 
 from .fixtures import Office, OpenOffice, made, ok, refused, tag
 
@@ -51,7 +51,7 @@ async def test_visibility_timeout_and_lease_renewal_handling(office: Office) -> 
     await office.assignment()
     table = office.holdfast.job_store
     jobs = await table.claim(["planning"], worker="slow", limit=10, lease_seconds=0.5)
-    [job] = [each for each in jobs if each.type == TELL]
+    [job] = [each for each in jobs if each.type == NOTIFY]
     assert await table.renew([job.lease], worker="slow", lease_seconds=30)
     await asyncio.sleep(0.6)
     visible = await table.claim(["planning"], worker="next", limit=10, lease_seconds=30)

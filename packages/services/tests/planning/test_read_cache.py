@@ -53,7 +53,7 @@ def test_it_is_bounded_in_bytes_and_lets_go_of_the_least_recently_used() -> None
     cache.put(keys[4], 1, b"x" * 6_000)
     assert keys[4] not in cache
     for key in keys:
-        cache.forget(key)
+        cache.remove(key)
     assert (len(cache), cache.size_bytes) == (0, 0)
 
 

@@ -6,7 +6,7 @@ import re
 
 from holdfast.core.job import job_id, job_key
 from holdfast.jobs.admin import JobAdmin
-from holdfast_services.planning.jobs import QUEUE, TELL
+from holdfast_services.planning.jobs import NOTIFY, QUEUE
 
 from .fixtures import Office, made, ok, refused, tag, token
 
@@ -28,10 +28,10 @@ async def test_cross_org_isolation_of_job_dedup_entries(office: Office) -> None:
     about = f"{path.rpartition('/')[2]}:1"
     await office.all_jobs_done()
     desk = JobAdmin(office.holdfast.store)
-    ours = job_id(job_key("acme", QUEUE, TELL, about))
+    ours = job_id(job_key("acme", QUEUE, NOTIFY, about))
     assert await desk.state(ours, tenant="acme") == "done"
     assert await desk.find(ours, tenant="globex") is None
-    assert ours != job_id(job_key("globex", QUEUE, TELL, about))
+    assert ours != job_id(job_key("globex", QUEUE, NOTIFY, about))
     assert await desk.jobs(tenant="globex") == []
 
 

@@ -107,7 +107,7 @@ def test_the_edges_of_the_globe_are_places_too():
         ({"minutes": 0}, r">= 1 - at `\$\[1\].minutes`"),
         ({"minutes": 12.5}, r"`int`, got `float` - at `\$\[1\].minutes`"),
         ({"name": ""}, r"length >= 1 - at `\$\[1\].name`"),
-        ({"id": "a"}, "the id 'a' is there 2 times"),
+        ({"id": "a"}, "the id 'a' occurs 2 times"),
         ({"colour": "red"}, "unknown field `colour`"),
     ],
 )

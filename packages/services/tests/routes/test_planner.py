@@ -16,7 +16,7 @@ from holdfast_services.routes import search
 from holdfast_services.routes.catalogue import INTERESTS, Place, bundled_places
 from holdfast_services.routes.geo import METRES_PER_MINUTE, Point, vector
 from holdfast_services.routes.planner import Route, plan_route, score
-from holdfast_services.routes.tour import Ground, Tour
+from holdfast_services.routes.tour import Tour, TourProblem
 
 EDINBURGH = Point(55.9533, -3.1883)
 quick = settings(max_examples=60, deadline=None)
@@ -359,10 +359,10 @@ def test_a_whole_catalogue_in_one_town_takes_no_time_to_speak_of():
     assert len(route.stops) > 40
 
 
-def ground(*spots: tuple[float, float, int], minutes: int) -> Ground:
+def problem(*spots: tuple[float, float, int], minutes: int) -> TourProblem:
     """Lay out spots by latitude, longitude and score, with no visits; spot 0 is at (0, 0)."""
     spots = ((0, 0, 0), *spots)
-    return Ground(
+    return TourProblem(
         [vector(Point(lat, lon)) for lat, lon, _ in spots],
         [0] * len(spots),
         [points for _, _, points in spots],
@@ -371,22 +371,22 @@ def ground(*spots: tuple[float, float, int], minutes: int) -> Ground:
 
 
 def test_a_crossing_is_taken_out():
-    square = ground((0, 0.01, 1), (0.01, 0.01, 1), (0.01, 0, 1), minutes=240)
+    square = problem((0, 0.01, 1), (0.01, 0.01, 1), (0.01, 0, 1), minutes=240)
     crossed = Tour(square, [2, 1, 3])
-    crossed.untangle()
+    crossed.shorten()
     assert crossed.spots in ([0, 1, 2, 3], [0, 3, 2, 1])
-    assert crossed.room == Tour(square, [1, 2, 3]).room
+    assert crossed.slack == Tour(square, [1, 2, 3]).slack
 
 
 def test_what_scores_more_for_the_time_it_adds_comes_in_first():
     # Either fits, not both: a little for 20 minutes, or much for 40.
-    tour = Tour(ground((0.005, 0, 1), (-0.01, 0, 10), minutes=40))
+    tour = Tour(problem((0.005, 0, 1), (-0.01, 0, 10), minutes=40))
     search._insert(tour)
     assert tour.spots == [0, 2]
 
 
 def test_what_scores_little_but_adds_less_comes_in_first():
-    tour = Tour(ground((0.001, 0, 10), (-0.01, 0, 20), minutes=40))
+    tour = Tour(problem((0.001, 0, 10), (-0.01, 0, 20), minutes=40))
     search._insert(tour)
     assert tour.spots == [0, 1]
 
@@ -395,7 +395,7 @@ def test_what_scores_little_but_adds_less_comes_in_first():
     ("old", "new"), [((0.005, 0, 1), (-0.01, 0, 10)), ((-0.01, 0, 10), (0.005, 0, 10))]
 )
 def test_a_spot_is_exchanged_for_a_better_one_or_one_as_good_nearer_by(old, new):
-    tour = Tour(ground(old, new, minutes=40), [1])
+    tour = Tour(problem(old, new, minutes=40), [1])
     assert search._exchange(tour)
     assert tour.spots == [0, 2]
     assert not search._exchange(tour)
@@ -403,7 +403,7 @@ def test_a_spot_is_exchanged_for_a_better_one_or_one_as_good_nearer_by(old, new)
 
 def test_a_new_spot_comes_in_where_it_adds_least_and_not_where_the_old_one_was():
     # East are 1 and 2, west is 3: in the place of 1, spot 4 beside 3 would take a second way west.
-    line = ground((0, 0.004, 1), (0, 0.008, 5), (0, -0.008, 5), (0, -0.007, 9), minutes=62)
+    line = problem((0, 0.004, 1), (0, 0.008, 5), (0, -0.008, 5), (0, -0.007, 9), minutes=62)
     tour = Tour(line, [1, 2, 3])
     assert search._exchange(tour)
     assert tour.spots in ([0, 2, 3, 4], [0, 2, 4, 3])
@@ -414,10 +414,10 @@ def test_a_new_spot_comes_in_where_it_adds_least_and_not_where_the_old_one_was()
 def test_what_each_spot_would_add_is_right_after_each_one_that_came_in(seed):
     start, places = town(seed, 20)
     vectors = [vector(start), *(vector(place) for place in places)]
-    tour = Tour(Ground(vectors, [0] * 21, [0] + [1] * 20, 10**6))
+    tour = Tour(TourProblem(vectors, [0] * 21, [0] + [1] * 20, 10**6))
     costs = {spot: tour.cheapest(spot) for spot in range(1, 21)}
     for new in range(1, 11):
-        tour.put(new, costs.pop(new)[1])
-        search._reckon(tour, new, costs)
+        tour.insert(new, costs.pop(new)[1])
+        search._update_costs(tour, new, costs)
         least = {spot: tour.cheapest(spot)[0] for spot in costs}
         assert {spot: added for spot, (added, _) in costs.items()} == least

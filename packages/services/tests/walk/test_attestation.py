@@ -14,8 +14,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from holdfast_services.dev_secrets import development_app_check_key
-from holdfast_services.walk.attestation import mint_app_check
-from holdfast_services.walk.steps_settings import DEVELOPMENT_AUDIENCE, DEVELOPMENT_ISSUER
+from holdfast_services.walk.steps.attestation import mint_app_check
+from holdfast_services.walk.steps.settings import DEVELOPMENT_AUDIENCE, DEVELOPMENT_ISSUER
 from packages.services.tests.conftest import Serve
 
 from .fixtures import OpenWorld, ok, opener, refused

@@ -77,7 +77,7 @@ async def test_a_sign_that_does_not_fit_is_the_callers_mistake(
 ) -> None:
     async with sqlite_world.transaction() as tx:
         await lock_walker(tx, "ada", sqlite_world.clock.at)
-        with pytest.raises(ValueError, match="not negative"):
+        with pytest.raises(ValueError, match="cannot be negative"):
             await book_it(tx, "ada", -1, reason="x", reference="x", now=sqlite_world.clock.at)
 
 

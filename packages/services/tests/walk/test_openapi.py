@@ -7,7 +7,7 @@ import pytest
 
 from holdfast_services.app import create_app
 from holdfast_services.settings import load_settings
-from holdfast_services.walk.errors import STATUSES, refusal
+from holdfast_services.walk.errors import STATUSES, walk_error
 from packages.services.tests.conftest import SECRET
 from tests.docs.pages import DOCS
 
@@ -89,6 +89,6 @@ def test_every_refusal_is_on_the_page_with_its_status() -> None:
 
 @pytest.mark.parametrize("code", STATUSES)
 def test_a_refusal_carries_its_status_and_details(code: str) -> None:
-    error = refusal(code, "because", nodeId="n")
+    error = walk_error(code, "because", nodeId="n")
     assert (error.status, error.code, error.message) == (STATUSES[code], code, "because")
     assert error.details == {"nodeId": "n"}

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast_services.walk import reconcile
-from holdfast_services.walk.steps_settings import StepSettings
+from holdfast_services.walk.steps import reconcile
+from holdfast_services.walk.steps.settings import StepSettings
 
 from .fixtures import OpenWorld, ok
 from .settlement_fixtures import NODE, allocations, backwards, take

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from holdfast.jobs.executor import FAULT_POINTS
-from holdfast_services.walk import reconcile
-from holdfast_services.walk.steps_intake import RECONCILE
+from holdfast_services.walk.steps import reconcile
+from holdfast_services.walk.steps.ingest import RECONCILE
 from packages.services.tests.conftest import Serve
 
 from .fixtures import opener

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_services.walk.steps_model import StreakView
-from holdfast_services.walk.steps_settings import StepSettings
-from holdfast_services.walk.steps_streak import read_streak
+from holdfast_services.walk.steps.model import StreakView
+from holdfast_services.walk.steps.settings import StepSettings
+from holdfast_services.walk.steps.streak_view import read_streak
 from packages.services.tests.conftest import Serve
 
 from .fixtures import HeldClock, OpenWorld, new_key, ok, opener, refused, text

@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_services.walk.day_assessment import (
+from holdfast_services.walk.steps.day_assessment import (
     Accepted,
     Quarantined,
     Reading,
     Rejected,
     Ruling,
     Verdict,
-    judge,
+    assess_day,
 )
-from holdfast_services.walk.steps_rules import (
+from holdfast_services.walk.steps.rules import (
     LastSync,
     Limits,
     Report,
     Span,
+    find_rejection,
     find_zone,
-    first_fault,
     provisional_credit,
     scaled,
 )
@@ -43,7 +43,7 @@ def a_report(**changes: object) -> Report:
 
 
 def code(report: Report, last: LastSync | None = None, now: datetime = NOON) -> str | None:
-    fault = first_fault(report, LIMITS, last, now)
+    fault = find_rejection(report, LIMITS, last, now)
     return None if fault is None else fault.code
 
 
@@ -130,7 +130,7 @@ def test_a_day_is_judged_in_the_walkers_zone(zone: str, day: date, found: str | 
 
 
 def test_a_strange_source_comes_before_all_else_and_is_no_cheating() -> None:
-    fault = first_fault(a_report(bundle="fake", count=10**9), LIMITS, None, NOON)
+    fault = find_rejection(a_report(bundle="fake", count=10**9), LIMITS, None, NOON)
     assert fault is not None
     assert (fault.status, fault.code, fault.is_anti_cheat) == (403, "SOURCE_NOT_ALLOWED", False)
 
@@ -169,7 +169,7 @@ def reading(
 
 
 def verdict(*readings: Reading, ruling: Ruling | None = None) -> Verdict:
-    return judge(DAY, readings, LIMITS, ruling)
+    return assess_day(DAY, readings, LIMITS, ruling)
 
 
 def test_a_counter_that_grows_is_accepted_with_its_newest_count() -> None:

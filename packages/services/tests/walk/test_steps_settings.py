@@ -18,12 +18,24 @@ from holdfast_services.settings import load_settings
         ),
         (
             {"app_check_jwks_url": "https://b.example", "app_check_issuer": "i"},
-            "need HOLDFAST_APP_CHECK_AUDIENCE and HOLDFAST_APP_CHECK_ISSUER",
+            "needs HOLDFAST_APP_CHECK_AUDIENCE and HOLDFAST_APP_CHECK_ISSUER",
         ),
-        ({"step_source_bundles": " , "}, "HOLDFAST_STEP_SOURCE_BUNDLES should be names"),
-        ({"step_streak_tiers": "3,2"}, "HOLDFAST_STEP_STREAK_TIERS should be growing"),
-        ({"step_streak_tiers": "0,2"}, "HOLDFAST_STEP_STREAK_TIERS should be growing"),
-        ({"step_streak_tiers": "three"}, "HOLDFAST_STEP_STREAK_TIERS should be growing"),
+        (
+            {"step_source_bundles": " , "},
+            "HOLDFAST_STEP_SOURCE_BUNDLES should be a comma-separated list",
+        ),
+        (
+            {"step_streak_tiers": "3,2"},
+            "HOLDFAST_STEP_STREAK_TIERS should be a comma-separated list",
+        ),
+        (
+            {"step_streak_tiers": "0,2"},
+            "HOLDFAST_STEP_STREAK_TIERS should be a comma-separated list",
+        ),
+        (
+            {"step_streak_tiers": "three"},
+            "HOLDFAST_STEP_STREAK_TIERS should be a comma-separated list",
+        ),
         ({"step_max_per_day": 0}, "HOLDFAST_STEP_MAX_PER_DAY should be a whole number of steps"),
         ({"step_energy_per_step": 0}, "HOLDFAST_STEP_ENERGY_PER_STEP should be a number above 0"),
     ],

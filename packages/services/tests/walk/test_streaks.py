@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_services.walk.streaks import (
+from holdfast_services.walk.steps.streaks import (
     AttestedDay,
     StreakRules,
-    carry_on,
-    state_on,
+    extend_streak,
+    streak_on,
     today_in,
 )
 
@@ -26,7 +26,7 @@ def day(number: int) -> date:
 
 
 def last_of(numbers: Iterable[int], rules: StreakRules = RULES) -> AttestedDay | None:
-    *_, last = [None, *carry_on(None, [day(number) for number in sorted(numbers)], rules)]
+    *_, last = [None, *extend_streak(None, [day(number) for number in sorted(numbers)], rules)]
     return last
 
 
@@ -53,7 +53,7 @@ def test_it_is_what_a_walk_through_the_calendar_gives(
 ) -> None:
     rules = StreakRules(tuple(sorted(tiers)), decay)
     today = max(numbers, default=0) + later
-    state = state_on(last_of(numbers, rules), day(today), UTC_ZONE, rules)
+    state = streak_on(last_of(numbers, rules), day(today), UTC_ZONE, rules)
     assert (state.length, state.tier) == calendar(numbers, today, rules)
 
 
@@ -61,10 +61,10 @@ def test_it_is_what_a_walk_through_the_calendar_gives(
 def test_it_may_be_carried_on_from_any_day_before_the_change(
     numbers: set[int], data: st.DataObject
 ) -> None:
-    whole = list(carry_on(None, [day(number) for number in sorted(numbers)], RULES))
+    whole = list(extend_streak(None, [day(number) for number in sorted(numbers)], RULES))
     cut = data.draw(st.integers(0, len(whole)))
     before = whole[cut - 1] if cut else None
-    assert list(carry_on(before, [each.day for each in whole[cut:]], RULES)) == whole[cut:]
+    assert list(extend_streak(before, [each.day for each in whole[cut:]], RULES)) == whole[cut:]
 
 
 @pytest.mark.parametrize(("days", "tier"), [(1, 0), (2, 0), (3, 1), (7, 2), (14, 3), (30, 4)])
@@ -74,27 +74,27 @@ def test_tiers_are_reached_on_their_day(days: int, tier: int) -> None:
 
 
 def test_a_missed_day_ends_the_row_and_costs_one_tier() -> None:
-    state = state_on(last_of(range(7)), day(8), UTC_ZONE, RULES)
+    state = streak_on(last_of(range(7)), day(8), UTC_ZONE, RULES)
     assert (state.length, state.tier, state.last_attested) == (0, 1, day(6))
 
 
 def test_today_is_not_missed_before_it_is_over() -> None:
-    state = state_on(last_of(range(7)), day(7), UTC_ZONE, RULES)
+    state = streak_on(last_of(range(7)), day(7), UTC_ZONE, RULES)
     assert (state.length, state.tier) == (7, 2)
 
 
 def test_decay_comes_at_the_end_of_the_next_day_and_then_every_midnight() -> None:
     last = last_of(range(7))
-    on_time = state_on(last, day(6), UTC_ZONE, RULES)
+    on_time = streak_on(last, day(6), UTC_ZONE, RULES)
     assert on_time.decay_at == datetime(2026, 1, 9, tzinfo=UTC)
-    late = state_on(last, day(8), UTC_ZONE, RULES)
+    late = streak_on(last, day(8), UTC_ZONE, RULES)
     assert late.decay_at == datetime(2026, 1, 10, tzinfo=UTC)
-    gone = state_on(last, day(30), UTC_ZONE, RULES)
+    gone = streak_on(last, day(30), UTC_ZONE, RULES)
     assert (gone.tier, gone.decay_at) == (0, None)
 
 
 def test_someone_who_never_walked_has_nothing_to_lose() -> None:
-    state = state_on(None, FIRST, UTC_ZONE, RULES)
+    state = streak_on(None, FIRST, UTC_ZONE, RULES)
     assert (state.length, state.tier, state.decay_at, state.last_attested) == (0, 0, None, None)
 
 
@@ -116,12 +116,12 @@ def test_the_day_is_the_walkers_own(zone: str, now: datetime, today: date) -> No
 
 def test_decay_is_at_the_walkers_midnight_on_a_day_of_23_hours() -> None:
     last = AttestedDay(date(2026, 3, 28), 5, 1)
-    state = state_on(last, date(2026, 3, 28), ZoneInfo("Europe/Warsaw"), RULES)
+    state = streak_on(last, date(2026, 3, 28), ZoneInfo("Europe/Warsaw"), RULES)
     assert state.decay_at == datetime(2026, 3, 29, 22, 0, tzinfo=UTC)
 
 
 def test_where_clocks_skip_midnight_the_day_begins_with_the_first_instant_there_is() -> None:
     # Cairo, 24 April 2026: after 23:59:59 comes 01:00.
     last = AttestedDay(date(2026, 4, 22), 5, 1)
-    state = state_on(last, date(2026, 4, 22), ZoneInfo("Africa/Cairo"), RULES)
+    state = streak_on(last, date(2026, 4, 22), ZoneInfo("Africa/Cairo"), RULES)
     assert state.decay_at == datetime(2026, 4, 23, 22, 0, tzinfo=UTC)

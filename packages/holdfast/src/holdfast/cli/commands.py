@@ -1,70 +1,92 @@
-"""The commands and their options. Each hands over to a module of its own as soon as it can."""
+"""The options and help texts of the library's commands. The work is in one module per command."""
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from holdfast.cli.gc import release_collector
+from holdfast.cli.gc import resume_gc
 from holdfast.cli.outbox_commands import outbox_app
-from holdfast.cli.output import Failure
-from holdfast.cli.plugins import add_plugins
+from holdfast.cli.output import CommandError
 
-__all__ = ["app"]
+__all__ = ["create_app"]
 
-app = typer.Typer(
-    name="holdfast",
-    help="Exactly-once effects for apps that work offline.",
-    epilog="Start with: holdfast serve",
-    no_args_is_help=False,
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-keys_app = typer.Typer(
-    help="Look at what the server remembers.", no_args_is_help=False, rich_markup_mode="markdown"
-)
-app.add_typer(keys_app, name="keys")
-jobs_app = typer.Typer(
-    help="Look at jobs, and put dead ones back.", no_args_is_help=False, rich_markup_mode="markdown"
-)
-app.add_typer(jobs_app, name="jobs")
-app.add_typer(outbox_app, name="outbox")
-add_plugins(app)
-
-_DATABASE = "sqlite:///holdfast.db"
-# These have most of their starting still before them.
-_RELEASE_WHEN_READY = frozenset({"serve", "worker"})
+_DATABASE: Final = "sqlite:///holdfast.db"
+# These two do most of their imports after the command line is parsed, and resume the garbage
+# collector themselves when they are ready.
+_RESUME_GC_THEMSELVES: Final = frozenset({"serve", "worker"})
 
 Database = Annotated[
     str,
     typer.Option(
         envvar="HOLDFAST_DATABASE_URL",
         metavar="URL",
-        help="sqlite:///file.db or postgresql://…",
-        rich_help_panel="Where",
+        help="The server's database: sqlite:///file.db or postgresql://user@host/name.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
-File = Annotated[
-    Path | None, typer.Argument(help="A file with JSON; standard input if absent or -.")
+Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
+JsonFile = Annotated[
+    Path | None, typer.Argument(help="A file that contains JSON; standard input if absent or -.")
 ]
 Volatile = Annotated[
     list[str] | None,
-    typer.Option(metavar="FIELD", help="Leave this top-level field out. May be repeated."),
+    typer.Option(
+        metavar="FIELD",
+        help="Leave out this top-level field, such as a send time. May be repeated.",
+    ),
 ]
+Tenant = Annotated[str | None, typer.Option(help="Only this tenant. Default: all tenants.")]
+Queue = Annotated[str | None, typer.Option(help="Only this queue. Default: all queues.")]
+Limit = Annotated[
+    int, typer.Option(min=1, max=1_000_000, help="The largest number of rows to show.")
+]
+JobId = Annotated[str, typer.Argument(help="The id of a job, as listed by holdfast jobs ls.")]
 
 
-@app.callback()
-def start(
+def create_app() -> typer.Typer:
+    """Return a new ``holdfast`` with the library's commands, without those of other packages."""
+    app = typer.Typer(
+        name="holdfast",
+        help="Exactly-once effects for apps that work offline.",
+        epilog="Start a server with: holdfast serve",
+        no_args_is_help=False,
+        invoke_without_command=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+    )
+    app.callback()(root)
+    app.command()(canonical)
+    app.command("hash")(hash_)
+    app.command()(migrate)
+    app.command()(sweep)
+
+    keys_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
+    keys_app.callback(invoke_without_command=True)(keys)
+    keys_app.command("ls")(keys_ls)
+    keys_app.command("show")(keys_show)
+    app.add_typer(keys_app, name="keys")
+
+    jobs_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
+    jobs_app.callback(invoke_without_command=True)(jobs)
+    jobs_app.command("ls")(jobs_ls)
+    jobs_app.command("show")(jobs_show)
+    jobs_app.command("dead")(jobs_dead)
+    jobs_app.command("requeue")(jobs_requeue)
+    app.add_typer(jobs_app, name="jobs")
+
+    app.add_typer(outbox_app, name="outbox")
+    return app
+
+
+def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     """Exactly-once effects for apps that work offline."""
-    if context.invoked_subcommand not in _RELEASE_WHEN_READY:
-        release_collector()
+    if context.invoked_subcommand not in _RESUME_GC_THEMSELVES:
+        resume_gc()
     if version:
         from importlib.metadata import version as version_of
 
@@ -74,17 +96,16 @@ def start(
         print(context.get_help())
 
 
-@app.command()
-def canonical(file: File = None, volatile: Volatile = None) -> None:
-    """Write the canonical form of JSON (RFC 8785), exactly as it is hashed.
+def canonical(file: JsonFile = None, volatile: Volatile = None) -> None:
+    """Write the canonical form of JSON (RFC 8785): the bytes that the server hashes.
 
-    Bad input ends with exit code 2 and one line that says why.
+    Exits with 2 and one line on stderr if the input is not valid JSON.
 
-    For example:
-
+    Examples:
         holdfast canonical order.json
 
         echo '{"b": 1.0, "a": 2}' | holdfast canonical
+
     """
     from holdfast.cli.canonical import canonical_of
 
@@ -94,17 +115,17 @@ def canonical(file: File = None, volatile: Volatile = None) -> None:
     sys.stdout.buffer.flush()
 
 
-@app.command("hash")
-def hash_(file: File = None, volatile: Volatile = None) -> None:
+def hash_(file: JsonFile = None, volatile: Volatile = None) -> None:
     """Write the SHA-256 of the canonical form of JSON, in hex.
 
-    Bad input ends with exit code 2 and one line that says why.
+    Two requests with the same hash have the same body for the server. Exits with 2 and one line
+    on stderr if the input is not valid JSON.
 
-    For example:
-
+    Examples:
         holdfast hash order.json
 
         holdfast hash --volatile clientSubmittedAt < order.json
+
     """
     from hashlib import sha256
 
@@ -113,111 +134,120 @@ def hash_(file: File = None, volatile: Volatile = None) -> None:
     print(sha256(canonical_of(file, volatile or [])).hexdigest())
 
 
-@app.command()
 def migrate(database: Database = _DATABASE, json: Json = False) -> None:
-    """Bring a database up to date. Running it again changes nothing.
+    """Create or update the tables of a database, including those of installed services.
 
-    The server does the same when it starts.
+    Migrations that were applied before are skipped. A server also migrates its database when it
+    starts.
 
-    For example:
-
+    Example:
         holdfast migrate --database postgresql://me@localhost/shop
+
     """
     from holdfast.cli.database import migrate as run
 
     run(database, as_json=json)
 
 
-@app.command()
 def sweep(database: Database = _DATABASE, json: Json = False) -> None:
-    """Delete records past their time, in small batches.
+    """Delete expired records, in small batches.
 
-    The server does so every hour by itself (HOLDFAST_SWEEP_EVERY_SECONDS).
+    A server does the same every HOLDFAST_SWEEP_EVERY_SECONDS (default: 3600).
 
-    For example:
-
+    Example:
         holdfast sweep --database sqlite:///holdfast.db
+
     """
     from holdfast.cli.database import sweep as run
 
     run(database, as_json=json)
 
 
-@keys_app.callback(invoke_without_command=True)
 def keys(context: typer.Context) -> None:
-    """Look at what the server remembers."""
+    """List and show idempotency records: a key, its request and the stored response."""
     if context.invoked_subcommand is None:
-        raise Failure("say what to do with the keys: ls or show (try: holdfast keys --help)", 2)
+        raise CommandError(
+            "holdfast keys needs a command: ls or show (try: holdfast keys --help)", 2
+        )
 
 
-@keys_app.command("ls")
 def keys_ls(
     database: Database = _DATABASE,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="Only of this operation.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many.")] = 50,
+    tenant: Tenant = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help='Only this endpoint, such as "POST /api/v1/routes". Default: all.'),
+    ] = None,
+    limit: Limit = 50,
     json: Json = False,
 ) -> None:
-    """List records, newest first.
+    """List idempotency records, newest first.
 
-    For example:
-
+    Examples:
         holdfast keys ls --tenant ada --limit 10
 
         holdfast keys ls --endpoint "POST /api/v1/routes" --json
+
     """
     from holdfast.cli.keys import list_keys
 
     list_keys(database, tenant=tenant, endpoint=endpoint, limit=limit, as_json=json)
 
 
-@keys_app.command("show")
 def keys_show(
     key: Annotated[str, typer.Argument(help="The idempotency key.")],
     database: Database = _DATABASE,
-    tenant: Annotated[str | None, typer.Option(help="Whose, if several have it.")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="Of which operation.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="The tenant, if several tenants used this key.")
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="The endpoint, if the key was used with several.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show everything about one record, the stored answer included.
+    """Show one idempotency record, including the stored response.
 
-    For example:
+    Exits with 1 if no record matches, or more than one.
 
+    Example:
         holdfast keys show 7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10
+
     """
     from holdfast.cli.keys import show_key
 
     show_key(database, key, tenant=tenant, endpoint=endpoint, as_json=json)
 
 
-@jobs_app.callback(invoke_without_command=True)
 def jobs(context: typer.Context) -> None:
-    """Look at jobs, and put dead ones back."""
+    """List and show jobs, and requeue dead letters."""
     if context.invoked_subcommand is None:
-        raise Failure(
-            "say what to do with the jobs: ls, show, dead or requeue (try: holdfast jobs --help)", 2
+        raise CommandError(
+            "holdfast jobs needs a command: ls, show, dead or requeue (try: holdfast jobs --help)",
+            2,
         )
 
 
-@jobs_app.command("ls")
-def jobs_ls(  # noqa: PLR0917 - typer turns them into options
+def jobs_ls(  # noqa: PLR0917 - typer turns the parameters into options
     database: Database = _DATABASE,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    tenant: Tenant = None,
     state: Annotated[
-        str | None, typer.Option(help="Only waiting, running, done or dead ones.")
+        str | None,
+        typer.Option(help="Only jobs in this state: waiting, running, done or dead. Default: all."),
     ] = None,
-    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
-    job_type: Annotated[str | None, typer.Option("--type", help="Only of this type.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many.")] = 50,
+    queue: Queue = None,
+    job_type: Annotated[
+        str | None, typer.Option("--type", help="Only this type of job. Default: all types.")
+    ] = None,
+    limit: Limit = 50,
     json: Json = False,
 ) -> None:
     """List jobs, newest first.
 
-    For example:
-
+    Examples:
         holdfast jobs ls --state waiting
 
         holdfast jobs ls --queue routes --tenant ada --json
+
     """
     from holdfast.cli.jobs import list_jobs
 
@@ -232,65 +262,72 @@ def jobs_ls(  # noqa: PLR0917 - typer turns them into options
     )
 
 
-@jobs_app.command("show")
 def jobs_show(
-    job_id: Annotated[str, typer.Argument(help="The job's id, as jobs ls shows it.")],
+    job_id: JobId,
     database: Database = _DATABASE,
-    tenant: Annotated[str | None, typer.Option(help="Only if it is this tenant's.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Fail if the job belongs to another tenant.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show everything about one job: payload, failed attempts, finished steps, result.
+    """Show one job: payload, failed attempts, finished steps and result.
 
-    For example:
+    Exits with 1 if there is no such job.
 
+    Example:
         holdfast jobs show 3fdbb296-1baa-4967-929b-0a5e8362f6e2
+
     """
     from holdfast.cli.jobs import show_job
 
     show_job(database, job_id, tenant=tenant, as_json=json)
 
 
-@jobs_app.command("dead")
 def jobs_dead(
     database: Database = _DATABASE,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many.")] = 50,
+    tenant: Tenant = None,
+    queue: Queue = None,
+    limit: Limit = 50,
     json: Json = False,
 ) -> None:
-    """List dead letters and why each was given up.
+    """List dead letters with the reason and the last error, newest first.
 
-    For example:
+    A dead letter is a job that is not retried any more. It keeps its payload and its failed
+    attempts until it is requeued.
 
+    Example:
         holdfast jobs dead --queue routes
+
     """
     from holdfast.cli.jobs import list_dead
 
     list_dead(database, tenant=tenant, queue=queue, limit=limit, as_json=json)
 
 
-@jobs_app.command("requeue")
 def jobs_requeue(
     job_ids: Annotated[
-        list[str] | None, typer.Argument(help="Ids of dead letters, as jobs dead shows them.")
+        list[str] | None,
+        typer.Argument(help="Ids of dead letters, as listed by holdfast jobs dead."),
     ] = None,
     database: Database = _DATABASE,
-    tenant: Annotated[str | None, typer.Option(help="Only if they are this tenant's.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Only dead letters of this tenant. Default: all tenants.")
+    ] = None,
     queue: Annotated[
         str | None, typer.Option(help="Instead of ids: every dead letter of this queue.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Put dead letters back into their queue with all attempts before them.
+    """Put dead letters back into their queue, with their attempts counted from zero.
 
-    What is known of their failed attempts is kept. Ends with exit code 1 if one of the ids is no
-    dead letter (any more).
+    The errors of earlier attempts stay visible in holdfast jobs show. Exits with 1 if one of the
+    ids is not a dead letter; the others are requeued.
 
-    For example:
-
+    Examples:
         holdfast jobs requeue 3fdbb296-1baa-4967-929b-0a5e8362f6e2
 
         holdfast jobs requeue --queue routes
+
     """
     from holdfast.cli.jobs import requeue
 

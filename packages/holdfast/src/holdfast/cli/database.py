@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from holdfast import open_store
-from holdfast.cli.output import Failure, print_json, print_table, without_password
+from holdfast.cli.output import CommandError, print_json, print_table, redact_password
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.ports import Store
@@ -36,20 +36,20 @@ async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
     store = open_store(url, migration_packages=() if must_exist else _migration_packages())
     # SQLite would create an empty file for a misspelt name.
     if must_exist and _is_missing_file(url):
-        raise Failure(
+        raise CommandError(
             f"{url.removeprefix(_SQLITE)} does not exist: "
             f"check --database, or create it with: holdfast migrate --database {url}"
         )
     try:
         # Only the migrate command changes the schema.
         if must_exist and not await _is_up_to_date(url):
-            raise Failure(
-                f"{without_password(url)} does not have this version's tables: "
-                f"run holdfast migrate --database {without_password(url)}"
+            raise CommandError(
+                f"{redact_password(url)} does not have this version's tables: "
+                f"run holdfast migrate --database {redact_password(url)}"
             )
         await store.open()
     except HoldfastError as error:
-        raise Failure(f"{without_password(url)}: {error}") from error
+        raise CommandError(f"{redact_password(url)}: {error}") from error
     try:
         yield store
     finally:
@@ -64,7 +64,7 @@ def migrate(url: str, *, as_json: bool) -> None:
         found = [dict(zip(keys, row, strict=True)) for row in applied]
         print_json({"applied": found, "present": present})
     elif not applied:
-        print(f"{without_password(url)} is up to date ({present} migrations)")
+        print(f"{redact_password(url)} is up to date ({present} migrations)")
     else:
         rows = [(namespace, f"{number:04}", name) for namespace, number, name in applied]
         print_table(("applied to", "number", "name"), rows)
@@ -175,4 +175,4 @@ async def _sweep(url: str) -> int:
             try:
                 return await sweeper.sweep()
             except HoldfastError as error:
-                raise Failure(f"{without_password(url)}: {error}") from error
+                raise CommandError(f"{redact_password(url)}: {error}") from error

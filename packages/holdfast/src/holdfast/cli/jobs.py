@@ -1,4 +1,4 @@
-"""Jobs for operators: what waits, what runs, what died and why."""
+"""``holdfast jobs``: list, show and requeue jobs, for operators."""
 
 import asyncio
 import getpass
@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any, Final, get_args
 
 from holdfast.cli.database import opened
-from holdfast.cli.output import Failure, print_json, print_table, shown
+from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.core.job import JobState
 from holdfast.jobs.admin import ALL_TENANTS, JobAdmin, JobDetail, JobView
 
 __all__ = ["list_dead", "list_jobs", "requeue", "show_job"]
 
-_AT_ONCE: Final = 1_000_000
+_REQUEUE_LIMIT: Final = 1_000_000
 
 
 def list_jobs(
@@ -26,9 +26,9 @@ def list_jobs(
     limit: int,
     as_json: bool,
 ) -> None:
-    """List jobs, newest first."""
+    """Print jobs, newest first."""
     if state is not None and state not in get_args(JobState):
-        raise Failure(f"--state should be one of {', '.join(get_args(JobState))}", 2)
+        raise CommandError(f"--state must be one of {', '.join(get_args(JobState))}", 2)
     found = asyncio.run(
         _jobs(url, tenant=_tenant(tenant), state=state, queue=queue, job_type=job_type, limit=limit)
     )
@@ -57,7 +57,7 @@ def list_jobs(
 def list_dead(
     url: str, *, tenant: str | None, queue: str | None, limit: int, as_json: bool
 ) -> None:
-    """List dead letters with the reason and the last error."""
+    """Print dead letters with the reason and the last error."""
     found = asyncio.run(_dead(url, tenant, queue, limit))
     if as_json:
         print_json([_detail(job) for job in found])
@@ -81,19 +81,19 @@ def list_dead(
 
 
 def show_job(url: str, job_id: str, *, tenant: str | None, as_json: bool) -> None:
-    """Show everything about one job."""
+    """Print one job with its failed attempts and finished steps."""
     found = asyncio.run(_find(url, job_id, tenant))
     if found is None:
-        raise Failure("there is no such job, as far as these options go (try: holdfast jobs ls)")
-    facts = _detail(found)
+        raise CommandError("there is no such job with these options (try: holdfast jobs ls)")
+    fields = _detail(found)
     if as_json:
-        print_json(facts)
+        print_json(fields)
         return
-    width = max(len(name) for name in facts)
-    for name, value in facts.items():
+    width = max(len(name) for name in fields)
+    for name, value in fields.items():
         if name in ("failures", "steps"):
             continue
-        print(f"{name:<{width}}  {'-' if value is None else shown(str(value))}")
+        print(f"{name:<{width}}  {'-' if value is None else printable(str(value))}")
     if found.failures:
         print()
         print_table(
@@ -111,28 +111,28 @@ def show_job(url: str, job_id: str, *, tenant: str | None, as_json: bool) -> Non
 def requeue(
     url: str, job_ids: Sequence[str], *, tenant: str | None, queue: str | None, as_json: bool
 ) -> None:
-    """Put dead letters back; says which could not be."""
+    """Requeue dead letters. Raises ``CommandError`` if one of the ids is not a dead letter."""
     if bool(job_ids) == (queue is not None):
-        raise Failure("say which: ids of dead letters, or --queue for all of a queue", 2)
+        raise CommandError("give either ids of dead letters or --queue for all of a queue", 2)
     done, missing = asyncio.run(_requeue(url, job_ids, tenant, queue))
     if as_json:
         print_json({"requeued": done, "not_found": missing})
     else:
         print(f"{len(done)} job{'' if len(done) == 1 else 's'} requeued")
     if missing:
-        raise Failure(f"no dead letter (any more): {', '.join(missing)}")
+        raise CommandError(f"not a dead letter, or requeued already: {', '.join(missing)}")
 
 
-async def _jobs(url: str, **wishes: Any) -> list[JobView]:
+async def _jobs(url: str, **filters: Any) -> list[JobView]:
     async with opened(url) as store:
-        return await JobAdmin(store).jobs(**wishes)
+        return await JobAdmin(store).jobs(**filters)
 
 
 async def _dead(url: str, tenant: str | None, queue: str | None, limit: int) -> list[JobDetail]:
     async with opened(url) as store:
-        desk = JobAdmin(store)
-        views = await desk.jobs(tenant=_tenant(tenant), state="dead", queue=queue, limit=limit)
-        found = [await desk.find(view.id, tenant=view.tenant) for view in views]
+        admin = JobAdmin(store)
+        views = await admin.jobs(tenant=_tenant(tenant), state="dead", queue=queue, limit=limit)
+        found = [await admin.find(view.id, tenant=view.tenant) for view in views]
     return [job for job in found if job is not None]
 
 
@@ -148,14 +148,14 @@ async def _requeue(
     done: list[str] = []
     missing: list[str] = []
     async with opened(url) as store:
-        desk = JobAdmin(store)
+        admin = JobAdmin(store)
         if queue is not None:
-            views = await desk.jobs(
-                tenant=_tenant(tenant), state="dead", queue=queue, limit=_AT_ONCE
+            views = await admin.jobs(
+                tenant=_tenant(tenant), state="dead", queue=queue, limit=_REQUEUE_LIMIT
             )
             job_ids = [view.id for view in views]
         for job_id in job_ids:
-            back = await desk.requeue(job_id, tenant=_tenant(tenant), actor=actor)
+            back = await admin.requeue(job_id, tenant=_tenant(tenant), actor=actor)
             (done if back else missing).append(job_id)
         if done:
             notifier = store.notifier()

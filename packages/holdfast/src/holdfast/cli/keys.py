@@ -1,4 +1,4 @@
-"""What the server remembers, for operators. Keys are shown in full: it is their database."""
+"""``holdfast keys``: idempotency records, for operators. Keys are printed in full."""
 
 import asyncio
 import base64
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.cli.database import opened
-from holdfast.cli.output import Failure, print_json, print_table, shown
+from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.core.idempotency_record import Record
 from holdfast.ports import RecordQuery
 
@@ -17,7 +17,7 @@ __all__ = ["list_keys", "show_key"]
 def list_keys(
     url: str, *, tenant: str | None, endpoint: str | None, limit: int, as_json: bool
 ) -> None:
-    """List records, newest first."""
+    """Print records, newest first."""
     found = asyncio.run(_records(url, RecordQuery(tenant=tenant, endpoint=endpoint, limit=limit)))
     if as_json:
         print_json([_summary(record) for record in found])
@@ -28,16 +28,18 @@ def list_keys(
 def show_key(
     url: str, key: str, *, tenant: str | None, endpoint: str | None, as_json: bool
 ) -> None:
-    """Show one record; where several have that key, list them."""
+    """Print one record. Where several match, print a list and raise ``CommandError``."""
     query = RecordQuery(tenant=tenant, endpoint=endpoint, key=key, limit=50)
     found = asyncio.run(_records(url, query))
     if not found:
-        raise Failure("no record has that key, as far as these options go (try: holdfast keys ls)")
+        raise CommandError("no record matches the key and these options (try: holdfast keys ls)")
     if len(found) > 1:
         _print_list(found)
-        raise Failure(f"{len(found)} records have that key: say which by --tenant and --endpoint")
+        raise CommandError(
+            f"{len(found)} records have that key: choose one with --tenant and --endpoint"
+        )
     record = found[0]
-    facts = _summary(record) | {
+    fields = _summary(record) | {
         "body_hash": record.fingerprint.body_hash,
         "fingerprint": record.fingerprint.request_hash,
         "correlation_id": record.correlation_id,
@@ -46,13 +48,13 @@ def show_key(
         **_body(record.body),
     }
     if as_json:
-        print_json(facts)
+        print_json(fields)
         return
-    width = max(len(name) for name in facts)
-    for name, value in facts.items():
+    width = max(len(name) for name in fields)
+    for name, value in fields.items():
         if isinstance(value, dict):
             value = "; ".join(f"{header}: {text}" for header, text in value.items())  # noqa: PLW2901
-        print(f"{name:<{width}}  {'-' if value is None else shown(str(value))}")
+        print(f"{name:<{width}}  {'-' if value is None else printable(str(value))}")
 
 
 async def _records(url: str, query: RecordQuery) -> Sequence[Record]:

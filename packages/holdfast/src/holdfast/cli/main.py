@@ -1,60 +1,67 @@
-"""Where the command starts, and where every error becomes one line."""
+"""The entry point of ``holdfast``. Every error ends as one line on stderr and an exit code."""
 
 import os
 import sys
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.cli.gc import hold_collector, release_collector
-from holdfast.cli.output import Failure, complain
+from holdfast.cli.gc import pause_gc, resume_gc
+from holdfast.cli.output import CommandError, print_error
+from holdfast.cli.plugins import (
+    add_plugins,
+    error_without_typer,
+    install_argument,
+    needs_plugins,
+)
 from holdfast.errors import HoldfastError, UsageError
 
-__all__ = ["main", "tell_errors"]
+__all__ = ["main", "report_errors"]
 
-_BAD_INPUT: Final = 2
 _FAILED: Final = 1
+_USAGE: Final = 2
 _INTERRUPTED: Final = 130
 
 
 def main() -> None:
-    """Run the command line."""
-    hold_collector()
+    """Run the command line and exit: 0 success, 1 failure, 2 bad usage, 130 interrupted."""
+    pause_gc()
     try:
-        sys.exit(tell_errors(_run))
+        sys.exit(report_errors(_run))
     finally:
-        release_collector()
+        resume_gc()
 
 
-def tell_errors(work: Callable[[], int]) -> int:
-    """Run something; whatever goes wrong is told in one line. Returns the exit code."""
+def report_errors(work: Callable[[], int]) -> int:
+    """Call ``work`` and return its exit code; an exception becomes one line and an exit code."""
     try:
         return work()
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader has left, as `holdfast keys ls | head` does. Python's own flush at exit
-        # would complain once more.
+        # The reader closed the pipe, as in `holdfast keys ls | head`. Without a new stdout,
+        # Python's flush at exit would print the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
-    except Exception as error:  # noqa: BLE001 - the last stop: no traceback for a person
-        line, code = _told(error)
-        complain(line)
+    except Exception as error:  # noqa: BLE001 - the outermost handler: users get no traceback
+        line, code = _describe(error)
+        print_error(line)
         return code
 
 
-def _told(error: Exception) -> tuple[str, int]:
-    """Return what a person is told, and the exit code."""
+def _describe(error: Exception) -> tuple[str, int]:
+    """Return the line to print and the exit code."""
     match error:
-        case Failure():
+        case CommandError():
             return str(error), error.code
         case UsageError():
-            return str(error), _BAD_INPUT
+            return str(error), _USAGE
         case HoldfastError():
             return str(error), _FAILED
         case OSError():
             return error.strerror or str(error), _FAILED
         case ModuleNotFoundError():
-            return f'this needs the package {error.name}: pip install "holdfast[all]"', _FAILED
+            needed = install_argument(error.name or "")
+            return f"this needs the package {error.name}: pip install {needed}", _FAILED
         case _:
             what = f"{type(error).__name__}: {error}"
             return f"unexpected {what} (this is a bug; please report it)", _FAILED
@@ -62,21 +69,22 @@ def _told(error: Exception) -> tuple[str, int]:
 
 def _run() -> int:
     try:
-        from holdfast.cli.commands import app
+        from holdfast.cli.commands import create_app
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        raise Failure(
-            'the command line needs more packages: pip install "holdfast[cli]"'
-        ) from error
+        raise error_without_typer(sys.argv[1:]) from error
+    app = create_app()
+    if needs_plugins(app, sys.argv[1:]):
+        add_plugins(app)
     try:
-        # Not standalone: typer's own errors are boxes of several lines.
+        # Not standalone: typer prints its errors as boxes of several lines.
         code = app(prog_name="holdfast", standalone_mode=False)
     except Exception as error:
-        # The class moved from click into typer lately; what it can do tells it apart.
+        # Click's UsageError is at different places in different versions of typer.
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "holdfast"
-        raise Failure(f"{error.format_message()} (try: {command} --help)", _BAD_INPUT) from error
+        raise CommandError(f"{error.format_message()} (try: {command} --help)", _USAGE) from error
     return code if isinstance(code, int) else 0

@@ -22,7 +22,7 @@ from holdfast.cli.outbox_output import (
     print_status,
     sending_bar,
 )
-from holdfast.cli.output import Failure, print_json, print_table
+from holdfast.cli.output import CommandError, print_json, print_table
 from holdfast.core.outbox_entry import NewEntry, Resolution, Status
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import EntryInvalidError, UsageError
@@ -77,10 +77,10 @@ class Place(msgspec.Struct, frozen=True):
     def opened(self, *, must_exist: bool = True) -> Iterator[OutboxQueue]:
         """Open the queue; a broken rule ends the command as bad input."""
         if self.path.is_dir():
-            raise Failure(f"{self.path} is a directory: --db should name the file of a queue")
+            raise CommandError(f"{self.path} is a directory: --db should name the file of a queue")
         # SQLite would create an empty file for every misspelt name.
         if must_exist and not self.path.exists():
-            raise Failure(f"{self.path} does not exist: holdfast outbox … add creates it")
+            raise CommandError(f"{self.path} does not exist: holdfast outbox … add creates it")
         try:
             with OutboxQueue.open(
                 self.path,
@@ -90,14 +90,14 @@ class Place(msgspec.Struct, frozen=True):
             ) as queue:
                 yield queue
         except EntryInvalidError as error:
-            raise Failure(f"{error.message} ({error.rule})", _BAD_INPUT) from error
+            raise CommandError(f"{error.message} ({error.rule})", _BAD_INPUT) from error
 
     def _passphrase(self) -> str | None:
         if self.passphrase_env is None:
             return None
         found = os.environ.get(self.passphrase_env)
         if not found:
-            raise Failure(
+            raise CommandError(
                 f"the variable {self.passphrase_env} is empty: set it to the passphrase", _BAD_INPUT
             )
         return found
@@ -142,7 +142,7 @@ def list_entries(
 ) -> None:
     """List entries in the order in which they were queued."""
     if status is not None and status not in set(Status):
-        raise Failure(f"--status should be one of {', '.join(Status)}", _BAD_INPUT)
+        raise CommandError(f"--status should be one of {', '.join(Status)}", _BAD_INPUT)
     wanted = None if status is None else Status(status)
     with place.opened() as queue:
         found = queue.entries(user, status=wanted, entity_type=entity, limit=limit)
@@ -176,14 +176,14 @@ def drain_user(
         sending_bar(queue, user),
     ):
         if user not in queue.users():
-            raise Failure(f"{place.path} has no user {user}")
+            raise CommandError(f"{place.path} has no user {user}")
         report = _drain(queue, transport, token).run(user, max_seconds=max_seconds, stop=stop)
         stuck = queue.blocked_by(user)
     print_report(report, stuck, as_json=as_json)
     if report.unknown_profiles:
-        raise Failure(unknown_profile(report.unknown_profiles[0]))
+        raise CommandError(unknown_profile(report.unknown_profiles[0]))
     if report.ended in _ADVICE:
-        raise Failure(f"{report.detail}: {_ADVICE[report.ended]}")
+        raise CommandError(f"{report.detail}: {_ADVICE[report.ended]}")
 
 
 def retry(place: Place, entry_id: str, *, as_json: bool) -> None:
@@ -210,7 +210,7 @@ def resolve(
 ) -> None:
     """Resolve a conflict; without a strategy, show both sides."""
     if strategy is not None and strategy not in _RESOLUTIONS:
-        raise Failure(f"--strategy should be one of {', '.join(_RESOLUTIONS)}", _BAD_INPUT)
+        raise CommandError(f"--strategy should be one of {', '.join(_RESOLUTIONS)}", _BAD_INPUT)
     with place.opened() as queue:
         entry = queue.get(entry_id)
         if strategy is None:
@@ -233,7 +233,7 @@ def edit(
 ) -> None:
     """Change the request of an entry; it gets a new key."""
     if payload is None and endpoint is None and not headers:
-        raise Failure("nothing to change: use --payload, --endpoint or --header", _BAD_INPUT)
+        raise CommandError("nothing to change: use --payload, --endpoint or --header", _BAD_INPUT)
     with place.opened() as queue:
         entry = queue.edit_payload(
             entry_id,
@@ -329,7 +329,9 @@ def _raw(given: str) -> bytes:
         try:
             return Path(given[1:]).read_bytes()
         except OSError as error:
-            raise Failure(f"{given[1:]} cannot be read: {error.strerror}", _BAD_INPUT) from error
+            raise CommandError(
+                f"{given[1:]} cannot be read: {error.strerror}", _BAD_INPUT
+            ) from error
     return given.encode("utf-8", "surrogateescape")
 
 
@@ -337,7 +339,7 @@ def _checked(raw: bytes) -> bytes:
     try:
         msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Failure(f"the payload is not JSON: {error}", _BAD_INPUT) from error
+        raise CommandError(f"the payload is not JSON: {error}", _BAD_INPUT) from error
     return raw
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 
 __all__ = ["outbox_app"]
 
@@ -49,7 +49,7 @@ def outbox(
     from holdfast.cli.outbox import Place
 
     if context.invoked_subcommand is None:
-        raise Failure(
+        raise CommandError(
             "name a command: add, ls, show, drain, retry, discard, resolve, edit, "
             "stats, prune or watchdog (try: holdfast outbox --help)",
             2,
@@ -57,7 +57,7 @@ def outbox(
     if db is None:
         if "--help" in sys.argv:
             return  # help needs no file
-        raise Failure("name the file: holdfast outbox --db FILE … (try: --help)", 2)
+        raise CommandError("name the file: holdfast outbox --db FILE … (try: --help)", 2)
     context.obj = Place(db, passphrase_env)
 
 

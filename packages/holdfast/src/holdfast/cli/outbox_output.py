@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, print_table, shown
+from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.core.outbox_entry import Attempt, Entry, Status
 from holdfast.outbox.drain_state import DrainReport
 from holdfast.outbox.events import Event, EventKind
@@ -78,7 +78,7 @@ def print_entry(
         return
     width = max(len(name) for name in facts)
     for name, value in facts.items():
-        print(f"{name:<{width}}  {'-' if value is None else shown(_text(value))}")
+        print(f"{name:<{width}}  {'-' if value is None else printable(_text(value))}")
     if not attempts:
         return
     print()
@@ -138,7 +138,7 @@ def print_sides(entry: Entry, *, as_json: bool) -> None:
         )
         return
     if entry.status is not Status.CONFLICT:
-        raise Failure(f"there is no conflict to resolve: the entry is {entry.status}")
+        raise CommandError(f"there is no conflict to resolve: the entry is {entry.status}")
     sides = [_members(side) for side in (base, mine, theirs)]
     names = list(dict.fromkeys(name for side in sides for name in side))
     print_table(

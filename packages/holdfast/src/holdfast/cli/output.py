@@ -1,4 +1,4 @@
-"""What people and scripts get to see: one-line complaints, tables, plain columns, JSON."""
+"""Output of commands: errors and warnings in one line, tables, tab-separated columns, JSON."""
 
 import json
 import sys
@@ -8,45 +8,52 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Failure", "complain", "print_json", "print_table", "shown", "warn", "without_password"]
+__all__ = [
+    "CommandError",
+    "print_error",
+    "print_json",
+    "print_table",
+    "print_warning",
+    "printable",
+    "redact_password",
+]
 
 
-# Ids and keys are there to be copied, and times to be compared: they stay in one piece.
-_NAMES: Final = frozenset({"id", "key"})
-_WHOLE: Final = _NAMES | {"enqueued", "due", "died", "failed"}
-_FOLDED: Final = 8
+# Columns that are never wrapped: ids and keys are copied, times are compared.
+_ID_COLUMNS: Final = frozenset({"id", "key"})
+_UNWRAPPED: Final = _ID_COLUMNS | {"enqueued", "due", "died", "failed"}
+_MIN_WRAPPED_WIDTH: Final = 8
 _PADDING: Final = 3
 
 
-class Failure(Exception):  # noqa: N818 - what the person is told, not a fault of the program
-    """Ends a command with one line on stderr and an exit code: 2 for bad input, 1 for the rest."""
+class CommandError(Exception):
+    """Ends a command with one line on stderr and an exit code: 2 for bad usage, 1 otherwise."""
 
     def __init__(self, line: str, code: int = 1) -> None:
-        """Keep the line and the code."""
         super().__init__(line)
         self.code = code
 
 
-def complain(line: str) -> None:
-    """Tell a person on stderr, in one line."""
-    print(f"holdfast: {' '.join(shown(line).split())}", file=sys.stderr, flush=True)
+def print_error(line: str) -> None:
+    """Print ``holdfast: line`` to stderr; line breaks and control characters are removed."""
+    print(f"holdfast: {' '.join(printable(line).split())}", file=sys.stderr, flush=True)
 
 
-def warn(line: str) -> None:
-    """Tell a person about something that does not stop the command."""
-    complain(f"warning: {line}")
+def print_warning(line: str) -> None:
+    """Print a warning to stderr, for a condition that does not end the command."""
+    print_error(f"warning: {line}")
 
 
 def print_json(value: Any) -> None:
-    """Write JSON for a script."""
+    """Print indented JSON to stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Write a table in colour on a terminal, columns with tabs into a pipe."""
+    """Print rows to stdout: as a table on a terminal, as tab-separated columns otherwise."""
     if not sys.stdout.isatty():
         for row in (headings, *rows):
-            print("\t".join(shown(cell) for cell in row))
+            print("\t".join(printable(cell) for cell in row))
         return
     from rich import box
     from rich.console import Console
@@ -54,56 +61,57 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.text import Text
 
     console = Console()
-    cells = [[shown(cell) for cell in row] for row in rows]
-    if _least_width(headings, cells) > console.width:
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if _min_width(headings, cells) > console.width:
         _print_blocks(console, headings, cells)
         return
     table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan")
     for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading in _WHOLE)
+        table.add_column(heading, overflow="fold", no_wrap=heading in _UNWRAPPED)
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)
 
 
-def _least_width(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """Return what the columns need if nothing is broken in two that should stay whole."""
+def _min_width(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of the table with every column wrapped that may be."""
     width = 0
-    for at, heading in enumerate(headings):
-        longest = max((len(cell) for row in rows for cell in row[at].split("\n")), default=0)
-        width += max(len(heading), longest if heading in _WHOLE else min(longest, _FOLDED))
-        width += _PADDING
+    for index, heading in enumerate(headings):
+        longest = max((len(cell) for row in rows for cell in row[index].split("\n")), default=0)
+        needed = longest if heading in _UNWRAPPED else min(longest, _MIN_WRAPPED_WIDTH)
+        width += max(len(heading), needed) + _PADDING
     return width
 
 
 def _print_blocks(
     console: "Console", headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    """Write each row over several lines, for a narrow terminal: what it is, then the rest."""
+    """Print each row over several lines, for a narrow terminal: its id, then the other columns."""
     from rich.padding import Padding
     from rich.text import Text
 
-    names = [at for at, heading in enumerate(headings) if heading in _NAMES]
-    name = names[0] if names else 0
+    id_columns = [index for index, heading in enumerate(headings) if heading in _ID_COLUMNS]
+    title = id_columns[0] if id_columns else 0
     for row in rows:
-        console.print(Text(row[name], style="bold"), soft_wrap=True)
-        facts = [
+        console.print(Text(row[title], style="bold"), soft_wrap=True)
+        others = [
             Text.assemble((f"{heading} ", "cyan"), cell)
-            for at, (heading, cell) in enumerate(zip(headings, row, strict=True))
-            if at != name
+            for index, (heading, cell) in enumerate(zip(headings, row, strict=True))
+            if index != title
         ]
-        console.print(Padding(Text("  ").join(facts), (0, 0, 0, 2)))
+        console.print(Padding(Text("  ").join(others), (0, 0, 0, 2)))
 
 
-def shown(text: str) -> str:
-    """Make a stored text safe to show: no tabs or escape sequences reach the terminal."""
+def printable(text: str) -> str:
+    """Escape control characters other than line breaks, so that none reach the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
-def without_password(url: str) -> str:
-    """Write a database URL so that it can be shown."""
-    scheme, mark, rest = url.partition("://")
-    sign_in, at, place = rest.rpartition("@")
-    if not at or ":" not in sign_in:
+def redact_password(url: str) -> str:
+    """Return a URL with its password replaced by ``***``."""
+    scheme, separator, rest = url.partition("://")
+    credentials, at, location = rest.rpartition("@")
+    if not at or ":" not in credentials:
         return url
-    return f"{scheme}{mark}{sign_in.partition(':')[0]}:***@{place}"
+    user = credentials.partition(":")[0]
+    return f"{scheme}{separator}{user}:***@{location}"

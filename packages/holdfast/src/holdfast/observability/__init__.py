@@ -1,1 +1,1 @@
-"""Eyes: logs, metrics, traces. Names, hashes and times come in; raw keys and bodies never do."""
+"""Logs, metrics and traces. They contain names, hashes and times, never raw keys or bodies."""

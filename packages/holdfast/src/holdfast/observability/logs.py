@@ -1,4 +1,4 @@
-"""Logs through the standard library: one JSON object a line, or a line for a person's terminal."""
+"""Log formatters for the standard library: one JSON object per line, or a line for a terminal."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from holdfast.errors import ConfigurationError
 __all__ = ["HumanFormatter", "JsonFormatter", "RedactKeys", "configure_logging", "is_secret"]
 
 _REDACTED: Final = "[redacted]"
-# As written after lower-casing and dropping "-" and "_": idempotencyKey and Idempotency-Key alike.
+# In lower case, without "-" and "_": matches idempotencyKey and Idempotency-Key.
 _SECRET_NAMES: Final = frozenset(
     {
         "accesstoken",
@@ -35,11 +35,11 @@ _SECRET_NAMES: Final = frozenset(
         "xfirebaseappcheck",
     }
 )
-# Deeper than anybody logs; what is below is not shown rather than not checked.
-_DEPTH_MOST: Final = 8
+# Values nested deeper are redacted, because they are not checked.
+_MAX_DEPTH: Final = 8
 
-# What every record has; everything else came by ``extra``. Uvicorn's coloured twin of a message
-# is dropped too.
+# Attributes that every record has; all others come from ``extra``. ``color_message`` is uvicorn's
+# second copy of the message.
 _STANDARD: Final = frozenset(
     {*vars(logging.makeLogRecord({})), "asctime", "color_message", "message", "taskName"}
 )
@@ -52,15 +52,16 @@ _COLOURS: Final = {
     logging.CRITICAL: "\x1b[1;31m",
 }
 _PLAIN: Final = "\x1b[0m"
-# A message may quote a stranger: no escape sequences or carriage returns reach the terminal.
+# Messages may contain input of clients: no control characters may reach the terminal.
 _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _NEEDS_QUOTES: Final = re.compile("[\\s\"'=\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def configure_logging(*, level: str = "INFO", json: bool = True) -> None:
-    """Send all logs to stderr, uvicorn's included. A second call replaces the first.
+    """Send all logs to stderr, including those of uvicorn. A second call replaces the first.
 
-    Start uvicorn with ``log_config=None``, or it puts its own handlers back.
+    Start uvicorn with ``log_config=None``, or it will add its own handlers again. Raises
+    ``ConfigurationError`` for an unknown level.
     """
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
@@ -81,30 +82,30 @@ def configure_logging(*, level: str = "INFO", json: bool = True) -> None:
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether a field of this name may not be shown."""
+    """Return whether fields with this name must not be logged."""
     return name.lower().replace("-", "").replace("_", "") in _SECRET_NAMES
 
 
 class RedactKeys(logging.Filter):
-    """Blanks fields whose name says that they hold a key, a token or a body.
+    """Replaces fields by ``[redacted]`` whose name says that they contain a key, token or body.
 
-    A net below the rule that these are not logged at all. It knows names, not texts: what a
-    message says in words is shown.
+    A second line of defence: code should not log these at all. It checks names of fields, at any
+    depth, but not the text of messages.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record pass, with its secret fields blanked."""
+        """Redact the record in place and accept it."""
         fields = record.__dict__
         for name in [name for name in fields if name not in _STANDARD]:
-            fields[name] = _REDACTED if is_secret(name) else _redacted(fields[name], _DEPTH_MOST)
+            fields[name] = _REDACTED if is_secret(name) else _redacted(fields[name], _MAX_DEPTH)
         return True
 
 
 class JsonFormatter(logging.Formatter):
-    """One line of JSON: time, level, logger, event, then the fields of ``extra``."""
+    """Formats a record as one line of JSON: time, level, logger, event, then ``extra`` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line. Never raises for what is in the record."""
+        """Return the line. No value in the record makes it raise."""
         line: dict[str, Any] = {
             "time": _iso(record.created),
             "level": record.levelname,
@@ -117,23 +118,22 @@ class JsonFormatter(logging.Formatter):
         if exception:
             line["exception"] = exception
         try:
-            return msgspec.json.encode(line, enc_hook=_shown).decode()
-        except Exception:  # noqa: BLE001 - half surrogates, loops, objects that cannot show themselves
+            return msgspec.json.encode(line, enc_hook=str).decode()
+        except Exception:  # noqa: BLE001 - lone surrogates, cycles, objects whose str() raises
             return msgspec.json.encode(
                 {name: _ascii(value) for name, value in line.items()}
             ).decode()
 
 
 class HumanFormatter(logging.Formatter):
-    """A line for a person: ``12:34:56.789 INFO holdfast.request: message  field=value``."""
+    """Formats a record for a terminal: ``12:34:56.789 INFO holdfast: message  field=value``."""
 
     def __init__(self, *, colours: bool = False) -> None:
-        """Use colours only where the reader is a terminal."""
         super().__init__()
         self._colours = colours
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and the traceback below it."""
+        """Return the line, followed by the traceback if there is one."""
         clock = datetime.fromtimestamp(record.created, UTC).astimezone()
         level = f"{record.levelname:<7}"
         if self._colours and (colour := _COLOURS.get(record.levelno)):
@@ -148,7 +148,7 @@ class HumanFormatter(logging.Formatter):
 
 
 class _StderrHandler(logging.StreamHandler[Any]):
-    """Ours, so that a second call knows which handler to replace."""
+    """Marks the handler of ``configure_logging``, which a second call replaces."""
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
@@ -181,16 +181,12 @@ def _redacted(value: Any, depth: int) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
-    return str(value)
-
-
 def _ascii(value: Any) -> str:
     try:
         text = value if isinstance(value, str) else repr(value)
         return text.encode("ascii", "backslashreplace").decode()
-    except Exception:  # noqa: BLE001 - a log line about a broken object is still a log line
-        return f"<{type(value).__name__} that cannot be shown>"
+    except Exception:  # noqa: BLE001 - an object whose repr() raises must not lose the log line
+        return f"<{type(value).__name__} without repr>"
 
 
 def _field(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Metrics for Prometheus. No raw key and no tenant can be in there: no label takes one.
+"""Prometheus metrics of requests, stores, sweeps and jobs.
 
 Labels are the endpoint (a name or a path template), a job's queue and type, the outcome and the
-store's operation: closed sets, all written by developers. A label per tenant would grow without
-bound, and would show every reader of ``/metrics`` who the tenants are.
+store's operation: closed sets, all written by developers. There is no label for keys or tenants: it
+would grow without bound, and show every reader of ``/metrics`` who the tenants are.
 """
 
 import os
@@ -19,11 +19,11 @@ from holdfast.ports import JobOutcome, Outcome
 
 __all__ = ["PrometheusMetrics"]
 
-# From a look-up in memory to the end of a patient wait (10 s by default).
+# From a look-up in memory to the end of the wait for a running duplicate (10 s by default).
 _WAIT_BUCKETS: Final = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-# From SQLite without a disk flush (50 µs) to a database in trouble.
+# From SQLite without a disk flush (50 µs) to an overloaded database.
 _STORE_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0)
-# From a job that only writes a row to one that asks a slow service.
+# From a job that only writes a row to one that calls a slow service.
 _JOB_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 300.0)
 _SWEEP_BUCKETS: Final = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0)
 
@@ -31,44 +31,45 @@ _DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class PrometheusMetrics:
-    """A ``Metrics`` that counts.
+    """Implements ``Metrics`` and ``JobMetrics`` with prometheus_client. Thread-safe.
 
-    Runs on the path of every request, so the children of each metric are looked up once and kept:
-    ``labels()`` takes a lock and builds a tuple each time.
+    ``registry`` is a new one by default, so that two instances do not share counts. With
+    ``PROMETHEUS_MULTIPROC_DIR`` set (before prometheus_client is first imported), counts go to
+    files in that directory and ``exposition`` adds up all processes.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Count in a registry of one's own, unless one is given.
+    # Called for every request: children are cached, because labels() takes a lock and builds a
+    # tuple each time.
 
-        With ``PROMETHEUS_MULTIPROC_DIR`` set (before prometheus_client is first imported) counts
-        go to files there and ``exposition`` adds up all processes.
-        """
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
         directory = os.environ.get(_DIRECTORY)
         if directory and not Path(directory).is_dir():
-            raise ConfigurationError(f"{_DIRECTORY}={directory} is not a directory: make it first")
+            raise ConfigurationError(
+                f"{_DIRECTORY}={directory} is not a directory: create it first"
+            )
         self.registry = registry if registry is not None else CollectorRegistry()
         self._requests = Counter(
             "holdfast_requests_total",
-            "Guarded requests by how they ended.",
+            "Guarded requests by outcome.",
             ("endpoint", "outcome"),
             registry=self.registry,
         )
         self._expired = Counter(
             "holdfast_expired_total",
-            "Records found past their time and treated as absent.",
+            "Expired records that were found and treated as absent.",
             ("endpoint",),
             registry=self.registry,
         )
         self._wait = Histogram(
             "holdfast_wait_seconds",
-            "How long duplicates waited for the first request.",
+            "Time that duplicates waited for the first request.",
             ("endpoint",),
             registry=self.registry,
             buckets=_WAIT_BUCKETS,
         )
         self._store = Histogram(
             "holdfast_store_seconds",
-            "How long calls to the store took.",
+            "Duration of calls to the store.",
             ("operation",),
             registry=self.registry,
             buckets=_STORE_BUCKETS,
@@ -80,18 +81,18 @@ class PrometheusMetrics:
         )
         self._sweep = Histogram(
             "holdfast_sweep_seconds",
-            "How long a sweep took.",
+            "Duration of sweeps.",
             registry=self.registry,
             buckets=_SWEEP_BUCKETS,
         )
         self._jobs = Histogram(
             "holdfast_job_seconds",
-            "Attempts at jobs by how they ended, and how long they took.",
+            "Duration of attempts at jobs, by outcome.",
             ("queue", "type", "outcome"),
             registry=self.registry,
             buckets=_JOB_BUCKETS,
         )
-        # Every process sees the same tables, so any one of them is right.
+        # All processes read the same tables, so the latest value of any process is right.
         self._job_depth = Gauge(
             "holdfast_jobs",
             "Jobs in the tables: waiting, running or dead.",
@@ -101,7 +102,7 @@ class PrometheusMetrics:
         )
         self._job_age = Gauge(
             "holdfast_job_oldest_seconds",
-            "How long the oldest job that is due has waited.",
+            "Age of the oldest due job.",
             ("queue",),
             registry=self.registry,
             multiprocess_mode="mostrecent",
@@ -114,7 +115,7 @@ class PrometheusMetrics:
         self._store_children: dict[str, Histogram] = {}
 
     def outcome(self, endpoint: str, outcome: Outcome) -> None:
-        """Count how a guarded request ended."""
+        """Count the outcome of a guarded request."""
         child = self._request_children.get((endpoint, outcome))
         if child is None:
             child = self._requests.labels(endpoint, outcome)
@@ -122,33 +123,33 @@ class PrometheusMetrics:
         child.inc()
 
     def waited(self, endpoint: str, seconds: float) -> None:
-        """Observe how long a duplicate waited."""
+        """Record how long a duplicate waited for the first request."""
         child = self._wait_children.get(endpoint)
         if child is None:
             child = self._wait_children[endpoint] = self._wait.labels(endpoint)
         child.observe(seconds)
 
     def expired(self, endpoint: str) -> None:
-        """Count a record that was found past its time."""
+        """Count an expired record that was found and treated as absent."""
         child = self._expired_children.get(endpoint)
         if child is None:
             child = self._expired_children[endpoint] = self._expired.labels(endpoint)
         child.inc()
 
     def store_time(self, operation: str, seconds: float) -> None:
-        """Observe how long a call to the store took."""
+        """Record the duration of a call to the store."""
         child = self._store_children.get(operation)
         if child is None:
             child = self._store_children[operation] = self._store.labels(operation)
         child.observe(seconds)
 
     def swept(self, records: int, seconds: float) -> None:
-        """Count what a sweep removed, and observe how long it took."""
+        """Count the records that a sweep deleted and record its duration."""
         self._swept_records.inc(records)
         self._sweep.observe(seconds)
 
     def job_ended(self, queue: str, job_type: str, outcome: JobOutcome, seconds: float) -> None:
-        """Observe how an attempt at a job ended."""
+        """Record the outcome and the duration of an attempt at a job."""
         child = self._job_children.get((queue, job_type, outcome))
         if child is None:
             child = self._jobs.labels(queue, job_type, outcome)
@@ -156,7 +157,10 @@ class PrometheusMetrics:
         child.observe(seconds)
 
     def job_depths(self, depths: Mapping[str, tuple[int, int, int, float]]) -> None:
-        """Set the gauges of each queue; one that has become empty is set to nothing."""
+        """Set the gauges of each queue: waiting, running, dead, age of the oldest in seconds.
+
+        Queues of earlier calls that are not in ``depths`` are set to zero.
+        """
         for queue in self._queues_seen - set(depths):
             self._set_depth(queue, 0, 0, 0, 0.0)
         for queue, (waiting, running, dead, oldest_seconds) in depths.items():

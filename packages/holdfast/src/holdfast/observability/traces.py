@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry, for those who have it. Spans carry names and hashes, never contents."""
+"""OpenTelemetry spans of guarded requests. They contain names and hashes, never bodies."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -13,29 +13,28 @@ if TYPE_CHECKING:
 __all__ = ["SpanHandle", "Spans"]
 
 _PREFIX: Final = "holdfast."
-# As long as the hashes in logs, so that one finds the other.
+# As many as in logs, so that a search for one finds the other.
 _KEY_HASH_CHARS: Final = 12
 _FIRST_SERVER_ERROR: Final = 500
 
 
 class SpanHandle:
-    """The span of one request, as far as the server needs it."""
+    """The span of one guarded request."""
 
     __slots__ = ("_error_status", "_span")
 
     def __init__(self, span: "Span", error_status: Any) -> None:
-        """Wrap a span that has begun."""
         self._span = span
         self._error_status = error_status
 
-    def describe(self, facts: Mapping[str, Any]) -> None:
-        """Add what became known on the way, named as in the logs."""
-        for name, value in facts.items():
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        """Add attributes, named as in the logs. Names of secrets are left out."""
+        for name, value in attributes.items():
             if not is_secret(name):
                 self._span.set_attribute(_PREFIX + name, value)
 
     def outcome(self, status: int, replayed: bool) -> None:
-        """Say how the request was answered. A 4xx is the caller's, so the span is no error."""
+        """Set the status of the response. Only a 5xx marks the span as an error."""
         self._span.set_attribute("http.response.status_code", status)
         self._span.set_attribute("holdfast.replayed", replayed)
         if status >= _FIRST_SERVER_ERROR:
@@ -43,12 +42,15 @@ class SpanHandle:
 
 
 class Spans:
-    """Makes one span for each guarded request."""
+    """Creates a span for each guarded request.
+
+    Uses the global tracer provider unless one is given. Raises ``ConfigurationError`` if
+    OpenTelemetry is not installed.
+    """
 
     def __init__(self, tracer_provider: "TracerProvider | None" = None) -> None:
-        """Use the given provider, or the process's own."""
         try:
-            from opentelemetry import trace  # noqa: PLC0415 - optional: only who asks for it needs it
+            from opentelemetry import trace  # noqa: PLC0415 - an optional dependency
         except ImportError as error:
             raise ConfigurationError(
                 'traces need OpenTelemetry: pip install "holdfast[otel]"'
@@ -59,11 +61,11 @@ class Spans:
     def request(
         self, endpoint: str, attributes: Mapping[str, str]
     ) -> AbstractContextManager[SpanHandle]:
-        """Open the span of a request.
+        """Return a context manager for the span of a request.
 
         ``attributes`` are named without prefix: ``tenant``, ``key_hash``, ``request_id``,
-        ``correlation_id``. A name that stands for a secret (``idempotency_key``, ``token``, …)
-        is left out.
+        ``correlation_id``. Names of secrets (``idempotency_key``, ``token``, …) are left
+        out.
         """
         values: dict[str, str] = {"holdfast.endpoint": endpoint}
         for name, value in attributes.items():
@@ -74,7 +76,7 @@ class Spans:
 
     @contextmanager
     def _open(self, name: str, attributes: Mapping[str, str]) -> Iterator[SpanHandle]:
-        # The exception is named, not recorded: its text may quote the body of the request.
+        # Only the type of the exception is recorded: its text may quote the body of the request.
         with self._tracer.start_as_current_span(
             name, attributes=attributes, record_exception=False, set_status_on_exception=False
         ) as span:

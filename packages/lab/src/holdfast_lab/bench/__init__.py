@@ -1,1 +1,1 @@
-"""Speed, as ratios against the bare alternative in the same run, interleaved."""
+"""Benchmarks: ratios against the same code without Holdfast and against peers, interleaved."""

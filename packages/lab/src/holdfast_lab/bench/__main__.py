@@ -1,4 +1,7 @@
-"""Every speed line in one go, interleaved, as ratios first."""
+"""Run the benchmarks and print ratios against bare code and against peers.
+
+All contenders run in turns within one run. Results are written as JSON and SVG charts.
+"""
 
 import argparse
 import json
@@ -18,19 +21,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from holdfast.cli.output import complain
+from holdfast.cli.output import print_error
 from holdfast_lab.bench.curves import Curve
-from holdfast_lab.bench.lines import Line
-from holdfast_lab.bench.parts import PARTS
+from holdfast_lab.bench.environment import Environment, open_environment
+from holdfast_lab.bench.measurements import Measurement
 from holdfast_lab.bench.plots import draw
-from holdfast_lab.bench.world import World, a_world
+from holdfast_lab.bench.suites import SUITES
 
 RESULTS = Path("bench") / "results"
 FILE = "latest.json"
 BAD_INPUT = 2
-# Growth begins with a thousand, and its line is drawn at half of what there is in the end.
-LEAST_ROWS, MOST_ROWS = 2_000, 1_000_000_000
-LEAST_SECONDS, MOST_SECONDS = 0.01, 3_600
+# The growth curves begin with 1,000 rows and have a measurement at half of the largest size.
+MIN_ROWS, MAX_ROWS = 2_000, 1_000_000_000
+MIN_SECONDS, MAX_SECONDS = 0.01, 3_600
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,25 +42,27 @@ def main(arguments: list[str] | None = None) -> int:
     results = Path(options.results)
     try:
         results.mkdir(parents=True, exist_ok=True)
-        found = _earlier(results / FILE)
+        found = _read(results / FILE)
+        if options.draw_only:
+            return _draw_only(found, results, console)
         _write(found, results / FILE)
     except OSError as error:
-        complain(f"--results {results}: {error.strerror}: name a folder that can be written")
+        print_error(f"--results {results}: {error.strerror}: name a writable directory")
         return BAD_INPUT
     logging.disable(logging.INFO)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    chosen = [name for name in PARTS if not options.only or name in options.only]
+    chosen = [name for name in SUITES if not options.only or name in options.only]
     done: list[str] = []
     written: list[Path] = []
     try:
-        for name in _measured(chosen, options, found, console):
+        for name in _measure(chosen, options, found, console):
             done.append(name)
-            # After each part: whoever stops early keeps what there is, in figures and pictures.
+            # After each suite, so that a run that is stopped keeps its results.
             _write(found, results / FILE)
             written = [results / FILE, *draw(found, results)]
     except KeyboardInterrupt:
-        kept = ", ".join(done) or "nothing, as no part had ended"
-        complain(f"stopped before the end; kept: {kept}")
+        kept = ", ".join(done) or "nothing, as no suite had finished"
+        print_error(f"stopped before the end; kept: {kept}")
     if options.json:
         print(json.dumps(found))
         return 0
@@ -67,77 +72,98 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _measured(
+def _measure(
     chosen: list[str], options: argparse.Namespace, found: dict[str, Any], console: Console
 ) -> Iterator[str]:
-    """Measure one part after the other, put its figures in place of older ones, and name it."""
+    """Run the suites, replace their earlier results in ``found``, and yield each name."""
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
     ) as progress:
         task = progress.add_task("benchmark", total=len(chosen))
         name = ""
 
-        def say(what: str) -> None:
-            progress.update(task, description=f"{name}: {what}")
+        def on_step(step: str) -> None:
+            progress.update(task, description=f"{name}: {step}")
 
-        with a_world(options.rounds, options.seconds, options.rows, say) as world:
+        with open_environment(
+            options.rounds, options.seconds, options.rows, on_step
+        ) as environment:
             for name in chosen:
-                say("running")
+                on_step("running")
                 started = time.perf_counter()
-                for kind, rows in _run(name, world).items():
-                    kept = [row for row in found.get(kind, []) if row["of"] != name]
-                    found[kind] = kept + [{"of": name, **row} for row in rows]
-                found["made"][name] = _stamp(options, time.perf_counter() - started)
+                for kind, rows in _run(name, environment).items():
+                    kept = [row for row in found.get(kind, []) if row["suite"] != name]
+                    found[kind] = kept + [{"suite": name, **row} for row in rows]
+                found["runs"][name] = _stamp(options, time.perf_counter() - started)
                 progress.advance(task)
                 yield name
 
 
-def _run(name: str, world: World) -> dict[str, list[dict[str, Any]]]:
-    found = PARTS[name](world)
+def _run(name: str, environment: Environment) -> dict[str, list[dict[str, Any]]]:
+    found = SUITES[name](environment)
     return {
-        "lines": [one.as_json() for one in found if isinstance(one, Line)],
-        "curves": [one.as_json() for one in found if isinstance(one, Curve)],
+        "measurements": [item.as_json() for item in found if isinstance(item, Measurement)],
+        "curves": [item.as_json() for item in found if isinstance(item, Curve)],
     }
+
+
+def _draw_only(found: dict[str, Any], results: Path, console: Console) -> int:
+    written = draw(found, results)
+    if not written:
+        print_error(f"{results / FILE} has no results: run holdfast bench first")
+        return BAD_INPUT
+    for path in written:
+        console.print(f"written: {path}")
+    return 0
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Say it in one line, as every other command does."""
-        complain(f"{message} (try: holdfast bench --help)")
+        """Print one line, like the other commands."""
+        print_error(f"{message} (try: holdfast bench --help)")
         sys.exit(BAD_INPUT)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = _Parser(prog="holdfast bench", description=__doc__)
     parser.add_argument(
-        "--rounds", type=_whole(1, 1_000), default=4, help="interleaved rounds (default 4)"
+        "--rounds",
+        type=_integer(1, 1_000),
+        default=4,
+        help="number of interleaved rounds (default 4)",
     )
     parser.add_argument(
-        "--seconds", type=_seconds, default=0.6, help="seconds of each (default 0.6)"
+        "--seconds",
+        type=_seconds,
+        default=0.6,
+        help="seconds per contender and round (default 0.6)",
     )
     parser.add_argument(
         "--rows",
-        type=_whole(LEAST_ROWS, MOST_ROWS),
+        type=_integer(MIN_ROWS, MAX_ROWS),
         default=10_000_000,
-        help="where growth ends (default 10,000,000)",
+        help="size of the largest table (default 10,000,000)",
     )
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=[], help="parts to run")
+    parser.add_argument("--only", nargs="+", choices=list(SUITES), default=[], help="suites to run")
     parser.add_argument(
         "--results",
         default=str(RESULTS),
-        help=f"folder for JSON and plots (default {RESULTS}, under the current one)",
+        help=f"directory for {FILE} and the charts (default {RESULTS})",
+    )
+    parser.add_argument(
+        "--draw-only", action="store_true", help=f"only draw the charts from {FILE}"
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     return parser.parse_args(arguments)
 
 
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
+def _integer(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"should be a number from {least:,} to {most:,}")
         return int(text)
 
-    return number
+    return parse
 
 
 def _seconds(text: str) -> float:
@@ -145,13 +171,13 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:  # nor is NaN
-        raise argparse.ArgumentTypeError(f"should be from {LEAST_SECONDS} to {MOST_SECONDS:,}")
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:  # also refuses NaN
+        raise argparse.ArgumentTypeError(f"should be from {MIN_SECONDS} to {MAX_SECONDS:,}")
     return seconds
 
 
-def _earlier(path: Path) -> dict[str, Any]:
-    """Return the last results: parts that are not run now keep their figures."""
+def _read(path: Path) -> dict[str, Any]:
+    """Return the earlier results: suites that do not run now keep theirs."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -159,7 +185,7 @@ def _earlier(path: Path) -> dict[str, Any]:
     return {kind: found.get(kind, empty) for kind, empty in _EMPTY.items()}
 
 
-_EMPTY: dict[str, Any] = {"made": {}, "lines": [], "curves": []}
+_EMPTY: dict[str, Any] = {"runs": {}, "measurements": [], "curves": []}
 
 
 def _stamp(options: argparse.Namespace, seconds: float) -> dict[str, Any]:
@@ -182,29 +208,29 @@ def _write(found: dict[str, Any], path: Path) -> None:
 
 
 def _show(found: dict[str, Any], chosen: set[str], console: Console) -> None:
-    table = Table(title="ratios; ✓ as it should be, ✗ not on this machine, this time")
-    for column in ("", "ratio", "least … most", "should be", ""):
+    table = Table(title="ratios; ✓ target met, ✗ target missed")
+    for column in ("", "ratio", "min … max", "target", ""):
         table.add_column(column, justify="left" if not column else "right")
-    part = None
-    for row in found["lines"]:
-        if row["of"] not in chosen:
+    group = None
+    for row in found["measurements"]:
+        if row["suite"] not in chosen:
             continue
-        if row["part"] != part:
-            part = row["part"]
+        if row["group"] != group:
+            group = row["group"]
             table.add_section()
-            table.add_row(f"[bold]{part}[/bold]")
+            table.add_row(f"[bold]{group}[/bold]")
         mark = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: ""}[row["met"]]
         spread = "" if row["least"] is None else f"{row['least']:.2f} … {row['most']:.2f}"
         table.add_row(f"  {row['name']}", f"{row['ratio']:.2f}", spread, row["target"], mark)
-    if part is not None:
+    if group is not None:
         console.print(table)
     for curve in found["curves"]:
-        if curve["of"] in chosen:
+        if curve["suite"] in chosen:
             points = [
                 f"{p['rows']:,}: {p['us']:,.0f} µs ({p['ratio']:.2f})" for p in curve["points"]
             ]
             console.print(
-                f"[bold]{curve['name']}[/bold] beside {curve['unit']}: {', '.join(points)}"
+                f"[bold]{curve['name']}[/bold] by number of {curve['unit']}: {', '.join(points)}"
             )
 
 

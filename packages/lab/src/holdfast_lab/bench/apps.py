@@ -1,7 +1,7 @@
-"""The apps under the load: one handler, one insert, one commit; bare, guarded, and by a peer.
+"""The apps under load: the same handler bare, guarded by Holdfast, and guarded by idemkit.
 
-Each is served by one uvicorn worker with 16 database connections. The bare handler is what a
-FastAPI user writes with the same driver: a transaction of its own, one insert, one commit.
+Each handler does one insert and one commit. Each app runs in one uvicorn worker with 16 database
+connections. The bare handler is what a FastAPI user writes with the same driver.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def _postgres_pool(**options: Any) -> Any:
 
 
 def bare_postgres(**options: Any) -> FastAPI:
-    """Write with asyncpg as its manual has it: a pool, a transaction, an insert."""
+    """The bare handler with asyncpg, as in its documentation: pool, transaction, insert."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI):
@@ -62,20 +62,20 @@ def bare_postgres(**options: Any) -> FastAPI:
 
 
 def tuned_postgres() -> FastAPI:
-    """Leave out the reset that asyncpg's pool does after each use: one round trip less."""
+    """The bare handler without the reset query of asyncpg's pool: one round trip less."""
     return bare_postgres(reset=_nothing)
 
 
 def bare_sqlite() -> FastAPI:
-    """Write with aiosqlite as its manual has it: a connection, an insert, a commit.
+    """The bare handler with aiosqlite, as in its documentation: connection, insert, commit.
 
-    The lock is needed: without it requests would share each other's transactions.
+    Without the lock, concurrent requests would share one transaction.
     """
     import aiosqlite
 
     @asynccontextmanager
     async def lifespan(app: FastAPI):
-        app.state.turn = asyncio.Lock()
+        app.state.lock = asyncio.Lock()
         async with aiosqlite.connect(_url().removeprefix("sqlite:///")) as app.state.db:
             await app.state.db.execute("PRAGMA journal_mode=WAL")
             await app.state.db.execute("PRAGMA synchronous=FULL")
@@ -87,7 +87,7 @@ def bare_sqlite() -> FastAPI:
     async def create(order: Order):
         new = str(uuid.uuid4())
         values = {"id": new, "item": order.item, "quantity": order.quantity}
-        async with app.state.turn:
+        async with app.state.lock:
             await app.state.db.execute(INSERT, values)
             await app.state.db.commit()
         return {"id": new, "item": order.item}
@@ -96,7 +96,7 @@ def bare_sqlite() -> FastAPI:
 
 
 def tuned_sqlite() -> FastAPI:
-    """Insert and commit in one hop to a thread: the fastest bare alternative we know."""
+    """The bare handler with one thread hop per request: the fastest bare version we know."""
     path = _url().removeprefix("sqlite:///")
 
     def connect() -> sqlite3.Connection:
@@ -176,7 +176,7 @@ def idemkit_postgres() -> FastAPI:
     app.add_middleware(
         IdempotencyMiddleware,
         backend=backend,
-        config=HttpConfig(scope=lambda _request: "everyone"),
+        config=HttpConfig(scope=lambda _request: "all"),
     )
 
     @app.post("/orders", status_code=201)

@@ -1,4 +1,4 @@
-"""Growth curves: what one look costs as the tables grow tenfold, and tenfold again."""
+"""Growth curves: the time of one operation as the tables grow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ __all__ = ["Curve", "Point", "sizes"]
 
 
 class Point(NamedTuple):
-    """One look beside so many: its microseconds, and by turns with a look beside few or none."""
+    """The time with ``rows`` rows, and its ratio to the time with few or none."""
 
     rows: int
     us: float
@@ -17,7 +17,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """One look beside more and more of something."""
+    """One operation at growing table sizes; ``unit`` names the rows."""
 
     name: str
     unit: str
@@ -32,7 +32,7 @@ class Curve:
 
 
 def sizes(least: int, most: int) -> list[int]:
-    """Return tenfold steps."""
+    """Return ``least`` and its multiples by powers of ten, up to ``most``."""
     found = [least]
     while found[-1] * 10 <= most:
         found.append(found[-1] * 10)

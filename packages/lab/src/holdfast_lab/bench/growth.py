@@ -1,7 +1,7 @@
-"""Look-up and sweep with millions of records in the table, on both databases.
+"""Look-up and sweep with millions of records, on PostgreSQL and SQLite.
 
-The table grows in steps, and at each it is compared with an empty one, by turns: that is the curve.
-The line is drawn at half of the last step; at the end the sweep is measured.
+The table grows in steps; at each step look-ups alternate with those in an empty table. The
+measurement is taken at half of the last step, the sweep at the end.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from holdfast.stores.sqlite import SqliteStore
 from holdfast_lab.bench.curves import Point, sizes
 
 ENDPOINT = "POST /orders"
-# A tenth of all records is past its time when the sweep begins.
+# One record in ten has expired when the sweep begins.
 EXPIRED_SHARE = 10
 LOOKUPS = 300
 ROUNDS = 15
-_LONGEST_SWEEP_SECONDS = 5
+_MAX_SWEEP_SECONDS = 5
 
-Say = Callable[[str], None]
-Grown = tuple[dict[str, float], list[Point]]
-"""Figures beside half of the records and of the sweep, and the look-ups at every step."""
+OnStep = Callable[[str], None]
+Growth = tuple[dict[str, float], list[Point]]
+"""The figures at half size and of the sweep, and the look-ups at every step."""
 
-# Without indexes, which are made anew at each step: to keep them up takes about twice as long.
-# A hash of the number is as random as a UUID, and ten times as cheap to make.
+# Indexes are dropped and rebuilt at each step: updating them takes about twice as long.
+# md5 of the number is as random as a UUID, and ten times as fast.
 _POSTGRES_FILL = """
 ALTER TABLE idempotency_records DROP CONSTRAINT idempotency_records_pkey;
 DROP INDEX idx_idempotency_records_expires_at;
@@ -47,7 +47,7 @@ SELECT 'tenant-' || n % 1000, '{endpoint}', md5(n::text)::uuid::text,
 ALTER TABLE idempotency_records ADD PRIMARY KEY (tenant, endpoint, idempotency_key);
 CREATE INDEX idx_idempotency_records_expires_at ON idempotency_records (expires_at);
 """
-# In the order of the index: to put millions of keys into it at random takes several times as long.
+# In the order of the index: inserting keys at random takes several times as long.
 _SQLITE_FILL = """
 WITH RECURSIVE
 count(n) AS (SELECT :first UNION ALL SELECT n + 1 FROM count WHERE n < :last),
@@ -63,13 +63,13 @@ SELECT tenant, :endpoint, key,
 """
 
 
-def _quiet(_what: str) -> None:
-    """Tell nobody how far it is."""
+def _ignore(_step: str) -> None:
+    """Do nothing."""
 
 
 @dataclass
-class _Place:
-    """A database that is filled, beside one that stays empty."""
+class _Pair:
+    """A database that grows, and an empty one to compare with."""
 
     full: Store
     empty: Store
@@ -80,58 +80,58 @@ class _Place:
 
 
 async def measure(
-    full_url: str, empty_url: str, folder: str, rows: int, say: Say = _quiet
-) -> dict[str, Grown]:
-    """Measure on PostgreSQL and on SQLite; they are filled at the same time, to save some."""
+    full_url: str, empty_url: str, directory: str, rows: int, on_step: OnStep = _ignore
+) -> dict[str, Growth]:
+    """Measure on PostgreSQL and SQLite, which are filled at the same time."""
     connection = await asyncpg.connect(full_url)
-    places = {
+    pairs = {
         "PostgreSQL": _on_postgres(full_url, empty_url, connection),
-        "SQLite": _on_sqlite(folder),
+        "SQLite": _on_sqlite(directory),
     }
-    stores = [store for place in places.values() for store in (place.full, place.empty)]
+    stores = [store for pair in pairs.values() for store in (pair.full, pair.empty)]
     for store in stores:
         await store.open()
     try:
-        await _grow(places.values(), rows, say)
-        for name, place in places.items():
-            say(f"{name}: sweep")
-            place.found["bytes_per_record"] = await place.size() / rows
-            place.found |= await _sweep(place.full)
-        return {name: (place.found, place.points) for name, place in places.items()}
+        await _grow(pairs.values(), rows, on_step)
+        for name, pair in pairs.items():
+            on_step(f"{name}: sweep")
+            pair.found["bytes_per_record"] = await pair.size() / rows
+            pair.found |= await _sweep(pair.full)
+        return {name: (pair.found, pair.points) for name, pair in pairs.items()}
     finally:
         await connection.close()
         for store in stores:
             await store.close()
 
 
-async def _grow(places: Collection[_Place], rows: int, say: Say) -> None:
-    half, there = rows // 2, 0
+async def _grow(pairs: Collection[_Pair], rows: int, on_step: OnStep) -> None:
+    half, filled = rows // 2, 0
     for step in sorted({*sizes(min(10_000, rows), rows), half}):
-        say(f"{step:,} records")
-        await asyncio.gather(*(place.fill(there + 1, step) for place in places))
-        there = step
-        for place in places:
-            compared = await _compared(place.full, place.empty)
+        on_step(f"{step:,} records")
+        await asyncio.gather(*(pair.fill(filled + 1, step) for pair in pairs))
+        filled = step
+        for pair in pairs:
+            compared = await _compare(pair.full, pair.empty)
             point = Point(step, compared["lookup_full_us"], compared["lookup_ratio"])
-            place.points.append(point)
+            pair.points.append(point)
             if step == half:
-                place.found |= {"rows": half, **compared}
+                pair.found |= {"rows": half, **compared}
 
 
-def _on_postgres(full_url: str, empty_url: str, connection: Any) -> _Place:
+def _on_postgres(full_url: str, empty_url: str, connection: Any) -> _Pair:
     async def fill(first: int, last: int) -> None:
         await connection.execute("SET maintenance_work_mem = '512MB'")
         of = {"endpoint": ENDPOINT, "share": EXPIRED_SHARE, "first": first, "last": last}
         await connection.execute(_POSTGRES_FILL.format(**of), timeout=900)
         await connection.execute("VACUUM ANALYZE idempotency_records", timeout=900)
-        # What is left to write would be written while look-ups are measured.
+        # Otherwise pending writes would disturb the look-ups.
         await connection.execute("CHECKPOINT", timeout=900)
 
     async def size() -> int:
-        about = "SELECT pg_total_relation_size('idempotency_records')"
-        return int(await connection.fetchval(about))
+        sql = "SELECT pg_total_relation_size('idempotency_records')"
+        return int(await connection.fetchval(sql))
 
-    return _Place(
+    return _Pair(
         PostgresStore(full_url, min_connections=2),
         PostgresStore(empty_url, min_connections=2),
         fill,
@@ -139,8 +139,8 @@ def _on_postgres(full_url: str, empty_url: str, connection: Any) -> _Place:
     )
 
 
-def _on_sqlite(folder: str) -> _Place:
-    path = f"{folder}/full.db"
+def _on_sqlite(directory: str) -> _Pair:
+    path = f"{directory}/full.db"
     full = SqliteStore(path)
 
     async def fill(first: int, last: int) -> None:
@@ -151,15 +151,15 @@ def _on_sqlite(folder: str) -> _Place:
     async def size() -> int:
         return await asyncio.to_thread(_bytes_of, path)
 
-    return _Place(full, SqliteStore(f"{folder}/empty.db"), fill, size)
+    return _Pair(full, SqliteStore(f"{directory}/empty.db"), fill, size)
 
 
 def _fill_sqlite(path: str, first: int, last: int) -> None:
-    """Add the records with these numbers. Without a journal, so nobody else has the file open."""
+    """Add the records ``first`` to ``last``, without a journal: no other connection may be open."""
     now = datetime.now(UTC)
 
-    def text(moment: datetime) -> str:
-        return moment.isoformat(timespec="microseconds")[:26] + "Z"
+    def text(at: datetime) -> str:
+        return at.isoformat(timespec="microseconds")[:26] + "Z"
 
     values = {
         "first": first,
@@ -189,7 +189,7 @@ def _bytes_of(path: str) -> int:
 
 
 async def _lookups(store: Store) -> list[float]:
-    """Time single look-ups of keys that are not there: what every fresh request pays."""
+    """Return the times of look-ups of unknown keys, which every new request needs."""
     now = datetime.now(UTC)
     times = []
     for number in range(LOOKUPS + 50):
@@ -200,8 +200,8 @@ async def _lookups(store: Store) -> list[float]:
     return times[50:]
 
 
-async def _compared(full: Store, empty: Store) -> dict[str, float]:
-    """Look up in both by turns; the ratio is the median of the rounds' own ratios."""
+async def _compare(full: Store, empty: Store) -> dict[str, float]:
+    """Look up in both in turns; the result is the median ratio of the rounds."""
     rounds = [
         (statistics.median(await _lookups(full)), statistics.median(await _lookups(empty)))
         for _ in range(ROUNDS)
@@ -214,25 +214,25 @@ async def _compared(full: Store, empty: Store) -> dict[str, float]:
 
 
 async def _sweep(store: Store) -> dict[str, float]:
-    """Sweep for some seconds while look-ups go on beside it."""
+    """Sweep for some seconds during look-ups."""
     quiet = await _lookups(store)
-    gone = 0
+    swept = 0
     started = time.perf_counter()
     busy: list[float] = []
 
-    async def look() -> None:
+    async def look_up() -> None:
         busy.extend(await _lookups(store))
 
-    metrics = asyncio.create_task(look())
+    looking = asyncio.create_task(look_up())
     while True:
         batch = await store.sweep(datetime.now(UTC), 500)
-        gone += batch
-        if batch == 0 or time.perf_counter() - started > _LONGEST_SWEEP_SECONDS:
+        swept += batch
+        if batch == 0 or time.perf_counter() - started > _MAX_SWEEP_SECONDS:
             break
     seconds = time.perf_counter() - started
-    await metrics
+    await looking
     return {
-        "swept_rows": gone,
-        "swept_per_second": gone / seconds,
+        "swept_rows": swept,
+        "swept_per_second": swept / seconds,
         "lookup_during_sweep_ratio": statistics.median(busy) / statistics.median(quiet),
     }

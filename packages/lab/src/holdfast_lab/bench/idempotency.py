@@ -1,4 +1,4 @@
-"""A guarded handler against the same one bare, over HTTP, on both databases, beside a peer."""
+"""A guarded handler compared with the bare one and with idemkit, over HTTP."""
 
 import asyncio
 import sqlite3
@@ -32,7 +32,9 @@ def postgres(url: str, rounds: int, seconds: float, step: Callable[[], None]) ->
     return _race(contenders, rounds, seconds, step)
 
 
-def sqlite(folder: Path, rounds: int, seconds: float, step: Callable[[], None]) -> dict[str, Any]:
+def sqlite(
+    directory: Path, rounds: int, seconds: float, step: Callable[[], None]
+) -> dict[str, Any]:
     contenders = [
         Contender("bare", "bare_sqlite", ""),
         Contender("bare, one hop to a thread", "tuned_sqlite", ""),
@@ -42,7 +44,7 @@ def sqlite(folder: Path, rounds: int, seconds: float, step: Callable[[], None]) 
         Contender("replays from memory", "guarded", "", replay=True),
     ]
     for number, contender in enumerate(contenders):
-        path = folder / f"{number}.db"
+        path = directory / f"{number}.db"
         with sqlite3.connect(path) as db:
             db.execute(CREATE)
         db.close()

@@ -1,4 +1,4 @@
-"""Requests to an app without a socket between, so that nothing hides what the guard costs."""
+"""ASGI requests without a socket, so that the cost of the guard is not hidden."""
 
 import asyncio
 import statistics
@@ -21,7 +21,7 @@ async def call(
     """Send one request; returns status and body."""
     target, _, query = path.partition("?")
     status, chunks = 0, []
-    told = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+    all_headers = {"content-type": "application/json", "content-length": str(len(body)), **headers}
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -34,7 +34,7 @@ async def call(
         "scheme": "http",
         "server": ("bench", 80),
         "client": ("127.0.0.1", 1),
-        "headers": [(name.encode(), value.encode()) for name, value in told.items()],
+        "headers": [(name.encode(), value.encode()) for name, value in all_headers.items()],
     }
 
     async def receive() -> dict[str, Any]:
@@ -52,8 +52,8 @@ async def call(
 
 
 @contextmanager
-def beside(app: Any, path: str) -> Iterator[Any]:
-    """Give a router whose routes go before this one: an app looks through its routes in order."""
+def routes_before(app: Any, path: str) -> Iterator[Any]:
+    """Yield a router whose routes are inserted before ``path``: routes match in order."""
     router = service_router("bare")
     yield router
     paths = [getattr(route, "path", None) for route in app.router.routes]
@@ -62,7 +62,7 @@ def beside(app: Any, path: str) -> Iterator[Any]:
 
 
 async def run(send: Send, seconds: float) -> tuple[int, float]:
-    """Let 16 clients send one after another; returns how many requests, in how many seconds."""
+    """Run 16 clients, each sending one request at a time; returns requests and seconds."""
     count = 0
 
     async def client() -> None:
@@ -77,14 +77,14 @@ async def run(send: Send, seconds: float) -> tuple[int, float]:
     return count, time.perf_counter() - started
 
 
-async def versus(guarded: Send, bare: Send, rounds: int, seconds: float) -> dict[str, float]:
-    """Race the two in turns; returns guarded ÷ bare with its spread.
+async def compare(guarded: Send, bare: Send, rounds: int, seconds: float) -> dict[str, float]:
+    """Run both in turns; returns guarded ÷ bare with its spread.
 
-    A round is short slices by turns: what else the machine does in that second hits both.
+    A round consists of short alternating slices, so that other load on the machine hits both.
     """
     rates: dict[Send, list[float]] = {guarded: [], bare: []}
     for send in rates:
-        await run(send, min(0.7, seconds))  # connections, caches and prepared statements warm up
+        await run(send, min(0.7, seconds))  # warms up connections, caches and prepared statements
     for _ in range(rounds):
         done = {guarded: (0, 0.0), bare: (0, 0.0)}
         for number in range(SLICES):
@@ -101,7 +101,7 @@ async def versus(guarded: Send, bare: Send, rounds: int, seconds: float) -> dict
 
 
 def spread(ratios: Sequence[float]) -> dict[str, float]:
-    """Return the median of the rounds' own ratios, with the smallest and the largest."""
+    """Return the median, smallest and largest ratio of the rounds."""
     return {
         "ratio": round(statistics.median(ratios), 3),
         "least": round(min(ratios), 3),

@@ -1,14 +1,14 @@
-"""The queues under the load: ours and its peers, each in a process of its own, told what to do.
+"""The job queues under load: Holdfast and its peers, each in its own process.
 
-Each line on the standard input is one order, answered by one line with a number::
+Each line of standard input is one task; the result is one line with a number::
 
     enqueue 8 2.0    orders placed per second on 8 connections: one insert, one job, one commit
-    work 4000        jobs worked per second, from the first claim to the last durable ending
+    work 4000        jobs per second, from the first claim to the last durable completion
 
-All run on uvloop. procrastinate has psycopg in C and keeps its finished jobs, as it does by
-default (to delete them was not quicker); 64 jobs at once, as 8 and 16 were not quicker. pgqueuer
-has all its tables logged and a pool; it knows no limit of jobs at once, only the size of its
-batches: 10, its default, was the slowest of 10 to 1024, and from 512 on it got no quicker.
+All run on uvloop. procrastinate uses psycopg's C implementation and keeps its finished jobs, which
+is its default (deleting them was not faster), with concurrency 64 (8 and 16 were not faster).
+pgqueuer uses logged tables and a pool; it has no concurrency limit, only a batch size: the default
+of 10 was the slowest from 10 to 1024, and above 512 it was not faster.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def _payload(order: str) -> dict[str, Any]:
 
 
 class _Span:
-    """From the first claim to the last ending of a number of jobs."""
+    """The time from the first claim to the last completion of a number of jobs."""
 
     def __init__(self, jobs: int) -> None:
         self._left = jobs
@@ -53,7 +53,7 @@ class _Span:
     @property
     def seconds(self) -> float:
         if self._left != 0:
-            raise RuntimeError(f"{self._left} jobs were not worked, or worked twice")
+            raise RuntimeError(f"{self._left} jobs did not run, or ran twice")
         return self.ended - self.started
 
     def starts(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -67,8 +67,8 @@ class _Span:
 class HoldfastJobs:
     """Holdfast: markers, leases with fencing tokens, an audit event per enqueue."""
 
-    def __init__(self, at_once: int, *, writes: bool = False, marker: bool = True) -> None:
-        self._at_once = at_once
+    def __init__(self, concurrency: int, *, writes: bool = False, marker: bool = True) -> None:
+        self._concurrency = concurrency
         self._writes = writes
         self._marker = marker
 
@@ -130,7 +130,7 @@ class HoldfastJobs:
                     span.end()
 
         worker: Any = Worker(
-            self.store, self.registry, concurrency=self._at_once, metrics=Metrics()
+            self.store, self.registry, concurrency=self._concurrency, metrics=Metrics()
         )
         worker.engine.take = span.starts(worker.engine.take)
         if not self._marker:
@@ -141,15 +141,15 @@ class HoldfastJobs:
         return span.seconds
 
     async def _delete(self, results: Any, *, worker: str) -> set[tuple[str, str]]:
-        """End jobs without a marker: the same statement, less its insert."""
+        """Complete jobs without a marker: the same statement without its insert."""
         from holdfast.jobs.job_store import _statements
 
-        (whole,) = _statements("postgresql", "complete")
-        less = re.sub(r", marked AS \(.*?\n\)\n", "\n", whole, flags=re.DOTALL)
-        assert "INSERT" in whole
-        assert "INSERT" not in less
+        (sql,) = _statements("postgresql", "complete")
+        without = re.sub(r", marked AS \(.*?\n\)\n", "\n", sql, flags=re.DOTALL)
+        assert "INSERT" in sql
+        assert "INSERT" not in without
         values = self.table._results(results) | {"worker": worker}  # noqa: SLF001
-        rows = await self.store.write(less, values)
+        rows = await self.store.write(without, values)
         return {(row["tenant"], row["job_id"]) for row in rows}
 
     async def close(self) -> None:
@@ -158,10 +158,10 @@ class HoldfastJobs:
 
 
 class ProcrastinateJobs:
-    """procrastinate: psycopg's C implementation, one statement per claim and per ending."""
+    """procrastinate: psycopg's C implementation, one statement per claim and per completion."""
 
-    def __init__(self, at_once: int, *, writes: bool = False) -> None:
-        self._at_once = at_once
+    def __init__(self, concurrency: int, *, writes: bool = False) -> None:
+        self._concurrency = concurrency
         self._writes = writes
 
     async def open(self, url: str) -> None:
@@ -225,7 +225,7 @@ class ProcrastinateJobs:
         manager.finish_job = finished
         await self.app.run_worker_async(
             queues=["default"],
-            concurrency=self._at_once,
+            concurrency=self._concurrency,
             wait=False,
             install_signal_handlers=False,
         )
@@ -238,10 +238,10 @@ class ProcrastinateJobs:
 
 
 class PgQueuerJobs:
-    """pgqueuer on asyncpg, all tables logged: batches are claimed and ended by one statement."""
+    """pgqueuer on asyncpg, all tables logged: one statement claims or completes a batch."""
 
-    def __init__(self, at_once: int, *, writes: bool = False) -> None:
-        self._at_once = at_once
+    def __init__(self, concurrency: int, *, writes: bool = False) -> None:
+        self._concurrency = concurrency
         self._writes = writes
 
     async def open(self, url: str) -> None:
@@ -301,7 +301,7 @@ class PgQueuerJobs:
 
         queries.dequeue = span.starts(kind.dequeue.__get__(queries))
         queries.log_jobs = logged
-        await manager.run(batch_size=self._at_once, mode=QueueExecutionMode.drain)
+        await manager.run(batch_size=self._concurrency, mode=QueueExecutionMode.drain)
         return span.seconds
 
     async def close(self) -> None:
@@ -311,7 +311,7 @@ class PgQueuerJobs:
 
 
 class BareSqlite(HoldfastJobs):
-    """The same tables worked by a bare loop: one commit per claim and one per completion."""
+    """A bare loop on the same tables: one commit per claim and one per completion."""
 
     async def work(self, jobs: int) -> float:
         return await asyncio.to_thread(self._loop, jobs)
@@ -353,18 +353,18 @@ class BareSqlite(HoldfastJobs):
 
 QUEUES: dict[str, Callable[..., Any]] = {
     "holdfast": HoldfastJobs,
-    "holdfast_without_marker": lambda at_once: HoldfastJobs(at_once, marker=False),
-    "holdfast_writing": lambda at_once: HoldfastJobs(at_once, writes=True),
+    "holdfast_without_marker": lambda concurrency: HoldfastJobs(concurrency, marker=False),
+    "holdfast_writing": lambda concurrency: HoldfastJobs(concurrency, writes=True),
     "procrastinate": ProcrastinateJobs,
-    "procrastinate_writing": lambda at_once: ProcrastinateJobs(at_once, writes=True),
+    "procrastinate_writing": lambda concurrency: ProcrastinateJobs(concurrency, writes=True),
     "pgqueuer": PgQueuerJobs,
-    "pgqueuer_writing": lambda at_once: PgQueuerJobs(at_once, writes=True),
+    "pgqueuer_writing": lambda concurrency: PgQueuerJobs(concurrency, writes=True),
     "bare_sqlite": BareSqlite,
 }
 
 
 async def enqueue_for(queue: Any, connections: int, seconds: float) -> float:
-    """Return orders placed per second by clients that each place one after another."""
+    """Return orders per second of clients that each place one after another."""
     until = time.perf_counter() + seconds
     placed = 0
 
@@ -379,18 +379,18 @@ async def enqueue_for(queue: Any, connections: int, seconds: float) -> float:
     return placed / (time.perf_counter() - started)
 
 
-async def serve(name: str, at_once: str, url: str) -> None:
-    queue = QUEUES[name](int(at_once))
+async def serve(name: str, concurrency: str, url: str) -> None:
+    queue = QUEUES[name](int(concurrency))
     await queue.open(url)
     logging.disable(logging.INFO)
     print("open", flush=True)
-    while order := (await asyncio.to_thread(sys.stdin.readline)).split():
-        if order[0] == "work":
-            jobs = int(order[1])
+    while task := (await asyncio.to_thread(sys.stdin.readline)).split():
+        if task[0] == "work":
+            jobs = int(task[1])
             await queue.fill(jobs)
             print(jobs / await queue.work(jobs), flush=True)
         else:
-            print(await enqueue_for(queue, int(order[1]), float(order[2])), flush=True)
+            print(await enqueue_for(queue, int(task[1]), float(task[2])), flush=True)
     await queue.close()
 
 

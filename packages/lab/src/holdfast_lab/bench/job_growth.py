@@ -1,4 +1,4 @@
-"""The claim beside a million finished jobs, and beside a million that wait for later."""
+"""Claims with a million finished jobs, and with a million scheduled ones."""
 
 import asyncio
 import sqlite3
@@ -20,10 +20,10 @@ from holdfast_lab.bench.curves import Point, sizes
 ROWS = 1_000_000
 ROUNDS = 9
 CLAIMS = 20
-AT_ONCE = 16
+BATCH = 16
 
 _DONE = "tenant, job_id, key, queue, type, payload_hash, attempts, request_id, correlation_id"
-_LATER = (
+_SCHEDULED = (
     "tenant, id, key, queue, type, payload, payload_hash, max_attempts, actor, request_id,"
     " correlation_id"
 )
@@ -33,8 +33,8 @@ _POSTGRES = {
         SELECT 'tenant-' || n % 1000, gen_random_uuid(), 'job:' || n, 'default', 'order.placed',
                repeat('a', 64), 1, repeat('r', 32), repeat('r', 32), now()
           FROM generate_series(1, $1::bigint) AS n""",
-    "later": f"""
-        INSERT INTO jobs ({_LATER}, visible_at, run_at)
+    "scheduled": f"""
+        INSERT INTO jobs ({_SCHEDULED}, visible_at, run_at)
         SELECT 'tenant-' || n % 1000, gen_random_uuid(), 'job:' || n, 'default', 'order.placed',
                '{{}}', repeat('a', 64), 5, 'someone', repeat('r', 32), repeat('r', 32),
                now() + interval '1 day', now() + interval '1 day'
@@ -47,8 +47,8 @@ _SQLITE = {
         SELECT 'tenant-' || (n % 1000), lower(hex(randomblob(16))), 'job:' || n, 'default',
                'order.placed', ?2, 1, 'r', 'r', ?3, ?3
           FROM count""",
-    "later": f"""{_COUNT}
-        INSERT INTO jobs ({_LATER}, visible_at, run_at, enqueued_at)
+    "scheduled": f"""{_COUNT}
+        INSERT INTO jobs ({_SCHEDULED}, visible_at, run_at, enqueued_at)
         SELECT 'tenant-' || (n % 1000), lower(hex(randomblob(16))), 'job:' || n, 'default',
                'order.placed', '{{}}', ?2, 5, 'someone', 'r', 'r',
                ?3 + 86400000, ?3 + 86400000, ?3
@@ -59,28 +59,28 @@ _SQLITE = {
 async def postgres(
     urls: Sequence[str], rows: int = ROWS, rounds: int = ROUNDS
 ) -> tuple[dict[str, float], list[Point]]:
-    """Measure on three databases: one as it is, one with finished jobs, one with later ones.
+    """Measure on three databases: empty, with finished jobs, with scheduled jobs.
 
-    Returns the comparison, and the claims beside ever more finished jobs.
+    Returns the comparison, and the claims at a growing number of finished jobs.
     """
     stores = [PostgresStore(url, min_connections=1) for url in urls]
     for store in stores:
         await store.open()
-    empty, finished, later = [await asyncpg.connect(url) for url in urls]
+    empty, finished, scheduled = [await asyncpg.connect(url) for url in urls]
     points: list[Point] = []
     try:
-        there = 0
+        filled = 0
         for step in sizes(min(1_000, rows), rows):
-            await _fill_postgres(finished, "finished", step - there)
-            await _tidy(empty)
-            there = step
+            await _fill_postgres(finished, "finished", step - filled)
+            await _vacuum(empty)
+            filled = step
             points.append(await _point(step, stores[0], stores[1], min(7, rounds)))
-        await _fill_postgres(later, "later", rows)
+        await _fill_postgres(scheduled, "scheduled", rows)
         for connection in (empty, finished):
-            await _tidy(connection)
-        return {"rows": rows, **await _compared(stores, rounds)}, points
+            await _vacuum(connection)
+        return {"rows": rows, **await _compare(stores, rounds)}, points
     finally:
-        for connection in (empty, finished, later):
+        for connection in (empty, finished, scheduled):
             await connection.close()
         for store in stores:
             await store.close()
@@ -88,25 +88,25 @@ async def postgres(
 
 async def _fill_postgres(connection: Any, what: str, rows: int) -> None:
     await connection.execute(_POSTGRES[what], rows, timeout=900)
-    await _tidy(connection)
+    await _vacuum(connection)
 
 
-async def _tidy(connection: Any) -> None:
-    """Forget the rows that claims have left behind: they would slow one side down and not both."""
+async def _vacuum(connection: Any) -> None:
+    """Remove the dead rows of earlier claims, which would slow down one side only."""
     for table in ("jobs", "job_completions"):
         await connection.execute(f"VACUUM ANALYZE {table}", timeout=900)
 
 
-async def sqlite(folder: Path, rows: int = ROWS, rounds: int = ROUNDS) -> dict[str, float]:
+async def sqlite(directory: Path, rows: int = ROWS, rounds: int = ROUNDS) -> dict[str, float]:
     """Measure on three files."""
-    paths = [str(folder / f"claims-{what}.db") for what in ("empty", "finished", "later")]
+    paths = [str(directory / f"claims-{state}.db") for state in ("empty", "finished", "scheduled")]
     stores = [SqliteStore(path) for path in paths]
     for store in stores:
         await store.open()
     try:
-        for path, what in zip(paths[1:], ("finished", "later"), strict=True):
+        for path, what in zip(paths[1:], ("finished", "scheduled"), strict=True):
             await asyncio.to_thread(_fill_sqlite, path, _SQLITE[what], rows)
-        return {"rows": rows, **await _compared(stores, rounds)}
+        return {"rows": rows, **await _compare(stores, rounds)}
     finally:
         for store in stores:
             await store.close()
@@ -119,14 +119,14 @@ def _fill_sqlite(path: str, statement: str, rows: int) -> None:
     db.close()
 
 
-async def _compared(stores: Sequence[Store], rounds: int) -> dict[str, float]:
-    """Claim in all three by turns; each ratio is the median of the rounds' own ratios."""
+async def _compare(stores: Sequence[Store], rounds: int) -> dict[str, float]:
+    """Claim in all three in turns; a ratio is the median of the rounds."""
     tables = [JobStore(store) for store in stores]
     for table in tables:
-        await claim_seconds(table)  # prepared statements, caches
+        await claim_seconds(table)  # warms up prepared statements and caches
     times = [[await claim_seconds(table) for table in tables] for _ in range(rounds)]
     found = {"claim_empty_ms": statistics.median(empty for empty, _, _ in times) * 1e3}
-    for at, what in ((1, "finished"), (2, "later")):
+    for at, what in ((1, "finished"), (2, "scheduled")):
         found[f"claim_{what}_ms"] = statistics.median(row[at] for row in times) * 1e3
         ratios = sorted(row[at] / row[0] for row in times)
         found[f"claim_{what}_ratio"] = statistics.median(ratios)
@@ -136,7 +136,7 @@ async def _compared(stores: Sequence[Store], rounds: int) -> dict[str, float]:
 
 
 async def _point(rows: int, empty: Store, full: Store, rounds: int) -> Point:
-    """Claim in both by turns."""
+    """Claim in both in turns."""
     times = [
         (await claim_seconds(JobStore(empty)), await claim_seconds(JobStore(full)))
         for _ in range(rounds)
@@ -149,20 +149,20 @@ async def _point(rows: int, empty: Store, full: Store, rounds: int) -> Point:
 
 
 async def claim_seconds(table: JobStore) -> float:
-    """Enqueue what is due, and return the median of the times its claims take."""
+    """Enqueue jobs, claim them, and return the median time of a claim."""
     unit = await table.store.begin()
-    for number in range(CLAIMS * AT_ONCE):
-        about = f"{time.time_ns()}-{number}"
-        cause = Cause("bench", "someone", about, about)
+    for number in range(CLAIMS * BATCH):
+        id_ = f"{time.time_ns()}-{number}"
+        cause = Cause("bench", "someone", id_, id_)
         await table.enqueue(
-            unit.statements, new_job("order.placed", {}, cause=cause, resource_id=about)
+            unit.statements, new_job("order.placed", {}, cause=cause, resource_id=id_)
         )
     await unit.commit(None, None)
     times = []
     for _ in range(CLAIMS):
         started = time.perf_counter()
-        taken = await table.claim(("default",), worker="w", limit=AT_ONCE, lease_seconds=60)
+        claimed = await table.claim(("default",), worker="w", limit=BATCH, lease_seconds=60)
         times.append(time.perf_counter() - started)
-        assert len(taken) == AT_ONCE
-        await table.complete_alone([(job.lease, None) for job in taken], worker="w")
+        assert len(claimed) == BATCH
+        await table.complete_alone([(job.lease, None) for job in claimed], worker="w")
     return statistics.median(times)

@@ -1,4 +1,4 @@
-"""From a commit in one process to the handler's start in another, and what idling costs."""
+"""The time from a commit in one process to the start of the handler in another; idle queries."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ IDLE_SECONDS = 5.0
 
 
 async def work(url: str) -> None:
-    """Be the worker: say when each handler starts, on the clock that all processes share."""
+    """Run the worker; prints the monotonic time, shared by all processes, of each handler start."""
     jobs = JobRegistry()
 
     @jobs.handler("order.placed")
@@ -62,12 +62,12 @@ async def _wakes(store: Any, started: Any, wakes: int) -> dict[str, float]:
     table, notifier = JobStore(store), store.notifier()
     times = []
     for number in range(wakes):
-        await asyncio.sleep(random.uniform(0.05, 0.4))  # it has long gone to sleep
-        about = f"{time.time_ns()}-{number}"
-        cause = Cause("bench", "someone", about, about)
+        await asyncio.sleep(random.uniform(0.05, 0.4))  # the worker is idle again
+        id_ = f"{time.time_ns()}-{number}"
+        cause = Cause("bench", "someone", id_, id_)
         unit = await store.begin()
         await table.enqueue(
-            unit.statements, new_job("order.placed", {}, cause=cause, resource_id=about)
+            unit.statements, new_job("order.placed", {}, cause=cause, resource_id=id_)
         )
         await unit.commit(None, None)
         committed = time.monotonic()
@@ -83,12 +83,12 @@ async def _wakes(store: Any, started: Any, wakes: int) -> dict[str, float]:
 
 
 async def _statements(url: str, seconds: float) -> float:
-    """Count what an idle worker asks: here each statement is a transaction of its own."""
+    """Return the statements per second of an idle worker; each one is a transaction."""
     server, _, name = url.rpartition("/")
     connection = await asyncpg.connect(f"{server}/postgres")
     count = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = $1"
     try:
-        await asyncio.sleep(1.2 * seconds)  # idle backends tell their numbers late
+        await asyncio.sleep(1.2 * seconds)  # idle backends report their statistics late
         before = await connection.fetchval(count, name)
         await asyncio.sleep(seconds)
         return float(await connection.fetchval(count, name) - before) / seconds

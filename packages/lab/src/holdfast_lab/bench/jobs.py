@@ -1,4 +1,4 @@
-"""Jobs against procrastinate, pgqueuer and a bare loop: interleaved rounds, one process each."""
+"""Jobs compared with procrastinate, pgqueuer and a bare loop, in interleaved rounds."""
 
 import asyncio
 import sqlite3
@@ -17,9 +17,9 @@ from holdfast.testing.servers import RealPostgres
 from holdfast_lab.bench.job_apps import CREATE
 
 JOBS = 3000
-# Which contenders the others are measured by: the quickest of them.
+# The fastest of these is the baseline.
 PEERS = ("procrastinate", "pgqueuer", "bare")
-# Who works one job at a time gets an eighth of the jobs, or most of the run would wait for it.
+# Gets an eighth of the jobs, because it would take most of the run.
 SLOW = ("procrastinate",)
 
 ENQUEUE = (
@@ -28,21 +28,21 @@ ENQUEUE = (
     ("pgqueuer", "pgqueuer", 64),
 )
 WORK = (
-    ("Holdfast, 64 at once", "holdfast", 64),
-    ("Holdfast, 512 at once", "holdfast", 512),
-    ("Holdfast, 512, without marker", "holdfast_without_marker", 512),
-    ("procrastinate, 64 at once", "procrastinate", 64),
+    ("Holdfast, concurrency 64", "holdfast", 64),
+    ("Holdfast, concurrency 512", "holdfast", 512),
+    ("Holdfast, concurrency 512, without marker", "holdfast_without_marker", 512),
+    ("procrastinate, concurrency 64", "procrastinate", 64),
     ("pgqueuer, batches of 64", "pgqueuer", 64),
     ("pgqueuer, batches of 512", "pgqueuer", 512),
 )
 WRITE = (
     ("Holdfast, in the job's transaction", "holdfast_writing", 64),
-    ("procrastinate, in one of its own", "procrastinate_writing", 64),
-    ("pgqueuer, in one of its own", "pgqueuer_writing", 64),
+    ("procrastinate, in a separate transaction", "procrastinate_writing", 64),
+    ("pgqueuer, in a separate transaction", "pgqueuer_writing", 64),
 )
 SQLITE = (
     ("bare claim and completion", "bare_sqlite", 1),
-    ("Holdfast, 64 at once", "holdfast", 64),
+    ("Holdfast, concurrency 64", "holdfast", 64),
     ("Holdfast, each writes a row", "holdfast_writing", 64),
 )
 
@@ -51,20 +51,20 @@ SQLITE = (
 class Queue:
     name: str
     app: str
-    at_once: int
+    concurrency: int
     process: "subprocess.Popen[str]"
     rates: list[float] = field(default_factory=list)
 
-    def ask(self, order: str) -> float:
+    def run(self, task: str) -> float:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{order}\n")
+        self.process.stdin.write(f"{task}\n")
         self.process.stdin.flush()
         return float(self.process.stdout.readline())
 
 
-# What a queue is told, by the queue.
-Order = Callable[[Queue], str]
+# Returns the task for a queue.
+Task = Callable[[Queue], str]
 
 
 def postgres(
@@ -75,18 +75,18 @@ def postgres(
     jobs: int = JOBS,
     step: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Race on PostgreSQL: enqueue, work, and work that writes."""
+    """Compare on PostgreSQL: enqueue, no-op jobs, and jobs that write a row."""
 
     def database() -> str:
         url = server.create_database()
-        asyncio.run(_make_orders(url))
+        asyncio.run(_create_orders(url))
         return url
 
     found = {}
     with _open(ENQUEUE, database) as queues:
         for connections in (1, 8):
-            told = f"enqueue {connections} {seconds}"
-            found[f"jobs_enqueue_{connections}"] = _race(queues, _always(told), rounds, step)
+            task = f"enqueue {connections} {seconds}"
+            found[f"jobs_enqueue_{connections}"] = _race(queues, _always(task), rounds, step)
     with _open(WORK, database) as queues:
         found["jobs_worked"] = _race(queues, _work(jobs), rounds, step)
     with _open(WRITE, database) as queues:
@@ -95,13 +95,13 @@ def postgres(
 
 
 def sqlite(
-    folder: Path, *, rounds: int, jobs: int = JOBS, step: Callable[[], None] = lambda: None
+    directory: Path, *, rounds: int, jobs: int = JOBS, step: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Race on SQLite, each in a file of its own."""
+    """Compare on SQLite, each queue with its own file."""
     files = iter(range(len(SQLITE)))
 
     def database() -> str:
-        path = folder / f"jobs-{next(files)}.db"
+        path = directory / f"jobs-{next(files)}.db"
         with sqlite3.connect(path) as db:
             db.execute(CREATE)
         db.close()
@@ -112,7 +112,7 @@ def sqlite(
 
 
 def steps(rounds: int) -> int:
-    """Say how often ``step`` is called by both."""
+    """Return how often ``step`` is called by both functions."""
     return rounds * (2 * len(ENQUEUE) + len(WORK) + len(WRITE) + len(SQLITE))
 
 
@@ -122,19 +122,19 @@ def _open(
 ) -> Iterator[list[Queue]]:
     queues: list[Queue] = []
     try:
-        for name, app, at_once in contenders:
+        for name, app, concurrency in contenders:
             command = [
                 sys.executable,
                 "-m",
                 "holdfast_lab.bench.job_apps",
                 app,
-                str(at_once),
+                str(concurrency),
                 database(),
             ]
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            queues.append(Queue(name, app, at_once, process))
+            queues.append(Queue(name, app, concurrency, process))
             assert process.stdout is not None
             if process.stdout.readline() != "open\n":
                 raise RuntimeError(f"{name} did not open")
@@ -144,31 +144,31 @@ def _open(
             queue.process.communicate()
 
 
-def _always(order: str) -> Order:
-    return lambda _queue: order
+def _always(task: str) -> Task:
+    return lambda _queue: task
 
 
-def _work(jobs: int) -> Order:
+def _work(jobs: int) -> Task:
     return lambda queue: f"work {jobs // 8 if queue.app.startswith(SLOW) else jobs}"
 
 
 def _race(
-    queues: list[Queue], order: Order, rounds: int, step: Callable[[], None]
+    queues: list[Queue], task: Task, rounds: int, step: Callable[[], None]
 ) -> dict[str, dict[str, float]]:
     for queue in queues:
         queue.rates.clear()
-        queue.ask(order(queue))  # connections, caches and prepared statements warm up
+        queue.run(task(queue))  # warms up connections, caches and prepared statements
     for number in range(rounds):
-        # Every other round backwards: whoever runs first after a checkpoint is not always the same.
+        # Every other round in reverse: not always the same queue runs first after a checkpoint.
         for queue in queues if number % 2 == 0 else reversed(queues):
-            queue.rates.append(queue.ask(order(queue)))
+            queue.rates.append(queue.run(task(queue)))
             step()
     peers = [queue for queue in queues if queue.app.startswith(PEERS)]
     best = max(peers, key=lambda queue: statistics.median(queue.rates))
-    return {queue.name: _compared(queue, best) for queue in queues}
+    return {queue.name: _compare(queue, best) for queue in queues}
 
 
-def _compared(queue: Queue, best: Queue) -> dict[str, float]:
+def _compare(queue: Queue, best: Queue) -> dict[str, float]:
     ratios = [a / b for a, b in zip(queue.rates, best.rates, strict=True)]
     middle, best_middle = statistics.median(queue.rates), statistics.median(best.rates)
     return {
@@ -180,7 +180,7 @@ def _compared(queue: Queue, best: Queue) -> dict[str, float]:
     }
 
 
-async def _make_orders(url: str) -> None:
+async def _create_orders(url: str) -> None:
     connection = await asyncpg.connect(url)
     await connection.execute(CREATE)
     await connection.close()

@@ -1,6 +1,7 @@
-"""The load: a fixed number of connections, each sending one request after another.
+"""The load generator: 16 connections, each sending one request after another.
 
-It runs in a process of its own, and does as it is told, line by line: ``8000 0.15 unique``.
+Runs as a subprocess. Each line of its input is one task: port, seconds, and ``unique`` or
+``replay``, such as ``8000 0.15 unique``.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import uuid
 
 BODY = json.dumps({"item": "a pair of walking boots, size 42, brown", "quantity": 3}).encode()
 CONNECTIONS = 16
-# A replaying client sends its own few keys over and over.
+# In replay mode each client repeats so many keys.
 KEYS = 8
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -39,7 +40,7 @@ async def _client(stream: Stream, until: float, keys: list[str] | None) -> int:
 
 
 async def run(port: int, seconds: float, keys: list[list[str]] | None) -> tuple[int, float]:
-    """Return how many requests in how many seconds, from the time when all are connected."""
+    """Return requests and seconds, counted from when all connections are open."""
     streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS)]
     started = time.perf_counter()
     counts = await asyncio.gather(
@@ -55,10 +56,10 @@ async def run(port: int, seconds: float, keys: list[list[str]] | None) -> tuple[
 
 
 async def main() -> None:
-    """Take orders until there are no more. The keys of a port's replays stay the same."""
+    """Run tasks until the input ends. All replay tasks of a port use the same keys."""
     keys_of: dict[str, list[list[str]]] = {}
-    for order in sys.stdin:
-        port, seconds, kind = order.split()
+    for task in sys.stdin:
+        port, seconds, kind = task.split()
         keys = None
         if kind == "replay":
             if port not in keys_of:

@@ -1,7 +1,7 @@
-"""The outbox's file: enqueues against raw commits and peers, and claims beside a million entries.
+"""The outbox file: enqueues compared with raw commits and peers, and claims from a million entries.
 
-Durable means ``synchronous=FULL`` for everybody. "Raw" writes the very same row, by the same driver
-into a file of the same kind, and knows nothing else: no validation, no order, no event.
+All contenders use ``synchronous=FULL``. "Raw" writes the same row with the same driver into the
+same kind of file, without validation, order and events.
 """
 
 import statistics
@@ -23,9 +23,9 @@ from holdfast.outbox.statements import statement
 from holdfast_lab.bench.curves import Point, sizes
 
 USER = "ada"
-PASSPHRASE = b"k" * 32  # a key: nobody wants to measure how long stretching takes
+PASSPHRASE = b"k" * 32  # a raw key, so that key derivation is not measured
 BULK = 5_000
-# So many commits by turns; a disk does about so many in a second.
+# Commits per slice, and commits per second of a usual disk.
 _SLICE = 20
 _USUAL_PER_SECOND = 2_000
 CLAIMS = 400
@@ -34,7 +34,7 @@ Step = Callable[[], Any]
 
 
 def new_entries(count: int) -> Iterator[NewEntry]:
-    """Yield creations as a field app makes them."""
+    """Yield create operations of a field app."""
     for number in range(count):
         yield NewEntry(
             user_id=USER,
@@ -48,31 +48,31 @@ def new_entries(count: int) -> Iterator[NewEntry]:
 
 
 def enqueue(
-    folder: Path,
+    directory: Path,
     *,
     rounds: int,
     seconds: float,
     warm_up: int = 150,
     step: Step = lambda: None,
 ) -> dict[str, Any]:
-    """Return single enqueues, one commit each, plain and encrypted, and those of the peers."""
+    """Measure single enqueues, one commit each, plain and encrypted, and those of the peers."""
     found = {}
     for kind, key in (("plain", None), ("encrypted", PASSPHRASE)):
         contenders: dict[str, _Contender] = {
-            "raw commits of the same row": _Raw(folder / f"raw-{kind}.db", key),
+            "raw commits of the same row": _Raw(directory / f"raw-{kind}.db", key),
             "raw commits, a table without indexes": _Raw(
-                folder / f"bare-{kind}.db", key, bare=True
+                directory / f"bare-{kind}.db", key, bare=True
             ),
-            "Holdfast": _Ours(folder / f"ours-{kind}.db", key),
+            "Holdfast": _Ours(directory / f"ours-{kind}.db", key),
         }
         if key is None:
-            contenders["persist-queue at FULL"] = _PersistQueue(folder / "persist")
-            contenders["litequeue at FULL"] = _LiteQueue(folder / "lite.db")
+            contenders["persist-queue at FULL"] = _PersistQueue(directory / "persist")
+            contenders["litequeue at FULL"] = _LiteQueue(directory / "lite.db")
         rates: dict[str, list[float]] = {name: [] for name in contenders}
         for contender in contenders.values():
             contender.run(warm_up)
         for _ in range(rounds):
-            for name, rate in _by_turns(contenders, seconds).items():
+            for name, rate in _run_round(contenders, seconds).items():
                 rates[name].append(rate)
                 step()
         for contender in contenders.values():
@@ -81,8 +81,8 @@ def enqueue(
     return found
 
 
-def _by_turns(contenders: "dict[str, _Contender]", seconds: float) -> dict[str, float]:
-    """Return each one's rate in a round of short slices: what else the machine does hits all."""
+def _run_round(contenders: "dict[str, _Contender]", seconds: float) -> dict[str, float]:
+    """Return the rates of one round of short alternating slices."""
     took = dict.fromkeys(contenders, 0.0)
     names = list(contenders)
     slices = max(1, round(seconds * _USUAL_PER_SECOND / _SLICE))
@@ -93,20 +93,20 @@ def _by_turns(contenders: "dict[str, _Contender]", seconds: float) -> dict[str, 
 
 
 def bulk(
-    folder: Path, *, rounds: int, entries: int = BULK, step: Step = lambda: None
+    directory: Path, *, rounds: int, entries: int = BULK, step: Step = lambda: None
 ) -> dict[str, Any]:
-    """Return rows per second of one commit with thousands of entries."""
+    """Measure one commit with thousands of entries, in rows per second."""
     found = {}
     for kind, key in (("plain", None), ("encrypted", PASSPHRASE)):
         rates: dict[str, list[float]] = {"raw insert of the same rows": [], "Holdfast": []}
-        raw = _Raw(folder / f"bulk-raw-{kind}.db", key)
-        ours = _Ours(folder / f"bulk-ours-{kind}.db", key)
+        raw = _Raw(directory / f"bulk-raw-{kind}.db", key)
+        ours = _Ours(directory / f"bulk-ours-{kind}.db", key)
         for number in range(rounds + 1):
-            news = list(new_entries(entries))
+            entries_to_add = list(new_entries(entries))
             rows = list(raw.rows(entries))
             names = list(rates)
             for name in names if number % 2 == 0 else reversed(names):
-                rate = ours.many(news) if name == "Holdfast" else raw.many(rows)
+                rate = ours.many(entries_to_add) if name == "Holdfast" else raw.many(rows)
                 if number:  # the first round warms up
                     rates[name].append(rate)
                 step()
@@ -117,39 +117,39 @@ def bulk(
 
 
 def claims(
-    folder: Path,
+    directory: Path,
     *,
     small: int = 1_000,
     large: int = 1_000_000,
     rounds: int = 5,
     count: int = CLAIMS,
 ) -> tuple[dict[str, float], list[Point]]:
-    """Return how long it takes to look for the next entry and to claim it, few and many queued.
+    """Measure ``next_eligible`` and ``claim`` with few and with many entries, in turns.
 
-    Few and many by turns, when all are there and while the large queue grows.
+    Returns the comparison at full size, and the claims while the large queue grows.
     """
-    queues = {size: _opened(folder / f"claims-{size}.db") for size in (small, large)}
+    queues = {size: _opened(directory / f"claims-{size}.db") for size in (small, large)}
     _fill(queues[small], small)
     points: list[Point] = []
-    there = 0
+    filled = 0
     for size in sizes(small, large):
-        _fill(queues[large], size - there)
-        there = size
+        _fill(queues[large], size - filled)
+        filled = size
         points.append(_point(size, queues[small], queues[large], min(200, small // 2)))
-    looks: dict[int, list[float]] = {size: [] for size in queues}
-    takes: dict[int, list[float]] = {size: [] for size in queues}
+    lookups: dict[int, list[float]] = {size: [] for size in queues}
+    claim_times: dict[int, list[float]] = {size: [] for size in queues}
     for queue in queues.values():
         _claims(queue, count // rounds)
     for number in range(rounds):
-        sizes_by_turns = (small, large) if number % 2 == 0 else (large, small)
-        for size in sizes_by_turns:
+        order = (small, large) if number % 2 == 0 else (large, small)
+        for size in order:
             looked, took = _claims(queues[size], count // rounds)
-            looks[size].append(looked)
-            takes[size].append(took)
+            lookups[size].append(looked)
+            claim_times[size].append(took)
     for queue in queues.values():
         queue.close()
     found: dict[str, float] = {"small": small, "large": large}
-    for name, times in (("next_eligible", looks), ("claim", takes)):
+    for name, times in (("next_eligible", lookups), ("claim", claim_times)):
         few, many = statistics.median(times[small]), statistics.median(times[large])
         found[f"{name}_small_us"] = round(few * 1e6, 1)
         found[f"{name}_large_us"] = round(many * 1e6, 1)
@@ -158,9 +158,9 @@ def claims(
 
 
 def _point(size: int, few: OutboxQueue, many: OutboxQueue, count: int) -> Point:
-    """Claim in both by turns."""
+    """Claim in both in turns."""
     each = max(1, count // 4)
-    _claims(many, each)  # pages and plans warm up
+    _claims(many, each)  # warms up pages and query plans
     times = [(_claims(few, each)[1], _claims(many, each)[1]) for _ in range(4)]
     return Point(
         size,
@@ -170,22 +170,22 @@ def _point(size: int, few: OutboxQueue, many: OutboxQueue, count: int) -> Point:
 
 
 def _claims(queue: OutboxQueue, count: int) -> tuple[float, float]:
-    """Return the median seconds of a look and of a claim with its commit."""
-    looks, takes = [], []
+    """Return the median seconds of ``next_eligible`` and of a claim with its commit."""
+    lookups, claim_times = [], []
     claimed = []
     for _ in range(count):
         began = time.perf_counter()
         queue.next_eligible(USER)
         looked = time.perf_counter()
         claim = queue.claim(USER)
-        takes.append(time.perf_counter() - looked)
-        looks.append(looked - began)
+        claim_times.append(time.perf_counter() - looked)
+        lookups.append(looked - began)
         assert claim is not None
         claimed.append(claim)
     with queue.transaction():
         for claim in claimed:
             queue.release(claim)
-    return statistics.median(looks), statistics.median(takes)
+    return statistics.median(lookups), statistics.median(claim_times)
 
 
 def _opened(path: Path) -> OutboxQueue:
@@ -195,12 +195,12 @@ def _opened(path: Path) -> OutboxQueue:
 
 
 def _fill(queue: OutboxQueue, more: int) -> None:
-    """Add so many entries: one as an app does, and the rest as rows like it, which is quicker."""
+    """Add entries: one through the API, the others as copies of its row, which is faster."""
     first = queue.enqueue(next(new_entries(1)))
     if more == 1:
         return
     columns = statement("insert_entry").partition("(")[2].partition(")")[0]
-    more_rows = _MORE.format(columns=columns, values=_in_turn(columns))
+    more_rows = _MORE.format(columns=columns, values=_values(columns))
     with queue.transaction() as connection:
         (usual,) = connection.execute("PRAGMA cache_size").fetchone()
         connection.execute("PRAGMA cache_size=-400000")
@@ -214,10 +214,10 @@ WITH RECURSIVE count(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n <
 INSERT INTO offline_sync_queue ({columns})
 SELECT {values} FROM count, (SELECT * FROM offline_sync_queue WHERE id = ?2)
 """
-# Ids that grow, as a UUID of version 7 does, and others that are random.
+# Increasing ids, like UUID version 7, and random ones.
 _GROWING = "printf('%s%08x', substr(id, 1, 28), n)"
 _RANDOM = "lower(hex(randomblob(16)))"
-_OTHERWISE = {
+_CHANGED = {
     "id": _GROWING,
     "local_id": _RANDOM,
     "idempotency_key": _RANDOM,
@@ -227,28 +227,28 @@ _OTHERWISE = {
 }
 
 
-def _in_turn(columns: str) -> str:
-    """Return what stands in each column: as in the first entry, or otherwise."""
-    return ", ".join(_OTHERWISE.get(name.strip(), name) for name in columns.split(","))
+def _values(columns: str) -> str:
+    """Return the SQL expression for each column: copied from the first entry, or changed."""
+    return ", ".join(_CHANGED.get(name.strip(), name) for name in columns.split(","))
 
 
 class _Contender(ABC):
-    """Something that makes one durable row at a time, of what was prepared before."""
+    """Stores prepared items, one durable commit each."""
 
     def prepare(self, count: int) -> Iterator[Any]:
-        """Return what to put: made outside the time that is taken."""
+        """Return the items to store; not part of the measured time."""
         return new_entries(count)
 
     @abstractmethod
     def put(self, item: Any) -> None:
-        """Keep one."""
+        """Store one item."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
     def run(self, count: int) -> float:
-        """Return how many seconds so many take."""
+        """Store ``count`` items; returns the seconds."""
         items = list(self.prepare(count))
         began = time.perf_counter()
         for item in items:
@@ -264,9 +264,9 @@ class _Ours(_Contender):
     def put(self, item: Any) -> None:
         self.queue.enqueue(item)
 
-    def many(self, news: Iterable[NewEntry]) -> float:
+    def many(self, entries_to_add: Iterable[NewEntry]) -> float:
         began = time.perf_counter()
-        done = len(self.queue.enqueue_many(news))
+        done = len(self.queue.enqueue_many(entries_to_add))
         return done / (time.perf_counter() - began)
 
     def close(self) -> None:
@@ -274,13 +274,13 @@ class _Ours(_Contender):
 
 
 class _Raw(_Contender):
-    """The same row into the same kind of file, or into a table that has no index but its rowid."""
+    """The same row into the same kind of file, or into a table without indexes (``bare``)."""
 
     def __init__(self, path: Path, key: bytes | None, *, bare: bool = False) -> None:
         self._queue = OutboxQueue.open(path, passphrase=key)
         self._queue.add_user(USER)
         pattern = self._queue.enqueue(next(new_entries(1)))
-        # The outbox's own connection, so that driver, pragmas and cipher are the same.
+        # The connection of the outbox, so that driver, pragmas and cipher are the same.
         with self._queue.transaction() as connection:
             self._connection: Any = connection
             self._sql = statement("insert_entry")
@@ -315,7 +315,7 @@ class _Raw(_Contender):
 
 
 def _row(entry: Entry, number: int, entry_id: str, local_id: str) -> tuple[Any, ...]:
-    """Return the row of an entry like this one, as the outbox would write it."""
+    """Return a copy of the row of an entry, as the outbox would write it."""
     return (
         entry_id,
         entry.user_id,
@@ -379,7 +379,7 @@ class _LiteQueue(_Contender):
 
 
 def _as_dict(new: NewEntry) -> dict[str, Any]:
-    """Return what an app would keep of the same action in a queue that knows nothing of HTTP."""
+    """Return what an app would store of the same action in a generic queue."""
     return {
         "id": new.local_id,
         "operation": new.operation,
@@ -389,7 +389,7 @@ def _as_dict(new: NewEntry) -> dict[str, Any]:
 
 
 def _table(rates: dict[str, list[float]]) -> dict[str, Any]:
-    """Return each one's share of the first, round by round."""
+    """Return the ratio of each contender to the first, round by round."""
     base = next(iter(rates.values()))
     found = {}
     for name, values in rates.items():

@@ -1,8 +1,8 @@
-"""Draining against a bare httpx loop that posts the same bodies, one after the other, on loopback.
+"""Draining compared with a bare httpx loop that posts the same bodies, on loopback.
 
-Both sides talk to the same server process: a small ASGI app that answers 201 at once (so the
-client's own work is all there is to see), or the field service on SQLite as ``holdfast serve`` has
-it. What the outbox does besides sending is in its time: claims, outcomes and mappings, on the disk.
+Both use the same server process: a small ASGI app that responds with 201 at once (so that only the
+client's work is measured), or the field service on SQLite. The time of a drain includes the claims,
+results and id mappings that the outbox writes to the disk.
 """
 
 import os
@@ -32,7 +32,7 @@ _READY_SECONDS = 30
 
 
 class Task(NamedTuple):
-    """What is sent, where to, and what kind of file it is kept in."""
+    """What to send, where to, and the kind of outbox file."""
 
     url: str
     token: str
@@ -42,14 +42,14 @@ class Task(NamedTuple):
 
 
 def drain(
-    folder: Path,
+    directory: Path,
     *,
     rounds: int,
     entries: int = 1_000,
     services: bool = True,
     step: Step = lambda: None,
 ) -> dict[str, Any]:
-    """Return drained entries per second ÷ bare posts per second, by profile and kind of file."""
+    """Measure drained entries per second ÷ bare posts per second."""
     found = {}
     with small_server() as url:
         for name, profile, key in (
@@ -57,72 +57,72 @@ def drain(
             ("outbox_drain_lanes_encrypted", "field", PASSPHRASE),
             ("outbox_drain_in_order", "walk", None),
         ):
-            found[name] = _race(folder, Task(url, "t", profile, key, entries), rounds, step)
+            found[name] = _race(directory, Task(url, "t", profile, key, entries), rounds, step)
     if not services:
         return found
-    with field_server(folder) as (url, token):
+    with field_server(directory) as (url, token):
         task = Task(url, token, "field", None, max(entries // 4, 1))
-        found["outbox_drain_field_service"] = _race(folder, task, rounds, step)
+        found["outbox_drain_field_service"] = _race(directory, task, rounds, step)
     return found
 
 
-def memory(folder: Path, *, entries: int = 100_000, points: int = 10) -> dict[str, Any]:
-    """Return how much memory a process has while it drains a long queue. Nothing is sent.
+def memory(directory: Path, *, entries: int = 100_000, points: int = 10) -> dict[str, Any]:
+    """Measure the memory of a process while it drains a long queue with a fake transport.
 
-    A new process: in one that had more before, nobody would see it grow.
+    In a new process, because memory that was freed before would hide the growth.
     """
     command = [
         sys.executable,
         "-m",
         "holdfast_lab.bench.outbox_drain",
-        str(folder),
+        str(directory),
         str(entries),
         str(points),
     ]
     found = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    taken: list[float] = msgspec.json.decode(found.stdout)
+    samples: list[float] = msgspec.json.decode(found.stdout)
     return {
         "entries": entries,
-        "mb_by_the_way": [round(mb, 1) for mb in taken],
-        "first_mb": round(taken[0], 1),
-        "last_mb": round(taken[-1], 1),
-        "growth": round(taken[-1] / taken[0], 3),
+        "mb_samples": [round(mb, 1) for mb in samples],
+        "first_mb": round(samples[0], 1),
+        "last_mb": round(samples[-1], 1),
+        "growth": round(samples[-1] / samples[0], 3),
     }
 
 
-def _drain_a_long_queue(folder: Path, entries: int, points: int) -> list[float]:
-    """Return the megabytes of this process by the way."""
-    queue = OutboxQueue.open(folder / "memory.db")
+def _drain_long_queue(directory: Path, entries: int, points: int) -> list[float]:
+    """Return samples of the memory of this process in MB."""
+    queue = OutboxQueue.open(directory / "memory.db")
     queue.add_user(USER)
     for start in range(0, entries, 1_000):
         queue.enqueue_many(_entries(min(1_000, entries - start), "field"))
     process = psutil.Process()
-    taken: list[float] = []
+    samples: list[float] = []
     every = max(1, entries // points)
-    answer = Response(201, {"x-request-id": "r"}, b'{"id":"17"}')
+    response = Response(201, {"x-request-id": "r"}, b'{"id":"17"}')
     sent = 0
 
-    class Mirror:
+    class FakeTransport:
         def send(self, _: Request) -> Response:
             nonlocal sent
             sent += 1
             if sent % every == 0:
-                taken.append(process.memory_info().rss / 1_048_576)
-            return answer
+                samples.append(process.memory_info().rss / 1_048_576)
+            return response
 
-    report = Drain(queue, Mirror(), "t").run(USER)
+    report = Drain(queue, FakeTransport(), "t").run(USER)
     queue.close()
     assert report.succeeded == entries, report
-    return taken
+    return samples
 
 
-def _race(folder: Path, task: Task, rounds: int, step: Step) -> dict[str, Any]:
+def _race(directory: Path, task: Task, rounds: int, step: Step) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"bare httpx loop": [], "Holdfast": []}
     for number in range(rounds + 1):
         order = ["bare httpx loop", "Holdfast"]
         for name in order if number % 2 == 0 else reversed(order):
             if name == "Holdfast":
-                rate = _ours(folder / f"drain-{uuid.uuid4()}", task)
+                rate = _ours(directory / f"drain-{uuid.uuid4()}", task)
             else:
                 rate = _bare(task)
             if number:  # the first round warms up
@@ -171,10 +171,10 @@ def _bare(task: Task) -> float:
         return task.entries / (time.perf_counter() - began)
 
 
-def _ours(folder: Path, task: Task) -> float:
-    folder.mkdir()
+def _ours(directory: Path, task: Task) -> float:
+    directory.mkdir()
     try:
-        with OutboxQueue.open(folder / "outbox.db", passphrase=task.key) as queue:
+        with OutboxQueue.open(directory / "outbox.db", passphrase=task.key) as queue:
             queue.add_user(USER)
             queue.enqueue_many(_entries(task.entries, task.profile))
             with HttpTransport(task.url) as transport:
@@ -184,16 +184,16 @@ def _ours(folder: Path, task: Task) -> float:
             assert report.succeeded == task.entries, report
             return task.entries / took
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
 
 
 @contextmanager
 def small_server() -> Iterator[str]:
-    """Serve ``answer_at_once`` in a process of its own."""
+    """Serve ``respond_at_once`` in a subprocess; yields its URL."""
     from holdfast_lab.bench.races import free_port
 
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "holdfast_lab.bench.outbox_drain:answer_at_once"]
+    command = [sys.executable, "-m", "uvicorn", "holdfast_lab.bench.outbox_drain:respond_at_once"]
     command += ["--port", str(port), "--no-access-log", "--log-level", "warning"]
     process = subprocess.Popen(command)
     try:
@@ -205,18 +205,18 @@ def small_server() -> Iterator[str]:
 
 
 @contextmanager
-def field_server(folder: Path) -> Iterator[tuple[str, str]]:
-    """Serve all services on SQLite, and give a token of theirs."""
+def field_server(directory: Path) -> Iterator[tuple[str, str]]:
+    """Serve all services on SQLite; yields the URL and a token."""
     from holdfast_lab.bench.races import free_port
 
     port = free_port()
     holdfast = Path(sys.executable).parent / "holdfast"
     environment = {
         **os.environ,
-        "HOLDFAST_HOME": str(folder),
-        "HOLDFAST_JWT_SECRET": "a secret of the benchmark, long enough",
+        "HOLDFAST_HOME": str(directory),
+        "HOLDFAST_JWT_SECRET": "a secret for the benchmark, long enough",
     }
-    database = f"sqlite:///{folder}/field-{port}.db"
+    database = f"sqlite:///{directory}/field-{port}.db"
     command = [str(holdfast), "serve", "--port", str(port), "--database", database, "--no-jobs"]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -249,8 +249,8 @@ def _wait(url: str) -> None:
             return
 
 
-async def answer_at_once(scope: Any, receive: Any, send: Any) -> None:
-    """Answer every request with a new id, as soon as its body is there."""
+async def respond_at_once(scope: Any, receive: Any, send: Any) -> None:
+    """Respond to every request with a new id as soon as its body has arrived."""
     if scope["type"] == "lifespan":
         while True:
             message = await receive()
@@ -271,5 +271,6 @@ async def answer_at_once(scope: Any, receive: Any, send: Any) -> None:
 
 
 if __name__ == "__main__":
-    where, how_many, looks = sys.argv[1:4]
-    print(msgspec.json.encode(_drain_a_long_queue(Path(where), int(how_many), int(looks))).decode())
+    directory, entries, points = sys.argv[1:4]
+    found = _drain_long_queue(Path(directory), int(entries), int(points))
+    print(msgspec.json.encode(found).decode())

@@ -1,4 +1,4 @@
-"""Planning and field on PostgreSQL: far pages, and a bare PATCH beside the guarded one."""
+"""Planning and field services on PostgreSQL: distant pages, and a bare PATCH to compare with."""
 
 import json
 import statistics
@@ -13,11 +13,11 @@ from fastapi import FastAPI, Request, Response
 
 from holdfast import update_with_version
 from holdfast.server.jwt_auth import mint_token
-from holdfast_lab.bench.in_process import beside, call, spread
+from holdfast_lab.bench.in_process import call, routes_before, spread
 from holdfast_services.app import create_app
-from holdfast_services.auth import SignedIn
-from holdfast_services.planning.aggregates import IfMatch, json_answer
-from holdfast_services.planning.model import MissionPatch, check_period, shown
+from holdfast_services.auth import CurrentPrincipal
+from holdfast_services.planning.aggregates import IfMatch, json_response
+from holdfast_services.planning.model import MissionPatch, check_period, row_view
 from holdfast_services.planning.repository import change_mission, find
 from holdfast_services.settings import load_settings
 
@@ -25,7 +25,7 @@ SECRET = "a secret for the benchmark, long enough for HS256"
 PAGES = 10_000
 PER_PAGE = 5
 
-# Ids that grow, as version 7 does: the n-th in its first characters.
+# Increasing ids, like UUID version 7: n in the first characters.
 _ID = "(lpad(to_hex({n}), 8, '0') || '-0000-7000-8000-000000000000')"
 _PROJECT = f"""
 INSERT INTO planning_projects (tenant, id, name, version, created_at, updated_at)
@@ -55,13 +55,13 @@ SELECT 'acme', 'activities', {_ID.format(n="n")}, 1, '{{"title": "an activity"}}
 
 
 def token() -> str:
-    """Sign someone of the organization in."""
+    """Return a bearer token of the organization."""
     now, lifetime = datetime.now(UTC), timedelta(hours=4)
     return mint_token(SECRET, sub="acme", org="acme", roles=["admin"], lifetime=lifetime, now=now)
 
 
-class Office:
-    """An app with one organization in it, and someone who works there."""
+class PlanningApp:
+    """The app with one organization, and headers of one of its users."""
 
     def __init__(self, url: str, home: Path) -> None:
         settings = load_settings(
@@ -76,27 +76,27 @@ class Office:
         self.headers = {"authorization": f"Bearer {token()}"}
 
     async def page(self, path: str) -> tuple[float, str | None]:
-        """Read a page; returns the seconds it took and the next one's cursor."""
+        """Read a page; returns the seconds it took and the cursor of the next page."""
         started = time.perf_counter()
-        status, answer = await call(self.app, "GET", path, b"", self.headers)
+        status, body = await call(self.app, "GET", path, b"", self.headers)
         took = time.perf_counter() - started
         if status != 200:
-            raise RuntimeError(f"{path} answered {status}: {answer!r}")
-        found = json.loads(answer)
+            raise RuntimeError(f"{path}: {status} {body!r}")
+        found = json.loads(body)
         return took, found.get("next")
 
 
 def _add_bare_patch(app: FastAPI) -> None:
-    """The same PATCH in a transaction of its own: no key, no record, no audit event."""
+    """Add the same PATCH without key, record and audit event."""
     holdfast = app.state.holdfast
 
-    with beside(app, "/v1/missions/{mission_id}") as router:
+    with routes_before(app, "/v1/missions/{mission_id}") as router:
 
         @router.patch("/v1/bare/{mission_id}")
         async def patch(
             mission_id: str,
             mission: MissionPatch,
-            caller: SignedIn,
+            caller: CurrentPrincipal,
             request: Request,
             _tag: IfMatch = None,
         ) -> Response:
@@ -113,20 +113,20 @@ def _add_bare_patch(app: FastAPI) -> None:
             )
             check_period(row)
             await unit.commit(None, None)
-            return json_answer(shown(row))
+            return json_response(row_view(row))
 
 
 async def pages(url: str, rounds: int, count: int = PAGES) -> dict[str, Any]:
-    """Return how much slower the last of many pages is than the first, list by list."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        office = Office(url, Path(folder))
-        await office.app.state.holdfast.open()
+    """Return the time of the last page ÷ that of the first, for each list."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
+        service = PlanningApp(url, Path(directory))
+        await service.app.state.holdfast.open()
         try:
             rows = count * PER_PAGE
             await fill(url, {"missions": rows, "audit": rows, "activities": rows})
             project = "00000001-0000-7000-8000-000000000000"
             return {
-                name: await _far_page(office, f"{path}limit={PER_PAGE}", rounds, count)
+                name: await _last_page(service, f"{path}limit={PER_PAGE}", rounds, count)
                 for name, path in {
                     "missions": f"/v1/projects/{project}/missions?",
                     "audit": "/v1/audit?",
@@ -134,28 +134,28 @@ async def pages(url: str, rounds: int, count: int = PAGES) -> dict[str, Any]:
                 }.items()
             }
         finally:
-            await office.app.state.holdfast.close()
+            await service.app.state.holdfast.close()
 
 
-async def _far_page(office: Office, path: str, rounds: int, count: int) -> dict[str, Any]:
-    """Walk to the last page by cursors, as a client does; then read both ends in turns."""
-    cursor, last, turned = None, None, 1
+async def _last_page(service: PlanningApp, path: str, rounds: int, count: int) -> dict[str, Any]:
+    """Follow the cursors to the last page, then read first and last page in turns."""
+    cursor, pages_read = None, 1
     while True:
-        _, following = await office.page(path if cursor is None else f"{path}&after={cursor}")
-        if following is None or turned >= count:
+        _, following = await service.page(path if cursor is None else f"{path}&after={cursor}")
+        if following is None or pages_read >= count:
             break
-        cursor, last, turned = following, following, turned + 1
-    far = f"{path}&after={last}"
+        cursor, pages_read = following, pages_read + 1
+    last = f"{path}&after={cursor}"
     ratios, first_ms = [], []
     for _ in range(rounds):
-        ends: dict[str, float] = {}
-        for name, target in (("first", path), ("far", far), ("far", far), ("first", path)):
-            took, _ = await office.page(target)
-            ends[name] = min(took, ends.get(name, took))
-        ratios.append(ends["far"] / ends["first"])
-        first_ms.append(ends["first"] * 1e3)
+        times: dict[str, float] = {}
+        for name, target in (("first", path), ("last", last), ("last", last), ("first", path)):
+            took, _ = await service.page(target)
+            times[name] = min(took, times.get(name, took))
+        ratios.append(times["last"] / times["first"])
+        first_ms.append(times["first"] * 1e3)
     return spread(ratios) | {
-        "pages_turned": turned,
+        "pages": pages_read,
         "first_ms": round(statistics.median(first_ms), 3),
     }
 

@@ -1,4 +1,4 @@
-"""Pictures of the results, as SVG: ratios with what they should be, and growth curves."""
+"""SVG charts of the results: ratios with their targets, growth curves, and the comparison."""
 
 import sys
 from collections.abc import Sequence
@@ -8,9 +8,11 @@ from typing import Any
 import pygal
 from pygal.style import Style
 
-# pygal hangs an import hook of an older Python's kind on the interpreter, for plug-ins of its own
-# that nobody here has. It would warn at every import from now on.
-sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, pygal.PluginImportFixer)]
+from holdfast_lab.bench.comparison import draw_comparison
+
+# pygal installs an import hook with an outdated interface, for plug-ins that are not used here. It
+# would cause a warning at every later import.
+sys.meta_path[:] = [hook for hook in sys.meta_path if not isinstance(hook, pygal.PluginImportFixer)]
 
 __all__ = ["draw"]
 
@@ -26,8 +28,8 @@ _STYLE = Style(
     title_font_size=16,
     legend_font_size=12,
 )
-# No script: the pictures stand in a README.
-_PLAIN: dict[str, Any] = {
+# No scripts: the charts are shown as images.
+_OPTIONS: dict[str, Any] = {
     "style": _STYLE,
     "js": (),
     "disable_xml_declaration": True,
@@ -36,54 +38,59 @@ _PLAIN: dict[str, Any] = {
 }
 
 
-def draw(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Draw what there is; returns the files."""
+def draw(found: dict[str, Any], directory: Path) -> list[Path]:
+    """Draw every chart for which there are results; returns the files."""
     written = []
-    lines = found.get("lines", [])
-    for name, title, wanted in (
+    measurements = found.get("measurements", [])
+    for name, title, sign in (
         ("at-least", "Share of the bare alternative or the best peer: more is better", "≥"),
         ("at-most", "Cost as a multiple: less is better", "≤"),
     ):
-        chosen = [one for one in lines if (one["target"] or "").startswith(wanted)]
+        chosen = [row for row in measurements if (row["target"] or "").startswith(sign)]
         if chosen:
-            written.append(_bars(chosen, title, folder / f"{name}.svg"))
+            written.append(_bars(chosen, title, directory / f"{name}.svg"))
     if found.get("curves"):
-        written.append(_curves(found["curves"], folder / "growth.svg"))
+        written.append(_curves(found["curves"], directory / "growth.svg"))
+    comparison = draw_comparison(found)
+    if comparison is not None:
+        path = directory / "compare.svg"
+        path.write_text(comparison, encoding="utf-8")
+        written.append(path)
     return written
 
 
-def _bars(lines: Sequence[dict[str, Any]], title: str, path: Path) -> Path:
+def _bars(measurements: Sequence[dict[str, Any]], title: str, path: Path) -> Path:
     chart = pygal.HorizontalBar(
-        **_PLAIN,
-        height=90 + 44 * len(lines),
+        **_OPTIONS,
+        height=90 + 44 * len(measurements),
         print_values=True,
         value_formatter=lambda value: f"{value:.2f}",
         legend_at_bottom=True,
     )
     chart.title = title
-    # pygal draws the first at the bottom.
-    upwards = list(reversed(lines))
-    chart.x_labels = [_label(one) for one in upwards]
-    chart.add("measured", [one["ratio"] for one in upwards])
-    chart.add("should be", [float(one["target"].split()[1]) for one in upwards])
+    # pygal draws the first bar at the bottom.
+    upwards = list(reversed(measurements))
+    chart.x_labels = [_label(row) for row in upwards]
+    chart.add("measured", [row["ratio"] for row in upwards])
+    chart.add("target", [float(row["target"].split()[1]) for row in upwards])
     path.write_text(chart.render(is_unicode=True), encoding="utf-8")
     return path
 
 
-def _label(one: dict[str, Any]) -> str:
-    return f"{one['part'].split(' ÷ ')[0]}: {one['name']}"[:70]
+def _label(row: dict[str, Any]) -> str:
+    return f"{row['group'].split(' ÷ ')[0]}: {row['name']}"[:70]
 
 
 def _curves(curves: Sequence[dict[str, Any]], path: Path) -> Path:
     chart = pygal.Line(
-        **_PLAIN,
+        **_OPTIONS,
         height=460,
         legend_at_bottom=True,
         legend_at_bottom_columns=2,
         value_formatter=lambda value: f"{value:.2f} times",
         range=(0, max(2.0, *(p["ratio"] for c in curves for p in c["points"]))),
     )
-    chart.title = "One look as the tables grow: its time ÷ that of a look beside few or none"
+    chart.title = "Time of one operation as the tables grow ÷ its time with few or no rows"
     every = sorted({point["rows"] for curve in curves for point in curve["points"]})
     chart.x_labels = [f"{rows:,}" for rows in every]
     for curve in curves:

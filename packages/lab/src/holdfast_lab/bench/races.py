@@ -1,4 +1,4 @@
-"""Guarded against bare, over HTTP: interleaved rounds, one worker, 16 connections, real fsync."""
+"""Compares apps over HTTP in interleaved rounds: one worker, 16 connections, real fsync."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ class Contender:
 
 @contextmanager
 def served(contenders: list[Contender]) -> Iterator[None]:
-    """Start one server per contender; all of them stay up, only one is loaded at a time."""
+    """Start one server per contender; all stay up, and one at a time is under load."""
     processes = []
     try:
         for contender in contenders:
@@ -59,13 +59,13 @@ def served(contenders: list[Contender]) -> Iterator[None]:
 def race(
     contenders: list[Contender], rounds: int, seconds: float, step: Callable[[], None]
 ) -> None:
-    """Load each contender by turns.
+    """Load the contenders in turns.
 
-    A round is short slices by turns: what else the machine does in that second hits them all.
+    A round consists of short alternating slices, so that other load on the machine hits all.
     """
-    with _the_load() as load:
+    with _load_generator() as load:
         for contender in contenders:
-            load(contender, 0.7)  # connections, caches and prepared statements warm up
+            load(contender, 0.7)  # warms up connections, caches and prepared statements
         for _ in range(rounds):
             done = [(0, 0.0) for _ in contenders]
             for number in range(SLICES):
@@ -79,28 +79,28 @@ def race(
 
 
 def ratio(one: Contender, other: Contender) -> tuple[float, float, float]:
-    """Return the median of the rounds' own ratios, with the smallest and the largest."""
+    """Return the median, smallest and largest ratio of the rounds."""
     ratios = [a / b for a, b in zip(one.rates, other.rates, strict=True)]
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
 @contextmanager
-def _the_load() -> Iterator[Callable[[Contender, float], tuple[int, float]]]:
-    """Start the process that loads: it takes nothing from the server's, and starts only once."""
+def _load_generator() -> Iterator[Callable[[Contender, float], tuple[int, float]]]:
+    """Start the load generator as a subprocess; yields a function that runs one task."""
     command = [sys.executable, "-m", "holdfast_lab.bench.load"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    told, answers = process.stdin, process.stdout
-    assert told is not None
-    assert answers is not None
+    tasks, results = process.stdin, process.stdout
+    assert tasks is not None
+    assert results is not None
 
     def load(contender: Contender, seconds: float) -> tuple[int, float]:
         kind = "replay" if contender.replay else "unique"
-        told.write(f"{contender.port} {seconds} {kind}\n")
-        told.flush()
-        answer = answers.readline().split()
-        if not answer:
-            raise RuntimeError(f"the load of {contender.name} ended")
-        return int(answer[0]), float(answer[1])
+        tasks.write(f"{contender.port} {seconds} {kind}\n")
+        tasks.flush()
+        result = results.readline().split()
+        if not result:
+            raise RuntimeError(f"the load generator ended during {contender.name}")
+        return int(result[0]), float(result[1])
 
     try:
         yield load
@@ -122,4 +122,4 @@ def wait_until_up(port: int) -> None:
             time.sleep(0.1)
         else:
             return
-    raise RuntimeError(f"nothing answers on port {port}")
+    raise RuntimeError(f"no server responds on port {port}")

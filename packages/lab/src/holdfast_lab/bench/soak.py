@@ -1,9 +1,8 @@
-"""A long load at 70 % of what the server can do, with sweeper, Redis and workers on.
+"""A soak test at 70 % of the maximum rate, with sweeper, Redis and workers.
 
 ``python -m holdfast_lab.bench.soak --seconds 900`` starts ``holdfast serve`` on PostgreSQL and
-Redis, measures its maximum rate, then sends 70 % of that at a steady pace, whether or not responses
-are late, and reports what a person on call would look at: 5xx, the 99th percentile by window, and
-memory.
+Redis, measures its maximum rate, then sends 70 % of that at a steady rate, even if responses are
+late, and reports 5xx responses, latency percentiles by window, and memory.
 """
 
 import argparse
@@ -45,7 +44,7 @@ SELECT 'old-' || n % 1000, 'POST /old', gen_random_uuid()::text, repeat('a', 64)
 
 
 class Traffic:
-    """What people do: mostly new things, some retries, some plans, a route now and then."""
+    """A mix of requests: mostly new activities, some projects and retries, few routes."""
 
     def __init__(self, secret: str) -> None:
         now, lifetime = datetime.now(UTC), timedelta(hours=6)
@@ -60,7 +59,7 @@ class Traffic:
     def next(self) -> bytes:
         chance = random.random()
         if chance < 0.1 and self._sent:
-            return random.choice(self._sent)  # the same key, the same body: a retry
+            return random.choice(self._sent)  # a retry: same key, same body
         token = random.choice(self._tokens)
         if chance < 0.3:
             body = {"name": f"project {random.random()}"}
@@ -90,22 +89,22 @@ def _request(path: str, token: str, body: dict[str, Any]) -> bytes:
 
 
 class Load:
-    """Connections that take requests from a queue, and keep how long each waited for its answer."""
+    """Sends requests and records the latency of each response."""
 
     def __init__(self, port: int, traffic: Traffic) -> None:
         self._port = port
         self._traffic = traffic
-        self.answers: list[tuple[float, float, int]] = []  # when, seconds, status
+        self.responses: list[tuple[float, float, int]] = []  # time, seconds, status
 
-    async def flat_out(self, seconds: float) -> float:
-        """Send as fast as answers come; returns requests per second."""
+    async def run_at_maximum(self, seconds: float) -> float:
+        """Send as fast as responses arrive; returns requests per second."""
         until = time.perf_counter() + seconds
 
         async def client() -> int:
             stream = await asyncio.open_connection("127.0.0.1", self._port)
             count = 0
             while time.perf_counter() < until:
-                await _answer(stream, self._traffic.next())
+                await _send(stream, self._traffic.next())
                 count += 1
             stream[1].close()
             return count
@@ -120,9 +119,9 @@ class Load:
         async def client() -> None:
             stream = await asyncio.open_connection("127.0.0.1", self._port)
             while (at := await due.get()) is not None:
-                status = await _answer(stream, self._traffic.next())
+                status = await _send(stream, self._traffic.next())
                 now = time.perf_counter()
-                self.answers.append((at, now - at, status))
+                self.responses.append((at, now - at, status))
             stream[1].close()
 
         clients = [asyncio.create_task(client()) for _ in range(CONNECTIONS)]
@@ -138,7 +137,7 @@ class Load:
         await asyncio.gather(*clients)
 
 
-async def _answer(stream: Any, request: bytes) -> int:
+async def _send(stream: Any, request: bytes) -> int:
     reader, writer = stream
     writer.write(request)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -147,12 +146,12 @@ async def _answer(stream: Any, request: bytes) -> int:
     return int(head[9:12])
 
 
-async def soak(url: str, redis: str, seconds: float, folder: Path) -> dict[str, Any]:
+async def soak(url: str, redis: str, seconds: float, directory: Path) -> dict[str, Any]:
     secret = secrets.token_hex(32)
     port = free_port()
     environment = os.environ | {
         "HOLDFAST_JWT_SECRET": secret,
-        "HOLDFAST_HOME": str(folder),
+        "HOLDFAST_HOME": str(directory),
         "HOLDFAST_LOG_LEVEL": "ERROR",
         "HOLDFAST_SWEEP_EVERY_SECONDS": "10",
     }
@@ -165,20 +164,20 @@ async def soak(url: str, redis: str, seconds: float, folder: Path) -> dict[str, 
         await connection.execute(_EXPIRED, EXPIRED, timeout=300)
         await connection.close()
         load = Load(port, Traffic(secret))
-        await load.flat_out(5)  # everything is warm
-        most = statistics.median([await load.flat_out(10) for _ in range(3)])
+        await load.run_at_maximum(5)  # warm-up
+        most = statistics.median([await load.run_at_maximum(10) for _ in range(3)])
         memory: list[tuple[float, float]] = []
-        metrics = asyncio.create_task(_watch(server.pid, memory))
+        sampler = asyncio.create_task(_sample_memory(server.pid, memory))
         await asyncio.sleep(3)
         await load.steady(most * SHARE, seconds)
-        metrics.cancel()
-        return _told(load, memory, most, seconds)
+        sampler.cancel()
+        return _report(load, memory, most, seconds)
     finally:
         server.terminate()
         server.wait()
 
 
-async def _watch(pid: int, memory: list[tuple[float, float]]) -> None:
+async def _sample_memory(pid: int, memory: list[tuple[float, float]]) -> None:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("soaking", total=None)
         while True:
@@ -188,7 +187,7 @@ async def _watch(pid: int, memory: list[tuple[float, float]]) -> None:
 
 
 def _megabytes(pid: int) -> float:
-    """Return the resident memory of a process and of those it started."""
+    """Return the resident memory of a process and its descendants in MB."""
     pids, total = [pid], 0.0
     while pids:
         one = pids.pop()
@@ -200,25 +199,25 @@ def _megabytes(pid: int) -> float:
     return total
 
 
-def _told(
+def _report(
     load: Load, memory: list[tuple[float, float]], most: float, seconds: float
 ) -> dict[str, Any]:
-    started = load.answers[0][0]
+    started = load.responses[0][0]
     windows: list[list[float]] = [[] for _ in range(WINDOWS)]
-    for at, took, _status in load.answers:
+    for at, took, _status in load.responses:
         windows[min(WINDOWS - 1, int((at - started) / seconds * WINDOWS))].append(took)
     statuses: dict[str, int] = {}
-    for *_, status in load.answers:
+    for *_, status in load.responses:
         statuses[str(status)] = statuses.get(str(status), 0) + 1
-    # The first tenth fills caches that are bounded; what counts is whether it goes on.
+    # Without the first tenth, which fills bounded caches.
     later = [size for at, size in memory if at >= started + seconds / 10]
     third = max(1, len(later) // 3)
     first, last = statistics.median(later[:third]), statistics.median(later[-third:])
     return {
         "seconds": seconds,
         "flat_out_per_second": round(most, 1),
-        "sent_per_second": round(len(load.answers) / seconds, 1),
-        "answers": len(load.answers),
+        "sent_per_second": round(len(load.responses) / seconds, 1),
+        "responses": len(load.responses),
         "statuses": statuses,
         "server_errors": sum(count for status, count in statuses.items() if status >= "500"),
         "p50_ms": [round(statistics.median(w) * 1e3, 2) for w in windows],
@@ -233,15 +232,15 @@ def _told(
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m holdfast_lab.bench.soak", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=900, help="how long (default 900)")
-    parser.add_argument("--results", type=Path, help="a file to write the JSON to")
+    parser.add_argument("--seconds", type=float, default=900, help="duration (default 900)")
+    parser.add_argument("--results", type=Path, help="file for the JSON result")
     options = parser.parse_args()
     with (
-        TemporaryDirectory(prefix="holdfast-soak-") as folder,
+        TemporaryDirectory(prefix="holdfast-soak-") as directory,
         RealPostgres() as postgres,
         RealRedis() as redis,
     ):
-        work = soak(postgres.create_database(), redis.url(), options.seconds, Path(folder))
+        work = soak(postgres.create_database(), redis.url(), options.seconds, Path(directory))
         found = uvloop.run(work)
     text = json.dumps(found, indent=2)
     print(text)

@@ -1,7 +1,7 @@
-"""The walk service on PostgreSQL: guarded against the same logic without the guard, in one process.
+"""The walk service on PostgreSQL, guarded and bare, in one process.
 
-Both apps answer over ASGI without a socket between, so nothing hides what the guard costs. Every
-request comes from a walker of its own, as with many devices.
+Requests are ASGI calls without a socket, so that the cost of the guard is not hidden. Every request
+is from another walker.
 """
 
 import json
@@ -20,17 +20,17 @@ from holdfast.core.idempotency_record import RequestFingerprint
 from holdfast.server.execution import Execution, set_current_execution
 from holdfast.server.guarded_request import GuardedRequest
 from holdfast.server.jwt_auth import mint_token
-from holdfast_lab.bench.in_process import beside, call, spread, versus
+from holdfast_lab.bench.in_process import call, compare, routes_before, spread
 from holdfast_services.app import create_app
-from holdfast_services.auth import SignedIn
+from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.dev_secrets import development_app_check_key
 from holdfast_services.settings import load_settings
 from holdfast_services.walk import model, tree
 from holdfast_services.walk.api import allocation_views, node_views
-from holdfast_services.walk.attestation import AppCheck
 from holdfast_services.walk.catalogue import bundled_catalogue
-from holdfast_services.walk.steps_intake import StepIntake
-from holdfast_services.walk.steps_model import StepReport
+from holdfast_services.walk.steps.attestation import AppCheck
+from holdfast_services.walk.steps.ingest import StepIngestion
+from holdfast_services.walk.steps.model import StepReport
 
 SECRET = "a secret for the benchmark, long enough for HS256"
 _WALKERS = """
@@ -41,15 +41,12 @@ SELECT 'w-' || n, 100, 0, 0, 0, 0, now(), now() FROM generate_series(1, $1::bigi
 
 
 async def measure(url: str, rounds: int, seconds: float, *, count: int = 200_000) -> dict[str, Any]:
-    """Return guarded ÷ bare for allocate and ingest, medians of interleaved rounds.
-
-    Every request is that of another walker, of so many.
-    """
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    """Return guarded ÷ bare for allocate and ingest; ``count`` is the number of walkers."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         settings = load_settings(
             database_url=url,
             jwt_secret=SECRET,
-            home=Path(folder),
+            home=Path(directory),
             run_jobs=False,
             log_level="CRITICAL",
             step_ingest_rate_limit="",
@@ -76,7 +73,7 @@ async def measure(url: str, rounds: int, seconds: float, *, count: int = 200_000
                 async def send(path: str, body: Any = body) -> None:
                     await _post(app, path, f"w-{next(walkers)}", body, token)
 
-                found[name] = await versus(
+                found[name] = await compare(
                     partial(send, guarded), partial(send, bare), rounds, seconds
                 )
             return found
@@ -85,17 +82,21 @@ async def measure(url: str, rounds: int, seconds: float, *, count: int = 200_000
 
 
 def _add_bare_routes(app: FastAPI, settings: Any) -> None:
-    """The same logic in a transaction of its own: no key, no look-up, no record, no audit event."""
+    """Add the same handlers without key, look-up, record and audit event."""
     holdfast = app.state.holdfast
     catalogue = bundled_catalogue()
     nodes = node_views(catalogue, energy_required=False)
-    idempotency = StepIntake(holdfast, settings, AppCheck(settings, settings.home, holdfast.clock))
+    idempotency = StepIngestion(
+        holdfast, settings, AppCheck(settings, settings.home, holdfast.clock)
+    )
     policy = settings.policies().walk.replace(audit=False)
 
-    with beside(app, "/tree/allocate") as router:
+    with routes_before(app, "/tree/allocate") as router:
 
         @router.post("/tree/bare-allocate")
-        async def allocate(wanted: model.TreeAllocation, caller: SignedIn) -> model.TreeAllocated:
+        async def allocate(
+            wanted: model.TreeAllocation, caller: CurrentPrincipal
+        ) -> model.TreeAllocated:
             unit = await holdfast.store.begin()
             after = await tree.allocate(
                 unit.statements,
@@ -117,7 +118,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
         @router.post("/tree/bare-ingest")
         async def ingest(
             report: StepReport,
-            caller: SignedIn,
+            caller: CurrentPrincipal,
             tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
         ) -> Any:
             unit = await holdfast.store.begin()
@@ -133,9 +134,9 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
             )
             run = Execution(request, unit)
             set_current_execution(run)
-            answer = await idempotency.take(unit.statements, run, report, tokens or [])
+            response = await idempotency.ingest(unit.statements, run, report, tokens or [])
             await unit.commit(None, None)
-            return answer
+            return response
 
 
 def _allocation(_key: str) -> dict[str, Any]:
@@ -187,14 +188,14 @@ SELECT prefix || n, 100, 0, $2::bigint, 0, $2::bigint, now(), now()
 
 
 async def history(url: str, walkers: int = 40, length: int = 10_000) -> dict[str, Any]:
-    """Return how much slower a walker with a long history is served than a new one."""
+    """Return the time of a request of a walker with a long history ÷ that of a new one."""
     import asyncpg
 
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         settings = load_settings(
             database_url=url,
             jwt_secret=SECRET,
-            home=Path(folder),
+            home=Path(directory),
             run_jobs=False,
             log_level="CRITICAL",
         )
@@ -213,14 +214,14 @@ async def history(url: str, walkers: int = 40, length: int = 10_000) -> dict[str
                 took = {}
                 order = ("old-", "new-") if number % 2 else ("new-", "old-")
                 for kind in order:
-                    took[kind] = await _allocated_in(app, f"{kind}{number}")
+                    took[kind] = await _seconds_to_allocate(app, f"{kind}{number}")
                 ratios.append(took["old-"] / took["new-"])
             return spread(ratios[5:])
         finally:
             await app.state.holdfast.close()
 
 
-async def _allocated_in(app: Any, sub: str) -> float:
+async def _seconds_to_allocate(app: Any, sub: str) -> float:
     started = time.perf_counter()
     await _post(app, "/tree/allocate", sub, _allocation, "")
     return time.perf_counter() - started
@@ -235,6 +236,6 @@ async def _post(app: Any, path: str, sub: str, body: Any, app_check: str) -> Non
         "idempotency-key": key,
         "x-firebase-appcheck": app_check,
     }
-    status, answer = await call(app, "POST", path, json.dumps(body(key)).encode(), headers)
+    status, content = await call(app, "POST", path, json.dumps(body(key)).encode(), headers)
     if status != 200:
-        raise RuntimeError(f"{path} answered {status}: {answer!r}")
+        raise RuntimeError(f"{path}: {status} {content!r}")

@@ -1,5 +1,5 @@
-"""Real processes under fire: servers, workers and devices are killed, and a checker decides."""
+"""Chaos runs: kill and stop real servers, workers and devices, then check the result."""
 
-from holdfast_lab.chaos.runner import Report, Standing, run_chaos
+from holdfast_lab.chaos.runner import Progress, Report, run_chaos
 
-__all__ = ["Report", "Standing", "run_chaos"]
+__all__ = ["Progress", "Report", "run_chaos"]

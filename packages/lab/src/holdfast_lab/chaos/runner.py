@@ -1,4 +1,4 @@
-"""A siege: real processes work, others kill and stop them, and a checker decides at the end."""
+"""A chaos run: start the cluster and the devices, inject faults, drain, check the history."""
 
 import asyncio
 import random
@@ -15,32 +15,32 @@ from typing import Final
 import msgspec
 
 from holdfast.server.jwt_auth import mint_token
-from holdfast_lab.chaos.cluster import DatabaseKind, Fort
-from holdfast_lab.chaos.device_process import Phone
-from holdfast_lab.chaos.fault_injector import Besiegers
-from holdfast_lab.chaos.record import answer_of, jobs_left, read_history
+from holdfast_lab.chaos.cluster import Cluster, DatabaseKind
+from holdfast_lab.chaos.collector import jobs_left, read_history, response_of
+from holdfast_lab.chaos.device import Device
+from holdfast_lab.chaos.fault_injector import FaultInjector
 from holdfast_lab.checker import check
-from holdfast_lab.fork_client import Nursery
-from holdfast_lab.history import AnswerSeen, History
-from holdfast_lab.proxy import CALM, CuttingProxy, Exchange, Weather
+from holdfast_lab.fork_client import AsyncForkServer
+from holdfast_lab.history import History, ResponseSeen
+from holdfast_lab.proxy import NO_FAULTS, Exchange, FaultyProxy, NetworkFaults
 
-__all__ = ["Report", "Standing", "run_chaos"]
+__all__ = ["Progress", "Report", "run_chaos"]
 
-_WEATHER: Final = Weather(
-    lose_answer=0.12,
-    cut_answer=0.03,
-    cut_request=0.05,
-    drop_midway=0.05,
-    longest_delay_seconds=0.01,
+_NETWORK_FAULTS: Final = NetworkFaults(
+    response_lost=0.12,
+    response_truncated=0.03,
+    request_lost=0.05,
+    disconnected=0.05,
+    max_delay_seconds=0.01,
 )
-_PHONES: Final = 6
-_LOOK_SECONDS: Final = 0.5
-_DRAINS_WITHIN_SECONDS: Final = 120.0
-_PRELOADED: Final = ("holdfast_services.cli.worker", "holdfast_lab.chaos.person")
+_DEVICES: Final = 6
+_PROGRESS_SECONDS: Final = 0.5
+_MAX_DRAIN_SECONDS: Final = 120.0
+_PRELOADED: Final = ("holdfast_services.cli.worker", "holdfast_lab.chaos.user_process")
 
 
-class Standing(msgspec.Struct, kw_only=True):
-    """How it stands at this moment."""
+class Progress(msgspec.Struct, kw_only=True):
+    """Counts of a run in progress."""
 
     phase: str
     seconds: float
@@ -51,31 +51,34 @@ class Standing(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, what came of it, and which promises were broken."""
+    """The result of a run."""
 
     database: str
     nats: bool
     seed: int
-    # Under fire, and with start and end.
-    siege_seconds: float
+    # The time with faults, and the time of the whole run.
+    fault_seconds: float
     seconds: float
+    # By kind of process.
     kills: dict[str, int]
     stops: dict[str, int]
-    fates: dict[str, int]
+    # Requests by what the proxy did with them.
+    outcomes: dict[str, int]
     users: int
-    taps: int
+    actions: int
     acknowledged: int
     requests: int
     effects: int
     jobs: int
     dead_letters: int
-    duplicates: int
+    # Effects that happened more than once, and acknowledged actions without an effect.
+    doubled: int
     lost: int
     violations: tuple[str, ...]
 
     @property
     def holds(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether there is no violation."""
         return not self.violations
 
 
@@ -85,16 +88,19 @@ async def run_chaos(
     kind: DatabaseKind = "sqlite",
     nats: bool = False,
     seed: int = 1,
-    watch: Callable[[Standing], None] = lambda _standing: None,
+    on_progress: Callable[[Progress], None] = lambda _progress: None,
 ) -> Report:
-    """Lay siege for so many seconds, let everything drain, and report."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-siege-", ignore_cleanup_errors=True) as name:
-        async with Nursery(Path(name), preload=_preloaded(kind, nats=nats)) as nursery:
-            siege = _Siege(nursery, kind=kind, nats=nats, seed=seed, watch=watch)
+    """Inject faults for ``seconds``, wait until everything has drained, and check the result.
+
+    Raises ``ChildError`` or ``TimeoutError`` if the cluster does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="holdfast-chaos-", ignore_cleanup_errors=True) as name:
+        async with AsyncForkServer(Path(name), preload=_preloaded(kind, nats=nats)) as processes:
+            run = _ChaosRun(processes, kind=kind, nats=nats, seed=seed, on_progress=on_progress)
             try:
-                return await siege.run(seconds)
+                return await run.run(seconds)
             finally:
-                siege.fort.remove()
+                run.cluster.remove()
 
 
 def _preloaded(kind: DatabaseKind, *, nats: bool) -> tuple[str, ...]:
@@ -102,117 +108,117 @@ def _preloaded(kind: DatabaseKind, *, nats: bool) -> tuple[str, ...]:
     return (*_PRELOADED, *stores, *(("holdfast.jobs.engines.jetstream",) if nats else ()))
 
 
-class _Siege:
+class _ChaosRun:
     def __init__(
         self,
-        nursery: Nursery,
+        processes: AsyncForkServer,
         *,
         kind: DatabaseKind,
         nats: bool,
         seed: int,
-        watch: Callable[[Standing], None],
+        on_progress: Callable[[Progress], None],
     ) -> None:
         self._kind, self._nats, self._seed = kind, nats, seed
-        self._watch = watch
+        self._on_progress = on_progress
         self._phase = "starting"
         self._began = time.monotonic()
         self._secret = secrets.token_urlsafe(32)
         self._users_of_tokens: dict[str, str] = {}
-        self._answers: list[AnswerSeen] = []
-        self.fort = Fort(
-            nursery,
+        self._responses: list[ResponseSeen] = []
+        self.cluster = Cluster(
+            processes,
             kind=kind,
             nats=nats,
             secret=self._secret,
             first_port=15_000 + secrets.randbelow(14_000),
         )
-        self._proxy = CuttingProxy(
-            *self.fort.ports, weather=_WEATHER, seed=seed, on_exchange=self._note
+        self._proxy = FaultyProxy(
+            *self.cluster.ports, faults=_NETWORK_FAULTS, seed=seed, on_exchange=self._record
         )
-        self._phones = [
-            Phone(
-                f"phone-{number}",
-                nursery,
+        self._devices = [
+            Device(
+                f"device-{number}",
+                processes,
                 self._proxy.url,
                 self._token_of,
-                # One of them encrypted: opening it takes its time, which is another race.
+                # One file is encrypted; it opens more slowly, which changes the timing.
                 passphrase=secrets.token_urlsafe(16) if number == 0 else None,
                 seed=seed * 1000 + number,
             )
-            for number in range(_PHONES)
+            for number in range(_DEVICES)
         ]
-        chance = random.Random(seed)  # noqa: S311 - whom to kill, not a secret
-        self._besiegers = Besiegers(nursery, self.fort, self._phones, chance)
+        rng = random.Random(seed)  # noqa: S311 - chooses faults, not a secret
+        self._injector = FaultInjector(processes, self.cluster, self._devices, rng)
 
     async def run(self, seconds: float) -> Report:
-        watching = asyncio.create_task(self._watch_it())
-        undrained: list[str] = []
+        reporting = asyncio.create_task(self._report_progress())
+        unfinished: list[str] = []
         try:
-            await self.fort.open()
+            await self.cluster.start()
             async with self._proxy:
-                siege_seconds = await self._under_fire(seconds, undrained)
-                await self._until_jobs_are_done(undrained)
+                fault_seconds = await self._inject_faults(seconds, unfinished)
+                await self._wait_for_jobs(unfinished)
             self._phase = "stopping"
-            await self.fort.close()
+            await self.cluster.stop()
             self._phase = "checking"
             history = await read_history(
-                self.fort.database_url,
-                self._phones,
-                answers=self._answers,
-                undrained=undrained,
-                mishaps=self.fort.mishaps,
+                self.cluster.database_url,
+                self._devices,
+                responses=self._responses,
+                unfinished=unfinished,
+                errors=self.cluster.errors,
             )
-            return self._report(history, siege_seconds)
+            return self._report(history, fault_seconds)
         finally:
-            await self._besiegers.leave()
-            await self.fort.leave()
-            watching.cancel()
+            await self._injector.cancel()
+            await self.cluster.stop_restarting()
+            reporting.cancel()
             with suppress(asyncio.CancelledError):
-                await watching
+                await reporting
 
-    async def _under_fire(self, seconds: float, undrained: list[str]) -> float:
-        """Let the phones work under fire, then in peace until they are done."""
-        self._phase = "under fire"
+    async def _inject_faults(self, seconds: float, unfinished: list[str]) -> float:
+        """Run the devices with faults, then without until they have drained."""
+        self._phase = "injecting faults"
         began = time.monotonic()
-        using = [
-            asyncio.create_task(self._use(phone, began + seconds), name=phone.name)
-            for phone in self._phones
+        running = [
+            asyncio.create_task(self._run_device(device, began + seconds), name=device.name)
+            for device in self._devices
         ]
         try:
-            await self._besiegers.attack(seconds)
-            siege_seconds = time.monotonic() - began
+            await self._injector.run(seconds)
+            fault_seconds = time.monotonic() - began
             self._phase = "draining"
-            self._proxy.weather = CALM
-            done, left = await asyncio.wait(using, timeout=_DRAINS_WITHIN_SECONDS)
-            undrained += [f"{task.get_name()} is not done" for task in left]
+            self._proxy.faults = NO_FAULTS
+            done, left = await asyncio.wait(running, timeout=_MAX_DRAIN_SECONDS)
+            unfinished += [f"{task.get_name()} has not drained" for task in left]
             for task in done:
                 task.result()
-            await self._besiegers.settle()
+            await self._injector.wait_for_extra_drains()
         finally:
-            for task in using:
+            for task in running:
                 task.cancel()
-            await asyncio.gather(*using, return_exceptions=True)
-        return siege_seconds
+            await asyncio.gather(*running, return_exceptions=True)
+        return fault_seconds
 
-    async def _use(self, phone: Phone, deadline: float) -> None:
+    async def _run_device(self, device: Device, deadline: float) -> None:
         number = 0
         while time.monotonic() < deadline:
-            await phone.live(f"{phone.name}-user-{number}")
+            await device.run_user(f"{device.name}-user-{number}")
             number += 1
 
-    async def _until_jobs_are_done(self, undrained: list[str]) -> None:
-        deadline = time.monotonic() + _DRAINS_WITHIN_SECONDS
-        while left := await jobs_left(self.fort.database_url):
+    async def _wait_for_jobs(self, unfinished: list[str]) -> None:
+        deadline = time.monotonic() + _MAX_DRAIN_SECONDS
+        while left := await jobs_left(self.cluster.database_url):
             if time.monotonic() > deadline:
-                undrained.append(f"{left} jobs are not done")
+                unfinished.append(f"{left} jobs have not ended")
                 return
-            await asyncio.sleep(_LOOK_SECONDS / 5)
+            await asyncio.sleep(_PROGRESS_SECONDS / 5)
 
-    async def _note(self, exchange: Exchange) -> None:
+    async def _record(self, exchange: Exchange) -> None:
         token = (exchange.header("authorization") or "").removeprefix("Bearer ")
-        answer = answer_of(exchange, self._users_of_tokens.get(token, "nobody"))
-        if answer is not None:
-            self._answers.append(answer)
+        response = response_of(exchange, self._users_of_tokens.get(token, "unknown"))
+        if response is not None:
+            self._responses.append(response)
 
     def _token_of(self, user: str) -> str:
         token = mint_token(
@@ -226,43 +232,43 @@ class _Siege:
         self._users_of_tokens[token] = user
         return token
 
-    async def _watch_it(self) -> None:
+    async def _report_progress(self) -> None:
         while True:
-            self._watch(
-                Standing(
+            self._on_progress(
+                Progress(
                     phase=self._phase,
                     seconds=time.monotonic() - self._began,
-                    kills=self._besiegers.kills.total(),
-                    stops=self._besiegers.stops.total(),
+                    kills=self._injector.kills.total(),
+                    stops=self._injector.stops.total(),
                     acknowledged=self._acknowledged(),
                     requests=self._proxy.requests,
                 )
             )
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_PROGRESS_SECONDS)
 
     def _acknowledged(self) -> int:
-        return sum(len(keys) for phone in self._phones for keys in phone.acknowledged.values())
+        return sum(len(keys) for device in self._devices for keys in device.acknowledged.values())
 
-    def _report(self, history: History, siege_seconds: float) -> Report:
-        counts = Counter((effect.tenant, effect.tap) for effect in history.effects)
-        acknowledged = [tap for tap in history.taps if tap.acknowledged]
+    def _report(self, history: History, fault_seconds: float) -> Report:
+        counts = Counter((effect.tenant, effect.action) for effect in history.effects)
+        acknowledged = [action for action in history.actions if action.acknowledged]
         return Report(
             database=self._kind,
             nats=self._nats,
             seed=self._seed,
-            siege_seconds=round(siege_seconds, 1),
+            fault_seconds=round(fault_seconds, 1),
             seconds=round(time.monotonic() - self._began, 1),
-            kills=dict(self._besiegers.kills),
-            stops=dict(self._besiegers.stops),
-            fates=dict(self._proxy.fates),
-            users=sum(len(phone.users) for phone in self._phones),
-            taps=len(history.taps),
+            kills=dict(self._injector.kills),
+            stops=dict(self._injector.stops),
+            outcomes=dict(self._proxy.outcomes),
+            users=sum(len(device.users) for device in self._devices),
+            actions=len(history.actions),
             acknowledged=len(acknowledged),
             requests=self._proxy.requests,
             effects=counts.total(),
             jobs=len(history.jobs),
             dead_letters=sum(job.is_dead for job in history.jobs),
-            duplicates=sum(count - 1 for count in counts.values()),
-            lost=sum(not counts[tap.tenant, tap.id] for tap in acknowledged),
+            doubled=sum(count - 1 for count in counts.values()),
+            lost=sum(not counts[action.tenant, action.id] for action in acknowledged),
             violations=tuple(str(violation) for violation in check(history)),
         )

@@ -1,4 +1,4 @@
-"""``holdfast bench``: run the benchmarks in a process of their own."""
+"""``holdfast bench``: runs the benchmarks in a subprocess."""
 
 import importlib.util
 import signal
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 
 __all__ = ["run_bench"]
 
@@ -15,12 +15,13 @@ __all__ = ["run_bench"]
 def run_bench(arguments: Sequence[str]) -> int:
     """Run the benchmarks and return their exit code.
 
-    Raises ``Failure`` if the peers to compare with are not installed.
+    Raises ``CommandError`` if the extra ``bench`` is not installed.
     """
     if importlib.util.find_spec("pygal") is None:
-        raise Failure('the peers are not installed: pip install "holdfast-lab[bench]"')
+        raise CommandError('the benchmarks need more packages: pip install "holdfast-lab[bench]"')
     command = [sys.executable, "-m", "holdfast_lab.bench", *arguments]
-    # Ctrl-C is for us, and we pass it on: else everything it has started would end by itself.
+    # Signals reach this process only and are passed on, so that the benchmarks stop their own
+    # processes in order.
     with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - ours
 
         def stop(_number: int, _frame: Any) -> None:

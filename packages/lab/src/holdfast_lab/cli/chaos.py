@@ -1,4 +1,4 @@
-"""A siege as people see it: a bar on a terminal, a line now and then over a pipe, JSON."""
+"""``holdfast chaos``: progress and report, as text or JSON."""
 
 import asyncio
 import sys
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, print_table
-from holdfast_lab.chaos import Report, Standing, run_chaos
-from holdfast_lab.fork_client import ChildrenError
+from holdfast.cli.output import CommandError, print_json, print_table
+from holdfast_lab.chaos import Progress, Report, run_chaos
+from holdfast_lab.fork_client import ChildError
 
 if TYPE_CHECKING:
     from holdfast_lab.chaos.cluster import DatabaseKind
@@ -18,83 +18,88 @@ if TYPE_CHECKING:
 __all__ = ["show_chaos"]
 
 _BAD_INPUT: Final = 2
-_SAY_EVERY_SECONDS: Final = 10.0
-_MOST_VIOLATIONS: Final = 20
+_LINE_EVERY_SECONDS: Final = 10.0
+_MAX_VIOLATIONS: Final = 20
 
-Watch = Callable[[Standing], None]
+OnProgress = Callable[[Progress], None]
 
 
 def show_chaos(*, seconds: float, database: str, nats: bool, seed: int, as_json: bool) -> int:
-    """Lay siege and tell the outcome; returns the exit code."""
+    """Run and print the report; returns the exit code, 1 if a guarantee was violated."""
     if database not in ("sqlite", "postgres"):
-        raise Failure(f"--database should be sqlite or postgres, not {database!r}", _BAD_INPUT)
+        raise CommandError(f"--database should be sqlite or postgres, not {database!r}", _BAD_INPUT)
     kind = cast("DatabaseKind", database)
     try:
-        with _watching(seconds, as_json=as_json) as watch:
-            report = asyncio.run(run_chaos(seconds, kind=kind, nats=nats, seed=seed, watch=watch))
-    except (ChildrenError, TimeoutError, RuntimeError) as error:
-        raise Failure(f"the siege could not be laid: {error or 'a start took too long'}") from error
+        with _showing_progress(seconds, as_json=as_json) as on_progress:
+            report = asyncio.run(
+                run_chaos(seconds, kind=kind, nats=nats, seed=seed, on_progress=on_progress)
+            )
+    except (ChildError, TimeoutError, RuntimeError) as error:
+        raise CommandError(
+            f"the chaos run could not start: {error or 'a start timed out'}"
+        ) from error
     if as_json:
         print_json(msgspec.to_builtins(report) | {"holds": report.holds})
     else:
-        _tell(report)
+        _print_report(report)
     return 0 if report.holds else 1
 
 
 @contextmanager
-def _watching(seconds: float, *, as_json: bool) -> Iterator[Watch]:
-    """Give what shows how it stands: a bar, lines, or nothing."""
+def _showing_progress(seconds: float, *, as_json: bool) -> Iterator[OnProgress]:
+    """Show a bar on a terminal, lines over a pipe, nothing with ``--json``."""
     if as_json:
-        yield lambda _standing: None
+        yield lambda _progress: None
     elif not sys.stdout.isatty():
-        said_at = -_SAY_EVERY_SECONDS
+        last = -_LINE_EVERY_SECONDS
 
-        def say(standing: Standing) -> None:
-            nonlocal said_at
-            if standing.seconds - said_at >= _SAY_EVERY_SECONDS:
-                said_at = standing.seconds
-                print(f"{standing.seconds:6.0f} s  {_described(standing)}", flush=True)
+        def print_line(progress: Progress) -> None:
+            nonlocal last
+            if progress.seconds - last >= _LINE_EVERY_SECONDS:
+                last = progress.seconds
+                print(f"{progress.seconds:6.0f} s  {_describe(progress)}", flush=True)
 
-        yield say
+        yield print_line
     else:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as ProgressBar
 
         columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        with Progress(*columns) as bar:
+        with ProgressBar(*columns) as bar:
             task = bar.add_task("starting", total=seconds)
 
-            def show(standing: Standing) -> None:
-                done = 0.0 if standing.phase == "starting" else min(standing.seconds, seconds)
-                bar.update(task, completed=done, description=_described(standing))
+            def show(progress: Progress) -> None:
+                done = 0.0 if progress.phase == "starting" else min(progress.seconds, seconds)
+                bar.update(task, completed=done, description=_describe(progress))
 
             yield show
 
 
-def _described(standing: Standing) -> str:
+def _describe(progress: Progress) -> str:
     return (
-        f"{standing.phase}: {standing.kills} kills, {standing.stops} stops, "
-        f"{standing.acknowledged} actions acknowledged, {standing.requests} requests"
+        f"{progress.phase}: {progress.kills} kills, {progress.stops} stops, "
+        f"{progress.acknowledged} actions acknowledged, {progress.requests} requests"
     )
 
 
-def _tell(report: Report) -> None:
+def _print_report(report: Report) -> None:
     def by_kind(counts: dict[str, int]) -> str:
         return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
     rows: list[tuple[str, Any, str]] = [
         ("kills", sum(report.kills.values()), by_kind(report.kills)),
         ("stops", sum(report.stops.values()), by_kind(report.stops)),
-        ("requests", report.requests, by_kind(report.fates)),
+        ("requests", report.requests, by_kind(report.outcomes)),
         ("acknowledged actions", report.acknowledged, f"by {report.users} users"),
         ("effects", report.effects, ""),
         ("jobs", report.jobs, f"{report.dead_letters} dead letters"),
-        ("duplicates", report.duplicates, ""),
+        ("doubled", report.doubled, ""),
         ("lost", report.lost, ""),
-        ("broken promises", len(report.violations), ""),
+        ("violations", len(report.violations), ""),
     ]
     print_table(("what", "count", "of which"), [(name, str(n), more) for name, n, more in rows])
-    for violation in report.violations[:_MOST_VIOLATIONS]:
-        print(f"BROKEN {violation}")
+    for violation in report.violations[:_MAX_VIOLATIONS]:
+        print(f"VIOLATED {violation}")
     where = f"{report.database}{' and NATS' if report.nats else ''}"
-    said = "every promise was kept" if report.holds else "PROMISES WERE BROKEN"
-    print(f"{said} in {report.siege_seconds:g} s of siege on {where} (seed {report.seed})")
+    result = "no guarantee was violated" if report.holds else "GUARANTEES WERE VIOLATED"
+    print(f"{result} in {report.fault_seconds:g} s of faults on {where} (seed {report.seed})")

@@ -1,4 +1,4 @@
-"""`holdfast conform`: checks a server over HTTP and tells what came, as a table, lines or JSON."""
+"""``holdfast conform``: checks a server over HTTP; prints a table, lines or JSON."""
 
 import asyncio
 import ipaddress
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, shown
+from holdfast.cli.output import CommandError, print_json, printable
 from holdfast_lab.conformance import (
     BUILT_IN,
     NotSignedInError,
@@ -33,8 +33,8 @@ __all__ = ["run_conform"]
 _BAD_INPUT: Final = 2
 _STYLES: Final = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SKIP: "yellow"}
 
-_Show = Callable[[Result], None]
-_Watch = Callable[[str], None]
+_OnResult = Callable[[Result], None]
+_OnCheck = Callable[[str], None]
 
 
 def run_conform(
@@ -45,12 +45,14 @@ def run_conform(
     profile_file: Path | None,
     as_json: bool,
 ) -> int:
-    """Check a server; returns 0 if all it was asked is as the contract says, else 1."""
+    """Check a server; returns the exit code, 1 if a check failed."""
     host = _host(url)
     if service is not None and service not in BUILT_IN:
-        raise Failure(f"--service should be one of {', '.join(BUILT_IN)}", _BAD_INPUT)
+        raise CommandError(f"--service should be one of {', '.join(BUILT_IN)}", _BAD_INPUT)
     if service is not None and profile_file is not None:
-        raise Failure("--service is one of ours, --profile another: give one of them", _BAD_INPUT)
+        raise CommandError(
+            "--service and --profile exclude each other: give one of them", _BAD_INPUT
+        )
     profile = None if profile_file is None else _profile(profile_file)
     if profile is None and sign_in == SignIn():
         sign_in = _local_sign_in(host)
@@ -58,7 +60,7 @@ def run_conform(
     try:
         results = asyncio.run(_collect(url, plans, sign_in, as_json=as_json))
     except (UnreachableError, NotSignedInError) as error:
-        raise Failure(str(error), _BAD_INPUT) from error
+        raise CommandError(str(error), _BAD_INPUT) from error
     counts = Counter(result.verdict for result in results)
     if as_json:
         print_json(
@@ -67,7 +69,7 @@ def run_conform(
             | {"results": msgspec.to_builtins(results)}
         )
     else:
-        _sum_up(counts, is_table=sys.stdout.isatty(), results=results)
+        _print_summary(counts, is_table=sys.stdout.isatty(), results=results)
     return 1 if counts[Verdict.FAIL] else 0
 
 
@@ -79,20 +81,20 @@ async def _collect(
 ) -> list[Result]:
     results = []
     total = sum(len(plan.checks) for plan in plans)
-    with _showing(total, as_json=as_json) as (watch, show):
-        async for result in conform(url, plans, sign_in, watch=watch):
+    with _showing_progress(total, as_json=as_json) as (on_check, on_result):
+        async for result in conform(url, plans, sign_in, on_check=on_check):
             results.append(result)
-            show(result)
+            on_result(result)
     return results
 
 
 @contextmanager
-def _showing(total: int, *, as_json: bool) -> Iterator[tuple[_Watch, _Show]]:
-    """Give what is told of the next check and of each result: a bar, lines, or nothing."""
+def _showing_progress(total: int, *, as_json: bool) -> Iterator[tuple[_OnCheck, _OnResult]]:
+    """Show a bar on a terminal, a line per result over a pipe, nothing with ``--json``."""
     if as_json:
         yield lambda _check: None, lambda _result: None
     elif not sys.stdout.isatty():
-        yield lambda _check: None, _line
+        yield lambda _check: None, _print_line
     else:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -105,32 +107,32 @@ def _showing(total: int, *, as_json: bool) -> Iterator[tuple[_Watch, _Show]]:
             )
 
 
-def _line(result: Result) -> None:
+def _print_line(result: Result) -> None:
     cells = (result.verdict, result.service, result.section, result.check)
-    told = f"expected {result.expected}; came {result.came}"
-    print("\t".join([*cells, shown(told)]), flush=True)
+    text = f"expected {result.expected}; actual {result.actual}"
+    print("\t".join([*cells, printable(text)]), flush=True)
 
 
-def _sum_up(counts: Counter[Verdict], *, is_table: bool, results: Sequence[Result]) -> None:
+def _print_summary(counts: Counter[Verdict], *, is_table: bool, results: Sequence[Result]) -> None:
     if is_table:
-        _table(results)
-    told = ", ".join(f"{counts[verdict]} {name}" for name, verdict in _COUNTED.items())
-    holds = "the contract is kept"
+        _print_table(results)
+    summary = ", ".join(f"{counts[verdict]} {name}" for name, verdict in _COUNTED.items())
+    conclusion = "the server conforms"
     if counts[Verdict.FAIL]:
-        holds = "THE CONTRACT IS NOT KEPT"
+        conclusion = "THE SERVER DOES NOT CONFORM"
     elif counts[Verdict.SKIP]:
-        holds = "the contract is kept, as far as it was checked"
-    print(f"{told}: {holds}")
+        conclusion = "the server conforms in all checks that ran"
+    print(f"{summary}: {conclusion}")
 
 
-def _table(results: Sequence[Result]) -> None:
+def _print_table(results: Sequence[Result]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan")
-    for heading in ("", "service", "contract", "check", "expected", "came"):
+    for heading in ("", "service", "protocol", "check", "expected", "actual"):
         table.add_column(heading, overflow="fold")
     for result in results:
         style = _STYLES[result.verdict]
@@ -140,7 +142,7 @@ def _table(results: Sequence[Result]) -> None:
             result.section,
             Text(result.check),
             Text(result.expected, style="dim"),
-            Text(shown(result.came), style=style if result.verdict is Verdict.FAIL else ""),
+            Text(printable(result.actual), style=style if result.verdict is Verdict.FAIL else ""),
         )
     Console().print(table)
 
@@ -152,7 +154,7 @@ def _host(url: str) -> str:
     except ValueError:
         host = None
     if host is None or parts.scheme not in ("http", "https"):
-        raise Failure("the URL should be like http://127.0.0.1:8000", _BAD_INPUT)
+        raise CommandError("the URL should be like http://127.0.0.1:8000", _BAD_INPUT)
     return host
 
 
@@ -160,13 +162,13 @@ def _profile(path: Path) -> Profile:
     try:
         return read_profile(path.read_bytes())
     except OSError as error:
-        raise Failure(f"{path}: {error.strerror}", _BAD_INPUT) from error
+        raise CommandError(f"{path}: {error.strerror}", _BAD_INPUT) from error
     except ProfileError as error:
-        raise Failure(f"{path}: {error}", _BAD_INPUT) from error
+        raise CommandError(f"{path}: {error}", _BAD_INPUT) from error
 
 
 def _local_sign_in(host: str) -> SignIn:
-    """Take the secret of the server of this directory; it never signs for another machine."""
+    """Return the secret of a server in this directory, for URLs of this machine only."""
     from holdfast_services.dev_secrets import JWT_SECRET, development_secret
     from holdfast_services.settings import load_settings
 
@@ -176,9 +178,9 @@ def _local_sign_in(host: str) -> SignIn:
             return SignIn(secret=settings.jwt_secret.get_secret_value())
         if settings.needs_development_secret and (settings.home / JWT_SECRET).is_file():
             return SignIn(secret=development_secret(settings.home))
-    raise Failure(
-        "say how to sign in: --token, or --secret to make tokens (a server of this machine needs "
-        "neither if the command runs in its directory)",
+    raise CommandError(
+        "no credentials: give --token, or --secret to sign tokens (not needed for a server on this "
+        "machine if the command runs in its directory)",
         _BAD_INPUT,
     )
 

@@ -1,4 +1,4 @@
-"""The torture as people see it: a bar while it runs, then counts, and what broke."""
+"""``holdfast simulate``: progress, counts and violations, as text or JSON."""
 
 import itertools
 import math
@@ -11,29 +11,32 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.cli.output import Failure, print_json, print_table
-from holdfast.cli.signals import stop_asked
-from holdfast_lab.simulation import mutations as planted
-from holdfast_lab.simulation import runner as campaign
+from holdfast.cli.output import CommandError, print_json, print_table
+from holdfast.cli.signals import stop_requested
+from holdfast_lab.mutations.runner import BUGS, BugResult, find_bugs
+from holdfast_lab.simulation import runner
 from holdfast_lab.simulation.faults import POINTS
 
 __all__ = ["check_options", "show_planted", "show_seed", "show_simulation"]
 
 _DEFAULT_SEEDS: Final = 2000
-_LAST_LINES: Final = 60
-_PLAIN_EVERY_SECONDS: Final = 10.0
+_TIMELINE_LINES: Final = 60
+_LINE_EVERY_SECONDS: Final = 10.0
 
 
 def show_simulation(
     *, seeds: int | None, seconds: float | None, first: int, jobs: int | None, as_json: bool
 ) -> int:
-    """Run a campaign; returns the exit code."""
+    """Run many seeds; returns the exit code, 1 if a guarantee was violated."""
     count = _DEFAULT_SEEDS if seeds is None and seconds is None else seeds
     numbers = itertools.count(first) if count is None else iter(range(first, first + count))
     deadline = None if seconds is None else time.monotonic() + seconds
-    with stop_asked() as stops, _watching(count, seconds, as_json=as_json) as watch:
-        summary = campaign.simulate(
-            numbers, jobs=jobs or _cores(), deadline=deadline, on_progress=watch, stops=stops
+    with (
+        stop_requested() as stops,
+        _showing_progress(count, seconds, as_json=as_json) as on_progress,
+    ):
+        summary = runner.simulate(
+            numbers, jobs=jobs or _cores(), deadline=deadline, on_progress=on_progress, stops=stops
         )
         was_stopped = stops()
     if as_json:
@@ -47,63 +50,63 @@ def show_simulation(
         }
         print_json(msgspec.to_builtins(summary) | more)
     else:
-        _tell(summary)
+        _print_summary(summary)
         if was_stopped:
-            print("stopped early, at what has been run so far")
+            print("stopped early; the counts are for the seeds that ran")
     return 0 if summary.is_good else 1
 
 
 def show_seed(seed: int, *, as_json: bool) -> int:
-    """Replay one seed and tell everything that happened; returns the exit code."""
-    found = campaign.replay(seed)
+    """Replay one seed and print its timeline; returns the exit code."""
+    found = runner.replay(seed)
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
         for line in found.timeline:
             print(line)
-        _tell_violations(found.violations)
-        print(f"seed {seed}: {'broken' if found.violations else 'all promises kept'}")
+        _print_violations(found.violations)
+        print(f"seed {seed}: {'violations found' if found.violations else 'no violations'}")
     return 1 if found.violations else 0
 
 
 def show_planted(*, jobs: int | None, as_json: bool) -> int:
-    """Look for every planted bug and tell the score; returns the exit code."""
-    names = list(planted.load_bugs())
-    catches: list[planted.Catch] = []
-    for catch in planted.hunt(names, jobs=jobs or _cores()):
-        catches.append(catch)
+    """Search for every planted bug; returns the exit code, 1 if one was not found."""
+    names = list(BUGS)
+    results: list[BugResult] = []
+    for result in find_bugs(names, jobs=jobs or _cores()):
+        results.append(result)
         if not as_json:
-            _tell_catch(catch, len(catches), len(names))
-    found = sum(catch.failure is not None for catch in catches)
+            _print_bug(result, len(results), len(names))
+    found = sum(result.failure is not None for result in results)
     if as_json:
-        print_json({"planted": len(names), "found": found, "bugs": msgspec.to_builtins(catches)})
+        print_json({"planted": len(names), "found": found, "bugs": msgspec.to_builtins(results)})
     else:
         print(f"\nplanted bugs found: {found} of {len(names)}")
     return 0 if found == len(names) else 1
 
 
-def _tell_catch(catch: planted.Catch, number: int, count: int) -> None:
-    if catch.broken is not None:
-        told = f"THE PLANT IS BROKEN: {catch.broken}"
-    elif catch.failure is None:
-        told = f"NOT FOUND in {catch.seeds} seeds"
+def _print_bug(result: BugResult, number: int, count: int) -> None:
+    if result.broken is not None:
+        text = f"COULD NOT BE PLANTED: {result.broken}"
+    elif result.failure is None:
+        text = f"NOT FOUND in {result.seeds} seeds"
     else:
-        told = f"seed {catch.failure.seed}: {catch.failure.violations[0]}"
-    print(f"{number:3}/{count}  {catch.bug:<34} {told}", flush=True)
+        text = f"seed {result.failure.seed}: {result.failure.violations[0]}"
+    print(f"{number:3}/{count}  {result.bug:<34} {text}", flush=True)
 
 
 # -- counts -------------------------------------------------------------------------------------
 
 
-def _tell(summary: campaign.Summary) -> None:
-    pace = summary.seeds / summary.seconds if summary.seconds else 0.0
+def _print_summary(summary: runner.Summary) -> None:
+    rate = summary.seeds / summary.seconds if summary.seconds else 0.0
     print_table(
-        ("what", "how many"),
+        ("", "count"),
         [
             ("seeds", f"{summary.seeds}"),
-            ("seconds", f"{summary.seconds:.1f} ({pace:.1f} seeds per second)"),
+            ("seconds", f"{summary.seconds:.1f} ({rate:.1f} seeds per second)"),
             ("virtual days", f"{summary.virtual_seconds / 86_400:.1f}"),
-            ("taps", f"{summary.taps}"),
+            ("user actions", f"{summary.taps}"),
             ("requests", f"{summary.requests}"),
             ("effects", f"{summary.effects}"),
             ("jobs", f"{summary.jobs}"),
@@ -112,58 +115,58 @@ def _tell(summary: campaign.Summary) -> None:
         ],
     )
     by_kind = sorted(summary.faults.items(), key=lambda item: -item[1])
-    print_table(("fault", "times"), [(kind, str(times)) for kind, times in by_kind])
+    print_table(("fault", "count"), [(kind, str(times)) for kind, times in by_kind])
     print_table(
-        ("fault point", "reached", "struck"),
+        ("fault point", "reached", "faults"),
         [
             (point, str(summary.points.get(point, 0)), str(summary.struck.get(point, 0)))
             for point in POINTS
         ],
     )
-    if summary.unvisited and summary.seeds >= campaign.ENOUGH_SEEDS:
-        print(f"never struck: {', '.join(summary.unvisited)}")
+    if summary.unvisited and summary.seeds >= runner.ENOUGH_SEEDS:
+        print(f"fault points without a fault: {', '.join(summary.unvisited)}")
     for failure in summary.failures:
-        _tell_failure(failure)
-    untold = len(summary.failing) - len(summary.failures)
-    if untold > 0:
-        print(f"and {untold} more: {', '.join(str(seed) for seed in summary.failing)}")
-    print("no promise was broken" if summary.is_good else "the torture has FAILED")
+        _print_failure(failure)
+    omitted = len(summary.failing) - len(summary.failures)
+    if omitted > 0:
+        print(f"and {omitted} more: {', '.join(str(seed) for seed in summary.failing)}")
+    print("no guarantee was violated" if summary.is_good else "THE SIMULATION FAILED")
 
 
-def _tell_failure(failure: campaign.Failure) -> None:
-    print(f"\nseed {failure.seed}, with {failure.faults_left} faults left:")
-    left_out = len(failure.timeline) - _LAST_LINES
-    if left_out > 0:
-        print(f"  … {left_out} lines before")
-    for line in failure.timeline[-_LAST_LINES:]:
+def _print_failure(failure: runner.Failure) -> None:
+    print(f"\nseed {failure.seed}, reduced to {failure.faults_left} faults:")
+    skipped = len(failure.timeline) - _TIMELINE_LINES
+    if skipped > 0:
+        print(f"  … {skipped} earlier lines")
+    for line in failure.timeline[-_TIMELINE_LINES:]:
         print(f"  {line}")
-    _tell_violations(failure.violations)
-    print(f"  holdfast simulate --seed {failure.seed}   shows the whole of it")
+    _print_violations(failure.violations)
+    print(f"  holdfast simulate --seed {failure.seed}   prints the whole timeline")
 
 
-def _tell_violations(violations: list[str]) -> None:
+def _print_violations(violations: list[str]) -> None:
     for violation in violations:
-        print(f"  BROKEN  {violation}")
+        print(f"  VIOLATED  {violation}")
 
 
-# -- while it runs ------------------------------------------------------------------------------
+# -- progress -----------------------------------------------------------------------------------
 
 
 @contextmanager
-def _watching(
+def _showing_progress(
     seeds: int | None, seconds: float | None, *, as_json: bool
-) -> Iterator[Callable[[campaign.Summary], None]]:
-    """Give what shows how far it is: a bar on a terminal, a line now and then over a pipe."""
+) -> Iterator[Callable[[runner.Summary], None]]:
+    """Show a bar on a terminal, a line every 10 s over a pipe, nothing with ``--json``."""
     if as_json:
         yield lambda _: None
         return
     if not sys.stdout.isatty():
-        yield _plain()
+        yield _line_printer()
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     text = TextColumn("{task.completed:.0f} of {task.total:.0f} {task.fields[unit]}")
-    found = TextColumn("{task.fields[seeds]} seeds, {task.fields[bad]} broken")
+    found = TextColumn("{task.fields[seeds]} seeds, {task.fields[bad]} with violations")
     with Progress(BarColumn(), text, found, TimeElapsedColumn(), transient=True) as bar:
         by_time = seeds is None
         task = bar.add_task(
@@ -174,26 +177,27 @@ def _watching(
             bad=0,
         )
 
-        def watch(summary: campaign.Summary) -> None:
+        def on_progress(summary: runner.Summary) -> None:
             done: Any = summary.seconds if by_time else summary.seeds
             bar.update(task, completed=done, seeds=summary.seeds, bad=len(summary.failing))
 
-        yield watch
+        yield on_progress
 
 
-def _plain() -> Callable[[campaign.Summary], None]:
+def _line_printer() -> Callable[[runner.Summary], None]:
     last = 0.0
 
-    def watch(summary: campaign.Summary) -> None:
+    def on_progress(summary: runner.Summary) -> None:
         nonlocal last
-        if summary.seconds - last >= _PLAIN_EVERY_SECONDS:
+        if summary.seconds - last >= _LINE_EVERY_SECONDS:
             last = summary.seconds
+            failing = len(summary.failing)
             print(
-                f"{summary.seconds:6.0f} s  {summary.seeds} seeds, {len(summary.failing)} broken",
+                f"{summary.seconds:6.0f} s  {summary.seeds} seeds, {failing} with violations",
                 flush=True,
             )
 
-    return watch
+    return on_progress
 
 
 def _cores() -> int:
@@ -203,12 +207,10 @@ def _cores() -> int:
 def check_options(
     *, seed: int | None, seeds: int | None, seconds: float | None, planted: bool
 ) -> None:
-    """Refuse what cannot be meant."""
+    """Raise ``CommandError`` for options that exclude each other."""
     if planted and not (seed is seeds is seconds is None):
-        raise Failure("--planted hunts every bug: leave --seed, --seeds and --seconds out", 2)
+        raise CommandError("--planted cannot be combined with --seed, --seeds or --seconds", 2)
     if seed is not None and (seeds is not None or seconds is not None):
-        raise Failure("--seed replays one seed: leave --seeds and --seconds out", 2)
+        raise CommandError("--seed cannot be combined with --seeds or --seconds", 2)
     if seconds is not None and not math.isfinite(seconds):
-        raise Failure(
-            "--seconds should be a number of seconds: it is for --seeds to say how many", 2
-        )
+        raise CommandError("--seconds should be a finite number", 2)

@@ -1,7 +1,7 @@
-"""Conformance over HTTP: does a server that claims the contract keep it? Knows nothing of its code.
+"""Conformance checks over HTTP for any server that implements Holdfast's protocol.
 
-``profile`` says where a server's guarded operation is, ``kit`` sends requests, the modules of
-checks say what has to come, and ``run`` puts them one after another.
+``profile`` describes a server's guarded operation, ``harness`` sends requests, ``run`` runs the
+checks, and the other modules contain them.
 """
 
 from holdfast_lab.conformance.harness import Result, Verdict

@@ -1,12 +1,12 @@
-"""Checks of bodies that have no one meaning: refused with 400, never guessed, never stored."""
+"""Checks of invalid and ambiguous JSON bodies: 400, and nothing is stored."""
 
 from typing import Final
 
 import msgspec
 
 from holdfast.core.canonical_json import MAX_DEPTH
-from holdfast_lab.conformance.expect import expect_error, expect_fresh
-from holdfast_lab.conformance.harness import Check, Kit
+from holdfast_lab.conformance.expect import expect_error, expect_first
+from holdfast_lab.conformance.harness import Check, Harness
 
 __all__ = ["CHECKS"]
 
@@ -26,17 +26,19 @@ _WHOLE: Final[dict[str, bytes]] = {
 
 
 def _check(name: str, *, added: bytes | None = None, whole: bytes | None = None) -> Check:
-    async def run(kit: Kit) -> str:
-        action, key = await kit.fresh(), kit.new_key()
-        good = msgspec.json.encode(action.body)
-        # A good body with one bad member: nothing but that member can be what is refused.
+    async def run(harness: Harness) -> str:
+        request, key = await harness.new_request(), harness.new_key()
+        good = msgspec.json.encode(request.body)
+        # A valid body plus one invalid member, so that nothing else can be the reason.
         bad = whole if added is None else good[:-1] + b"," + added + b"}"
-        answer = await kit.send(action, key, content=bad)
-        expect_error(kit, answer, "body_invalid")
-        again = expect_fresh(await kit.send(action, key)) if whole is not None else None
-        return answer.told() + (f"; the key is still free: {again.told()}" if again else "")
+        response = await harness.send(request, key, content=bad)
+        expect_error(harness, response, "body_invalid")
+        again = expect_first(await harness.send(request, key)) if whole is not None else None
+        return response.summary() + (
+            f"; the key is still unused: {again.summary()}" if again else ""
+        )
 
-    return Check(name, "§3, §4", "400, in the operation's dialect", run)
+    return Check(name, "Fingerprint", "400, in the operation's error format", run)
 
 
 CHECKS: Final = (

@@ -1,48 +1,52 @@
-"""Checks of which errors are stored: none, or only some, by the policy of the service."""
+"""Checks of which errors a service stores."""
 
 from typing import Final
 
-from holdfast_lab.conformance.expect import expect, expect_error, expect_fresh
-from holdfast_lab.conformance.harness import Action, Check, Kit
-from holdfast_lab.conformance.request_factory import instant
+from holdfast_lab.conformance.expect import expect, expect_error, expect_first
+from holdfast_lab.conformance.harness import Check, Harness, Request
+from holdfast_lab.conformance.request_factory import timestamp
 
 __all__ = ["ROUTES_CHECKS", "WALK_CHECKS"]
 
 
-async def _routes(kit: Kit) -> str:
-    action, key = await kit.fresh(), kit.new_key()
-    bad = Action(
-        method=action.method,
-        path=action.path,
-        body=action.body | {"minutes": 0},
+async def _routes(harness: Harness) -> str:
+    request, key = await harness.new_request(), harness.new_key()
+    bad = Request(
+        method=request.method,
+        path=request.path,
+        body=request.body | {"minutes": 0},
         other_body=None,
     )
-    first, second = await kit.send(bad, key), await kit.send(bad, key)
-    expect_error(kit, first, "field_not_allowed")
-    expect_error(kit, second, "field_not_allowed")
-    again = expect_fresh(await kit.send(action, key))
-    return f"{first.told()} twice, then with a good body {again.told()}"
+    first, second = await harness.send(bad, key), await harness.send(bad, key)
+    expect_error(harness, first, "field_not_allowed")
+    expect_error(harness, second, "field_not_allowed")
+    again = expect_first(await harness.send(request, key))
+    return f"{first.summary()} twice, then with a valid body {again.summary()}"
 
 
-async def _walk(kit: Kit) -> str:
-    action = Action(
+async def _walk(harness: Harness) -> str:
+    request = Request(
         method="POST",
         path="/tree/allocate",
-        body={"allocations": [{"nodeId": "node.unheard-of"}], "clientGeneratedAt": instant()},
+        body={"allocations": [{"nodeId": "node.unheard-of"}], "clientGeneratedAt": timestamp()},
         other_body=None,
     )
-    key = kit.new_key()
-    first, second = await kit.send(action, key), await kit.send(action, key)
-    for answer in (first, second):
-        code = answer.code(kit.profile.error_format)
-        expect(code == "UNKNOWN_NODE", f"{answer.told()} where UNKNOWN_NODE was due")
-        expect(not answer.is_replay, f"{answer.told()}, stored")
-    return f"{first.told()} twice, not replayed"
+    key = harness.new_key()
+    first, second = await harness.send(request, key), await harness.send(request, key)
+    for response in (first, second):
+        code = response.code(harness.profile.error_format)
+        expect(code == "UNKNOWN_NODE", f"{response.summary()}, expected UNKNOWN_NODE")
+        expect(not response.is_replay, f"{response.summary()}, stored")
+    return f"{first.summary()} twice, not replayed"
 
 
 ROUTES_CHECKS: Final = (
-    Check("errors are not stored", "§2", "422 twice, then the key is free", _routes),
+    Check(
+        "errors are not stored", "Stored responses", "422 twice, then the key can be used", _routes
+    ),
 )
 WALK_CHECKS: Final = (
-    Check("errors of the handler are not stored", "§2", "422 twice, not replayed", _walk),
+    Check(
+        "errors of the handler are not stored", "Stored responses", "422 twice, not replayed", _walk
+    ),
 )

@@ -1,4 +1,4 @@
-"""Sends requests of one guarded operation and keeps what came. Decides nothing."""
+"""Sends requests to one guarded operation. The checks decide about the responses."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,15 +14,15 @@ from holdfast.errors import ConfigurationError
 from holdfast_lab.conformance.profile import Profile
 
 __all__ = [
-    "Action",
-    "Actions",
-    "Answer",
     "Check",
-    "Kit",
-    "NotCheckedError",
-    "Person",
+    "CheckFailedError",
+    "CheckSkippedError",
+    "Credentials",
+    "Harness",
+    "Request",
+    "RequestFactory",
+    "Response",
     "Result",
-    "UnmetError",
     "Verdict",
 ]
 
@@ -30,38 +30,37 @@ _SHOWN: Final = 60
 JSON: Final = "application/json"
 
 
-class UnmetError(Exception):
-    """Something else came than the contract says; the message says what."""
+class CheckFailedError(Exception):
+    """The response is not as specified; the message describes it."""
 
 
-class NotCheckedError(Exception):
-    """The check cannot be made here; the message says why."""
+class CheckSkippedError(Exception):
+    """The check cannot run here; the message has the reason."""
 
 
 class Verdict(StrEnum):
-    """How a check ended."""
+    """The outcome of a check."""
 
     PASS = "pass"  # noqa: S105 - no password
     FAIL = "fail"
     SKIP = "skip"
 
 
-class Person(msgspec.Struct, frozen=True):
-    """Somebody who sends: the headers they sign in with."""
+class Credentials(msgspec.Struct, frozen=True):
+    """The headers that authenticate a caller."""
 
     headers: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        """Refuse what no request could carry."""
         if not all(text.isascii() and text.isprintable() for text in self.headers.values()):
-            raise ConfigurationError("a token has only visible ASCII characters")
+            raise ConfigurationError("tokens may contain only visible ASCII characters")
 
 
-NOBODY: Final = Person({})
+ANONYMOUS: Final = Credentials({})
 
 
-class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to be done once: a request, and another that differs from it in the body only."""
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to the guarded operation; ``other_body`` is another valid body for it."""
 
     method: str
     path: str
@@ -70,8 +69,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What came."""
+class Response(msgspec.Struct, frozen=True):
+    """A response of the server."""
 
     status: int
     headers: httpx.Headers
@@ -79,31 +78,31 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def is_replay(self) -> bool:
-        """Whether it says that it is one."""
+        """Whether it is marked as a replay."""
         marked: str | None = self.headers.get("idempotency-replayed")
         return marked == "true"
 
     @property
     def is_success(self) -> bool:
-        """Whether the operation was done, now or before."""
+        """Whether the status is 2xx."""
         return 200 <= self.status < 300  # noqa: PLR2004
 
     def document(self) -> dict[str, Any]:
-        """Return the body as the JSON object it should be."""
+        """Return the body, which must be a JSON object."""
         found = self._object()
         if found is None:
-            raise UnmetError(f"{self.told()}: the body is not a JSON object")
+            raise CheckFailedError(f"{self.summary()}: the body is not a JSON object")
         return found
 
     def code(self, error_format: ErrorFormat) -> str | None:
-        """Return the machine's code of an error, if there is one."""
+        """Return the error code, if there is one."""
         found = (self._object() or {}).get(
             "error" if error_format is ErrorFormat.ENVELOPE else "code"
         )
         return found if isinstance(found, str) else None
 
-    def told(self) -> str:
-        """Say in a few words what came."""
+    def summary(self) -> str:
+        """Return status, replay mark and error code as text."""
         marks = ", replayed" if self.is_replay else ""
         code = self.code(ErrorFormat.ENVELOPE) or self.code(ErrorFormat.PROBLEM)
         return f"{self.status}{marks}{f' {code[:_SHOWN]}' if code else ''}"
@@ -116,75 +115,77 @@ class Answer(msgspec.Struct, frozen=True):
         return value if isinstance(value, dict) else None
 
 
-class Actions(Protocol):
-    """Thinks of things to do."""
+class RequestFactory(Protocol):
+    """Creates requests for the guarded operation."""
 
-    async def fresh(self, kit: "Kit") -> Action:
-        """Return something that has not been done and can be."""
+    async def new_request(self, harness: "Harness") -> Request:
+        """Return a valid request that was not sent before."""
 
 
-class Kit:
-    """One server, one profile, and who may sign in."""
+class Harness:
+    """Sends the requests of the checks to one server."""
 
     def __init__(
         self,
         client: httpx.AsyncClient,
         profile: Profile,
-        actions: Actions,
+        factory: RequestFactory,
         *,
-        me: Person,
-        other: Person | None,
+        credentials: Credentials,
+        other_credentials: Credentials | None,
     ) -> None:
-        """Take everything the checks need."""
+        """``other_credentials`` belong to another tenant."""
         self.client = client
         self.profile = profile
-        self.me = me
-        self._actions = actions
-        self._other = other
+        self.credentials = credentials
+        self._factory = factory
+        self._other_credentials = other_credentials
 
     @property
-    def other(self) -> Person:
-        """Somebody of another tenant."""
-        if self._other is None:
-            raise NotCheckedError("needs a second person: --secret, --other-token or other_sign_in")
-        return self._other
+    def other_credentials(self) -> Credentials:
+        """Credentials of another tenant; raises ``CheckSkippedError`` if there are none."""
+        if self._other_credentials is None:
+            raise CheckSkippedError(
+                "needs a second tenant: --secret, --other-token or other_sign_in"
+            )
+        return self._other_credentials
 
-    async def fresh(self) -> Action:
-        """Return something that has not been done and can be."""
-        return await self._actions.fresh(self)
+    async def new_request(self) -> Request:
+        """Return a valid request that was not sent before."""
+        return await self._factory.new_request(self)
 
     def new_key(self) -> str:
-        """Return a key nobody has used; a UUID version 4 is good in both formats."""
+        """Return an unused key; a UUID version 4 is valid in both formats."""
         return str(uuid4())
 
-    def location_of(self, answer: Answer) -> str | None:
-        """Return where the Location leads, or None; raises if it is another server."""
-        location = answer.headers.get("location")
+    def location_of(self, response: Response) -> str | None:
+        """Return the absolute Location, or None; raises if it is on another server."""
+        location = response.headers.get("location")
         if location is None:
             return None
-        # The next request takes a token along.
+        # The token must not be sent to another server.
         target = self.client.base_url.join(location)
         base = self.client.base_url
         if (target.scheme, target.host, target.port) != (base.scheme, base.host, base.port):
-            raise UnmetError("the Location leads to another server")
-        # Whole, because a path would be taken for one below the path of the server's address.
+            raise CheckFailedError("Location is on another server")
+        # Absolute, because httpx would resolve a path relative to the path of the base URL.
         return str(target)
 
     async def send(
         self,
-        action: Action,
+        request: Request,
         key: str | bytes | None = None,
         *,
-        person: Person | None = None,
+        credentials: Credentials | None = None,
         content: bytes | None = None,
         keys: Sequence[str | bytes] = (),
         headers: Mapping[str, str] | None = None,
         query: str = "",
-    ) -> Answer:
-        """Send an action, as somebody, with a key or several, or with other bytes as its body."""
-        sent = [*action.headers.items(), *(headers or {}).items()]
-        sent += (person or self.me).headers.items()
-        if action.body is not None or content is not None:
+    ) -> Response:
+        """Send a request, optionally with other credentials, several keys or another body."""
+        sent = [*request.headers.items(), *(headers or {}).items()]
+        sent += (credentials or self.credentials).headers.items()
+        if request.body is not None or content is not None:
             sent.append(("content-type", JSON))
         all_keys = keys if key is None else (key, *keys)
         raw = [(name.encode(), value.encode("latin-1")) for name, value in sent]
@@ -193,49 +194,52 @@ class Kit:
             for value in all_keys
         ]
         body = content
-        if body is None and action.body is not None:
-            body = msgspec.json.encode(action.body)
+        if body is None and request.body is not None:
+            body = msgspec.json.encode(request.body)
         response = await self.client.request(
-            action.method, action.path + query, content=body, headers=raw
+            request.method, request.path + query, content=body, headers=raw
         )
-        return Answer(response.status_code, response.headers, response.content)
+        return Response(response.status_code, response.headers, response.content)
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
         body: Any = None,
         *,
         key: str | None = None,
-        person: Person | None = None,
+        credentials: Credentials | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
-        """Send any other request of the server."""
-        action = Action(method=method, path=path, body=body, other_body=None)
-        return await self.send(action, key, person=person, headers=headers)
+    ) -> Response:
+        """Send a request to any other endpoint."""
+        request = Request(method=method, path=path, body=body, other_body=None)
+        return await self.send(request, key, credentials=credentials, headers=headers)
 
 
 def unique() -> str:
-    """Return a text that nobody has sent before."""
+    """Return a random text."""
     return secrets.token_hex(8)
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One demand of the contract. ``run`` returns what came, or raises what came instead."""
+    """One check. ``run`` returns a description of the response or raises ``CheckFailedError``.
+
+    ``section`` is a heading of docs/reference/protocol.md, or empty.
+    """
 
     name: str
     section: str
     expected: str
-    run: Callable[[Kit], Awaitable[str]]
+    run: Callable[[Harness], Awaitable[str]]
     applies: Callable[[Profile], bool] = lambda _profile: True
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How one check ended."""
+    """The outcome of one check."""
 
     service: str
     check: str
     section: str
     expected: str
-    came: str
+    actual: str
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""Where a server's guarded operation is and what it takes: built in for ours, a file for others."""
+"""Profiles: the guarded operation of a server and its settings, built in or from a file."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,11 +16,14 @@ _UNIQUE: Final = "{unique}"
 
 
 class ProfileError(Exception):
-    """The profile cannot be used as it stands."""
+    """The profile is invalid."""
 
 
 class RequestTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request to the guarded operation. ``{unique}`` in a text is new for every action."""
+    """A request to the guarded operation.
+
+    In strings of the body ``{unique}`` is replaced by a random text, ``{now}`` by the time.
+    """
 
     path: str
     body: dict[str, Any]
@@ -29,7 +32,7 @@ class RequestTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One guarded operation, and which of the contract's settings it has."""
+    """One guarded operation and its policy settings."""
 
     version: int
     request: RequestTemplate
@@ -37,21 +40,20 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     error_format: ErrorFormat = ErrorFormat.PROBLEM
     key_format: KeyFormat = KeyFormat.OPAQUE
     key_required: bool = True
-    # 422 for servers set to the IETF draft's statuses.
+    # 422 for servers that use the statuses of the IETF draft.
     mismatch_status: int = 409
     volatile_fields: tuple[str, ...] = tuple(sorted(VOLATILE_FIELDS))
-    # Two executions of one body give different answers, because there is an id in them.
-    answers_are_unique: bool = True
-    # A success names what it made by its Location.
+    # Two executions of one body give different responses, for example because of an id.
+    responses_are_unique: bool = True
+    # A success has a Location header.
     gives_location: bool = True
-    # The operation takes members it does not know, so that all kinds of JSON can be tried on it.
+    # The operation accepts unknown members, so that checks can add any JSON.
     takes_any_member: bool = False
-    # Headers of who is signed in, and of somebody else: another tenant.
+    # Headers that authenticate two callers of different tenants.
     sign_in: dict[str, str] = msgspec.field(default_factory=dict)
     other_sign_in: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what could not be checked."""
         if self.version != _VERSION:
             raise ValueError(f"version should be {_VERSION}")
         if not self.request.path.startswith("/"):
@@ -68,7 +70,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_profile(raw: bytes) -> Profile:
-    """Read a profile file. Raises ``ProfileError`` with one line for whoever wrote it."""
+    """Read a profile file. Raises ``ProfileError`` with a message of one line."""
     try:
         return msgspec.json.decode(raw, type=Profile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -84,12 +86,12 @@ BUILT_IN: Final[Mapping[str, Profile]] = MappingProxyType(
     {
         "walk": _ours(
             "walk",
-            # The quest and its step are chosen by how far the walker is.
+            # Quest and step depend on the progress of the walker.
             "/quest/{quest}/step/{step}/advance",
             {"clientGeneratedAt": _UNIQUE},
             error_format=ErrorFormat.ENVELOPE,
             key_format=KeyFormat.UUID4,
-            answers_are_unique=False,
+            responses_are_unique=False,
             gives_location=False,
         ),
         "planning": _ours("planning", "/v1/projects", {"name": f"conformance {_UNIQUE}"}),
@@ -109,4 +111,4 @@ BUILT_IN: Final[Mapping[str, Profile]] = MappingProxyType(
         ),
     }
 )
-"""The four services of this project."""
+"""The profiles of the four services in holdfast-services."""

@@ -1,4 +1,4 @@
-"""Checks of replays and mismatches: what a known key gets."""
+"""Checks of replays and payload mismatches."""
 
 import json
 from hashlib import sha256
@@ -7,167 +7,176 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.core.canonical_json import canonical_json
-from holdfast_lab.conformance.expect import expect, expect_error, expect_fresh, expect_replay
-from holdfast_lab.conformance.harness import Check, Kit, NotCheckedError, unique
+from holdfast_lab.conformance.expect import expect, expect_error, expect_first, expect_replay
+from holdfast_lab.conformance.harness import Check, CheckSkippedError, Harness, unique
 
 __all__ = ["CHECKS"]
 
 
-async def _first(kit: Kit) -> str:
+async def _first(harness: Harness) -> str:
     request_id = f"conform-{unique()}"
-    answer = await kit.send(await kit.fresh(), kit.new_key(), headers={"X-Request-ID": request_id})
-    expect_fresh(answer)
-    came = answer.headers.get("x-request-id")
-    expect(came == request_id, f"X-Request-ID is {came!r}, was sent as {request_id!r}")
-    expect("x-correlation-id" in answer.headers, f"{answer.told()} without X-Correlation-ID")
-    return answer.told()
+    response = await harness.send(
+        await harness.new_request(), harness.new_key(), headers={"X-Request-ID": request_id}
+    )
+    expect_first(response)
+    echoed = response.headers.get("x-request-id")
+    expect(echoed == request_id, f"X-Request-ID is {echoed!r}, was sent as {request_id!r}")
+    expect("x-correlation-id" in response.headers, f"{response.summary()} without X-Correlation-ID")
+    return response.summary()
 
 
-async def _replay(kit: Kit) -> str:
-    action, key = await kit.fresh(), kit.new_key()
-    first = expect_fresh(await kit.send(action, key))
-    second = expect_replay(await kit.send(action, key), first)
-    expect_replay(await kit.send(action, key), first)
-    return f"{first.told()}, then {second.told()}: the same {len(first.body)} bytes"
+async def _replay(harness: Harness) -> str:
+    request, key = await harness.new_request(), harness.new_key()
+    first = expect_first(await harness.send(request, key))
+    second = expect_replay(await harness.send(request, key), first)
+    expect_replay(await harness.send(request, key), first)
+    return f"{first.summary()}, then {second.summary()}: the same {len(first.body)} bytes"
 
 
-async def _other_spelling(kit: Kit) -> str:
-    action, key = await kit.fresh(), kit.new_key()
-    first = expect_fresh(await kit.send(action, key))
-    text = json.dumps(_turned(action.body), indent=3).encode()
-    second = expect_replay(await kit.send(action, key, content=text), first)
-    return second.told()
+async def _other_formatting(harness: Harness) -> str:
+    request, key = await harness.new_request(), harness.new_key()
+    first = expect_first(await harness.send(request, key))
+    text = json.dumps(_reversed(request.body), indent=3).encode()
+    second = expect_replay(await harness.send(request, key, content=text), first)
+    return second.summary()
 
 
-async def _volatile(kit: Kit) -> str:
-    action, key = await kit.fresh(), kit.new_key()
-    first = expect_fresh(await kit.send(action, key))
-    for field in kit.profile.volatile_fields:
-        body = action.body | {field: f"new on every send {unique()}"}
-        answer = await kit.send(action, key, content=msgspec.json.encode(body))
-        expect_replay(answer, first)
-    return f"replayed with another {' and '.join(kit.profile.volatile_fields)}"
+async def _volatile(harness: Harness) -> str:
+    request, key = await harness.new_request(), harness.new_key()
+    first = expect_first(await harness.send(request, key))
+    for field in harness.profile.volatile_fields:
+        body = request.body | {field: f"new in every attempt {unique()}"}
+        response = await harness.send(request, key, content=msgspec.json.encode(body))
+        expect_replay(response, first)
+    return f"replayed with another {' and '.join(harness.profile.volatile_fields)}"
 
 
-async def _mismatch(kit: Kit) -> str:
-    action, key = await kit.fresh(), kit.new_key()
-    first = expect_fresh(await kit.send(action, key))
-    other = msgspec.json.encode(action.other_body)
-    answer = await kit.send(action, key, content=other)
-    details = expect_error(kit, answer, "payload_mismatch")
-    volatile = frozenset(kit.profile.volatile_fields)
+async def _mismatch(harness: Harness) -> str:
+    request, key = await harness.new_request(), harness.new_key()
+    first = expect_first(await harness.send(request, key))
+    other = msgspec.json.encode(request.other_body)
+    response = await harness.send(request, key, content=other)
+    details = expect_error(harness, response, "payload_mismatch")
+    volatile = frozenset(harness.profile.volatile_fields)
     hashes = {
-        "expectedHash": msgspec.json.encode(action.body),
+        "expectedHash": msgspec.json.encode(request.body),
         "receivedHash": other,
     }
     for name, body in hashes.items():
         wanted = sha256(canonical_json(body, volatile=volatile)).hexdigest()
-        expect(details.get(name) == wanted, f"{answer.told()}: {name} is not the body's SHA-256")
-    expect_replay(await kit.send(action, key), first)
-    return f"{answer.told()}, and the first answer is still there"
+        expect(
+            details.get(name) == wanted, f"{response.summary()}: {name} is not the body's SHA-256"
+        )
+    expect_replay(await harness.send(request, key), first)
+    return f"{response.summary()}, and the first response is still replayed"
 
 
-async def _other_query(kit: Kit) -> str:
-    action, key = await kit.fresh(), kit.new_key()
-    expect_fresh(await kit.send(action, key))
-    answer = await kit.send(action, key, query="?page=2")
-    expect_error(kit, answer, "payload_mismatch")
-    return answer.told()
+async def _other_query(harness: Harness) -> str:
+    request, key = await harness.new_request(), harness.new_key()
+    expect_first(await harness.send(request, key))
+    response = await harness.send(request, key, query="?page=2")
+    expect_error(harness, response, "payload_mismatch")
+    return response.summary()
 
 
-async def _get(kit: Kit) -> str:
-    action, key = await kit.fresh(), kit.new_key()
-    first = expect_fresh(await kit.send(action, key))
-    location = kit.location_of(first)
+async def _get(harness: Harness) -> str:
+    request, key = await harness.new_request(), harness.new_key()
+    first = expect_first(await harness.send(request, key))
+    location = harness.location_of(first)
     if location is None:
-        raise NotCheckedError("the answer has no Location to read")
-    answer = await kit.ask("GET", location, key=key)
-    expect(not answer.is_replay, f"a GET got {answer.told()}")
-    expect(answer.is_success, f"{answer.told()} for GET of the Location")
-    return answer.told()
+        raise CheckSkippedError("the response has no Location")
+    response = await harness.request("GET", location, key=key)
+    expect(not response.is_replay, f"a GET got {response.summary()}")
+    expect(response.is_success, f"{response.summary()} for GET of the Location")
+    return response.summary()
 
 
-async def _nested(kit: Kit) -> str:
-    return await _tell_apart(kit, b'{"a":{"b":[{"c":1}]}}', b'{"a":{"b":[{"c":2}]}}')
+async def _nested(harness: Harness) -> str:
+    return await _expect_mismatch(harness, b'{"a":{"b":[{"c":1}]}}', b'{"a":{"b":[{"c":2}]}}')
 
 
-async def _large_numbers(kit: Kit) -> str:
-    return await _tell_apart(kit, b'{"a":9007199254740992}', b'{"a":9007199254740993}')
+async def _large_numbers(harness: Harness) -> str:
+    return await _expect_mismatch(harness, b'{"a":9007199254740992}', b'{"a":9007199254740993}')
 
 
-async def _tell_apart(kit: Kit, one: bytes, another: bytes) -> str:
-    action, key = await kit.fresh(), kit.new_key()
-    expect_fresh(await kit.send(action, key, content=one))
-    answer = await kit.send(action, key, content=another)
-    expect_error(kit, answer, "payload_mismatch")
-    return answer.told()
+async def _expect_mismatch(harness: Harness, one: bytes, another: bytes) -> str:
+    request, key = await harness.new_request(), harness.new_key()
+    expect_first(await harness.send(request, key, content=one))
+    response = await harness.send(request, key, content=another)
+    expect_error(harness, response, "payload_mismatch")
+    return response.summary()
 
 
-async def _equal_texts(kit: Kit) -> str:
-    action, key = await kit.fresh(), kit.new_key()
+async def _equal_texts(harness: Harness) -> str:
+    request, key = await harness.new_request(), harness.new_key()
     one = '{"n":[1.0,100,0.002],"s":"é/A","z":null}'.encode()
     another = rb'{ "z":null, "s":"\u00e9\/\u0041", "n":[1,1e2,2E-3] }'
-    # 100 is a whole-number literal and 1e2 a double: both are written 100.
-    first = expect_fresh(await kit.send(action, key, content=one))
-    return expect_replay(await kit.send(action, key, content=another), first).told()
+    # 100 is an integer literal and 1e2 a double; the canonical form of both is 100.
+    first = expect_first(await harness.send(request, key, content=one))
+    return expect_replay(await harness.send(request, key, content=another), first).summary()
 
 
-def _turned(value: Any) -> Any:
-    """Return the same value with the members of every object the other way round."""
+def _reversed(value: Any) -> Any:
+    """Return the same value with the members of every object in reverse order."""
     if isinstance(value, dict):
-        return {name: _turned(value[name]) for name in reversed(value)}
-    return [_turned(item) for item in value] if isinstance(value, list) else value
+        return {name: _reversed(value[name]) for name in reversed(value)}
+    return [_reversed(item) for item in value] if isinstance(value, list) else value
 
 
 CHECKS: Final = (
-    Check("first time", "§4, §9", "done, not marked, with its own X-Request-ID", _first),
+    Check(
+        "first request", "Headers", "executed, not marked as a replay, echoes X-Request-ID", _first
+    ),
     Check(
         "replay",
-        "§4",
-        "the stored status, bytes, Content-Type, ETag and Location; marked; own and original id",
+        "Guarded request",
+        "stored status, body, Content-Type, ETag and Location; marked; own and original request id",
         _replay,
     ),
     Check(
-        "replay of another spelling", "§3", "order and white space do not count", _other_spelling
+        "replay with other formatting",
+        "Fingerprint",
+        "order of members and whitespace do not matter",
+        _other_formatting,
     ),
     Check(
         "volatile fields",
-        "§3",
-        "a replay, whatever they hold",
+        "Fingerprint",
+        "a replay, whatever their values",
         _volatile,
         lambda profile: bool(profile.volatile_fields),
     ),
     Check(
         "same key, other body",
-        "§4",
-        "409 payload_mismatch with both hashes, nothing changed",
+        "Guarded request",
+        "409 payload_mismatch with both hashes, nothing written",
         _mismatch,
     ),
-    Check("same key, other query", "§3", "409 payload_mismatch", _other_query),
+    Check("same key, other query", "Fingerprint", "409 payload_mismatch", _other_query),
     Check(
         "GET with a known key",
-        "§4",
-        "never answered from a record",
+        "Guarded request",
+        "never replayed",
         _get,
         lambda profile: profile.gives_location,
     ),
     Check(
         "nested fields count",
-        "§3",
+        "Fingerprint",
         "409 payload_mismatch",
         _nested,
         lambda profile: profile.takes_any_member,
     ),
     Check(
         "integers beyond 2^53 keep their digits",
-        "§3",
+        "Fingerprint",
         "409 payload_mismatch",
         _large_numbers,
         lambda profile: profile.takes_any_member,
     ),
     Check(
         "equal numbers and escapes are equal",
-        "§3",
+        "Fingerprint",
         "a replay",
         _equal_texts,
         lambda profile: profile.takes_any_member,

@@ -1,27 +1,32 @@
-"""Thinks of things to do: from a template, or for walk from how far the walker is."""
+"""Creates requests from a template, or for the walk service from the progress of the walker."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from holdfast_lab.conformance.harness import Action, Kit, NotCheckedError, UnmetError, unique
+from holdfast_lab.conformance.harness import (
+    CheckFailedError,
+    CheckSkippedError,
+    Harness,
+    Request,
+    unique,
+)
 from holdfast_lab.conformance.profile import RequestTemplate
 
-__all__ = ["TemplateActions", "WalkActions", "instant"]
+__all__ = ["TemplateRequests", "WalkRequests", "timestamp"]
 
 
-class TemplateActions:
-    """The same request again and again, with something unique in it."""
+class TemplateRequests:
+    """Requests from the template of a profile."""
 
     def __init__(self, template: RequestTemplate) -> None:
-        """Take the template."""
         self._template = template
 
-    async def fresh(self, kit: Kit) -> Action:
-        """Return a request nobody has sent."""
-        del kit
+    async def new_request(self, harness: Harness) -> Request:
+        """Return the template with new random values."""
+        del harness
         template = self._template
-        return Action(
+        return Request(
             method=template.method,
             path=template.path,
             headers=template.headers,
@@ -30,49 +35,51 @@ class TemplateActions:
         )
 
 
-class WalkActions:
-    """The next step of a quest. A quest is begun and completed as needed."""
+class WalkRequests:
+    """Advances quests step by step; starts and completes them as needed."""
 
-    async def fresh(self, kit: Kit) -> Action:
-        """Return the next step the walker can do."""
-        answer = await kit.ask("GET", "/quest/available")
-        if not answer.is_success:
-            raise UnmetError(f"GET /quest/available got {answer.told()}")
-        quests = answer.document().get("quests", [])
+    async def new_request(self, harness: Harness) -> Request:
+        """Return the next possible step of the walker."""
+        response = await harness.request("GET", "/quest/available")
+        if not response.is_success:
+            raise CheckFailedError(f"GET /quest/available got {response.summary()}")
+        quests = response.document().get("quests", [])
         for quest in sorted(quests, key=lambda quest: quest["status"] != "in_progress"):
             if quest["status"] == "in_progress" and quest["currentStep"] > quest["steps"]:
-                body = {"questId": quest["questId"], "clientGeneratedAt": instant()}
-                await kit.ask("POST", "/quest/complete", body, key=str(uuid4()))
-                return await self.fresh(kit)
+                body = {"questId": quest["questId"], "clientGeneratedAt": timestamp()}
+                await harness.request("POST", "/quest/complete", body, key=str(uuid4()))
+                return await self.new_request(harness)
             if quest["status"] == "in_progress":
                 return _advance(quest["questId"], quest["currentStep"])
         for quest in quests:
             body = {"questId": quest["questId"]}
             if quest["status"] == "available":
-                started = await kit.ask("POST", "/quest/start", body, key=str(uuid4()))
+                started = await harness.request("POST", "/quest/start", body, key=str(uuid4()))
                 if started.is_success:
                     return _advance(quest["questId"], 1)
-        raise NotCheckedError("this walker has done every quest: use --secret or another token")
+        raise CheckSkippedError(
+            "this walker has completed every quest: use --secret or another token"
+        )
 
 
-def instant(back: timedelta = timedelta()) -> str:
-    """Return an instant so long ago, as devices write it."""
-    return (datetime.now(UTC) - back).isoformat(timespec="microseconds").replace("+00:00", "Z")
+def timestamp(ago: timedelta = timedelta()) -> str:
+    """Return the time ``ago`` before now, in the format of the devices."""
+    return (datetime.now(UTC) - ago).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _advance(quest: str, step: int) -> Action:
-    return Action(
+def _advance(quest: str, step: int) -> Request:
+    return Request(
         method="POST",
         path=f"/quest/{quest}/step/{step}/advance",
-        body={"clientGeneratedAt": instant()},
-        other_body={"clientGeneratedAt": instant(timedelta(seconds=1))},
+        body={"clientGeneratedAt": timestamp()},
+        other_body={"clientGeneratedAt": timestamp(timedelta(seconds=1))},
     )
 
 
 def _filled(value: Any, text: str) -> Any:
-    """Return the template's body with what stands for something in it."""
+    """Replace the placeholders in all strings of a value."""
     if isinstance(value, str):
-        return value.replace("{unique}", text).replace("{now}", instant())
+        return value.replace("{unique}", text).replace("{now}", timestamp())
     if isinstance(value, dict):
         return {name: _filled(inner, text) for name, inner in value.items()}
     return [_filled(inner, text) for inner in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Puts the checks of a server together and makes them one after another."""
+"""Selects the checks for a server and runs them one after another."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -9,88 +9,97 @@ import httpx
 import msgspec
 
 from holdfast.server.jwt_auth import mint_token
-from holdfast_lab.conformance import bodies, keys, ops, races, replays, staleness, tenants, versions
-from holdfast_lab.conformance import error_caching as storing
+from holdfast_lab.conformance import (
+    bodies,
+    error_caching,
+    keys,
+    ops,
+    races,
+    replays,
+    staleness,
+    tenants,
+    versions,
+)
 from holdfast_lab.conformance.harness import (
-    Action,
-    Actions,
     Check,
-    Kit,
-    NotCheckedError,
-    Person,
+    CheckFailedError,
+    CheckSkippedError,
+    Credentials,
+    Harness,
+    Request,
+    RequestFactory,
     Result,
-    UnmetError,
     Verdict,
     unique,
 )
 from holdfast_lab.conformance.profile import BUILT_IN, Profile
-from holdfast_lab.conformance.request_factory import TemplateActions, WalkActions
+from holdfast_lab.conformance.request_factory import TemplateRequests, WalkRequests
 
 __all__ = ["NotSignedInError", "Plan", "SignIn", "UnreachableError", "conform", "plan_checks"]
 
-_INTAKE: Final = (
+_COMMON: Final = (
     *keys.CHECKS,
     *replays.CHECKS,
     *races.CHECKS,
     *bodies.CHECKS,
     *tenants.CHECKS,
 )
-_MORE: Final[dict[str, tuple[Check, ...]]] = {
-    "walk": (*ops.PATH_CHECKS, *storing.WALK_CHECKS, *staleness.CHECKS),
+_BY_SERVICE: Final[dict[str, tuple[Check, ...]]] = {
+    "walk": (*ops.PATH_CHECKS, *error_caching.WALK_CHECKS, *staleness.CHECKS),
     "planning": (*ops.PATH_CHECKS, *versions.PLANNING_CHECKS),
-    "routes": (*ops.PATH_CHECKS, *storing.ROUTES_CHECKS),
+    "routes": (*ops.PATH_CHECKS, *error_caching.ROUTES_CHECKS),
     "field": (*ops.PATH_CHECKS, *versions.FIELD_CHECKS),
 }
 _HOUR: Final = timedelta(hours=1)
 _UNAUTHORIZED: Final = 401
-# A duplicate may wait for the first one, 10 seconds by default, before it is answered.
+# A duplicate may wait for the first request, by default up to 10 seconds.
 _TIMEOUT_SECONDS: Final = 30.0
 
 
 class UnreachableError(Exception):
-    """Nobody answers at that address."""
+    """No server responds at the URL."""
 
 
 class NotSignedInError(Exception):
-    """The server does not know who is asking: nothing it answers would tell of the contract."""
+    """The server refuses the credentials, so no check would be meaningful."""
 
 
 class SignIn(msgspec.Struct, frozen=True):
-    """How the kit signs in: by tokens it was given, or by the secret that makes them."""
+    """How to authenticate: with the given tokens, or with tokens signed by ``secret``."""
 
     token: str | None = None
     other_token: str | None = None
     secret: str | None = None
 
-    def person(self, token: str | None) -> Person | None:
-        """Return who has this token; a newcomer by the secret where there is none."""
+    def credentials(self, token: str | None) -> Credentials | None:
+        """Return credentials for this token, or for a new user if there is only a secret."""
         if token is not None:
-            return Person({"Authorization": f"Bearer {token}"})
+            return Credentials({"Authorization": f"Bearer {token}"})
         if self.secret is None:
             return None
         name = f"conform-{unique()}"
-        made = mint_token(
+        minted = mint_token(
             self.secret, sub=name, org=f"{name}-org", lifetime=_HOUR, now=datetime.now(UTC)
         )
-        return Person({"Authorization": f"Bearer {made}"})
+        return Credentials({"Authorization": f"Bearer {minted}"})
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Whose checks are to be made, and which."""
+    """A profile and the checks to run on it."""
 
     profile: Profile
     checks: tuple[Check, ...]
 
 
 def plan_checks(profile: Profile | None, service: str | None) -> list[Plan]:
-    """Return what is to be checked: one profile, one of our services, or all four."""
+    """Return the plans for one profile, for one built-in service, or for all of them."""
     if profile is not None:
-        return [Plan(profile, _applying(profile, _INTAKE))]
+        return [Plan(profile, _applying(profile, _COMMON))]
     plans = []
     for name in [service] if service is not None else list(BUILT_IN):
         ours = BUILT_IN[name]
-        plans.append(Plan(ours, _applying(ours, (*_INTAKE, *_MORE[name]))))
-    # What the server says of itself is the same for all services.
+        plans.append(Plan(ours, _applying(ours, (*_COMMON, *_BY_SERVICE[name]))))
+    # Health, metrics and OpenAPI are the same for all services.
     last = plans.pop()
     return [*plans, Plan(last.profile, (*last.checks, *ops.CHECKS))]
 
@@ -101,76 +110,84 @@ async def conform(
     sign_in: SignIn,
     *,
     transport: httpx.AsyncBaseTransport | None = None,
-    watch: Callable[[str], None] = lambda _check: None,
+    on_check: Callable[[str], None] = lambda _name: None,
 ) -> AsyncIterator[Result]:
-    """Make the checks and give each result as it comes.
+    """Run the checks and yield each result. ``on_check`` gets the name of the next check.
 
-    Raises ``UnreachableError`` if nobody answers at all, and ``NotSignedInError`` if a token is not
-    taken. ``watch`` is told what is checked next.
+    Raises ``UnreachableError`` if no server responds, ``NotSignedInError`` if it refuses the
+    credentials.
     """
     async with httpx.AsyncClient(
         base_url=url, transport=transport, timeout=_TIMEOUT_SECONDS, follow_redirects=False
     ) as client:
-        # All of them at first: a token that cannot be sent is told before anything is done.
-        kits = [_kit(client, plan.profile, sign_in) for plan in plans]
+        # Before the first request, so that an invalid token is reported first.
+        harnesses = [_harness(client, plan.profile, sign_in) for plan in plans]
         try:
             await client.get("/healthz")
         except (httpx.TransportError, httpx.InvalidURL, ValueError) as error:
-            raise UnreachableError(f"no server answers at {url} ({error})") from error
-        for kit in kits:
-            await _sign_in(kit)
-        for plan, kit in zip(plans, kits, strict=True):
+            raise UnreachableError(f"no server responds at {url} ({error})") from error
+        for harness in harnesses:
+            await _sign_in(harness)
+        for plan, harness in zip(plans, harnesses, strict=True):
             for check in plan.checks:
-                watch(f"{plan.profile.name}: {check.name}")
-                yield await _made(kit, check)
+                on_check(f"{plan.profile.name}: {check.name}")
+                yield await _run_check(harness, check)
 
 
-def _kit(client: httpx.AsyncClient, profile: Profile, sign_in: SignIn) -> Kit:
-    me = Person(profile.sign_in) if profile.sign_in else sign_in.person(sign_in.token)
+def _harness(client: httpx.AsyncClient, profile: Profile, sign_in: SignIn) -> Harness:
+    credentials = (
+        Credentials(profile.sign_in) if profile.sign_in else sign_in.credentials(sign_in.token)
+    )
     other = (
-        Person(profile.other_sign_in)
+        Credentials(profile.other_sign_in)
         if profile.other_sign_in
-        else sign_in.person(sign_in.other_token)
+        else sign_in.credentials(sign_in.other_token)
     )
     is_walk = profile is BUILT_IN["walk"]
-    actions: Actions = WalkActions() if is_walk else TemplateActions(profile.request)
-    return Kit(client, profile, actions, me=me or Person({}), other=other)
+    factory: RequestFactory = WalkRequests() if is_walk else TemplateRequests(profile.request)
+    return Harness(
+        client,
+        profile,
+        factory,
+        credentials=credentials or Credentials({}),
+        other_credentials=other,
+    )
 
 
-async def _sign_in(kit: Kit) -> None:
-    """See that the guarded operation knows everyone; without a key and a body it does nothing."""
-    wanted = kit.profile.request
-    action = Action(method=wanted.method, path=wanted.path, body=None, other_body=None)
-    people = [("--token or --secret", kit.me)]
-    with suppress(NotCheckedError):
-        people.append(("--other-token or --secret", kit.other))
-    for option, person in people:
-        with suppress(httpx.HTTPError):  # the checks will tell
-            answer = await kit.send(action, person=person)
-            if answer.status == _UNAUTHORIZED:
+async def _sign_in(harness: Harness) -> None:
+    """Check the credentials with a request without key and body, which has no effect."""
+    template = harness.profile.request
+    request = Request(method=template.method, path=template.path, body=None, other_body=None)
+    callers = [("--token or --secret", harness.credentials)]
+    with suppress(CheckSkippedError):
+        callers.append(("--other-token or --secret", harness.other_credentials))
+    for option, credentials in callers:
+        with suppress(httpx.HTTPError):  # the checks will report it
+            response = await harness.send(request, credentials=credentials)
+            if response.status == _UNAUTHORIZED:
                 raise NotSignedInError(
-                    f"the server does not take the sign-in ({wanted.method} {wanted.path}: "
-                    f"{answer.told()}): look at {option}, or at the profile's sign_in"
+                    f"the server refuses the sign-in ({template.method} {template.path}: "
+                    f"{response.summary()}): check {option}, or sign_in in the profile"
                 )
 
 
-async def _made(kit: Kit, check: Check) -> Result:
+async def _run_check(harness: Harness, check: Check) -> Result:
     try:
-        came, verdict = await check.run(kit), Verdict.PASS
-    except UnmetError as error:
-        came, verdict = str(error), Verdict.FAIL
-    except NotCheckedError as error:
-        came, verdict = str(error), Verdict.SKIP
+        actual, verdict = await check.run(harness), Verdict.PASS
+    except CheckFailedError as error:
+        actual, verdict = str(error), Verdict.FAIL
+    except CheckSkippedError as error:
+        actual, verdict = str(error), Verdict.SKIP
     except httpx.HTTPError as error:
-        came, verdict = f"no answer ({type(error).__name__} {error})".rstrip(), Verdict.FAIL
+        actual, verdict = f"no response ({type(error).__name__} {error})".rstrip(), Verdict.FAIL
     except (KeyError, TypeError, ValueError) as error:
-        came, verdict = f"an answer that cannot be read ({error!r})", Verdict.FAIL
+        actual, verdict = f"an unreadable response ({error!r})", Verdict.FAIL
     return Result(
-        service=kit.profile.name,
+        service=harness.profile.name,
         check=check.name,
         section=check.section,
         expected=check.expected,
-        came=came,
+        actual=actual,
         verdict=verdict,
     )
 

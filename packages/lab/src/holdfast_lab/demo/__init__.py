@@ -1,6 +1,6 @@
-"""The first look: a server, a device that loses its network and its life, and a verdict."""
+"""The demo: a server, and a device that loses its network and is killed twice."""
 
-from holdfast_lab.demo.scenario import Watcher, run_demo
-from holdfast_lab.demo.verdict import Verdict
+from holdfast_lab.demo.result import DemoResult
+from holdfast_lab.demo.scenario import OnStep, run_demo
 
-__all__ = ["Verdict", "Watcher", "run_demo"]
+__all__ = ["DemoResult", "OnStep", "run_demo"]

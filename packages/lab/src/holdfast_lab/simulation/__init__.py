@@ -19,7 +19,6 @@
 ``templates``    empty databases, and a place for worlds
 ``shrinking``    the fewest faults that still break a promise
 ``campaign``     many seeds on many cores, and what came of them
-``planted``      bugs that were planted on purpose, and the hunt for them
 ===============  ================================================================================
 
 Nothing in here decides what is right: that is the checker's.

@@ -14,7 +14,7 @@ from holdfast.errors import HoldfastError, OutboxFileError
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.transport import NoResponse, Request, Response
-from holdfast_lab.history import Fate
+from holdfast_lab.history import EntryState
 from holdfast_lab.simulation.cooperative_threads import Strand
 from holdfast_lab.simulation.faults import Faults
 from holdfast_lab.simulation.faulty_vfs import Disk, DiskDoor
@@ -378,17 +378,17 @@ class Device:
         queue = life.queue
         return sum(queue.unsent(user) for user in self.users)
 
-    def fates(self) -> list[Fate]:
+    def entry_states(self) -> list[EntryState]:
         """Return what the file says of every tap."""
         life = self.app
         if life is None or life.queue is None:
             return []
         return [
-            Fate(
-                tap=entry.decoded()["tap"],
+            EntryState(
+                action=entry.decoded()["tap"],
                 status=Status(entry.status),
                 key=entry.idempotency_key,
-                maybe=entry.outcome_unknown,
+                outcome_unknown=entry.outcome_unknown,
             )
             for user in self.users
             for entry in life.queue.entries(user, limit=1000)

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from holdfast.outbox.transport import NoResponse, Request, Response
-from holdfast_lab.history import AnswerSeen
+from holdfast_lab.history import ResponseSeen
 from holdfast_lab.simulation.faults import Faults
 from holdfast_lab.simulation.loop import OUTSIDE, VirtualLoop
 from holdfast_lab.simulation.server import Server
@@ -43,7 +43,7 @@ class Network:
         """Be up."""
         self._world = world
         self._chance = chance
-        self.answers: list[AnswerSeen] = []
+        self.answers: list[ResponseSeen] = []
         self.requests = 0
         # Devices without a network.
         self.cut_off: set[str] = set()
@@ -163,21 +163,21 @@ async def _ask(app: Any, request: Request) -> Response:
     return Response(start["status"], headers, b"".join(part["body"] for part in sent[1:]))
 
 
-def _seen(request: Request, answer: Response, age: str) -> AnswerSeen:
+def _seen(request: Request, answer: Response, age: str) -> ResponseSeen:
     told = answer.json()
     payload = msgspec.json.decode(request.body) if request.body else None
     if isinstance(payload, dict):
         payload.pop("clientSubmittedAt", None)
     asked = msgspec.json.encode([request.method, request.target, payload], order="sorted")
-    return AnswerSeen(
+    return ResponseSeen(
         tenant=request.headers.get("Authorization", "").removeprefix("Bearer "),
         key=request.headers.get("Idempotency-Key", "") + age,
         status=answer.status,
         body=answer.body,
-        asked=asked.decode(),
+        request=asked.decode(),
         code=answer.code,
-        shows=told.get("owner") if isinstance(told, dict) else None,
-        kept=answer.status < _ERROR
+        data_of=told.get("owner") if isinstance(told, dict) else None,
+        stored=answer.status < _ERROR
         or answer.code == "STALE_ACTION"
         or not request.target.startswith("/steps"),
     )

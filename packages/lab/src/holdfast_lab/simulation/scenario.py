@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.jobs.engines import relay
 from holdfast_lab.checker import Violation, check
-from holdfast_lab.history import Effect, FollowUp, History, JobEffect, JobSeen
+from holdfast_lab.history import Effect, FollowUp, History, JobEffect, JobState
 from holdfast_lab.simulation.broker import SteppedBroker
 from holdfast_lab.simulation.determinism import possessed
 from holdfast_lab.simulation.device import Device
@@ -320,14 +320,14 @@ class World:
     def _history(self) -> History:
         rows = self._rows.execute
         effects = [
-            Effect(number=number, tenant=tenant, tap=tap)
+            Effect(number=number, tenant=tenant, action=tap)
             for number, tenant, tap in rows("SELECT number, tenant, tap FROM effects")
         ]
         return History(
-            taps=[tap.fact() for tap in self.taps.values()],
+            actions=[tap.fact() for tap in self.taps.values()],
             effects=effects,
-            fates=[fate for device in self.devices for fate in device.fates()],
-            answers=self.network.answers,
+            entries=[entry for device in self.devices for entry in device.entry_states()],
+            responses=self.network.answers,
             jobs=self._jobs(),
             job_effects=[
                 JobEffect(
@@ -343,14 +343,14 @@ class World:
                 )
             ],
             follow_ups=self._follow_ups(),
-            undrained=self._unsettled(),
-            mishaps=self.mishaps,
+            unfinished=self._unsettled(),
+            errors=self.mishaps,
         )
 
-    def _jobs(self) -> list[JobSeen]:
+    def _jobs(self) -> list[JobState]:
         found: dict[tuple[str, str], dict[str, Any]] = {}
         rows = self._rows.execute(
-            "SELECT tenant, id, type, resource_id, 'waits', 1 FROM jobs"
+            "SELECT tenant, id, type, resource_id, 'is_waiting', 1 FROM jobs"
             " UNION ALL SELECT tenant, job_id, type, resource_id, 'marker', attempts"
             " FROM job_completions"
             " UNION ALL SELECT tenant, job_id, type, resource_id, 'is_dead', 1"
@@ -358,9 +358,9 @@ class World:
         )
         for tenant, job_id, job_type, tap, what, value in rows:
             facts = found.setdefault((tenant, job_id), {"writes": job_type == "follow"})
-            facts["tap"] = tap
+            facts["action"] = tap
             facts[what] = value if what == "marker" else True
-        return [JobSeen(tenant=t, job_id=j, **facts) for (t, j), facts in found.items()]
+        return [JobState(tenant=t, job_id=j, **facts) for (t, j), facts in found.items()]
 
     def _follow_ups(self) -> list[FollowUp]:
         """Compare what the counting jobs saw with what there is; not where one has died."""
@@ -379,7 +379,7 @@ class World:
         return Outcome(
             seed=seed,
             violations=check(history),
-            taps=len(history.taps),
+            taps=len(history.actions),
             requests=self.network.requests,
             effects=len(history.effects),
             jobs=len(history.jobs),

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.core.outbox_entry import NewEntry
-from holdfast_lab.history import Expect, Tap
+from holdfast_lab.history import Expect, UserAction
 
 __all__ = ["Leaning", "Planned", "make_key", "plan_taps"]
 
@@ -65,9 +65,9 @@ class Planned(msgspec.Struct, kw_only=True):
             **shared,
         )
 
-    def fact(self) -> Tap:
+    def fact(self) -> UserAction:
         """Return it as the checker reads it."""
-        return Tap(
+        return UserAction(
             id=self.id,
             device=self.device,
             user=self.user,
@@ -77,7 +77,7 @@ class Planned(msgspec.Struct, kw_only=True):
             acknowledged=self.acknowledged,
             expect=self.expect,
             in_order=self.kind == "step" and self.at_once,
-            brings_job=True,
+            enqueues_job=True,
         )
 
 

@@ -1,1 +1,1 @@
-"""Commands that this package adds to ``holdfast``: serve, worker, token."""
+"""The commands that this package adds to ``holdfast``: serve, worker, token."""

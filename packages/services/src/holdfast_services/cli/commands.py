@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def serve(  # noqa: PLR0917 - typer turns them into options
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free port.")
     ] = 8000,
     database: Annotated[
         str | None,
@@ -31,27 +31,31 @@ def serve(  # noqa: PLR0917 - typer turns them into options
     ] = None,
     redis: Annotated[
         str | None,
-        typer.Option(envvar="HOLDFAST_REDIS_URL", metavar="URL", help="Adds a cache of records."),
+        typer.Option(
+            envvar="HOLDFAST_REDIS_URL", metavar="URL", help="Redis server that caches records."
+        ),
     ] = None,
     nats: Annotated[
         str | None,
         typer.Option(
-            envvar="HOLDFAST_NATS_URL", metavar="URL", help="Brings jobs to workers by JetStream."
+            envvar="HOLDFAST_NATS_URL",
+            metavar="URL",
+            help="NATS server that delivers jobs.",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes to serve with.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Number of server processes.")] = 1,
     no_jobs: Annotated[
         bool,
         typer.Option(
             "--no-jobs",
-            help="Do not run jobs here: leave them to holdfast worker. The hourly sweep stays.",
+            help="Leave jobs to holdfast worker. The hourly sweep of records still runs.",
         ),
     ] = False,
 ) -> None:
     """Run all services.
 
-    Prints one line with the address when it is ready. Ctrl-C or SIGTERM finishes what is running
-    and ends with exit code 0. Every setting has a variable, HOLDFAST_…
+    Prints one line with the address when it is ready. Ctrl-C or SIGTERM finishes running requests
+    and exits with code 0. Every setting has an environment variable, HOLDFAST_…
 
     For example:
 
@@ -89,32 +93,37 @@ def worker(
     nats: Annotated[
         str | None,
         typer.Option(
-            envvar="HOLDFAST_NATS_URL", metavar="URL", help="Brings jobs to workers by JetStream."
+            envvar="HOLDFAST_NATS_URL",
+            metavar="URL",
+            help="NATS server that delivers jobs.",
         ),
     ] = None,
     queue: Annotated[
-        list[str] | None, typer.Option(help="Only this queue. May be repeated.")
+        list[str] | None, typer.Option(help="Run jobs of this queue only. May be repeated.")
     ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=10_000,
-            help="Jobs at a time.",
+            help="Number of jobs to run at the same time.",
             show_default="HOLDFAST_JOBS_CONCURRENCY or 8",
         ),
     ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            min=1, max=65535, help="Tell Prometheus here, on loopback.", show_default="no"
+            min=1,
+            max=65535,
+            help="Serve Prometheus metrics on this loopback port.",
+            show_default="off",
         ),
     ] = None,
 ) -> None:
-    """Run the jobs of all services, beside holdfast serve or instead of its own worker.
+    """Run the jobs of all services in a process of its own.
 
-    Prints one line when it is ready. Ctrl-C or SIGTERM finishes the jobs that are running, gives
-    back those that do not end in time, and ends with exit code 0.
+    Prints one line when it is ready. Ctrl-C or SIGTERM finishes the running jobs, releases those
+    that do not end in time, and exits with code 0.
 
     For example:
 
@@ -138,22 +147,25 @@ def worker(
 def token(
     sub: Annotated[
         str | None,
-        typer.Option(help="Who signs in: the walker or user. With --app-check, the app."),
+        typer.Option(help="Subject of the token: the walker or user. With --app-check, the app."),
     ] = None,
-    org: Annotated[str | None, typer.Option(help="Their organization.")] = None,
-    role: Annotated[list[str] | None, typer.Option(help="A role. May be repeated.")] = None,
+    org: Annotated[str | None, typer.Option(help="Organization of the subject.")] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(help="Role of the subject. May be repeated.")
+    ] = None,
     app_check: Annotated[
-        bool, typer.Option("--app-check", help="An App Check token instead, for reports of steps.")
+        bool, typer.Option("--app-check", help="Make an App Check token, for reports of steps.")
     ] = False,
     hours: Annotated[
-        float | None, typer.Option(help="How long it holds.", show_default="24, or 1 of App Check")
+        float | None,
+        typer.Option(help="Lifetime in hours.", show_default="24, or 1 with --app-check"),
     ] = None,
 ) -> None:
     """Make a development token for the server of this directory.
 
-    It is signed with HOLDFAST_JWT_SECRET or, without one, with the secret the server keeps in
-    .holdfast (HOLDFAST_HOME). An App Check token is signed with the key pair kept there, and a
-    report of steps takes it for five minutes.
+    The token is signed with HOLDFAST_JWT_SECRET or, if that is not set, with the secret that the
+    server keeps in .holdfast (HOLDFAST_HOME). An App Check token is signed with the key pair kept
+    there. Reports of steps accept an App Check token for five minutes.
 
     For example:
 

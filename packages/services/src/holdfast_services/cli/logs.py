@@ -1,4 +1,4 @@
-"""Where the logs of a server and a worker go."""
+"""Logging of the server and the worker."""
 
 import logging
 import sys
@@ -6,14 +6,14 @@ import sys
 from holdfast.observability.logs import configure_logging
 from holdfast_services.settings import Settings
 
-__all__ = ["log_as_set"]
+__all__ = ["configure_logging_from_settings"]
 
 
-def log_as_set(settings: Settings) -> None:
-    """Send logs where the settings want them: JSON unless a person is watching."""
+def configure_logging_from_settings(settings: Settings) -> None:
+    """Log to stderr at the level of the settings, as JSON unless stderr is a terminal."""
     as_json = settings.log_json
     configure_logging(
         level=settings.log_level, json=not sys.stderr.isatty() if as_json is None else as_json
     )
-    # Its DEBUG is about every connection of the loop and helps nobody here.
+    # At DEBUG, asyncio logs every connection of the event loop.
     logging.getLogger("asyncio").setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""Running the server: bind, check, serve, and end well."""
+"""``holdfast serve``: bind the port, check the configuration, serve, shut down."""
 
 import asyncio
 import ipaddress
@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 
-from holdfast.cli.gc import release_collector
-from holdfast.cli.output import Failure, warn, without_password
+from holdfast.cli.gc import resume_gc
+from holdfast.cli.output import CommandError, print_warning, redact_password
 from holdfast.errors import HoldfastError
 from holdfast.jobs.engines.nats_url import servers_of
 from holdfast_services.app import create_app
-from holdfast_services.bootstrap import store_of
-from holdfast_services.cli.logs import log_as_set
+from holdfast_services.bootstrap import create_store
+from holdfast_services.cli.logs import configure_logging_from_settings
 from holdfast_services.dev_secrets import development_secret
-from holdfast_services.settings import Settings, load_settings, strange_variables
+from holdfast_services.settings import Settings, load_settings, unknown_variables
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["log_as_set", "run_server", "serve_here"]
+__all__ = ["run_in_process", "run_server"]
 
 _BACKLOG = 2048
 
@@ -39,54 +39,56 @@ def run_server(
     nats: str | None,
     no_jobs: bool = False,
 ) -> int:
-    """Serve until told to stop; returns the exit code."""
-    signal.signal(signal.SIGTERM, _leave)  # until the server takes over
-    signal.signal(signal.SIGINT, _leave)
-    given = {
+    """Serve until SIGTERM or Ctrl-C; returns the exit code."""
+    signal.signal(signal.SIGTERM, _exit)  # until the server installs its own handlers
+    signal.signal(signal.SIGINT, _exit)
+    overrides = {
         "database_url": database,
         "redis_url": redis,
         "nats_url": nats,
         "run_jobs": "false" if no_jobs else None,
     }
-    settings = load_settings(**given)
+    settings = load_settings(**overrides)
     if settings.nats_url is not None:
         servers_of(settings.nats_url)
-    for line in (*strange_variables(), *settings.cautions()):
-        warn(line)
+    for line in (*unknown_variables(), *settings.warnings()):
+        print_warning(line)
     listener = _bind(host, port, settings)
     with listener:
         asyncio.run(_check_store(settings))
         if settings.needs_development_secret:
             development_secret(settings.home)
-            warn(
+            print_warning(
                 "no HOLDFAST_JWT_SECRET is set: anyone who can read "
-                f"{settings.home} can sign in as anybody. For development only."
+                f"{settings.home} can sign in as any user. For development only."
             )
         line = (
-            f"Holdfast is ready on {_address(listener)} ({without_password(settings.database_url)})"
+            f"Holdfast is ready on {_address(listener)} ({redact_password(settings.database_url)})"
         )
 
-        def say_ready() -> None:
-            release_collector()
+        def announce_ready() -> None:
+            resume_gc()
             print(line, flush=True)
 
-        log_as_set(settings)
-        app = create_app(settings)  # for several workers too: what is wrong is told once
+        configure_logging_from_settings(settings)
+        app = create_app(settings)  # with several workers too, so that an error is reported once
         if workers == 1:
-            serve_here(app, settings, listener, say_ready)
+            run_in_process(app, settings, listener, announce_ready)
             return 0
         from holdfast_services.cli.supervisor import Supervisor
 
-        return Supervisor(listener, workers, given, settings.shutdown_seconds).run(say_ready)
+        return Supervisor(listener, workers, overrides, settings.shutdown_seconds).run(
+            announce_ready
+        )
 
 
-def serve_here(
+def run_in_process(
     app: "FastAPI",
     settings: Settings,
     listener: socket.socket,
-    ready: Callable[[], None],
+    on_ready: Callable[[], None],
     *,
-    started: Callable[[uvicorn.Server], None] = lambda _server: None,
+    on_start: Callable[[uvicorn.Server], None] = lambda _server: None,
 ) -> None:
     """Serve in this process until SIGTERM or Ctrl-C."""
     config = uvicorn.Config(
@@ -98,50 +100,50 @@ def serve_here(
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
     )
-    server = _Server(config, ready)
-    started(server)
+    server = _Server(config, on_ready)
+    on_start(server)
     try:
         server.run(sockets=[listener])
     except SystemExit:
-        raise Failure("the server could not start; the log says why") from None
+        raise CommandError("the server could not start; see the log") from None
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn that says when it is ready, and takes a signal as a wish, not as its death."""
+    """A Uvicorn server that reports when it is ready and does not re-raise a signal at the end."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self._ready()
+            self._on_ready()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # Uvicorn's own raises the signal again at the end, and the exit code would not be 0.
+        # Uvicorn's version raises the signal again at the end, so the exit code would not be 0.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
         yield
 
 
-def _leave(_number: int, _frame: Any) -> NoReturn:
+def _exit(_number: int, _frame: Any) -> NoReturn:
     raise SystemExit(0)
 
 
 def _bind(host: str, port: int, settings: Settings) -> socket.socket:
-    """Take the port before anything else; who is refused it has changed nothing."""
+    """Bind the port first, so that a port in use fails before anything else has happened."""
     try:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
         )
     except OSError as error:
-        raise Failure(f"cannot listen on {host}: {error.strerror}", 2) from error
-    # "localhost" is often both: the older family is what clients try without being asked.
+        raise CommandError(f"cannot listen on {host}: {error.strerror}", 2) from error
+    # "localhost" often has an address of both families. Clients expect IPv4.
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     if settings.needs_development_secret and not ipaddress.ip_address(address[0]).is_loopback:
-        raise Failure(
+        raise CommandError(
             f"refusing to listen on {host} with a development secret: set HOLDFAST_JWT_SECRET "
             "(32 bytes or more), HOLDFAST_JWKS_FILE or HOLDFAST_JWKS_URL, or use --host 127.0.0.1",
             2,
@@ -149,9 +151,9 @@ def _bind(host: str, port: int, settings: Settings) -> socket.socket:
     try:
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise Failure(
+        raise CommandError(
             f"cannot listen on {host} port {port}: {error.strerror}; choose another --port "
-            "(0 takes a free one)"
+            "(0 chooses a free port)"
         ) from error
 
 
@@ -161,10 +163,10 @@ def _address(listener: socket.socket) -> str:
 
 
 async def _check_store(settings: Settings) -> None:
-    """Open the database once, migrations included, so that trouble is told in one line."""
-    store = store_of(settings)
+    """Open the database and apply migrations once, so that an error is reported in one line."""
+    store = create_store(settings)
     try:
         await store.open()
     except HoldfastError as error:
-        raise Failure(f"{without_password(settings.database_url)}: {error}") from error
+        raise CommandError(f"{redact_password(settings.database_url)}: {error}") from error
     await store.close()

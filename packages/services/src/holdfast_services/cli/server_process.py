@@ -1,4 +1,8 @@
-"""One worker process of ``holdfast serve --workers``. Started by the supervisor, not by people."""
+"""One server process of ``holdfast serve --workers``, started by the supervisor.
+
+Arguments: the file descriptors of the listening socket and of the ready pipe, and the file in which
+the processes share their rate limits.
+"""
 
 import os
 import signal
@@ -8,8 +12,8 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from holdfast.cli.gc import hold_collector, release_collector
-from holdfast.cli.main import tell_errors
+from holdfast.cli.gc import pause_gc, resume_gc
+from holdfast.cli.main import report_errors
 
 if TYPE_CHECKING:
     import uvicorn
@@ -19,35 +23,35 @@ __all__: list[str] = []
 
 def _run() -> int:
     from holdfast_services.app import create_app
-    from holdfast_services.cli.logs import log_as_set
-    from holdfast_services.cli.serve import serve_here
+    from holdfast_services.cli.logs import configure_logging_from_settings
+    from holdfast_services.cli.serve import run_in_process
     from holdfast_services.settings import load_settings
 
     listener, ready = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     settings = load_settings()
-    log_as_set(settings)
+    configure_logging_from_settings(settings)
 
-    def say_ready() -> None:
-        release_collector()
+    def announce_ready() -> None:
+        resume_gc()
         os.write(ready, b".")
         os.close(ready)
 
-    def end_with_parent(server: "uvicorn.Server") -> None:
-        """Stop when the supervisor is gone, however it went: its end of our input is closed."""
+    def stop_with_parent(server: "uvicorn.Server") -> None:
+        """Stop when the supervisor has ended for any reason: stdin then reaches end of file."""
 
         def watch() -> None:
-            # The bare descriptor: a thread in a buffered read aborts the interpreter's end.
+            # Not sys.stdin: a thread in a buffered read makes the interpreter abort at exit.
             while os.read(0, 1):
                 pass
             server.handle_exit(signal.SIGTERM, None)
 
         Thread(target=watch, name="holdfast-parent", daemon=True).start()
 
-    app = create_app(settings, counts_file=Path(sys.argv[3]))
-    serve_here(app, settings, listener, say_ready, started=end_with_parent)
+    app = create_app(settings, rate_limit_file=Path(sys.argv[3]))
+    run_in_process(app, settings, listener, announce_ready, on_start=stop_with_parent)
     return 0
 
 
 if __name__ == "__main__":
-    hold_collector()
-    sys.exit(tell_errors(_run))
+    pause_gc()
+    sys.exit(report_errors(_run))

@@ -1,31 +1,33 @@
-"""Development tokens, signed with the secret or the key the server of this directory uses."""
+"""``holdfast token``: development tokens, signed with the secret or key of the local server."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from holdfast.cli.output import Failure
+from holdfast.cli.output import CommandError
 
 __all__ = ["make_token"]
 
-_MOST_HOURS: Final = 876_000
+_MAX_HOURS: Final = 876_000
 _HOURS: Final = 24.0
-# As long as the real ones; a report takes it only while it is fresh.
+# The lifetime of real App Check tokens. A report accepts one only while it is fresh.
 _APP_CHECK_HOURS: Final = 1.0
 
 
 def make_token(
     *, sub: str | None, org: str | None, roles: Sequence[str], app_check: bool, hours: float | None
 ) -> str:
-    """Return a token; ends the command where this server's tokens are not ours to make."""
+    """Return a token; raises ``CommandError`` if this server verifies tokens of another issuer."""
     if hours is None:
         hours = _APP_CHECK_HOURS if app_check else _HOURS
-    if not 0 < hours <= _MOST_HOURS:
-        raise Failure(f"--hours should be a number above 0, at most {_MOST_HOURS}", 2)
-    if app_check:  # about an app: organization and roles have no place in it
+    if not 0 < hours <= _MAX_HOURS:
+        raise CommandError(f"--hours should be a number above 0, at most {_MAX_HOURS}", 2)
+    if app_check:  # names an app, so it has no organization and no roles
         return _app_check(sub, timedelta(hours=hours))
     if not sub:
-        raise Failure("--sub should say who signs in (try: holdfast token --help)", 2)
+        raise CommandError(
+            "--sub is required: the subject of the token (try: holdfast token --help)", 2
+        )
 
     from holdfast.server.jwt_auth import mint_token
     from holdfast_services.dev_secrets import development_secret
@@ -37,7 +39,9 @@ def make_token(
     elif settings.needs_development_secret:
         secret = development_secret(settings.home)
     else:
-        raise Failure("this server checks tokens by a JWKS: ask whoever holds the private key", 2)
+        raise CommandError(
+            "this server verifies tokens with a JWKS: get a token from their issuer", 2
+        )
     return mint_token(
         secret,
         sub=sub,
@@ -52,11 +56,13 @@ def _app_check(sub: str | None, lifetime: timedelta) -> str:
     from holdfast.server.jwt_keys import UNREADABLE
     from holdfast_services.dev_secrets import development_app_check_key
     from holdfast_services.settings import load_settings
-    from holdfast_services.walk.attestation import DEVELOPMENT_APP, mint_app_check
+    from holdfast_services.walk.steps.attestation import DEVELOPMENT_APP, mint_app_check
 
     settings = load_settings()
     if not settings.app_check_is_development:
-        raise Failure("this server checks App Check tokens by a JWKS: they come from its issuer", 2)
+        raise CommandError(
+            "this server verifies App Check tokens with a JWKS: get one from their issuer", 2
+        )
     audience, issuer = settings.app_check_party
     path = development_app_check_key(settings.home)
     try:
@@ -69,4 +75,6 @@ def _app_check(sub: str | None, lifetime: timedelta) -> str:
             now=datetime.now(UTC),
         )
     except (OSError, LookupError, *UNREADABLE) as error:
-        raise Failure(f"{path} is no key pair: delete it, and a new one will be made", 2) from error
+        raise CommandError(
+            f"{path} is not a key pair: delete it, and a new one will be created", 2
+        ) from error

@@ -1,4 +1,4 @@
-"""The HTTP face of planning: projects, missions, assignments, and the log of who did what."""
+"""HTTP routes of planning: projects, missions, assignments and the audit log."""
 
 from fastapi import APIRouter
 
@@ -14,10 +14,10 @@ __all__ = ["router"]
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the planning service."""
-    desk = AggregateService(
+    service = AggregateService(
         holdfast, settings.policies().planning, ReadCache(settings.planning_cache_bytes)
     )
     api = service_router("planning", prefix="/v1")
     for part in (projects, missions, assignments, audit):
-        part.add_routes(api, desk)
+        part.add_routes(api, service)
     return api

@@ -1,10 +1,10 @@
-"""What tree and quests refuse, and with which status: one table, one way to say it."""
+"""Error codes of tree and quests with their HTTP statuses."""
 
 from typing import Any, Final
 
 from holdfast.errors import ServiceError
 
-__all__ = ["STATUSES", "refusal"]
+__all__ = ["STATUSES", "walk_error"]
 
 STATUSES: Final = {
     "ALREADY_ALLOCATED": 409,
@@ -20,6 +20,6 @@ STATUSES: Final = {
 }
 
 
-def refusal(code: str, message: str, **details: Any) -> ServiceError:
-    """Make the error to raise. Details go out as they are, so their names are the wire's."""
+def walk_error(code: str, message: str, **details: Any) -> ServiceError:
+    """Create the error to raise. Details are sent as they are, so their names are camelCase."""
     return ServiceError(STATUSES[code], code, message, details=details)

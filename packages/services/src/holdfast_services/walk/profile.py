@@ -1,4 +1,4 @@
-"""A walker as their device sees them: points, energy, streak. Read only."""
+"""Read a walker's points, energy and streak."""
 
 from datetime import date, datetime
 
@@ -6,12 +6,12 @@ import msgspec
 
 from holdfast.ports import Row, Store
 from holdfast.stores.sql_loader import load_queries
-from holdfast_services.walk.steps_rules import find_zone
-from holdfast_services.walk.streaks import (
+from holdfast_services.walk.steps.rules import find_zone
+from holdfast_services.walk.steps.streaks import (
     AttestedDay,
     StreakRules,
     StreakState,
-    state_on,
+    streak_on,
     today_in,
 )
 
@@ -19,7 +19,7 @@ __all__ = ["Profile", "read_profile"]
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What a walker has, of one moment."""
+    """A consistent snapshot of a walker."""
 
     points_banked: int = 0
     energy_balance: int = 0
@@ -29,7 +29,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 async def read_profile(store: Store, tenant: str, rules: StreakRules, now: datetime) -> Profile:
-    """Read a walker; one nobody has seen yet has nothing."""
+    """Read a walker; an unknown walker has an empty profile."""
     rows = await store.read(load_queries("holdfast_services.walk")["profile"], {"tenant": tenant})
     if not rows:
         return Profile()
@@ -44,10 +44,10 @@ async def read_profile(store: Store, tenant: str, rules: StreakRules, now: datet
 
 
 def _streak(row: Row, rules: StreakRules, now: datetime) -> StreakState:
-    """Return the streak as it is today, in the zone the walker was last heard from."""
+    """Return the streak as of today, in the time zone of the walker's last report."""
     if row["day"] is None or row["streak_length"] is None:
         return StreakState()
     zone = find_zone(row["tz"])
     day = date.fromisoformat(row["day"])
     last = AttestedDay(day, row["streak_length"], row["streak_tier"])
-    return state_on(last, today_in(zone, now), zone, rules)
+    return streak_on(last, today_in(zone, now), zone, rules)

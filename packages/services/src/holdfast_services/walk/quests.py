@@ -1,4 +1,4 @@
-"""Quests: what a walker sees of them, and the three ways on. Points are awarded once."""
+"""Quests: list, start, advance and complete. Points are awarded once."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,17 +11,17 @@ from holdfast.errors import NotFoundError
 from holdfast.ports import Row, Store
 from holdfast.stores.sql_loader import load_queries
 from holdfast_services.walk.catalogue import Catalogue, Quest
-from holdfast_services.walk.errors import refusal
-from holdfast_services.walk.events import WalkerEvent, add_event, put_event
-from holdfast_services.walk.walkers import lock_walker, move_walker
+from holdfast_services.walk.errors import walk_error
+from holdfast_services.walk.events import WalkerEvent, add_event, insert_event
+from holdfast_services.walk.walkers import lock_walker, update_walker
 
-__all__ = ["Standing", "advance_quest", "complete_quest", "read_board", "start_quest"]
+__all__ = ["QuestState", "advance_quest", "complete_quest", "read_board", "start_quest"]
 
-_MISSING = "PREREQUISITES_NOT_MET"
+_PREREQUISITES = "PREREQUISITES_NOT_MET"
 
 
-class Standing(msgspec.Struct, frozen=True):
-    """A quest and how far a walker is with it."""
+class QuestState(msgspec.Struct, frozen=True):
+    """A quest and a walker's progress in it."""
 
     quest: Quest
     status: Literal["available", "in_progress", "completed"]
@@ -29,12 +29,12 @@ class Standing(msgspec.Struct, frozen=True):
 
     @property
     def current_step(self) -> int:
-        """The step to do next; 0 before the start, one more than there are at the end."""
+        """The next step: 0 before the start, one more than the number of steps at the end."""
         return 0 if self.status == "available" else self.steps_done + 1
 
 
 class _Board(msgspec.Struct, frozen=True):
-    """Everything that decides about a walker's quests."""
+    """A walker's progress and nodes, which decide what the walker can do with each quest."""
 
     catalogue: Catalogue
     progress: dict[str, Row]
@@ -46,91 +46,96 @@ class _Board(msgspec.Struct, frozen=True):
             raise NotFoundError("there is no such quest")
         return quest
 
-    def standing(self, quest: Quest) -> Standing:
+    def state(self, quest: Quest) -> QuestState:
         row = self.progress.get(quest.id)
         if row is None:
-            return Standing(quest, "available")
-        return Standing(quest, row["status"], row["steps_done"])
+            return QuestState(quest, "available")
+        return QuestState(quest, row["status"], row["steps_done"])
 
     def missing(self, quest: Quest) -> list[str]:
-        """Return what the walker lacks for this quest: quests, or the keystone that reveals it."""
-        lacking = [id_ for id_ in quest.requires if self.standing_of(id_) != "completed"]
+        """Return the missing prerequisites: quests, or the keystones that reveal this one."""
+        lacking = [id_ for id_ in quest.requires if self.status_of(id_) != "completed"]
         if quest.hidden:
             keystones = self.catalogue.revealed_by(quest.id)
             if self.nodes.isdisjoint(keystones):
                 lacking += keystones
         return lacking
 
-    def standing_of(self, quest_id: str) -> str | None:
+    def status_of(self, quest_id: str) -> str | None:
         row = self.progress.get(quest_id)
         return None if row is None else row["status"]
 
-    def refuse_missing(self, quest: Quest) -> None:
+    def check_prerequisites(self, quest: Quest) -> None:
         missing = self.missing(quest)
         if missing:
-            raise refusal(
-                _MISSING, f"{quest.title!r} is not open yet", questId=quest.id, missing=missing
+            raise walk_error(
+                _PREREQUISITES,
+                f"{quest.title!r} is not available yet",
+                questId=quest.id,
+                missing=missing,
             )
 
-    def under_way(self, quest: Quest) -> Standing:
-        """Return a quest the walker is on, or raise why they are not."""
-        standing = self.standing(quest)
-        if standing.status == "completed":
-            raise refusal(
+    def require_in_progress(self, quest: Quest) -> QuestState:
+        """Return the state of a quest in progress; raises if it is not in progress."""
+        state = self.state(quest)
+        if state.status == "completed":
+            raise walk_error(
                 "QUEST_ALREADY_COMPLETED", f"{quest.title!r} is completed", questId=quest.id
             )
-        if standing.status != "in_progress":
-            raise refusal(
+        if state.status != "in_progress":
+            raise walk_error(
                 "QUEST_NOT_IN_PROGRESS", f"{quest.title!r} has not been started", questId=quest.id
             )
-        # A keystone that was given back takes the quest it revealed out of reach.
-        self.refuse_missing(quest)
-        return standing
+        # After a refund of the keystone the quest is not available any more.
+        self.check_prerequisites(quest)
+        return state
 
 
-async def read_board(store: Store, tenant: str, catalogue: Catalogue) -> list[Standing]:
-    """Return the quests a walker can start, is on, or has completed."""
+async def read_board(store: Store, tenant: str, catalogue: Catalogue) -> list[QuestState]:
+    """Return the quests that a walker can start, has started or has completed."""
     board = _board(await store.read(_sql("quest_board"), {"tenant": tenant}), catalogue)
     return [
-        standing
-        for standing in map(board.standing, catalogue.quests.values())
-        if standing.status == "completed" or not board.missing(standing.quest)
+        state
+        for state in map(board.state, catalogue.quests.values())
+        if state.status == "completed" or not board.missing(state.quest)
     ]
 
 
 async def start_quest(
     tx: Transaction, tenant: str, quest_id: str, *, now: datetime, catalogue: Catalogue
-) -> Standing:
-    """Begin a quest. A second start is refused, with a key of its own or without one."""
+) -> QuestState:
+    """Start a quest. A second start fails, with another key or without one."""
     board = await _lock_board(tx, tenant, now, catalogue)
     quest = board.quest(quest_id)
-    status = board.standing_of(quest.id)
+    status = board.status_of(quest.id)
     if status == "in_progress":
-        raise refusal(
+        raise walk_error(
             "QUEST_ALREADY_IN_PROGRESS", f"{quest.title!r} is in progress", questId=quest.id
         )
     if status == "completed":
-        raise refusal("QUEST_ALREADY_COMPLETED", f"{quest.title!r} is completed", questId=quest.id)
-    board.refuse_missing(quest)
+        raise walk_error(
+            "QUEST_ALREADY_COMPLETED", f"{quest.title!r} is completed", questId=quest.id
+        )
+    board.check_prerequisites(quest)
     await tx.execute(_sql("start_quest"), {"tenant": tenant, "quest_id": quest.id, "now": now})
     await add_event(tx, tenant, "quest.started", {"questId": quest.id}, now)
-    return Standing(quest, "in_progress")
+    return QuestState(quest, "in_progress")
 
 
 async def advance_quest(
     tx: Transaction, tenant: str, quest_id: str, step: int, *, now: datetime, catalogue: Catalogue
-) -> Standing:
-    """Do one step: the next one, and no other."""
+) -> QuestState:
+    """Complete a step, which must be the next one."""
     board = await _lock_board(tx, tenant, now, catalogue)
     quest = board.quest(quest_id)
-    standing = board.under_way(quest)
-    if step != standing.current_step or step > quest.steps:
-        raise refusal(
+    state = board.require_in_progress(quest)
+    if step != state.current_step or step > quest.steps:
+        raise walk_error(
             "STEP_OUT_OF_ORDER",
-            f"{quest.title!r} is at step {standing.current_step} of {quest.steps}",
+            f"{quest.title!r} is at step {state.current_step} of {quest.steps}",
             questId=quest.id,
             step=step,
-            currentStep=standing.current_step,
+            currentStep=state.current_step,
             steps=quest.steps,
         )
     await tx.execute(
@@ -138,22 +143,22 @@ async def advance_quest(
         {"tenant": tenant, "quest_id": quest.id, "steps_done": step, "now": now},
     )
     await add_event(tx, tenant, "quest.advanced", {"questId": quest.id, "step": step}, now)
-    return Standing(quest, "in_progress", step)
+    return QuestState(quest, "in_progress", step)
 
 
 async def complete_quest(
     tx: Transaction, tenant: str, quest_id: str, *, now: datetime, catalogue: Catalogue
-) -> tuple[Standing, int]:
-    """Complete a quest and award its points; returns it and the points the walker has now."""
+) -> tuple[QuestState, int]:
+    """Complete a quest and award its points; returns its state and the walker's points."""
     board = await _lock_board(tx, tenant, now, catalogue)
     quest = board.quest(quest_id)
-    standing = board.under_way(quest)
-    if standing.steps_done < quest.steps:
-        raise refusal(
+    state = board.require_in_progress(quest)
+    if state.steps_done < quest.steps:
+        raise walk_error(
             "QUEST_INCOMPLETE",
-            f"{quest.title!r} is at step {standing.current_step} of {quest.steps}",
+            f"{quest.title!r} is at step {state.current_step} of {quest.steps}",
             questId=quest.id,
-            currentStep=standing.current_step,
+            currentStep=state.current_step,
             steps=quest.steps,
         )
     changed = await tx.execute(
@@ -161,15 +166,17 @@ async def complete_quest(
         {"tenant": tenant, "quest_id": quest.id, "points": quest.points, "now": now},
     )
     if changed != 1:
-        raise LookupError("a quest under way has no row under way, though its walker is locked")
-    walker = await move_walker(tx, tenant, now, points=quest.points, events=1)
+        raise LookupError(
+            "a quest in progress has no row in progress, although its walker is locked"
+        )
+    walker = await update_walker(tx, tenant, now, points=quest.points, events=1)
     completed = {
         "questId": quest.id,
         "pointsAwarded": quest.points,
         "pointsBanked": walker.points_banked,
     }
-    await put_event(tx, tenant, WalkerEvent(walker.event_seq, "quest.completed", completed, now))
-    return Standing(quest, "completed", standing.steps_done), walker.points_banked
+    await insert_event(tx, tenant, WalkerEvent(walker.event_seq, "quest.completed", completed, now))
+    return QuestState(quest, "completed", state.steps_done), walker.points_banked
 
 
 async def _lock_board(tx: Transaction, tenant: str, now: datetime, catalogue: Catalogue) -> _Board:

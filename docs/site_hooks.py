@@ -1,0 +1,94 @@
+"""MkDocs hooks: the list of decisions, and copies of repository files that pages link to.
+
+Pages link to tests, examples and project files by their relative path, which works on a
+repository's web page. The site holds only ``docs/``, so a hook adds each linked file under
+``repository/`` and points the link at the copy. A link to a file that does not exist stays as it
+is, and the strict build fails on it.
+"""  # noqa: INP001 - a script beside the pages
+
+import os
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+# Project files with a place in the navigation.
+NAMED = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "README.md": "index.md",
+}
+# Shown as they are. Other files get the ending .txt, so that a browser shows the text.
+SHOWN = {".md", ".svg", ".png", ".json", ".txt"}
+
+# Inline links, and reference definitions such as "[test]: ../tests/test_x.py".
+_LINK = re.compile(r"(?:(?<=\]\()|(?<=\]: ))(?![a-z]+:)([^)#\s]+)(?=[)#]|$)", re.MULTILINE)
+
+
+def site_path(target: Path) -> str:
+    """Return where the site has a file of the repository."""
+    if target.is_relative_to(DOCS):
+        return target.relative_to(DOCS).as_posix()
+    path = target.relative_to(ROOT).as_posix()
+    if path in NAMED:
+        return NAMED[path]
+    return f"repository/{path}" if target.suffix in SHOWN else f"repository/{path}.txt"
+
+
+def linked(source: Path, text: str) -> set[Path]:
+    """Return the files outside ``docs/`` that a page links to."""
+    targets = {(source.parent / link).resolve() for link in _LINK.findall(text)}
+    return {
+        target
+        for target in targets
+        if target.is_file() and target.is_relative_to(ROOT) and not target.is_relative_to(DOCS)
+    }
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put every decision into the navigation: a new one needs no line in mkdocs.yml."""
+    for section in config.nav or []:
+        if isinstance(section, dict) and section.get("Decisions") == "decisions/":
+            pages = sorted((DOCS / "decisions").glob("*.md"))
+            section["Decisions"] = [page.relative_to(DOCS).as_posix() for page in pages]
+    return config
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Add the named project files, and every file that a page links to."""
+    found = [ROOT / name for name in NAMED if NAMED[name] != "index.md"]
+    pages = [Path(str(file.abs_src_path)) for file in files.documentation_pages()]
+    seen: set[Path] = set()
+    while pages or found:
+        for page in pages:
+            found += linked(page, page.read_text(encoding="utf-8"))
+        pages = []
+        for target in found:
+            if target in seen or site_path(target) == "index.md":
+                continue
+            seen.add(target)
+            files.append(File.generated(config, site_path(target), abs_src_path=str(target)))
+            if target.suffix == ".md":
+                pages.append(target)
+        found = []
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point links that leave ``docs/`` at the copies."""
+    del config, files
+    source = Path(str(page.file.abs_src_path))
+    here = Path(page.file.src_uri).parent
+
+    def moved(link: re.Match[str]) -> str:
+        target = (source.parent / link[1]).resolve()
+        if not target.is_file() or not target.is_relative_to(ROOT):
+            return link[0]
+        return os.path.relpath(site_path(target), here)
+
+    return _LINK.sub(moved, markdown)

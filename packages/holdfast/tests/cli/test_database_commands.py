@@ -1,0 +1,144 @@
+"""``holdfast migrate``, ``sweep`` and ``keys`` on SQLite and PostgreSQL."""
+
+import asyncio
+import json
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast import open_store
+from holdfast.core.idempotency_record import Record, RecordId, RequestFingerprint
+from holdfast.ports import Claimed
+from packages.holdfast.tests.cli.harness import Cli, Here, one_line
+
+NOW = datetime.now(UTC)
+KEY = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/commands.db"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+def record(tenant: str, key: str, *, age: timedelta, body: bytes = b'{"ok":true}') -> Record:
+    created_at = NOW - age
+    return Record(
+        id=RecordId(tenant, "POST /things", key),
+        fingerprint=RequestFingerprint("b" * 64, "f" * 64),
+        status=201,
+        headers={"content-type": "application/json"},
+        body=body,
+        created_at=created_at,
+        expires_at=created_at + timedelta(hours=24),
+        request_id=f"request-of-{tenant}",
+        correlation_id="chain",
+    )
+
+
+def save_records(url: str, *records: Record) -> None:
+    async def save() -> None:
+        store = open_store(url)
+        await store.open()
+        for each in records:
+            claim = await store.claim(each.id, each.created_at)
+            assert isinstance(claim, Claimed)
+            await claim.unit.commit(each, None)
+        await store.close()
+
+    asyncio.run(save())
+
+
+def test_migrate_prints_what_it_applied_and_applies_it_once(cli: Cli, database: str) -> None:
+    first = cli("migrate", "--database", database, "--json")
+    applied = json.loads(first.stdout)["applied"]
+    assert {"namespace": "core", "number": 1, "name": "records"} in applied
+    again = cli("migrate", HOLDFAST_DATABASE_URL=database)
+    assert again.returncode == 0
+    assert b"is up to date" in again.stdout
+
+
+def test_keys_ls_keys_show_and_sweep(here: Here, database: str) -> None:
+    old, new = timedelta(hours=25), timedelta(hours=1)
+    save_records(
+        database,
+        record("ada", KEY, age=new, body=b"\xff\x00"),
+        record("bob", KEY, age=timedelta(hours=2)),
+        record("ada", "old", age=old),
+    )
+    listed = json.loads(here("keys", "ls", "--database", database, "--json").stdout)
+    assert [(r["tenant"], r["key"], r["expired"]) for r in listed] == [
+        ("ada", KEY, False),
+        ("bob", KEY, False),
+        ("ada", "old", True),
+    ]
+    plain = here("keys", "ls", "--database", database, "--tenant", "ada", "--limit", "1")
+    heading, row = plain.stdout.decode().splitlines()
+    assert heading.split("\t")[:4] == ["created", "tenant", "endpoint", "key"]
+    assert row.split("\t")[1:5] == ["ada", "POST /things", KEY, "201"]
+
+    several = here("keys", "show", KEY, "--database", database)
+    assert several.returncode == 1
+    assert "2 records have that key" in one_line(several.stderr)
+    assert b"bob" in several.stdout
+    show = ("keys", "show", KEY, "--database", database, "--json", "--tenant")
+    text = json.loads(here(*show, "bob").stdout)
+    assert (text["body"], text["headers"]) == ('{"ok":true}', {"content-type": "application/json"})
+    assert json.loads(here(*show, "ada").stdout)["body_base64"] == "/wA="
+
+    swept = here("sweep", "--database", database, "--json")
+    assert json.loads(swept.stdout) == {"deleted": 1}
+    assert here("sweep", "--database", database).stdout == b"0 expired records deleted\n"
+    gone = here("keys", "show", "old", "--database", database)
+    assert (gone.returncode, gone.stdout) == (1, b"")
+    one_line(gone.stderr)
+
+
+@pytest.mark.parametrize("arguments", [["keys", "ls"], ["sweep"]])
+def test_missing_sqlite_file_is_not_created(
+    here: Here, tmp_path: Path, arguments: list[str]
+) -> None:
+    done = here(*arguments, "--database", "sqlite:///nowhere.db")
+    assert done.returncode == 1
+    assert "nowhere.db does not exist" in one_line(done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("mysql://x", 2),
+        ("sqlite://", 2),
+        ("sqlite:////nowhere/x.db", 1),
+        ("postgresql://me:hunter2@127.0.0.1:1/x", 1),
+    ],
+)
+def test_unusable_database_is_reported_in_one_line(here: Here, url: str, code: int) -> None:
+    done = here("migrate", "--database", url)
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert "hunter2" not in one_line(done.stderr)
+
+
+def test_file_that_is_not_a_database_is_reported_in_one_line(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_bytes(b"not a database, " * 100)
+    for arguments in (["migrate"], ["keys", "ls"]):
+        done = here(*arguments, "--database", "sqlite:///x.db")
+        assert done.returncode == 1
+        one_line(done.stderr)
+
+
+def test_database_of_another_program_is_not_changed(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE t (a)")
+    db.close()
+    for command in (("keys", "ls"), ("sweep",)):
+        done = cli(*command, "--database", f"sqlite:///{path}")
+        assert done.returncode == 1
+        assert b"holdfast migrate" in done.stderr
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("t",)]
+    db.close()

@@ -1,0 +1,14 @@
+"""Mutation tests of the simulation: bugs are planted in the real code, and it must find each.
+
+=================  ==============================================================================
+``planting``       replaces attributes of the real code while a ``with`` block lasts
+``outbox_bugs``    bugs of the outbox: queue, drain, clock
+``server_bugs``    bugs of the server and of the store of idempotency records
+``job_bugs``       bugs of the jobs: store, executor, relay
+``runner``         runs seeds with one bug at a time until a guarantee is violated
+=================  ==============================================================================
+
+``holdfast simulate --planted`` runs all of them. The library does not contain them.
+"""
+
+__all__: list[str] = []

@@ -1,0 +1,179 @@
+"""Bugs of the intake and of the store of records."""
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.core.idempotency_record import RecordId
+from holdfast.core.policy import Policy
+from holdfast.server import app as facade
+from holdfast.server import guarded_request as call
+from holdfast.server import idempotency
+from holdfast.server.execution import Execution
+from holdfast.server.idempotency import Idempotency
+from holdfast.stores.sqlite import store
+from holdfast.stores.sqlite import unit_of_work as unit
+from holdfast.stores.sqlite.rows import find_any
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast_lab.mutations.planting import Replacement, bug, untyped
+
+CALL, FACADE, INTAKE, STORE, UNIT = (untyped(m) for m in (call, facade, idempotency, store, unit))
+
+
+@bug
+def record_outside_the_transaction() -> list[Replacement]:
+    async def commit(self: Any, execution: Any, record: Any, audit: Any) -> None:
+        await self.faults.reach("before_commit")
+        await execution.unit.commit(None, audit)
+        await self.faults.reach("after_commit")
+        if record is not None:
+            another = await self.store.begin()
+            await another.commit(record, None)
+
+    return [(Idempotency, "_commit", commit)]
+
+
+@bug
+def answer_before_the_commit() -> list[Replacement]:
+    async def commit(self: Any, execution: Any, record: Any, audit: Any) -> None:
+        open_unit = execution.unit
+
+        async def later() -> None:
+            await asyncio.sleep(1.0)
+            await self.faults.reach("before_commit")
+            await open_unit.commit(record, audit)
+
+        execution.keep_alive = asyncio.ensure_future(later())
+        await self.faults.reach("after_commit")
+
+    class Loose(Execution):  # without __slots__, so that it can keep the task
+        pass
+
+    return [(Idempotency, "_commit", commit), (INTAKE, "Execution", Loose)]
+
+
+@bug
+def fingerprint_without_nested_keys() -> list[Replacement]:
+    right = CALL.body_hash
+
+    def body_hash(body: bytes, content_type: str | None, *, volatile: Any) -> Any:
+        flat = {
+            name: None if isinstance(value, dict | list) else value
+            for name, value in msgspec.json.decode(body).items()
+        }
+        return right(msgspec.json.encode(flat), content_type, volatile=volatile)
+
+    return [(CALL, "body_hash", body_hash)]
+
+
+@bug
+def volatile_fields_in_the_fingerprint() -> list[Replacement]:
+    right = CALL.body_hash
+
+    def body_hash(body: bytes, content_type: str | None, *, volatile: Any) -> Any:
+        return right(body, content_type, volatile=frozenset())
+
+    return [(CALL, "body_hash", body_hash)]
+
+
+@bug
+def sweep_of_live_records() -> list[Replacement]:
+    right = SqliteStore.sweep
+
+    async def sweep(self: SqliteStore, now: datetime, limit: int) -> int:
+        return await right(self, now + timedelta(days=7), limit)
+
+    return [(SqliteStore, "sweep", sweep)]
+
+
+@bug
+def replay_of_another_tenants_record() -> list[Replacement]:
+    def find(db: Any, record_id: RecordId) -> Any:
+        row = db.execute(
+            "SELECT tenant FROM idempotency_records WHERE endpoint = ? AND idempotency_key = ?",
+            (record_id.endpoint, record_id.key),
+        ).fetchone()
+        return None if row is None else find_any(db, record_id._replace(tenant=row[0]))
+
+    return [(STORE, "find_any", find)]
+
+
+@bug
+def server_errors_recorded_as_final() -> list[Replacement]:
+    right = Policy.ttl_for
+
+    def ttl_for(self: Policy, status: int) -> timedelta | None:
+        return self.success_ttl if status >= 500 else right(self, status)
+
+    return [(Policy, "ttl_for", ttl_for)]
+
+
+@bug
+def stale_actions_accepted() -> list[Replacement]:
+    return [(INTAKE, "stale_error", lambda _request, _now: None)]
+
+
+@bug
+def refused_writes_kept() -> list[Replacement]:
+    right = Idempotency.finish
+
+    async def finish(self: Any, execution: Any, response: Any) -> Any:
+        execution.writes_kept_on_error = True
+        return await right(self, execution, response)
+
+    return [(Idempotency, "finish", finish)]
+
+
+@bug
+def job_enqueued_after_the_commit() -> list[Replacement]:
+    async def enqueue_in(
+        self: Any, execution: Execution, job_type: str, payload: Any, **wishes: Any
+    ) -> Any:
+        async def later() -> None:
+            await asyncio.sleep(0.5)
+            for name in ("tenant", "queue", "max_attempts"):
+                wishes.pop(name)
+            request = execution.request
+            cause = FACADE.Cause(
+                request.principal.tenant,
+                request.principal.actor,
+                request.request_id,
+                request.correlation_id,
+            )
+            job = FACADE.new_job(
+                job_type,
+                payload,
+                cause=cause,
+                queue="default",
+                max_attempts=5,
+                max_payload_bytes=self.max_payload_bytes,
+                **wishes,
+            )
+            own = await self.store.begin()
+            await self.job_store.enqueue(own.statements, job)
+            await own.commit(None, None)
+            self.notifier.notify()
+
+        execution.after_commit(lambda: tasks.append(asyncio.ensure_future(later())))
+
+    tasks: list[Any] = []
+    return [(FACADE.Holdfast, "enqueue_in", enqueue_in)]
+
+
+@bug
+def second_process_not_noticed() -> list[Replacement]:
+    wrong = UNIT._SAVE.replace(" WHERE idempotency_records.expires_at <= excluded.created_at", "")
+    assert wrong != UNIT._SAVE
+    return [(UNIT, "exists", lambda *_: False), (UNIT, "_SAVE", wrong)]
+
+
+@bug
+def errors_answered_without_rollback() -> list[Replacement]:
+    async def abort(self: Any, execution: Any) -> None:
+        if not execution.ended:
+            await execution.unit.commit(None, None)
+            self._end(execution, None)
+
+    return [(Idempotency, "abort", abort)]

@@ -1,0 +1,1 @@
+"""Steps: reports from devices, their attestation and reconciliation, streaks, and reviews."""

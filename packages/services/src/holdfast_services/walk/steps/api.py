@@ -1,0 +1,189 @@
+"""HTTP routes of steps and reviews."""
+
+import re
+from datetime import date
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Header, Path, Query
+
+from holdfast import ErrorFormat, Holdfast, Principal
+from holdfast.errors import BodyInvalidError, FieldNotAllowedError, ForbiddenError, NotFoundError
+from holdfast.ports import Row
+from holdfast.server.starlette import Caller, Run, Tx
+from holdfast_services.auth import CurrentPrincipal
+from holdfast_services.openapi import errors
+from holdfast_services.routing import extend_router, service_router
+from holdfast_services.settings import Settings
+from holdfast_services.walk.jobs import REFUND
+from holdfast_services.walk.steps import reviews
+from holdfast_services.walk.steps.attestation import AppCheck
+from holdfast_services.walk.steps.ingest import QUEUE, StepIngestion
+from holdfast_services.walk.steps.model import (
+    DayView,
+    DayViews,
+    IngestResponse,
+    Resolution,
+    ReviewView,
+    ReviewViews,
+    StepReport,
+)
+from holdfast_services.walk.steps.reconcile import settle_day
+from holdfast_services.walk.steps.repository import (
+    AFTER_LAST_DAY,
+    list_days,
+    readings_of,
+    save_ruling,
+)
+from holdfast_services.walk.walkers import instant, lock_walker
+
+__all__ = ["router"]
+
+_ADMIN: Final = "admin"
+# The server creates all ids. Other text is not looked up: PostgreSQL rejects some characters.
+_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_INGEST: Final = """\
+Reports the steps of one of the walker's days so far. The App Check token is in the header
+`X-Firebase-AppCheck` or in `attestationToken`. The response is provisional: the day is reconciled
+about a minute later.
+
+Errors: `ATTESTATION_INVALID` (401), `SOURCE_NOT_ALLOWED` (403), `STEP_COUNT_EXCEEDED`,
+`BURST_RATE_EXCEEDED`, `TZ_JUMP`, `FUTURE_DATED`, `OFFLINE_CAP_EXCEEDED` (422)."""
+
+
+def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
+    """Build the routes of steps and of the review queue."""
+    return extend_router(APIRouter(), _steps(holdfast, settings), _reviews(holdfast, settings))
+
+
+def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
+    api = service_router("walk", prefix="/step")
+    app_check = AppCheck(settings, settings.home, holdfast.clock)
+    ingestion = StepIngestion(holdfast, settings, app_check)
+
+    @api.post("/ingest", summary="Report steps", description=_INGEST, responses=_errors())
+    @holdfast.guard("step.ingest", policy=settings.policies().step_ingest)
+    async def ingest(
+        report: StepReport,
+        tx: Tx,
+        run: Run,
+        tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
+    ) -> IngestResponse:
+        return await ingestion.ingest(tx, run, report, tokens or [])
+
+    @api.get("/log", summary="List days", responses=_errors(400, 401, 422, 503))
+    async def log(
+        caller: CurrentPrincipal,
+        after: Annotated[str | None, Query(examples=["2026-05-18"])] = None,
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    ) -> DayViews:
+        if after is not None and _DAY.fullmatch(after) is None:
+            raise BodyInvalidError("after should be the `next` of the page before")
+        before = after or AFTER_LAST_DAY
+        rows = await list_days(holdfast.store, caller.tenant, before=before, limit=limit + 1)
+        items = [_day(row) for row in rows[:limit]]
+        return DayViews(items=items, next=items[-1].id if len(rows) > limit else None)
+
+    return api
+
+
+def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
+    api = service_router("walk", prefix="/admin/review-queue")
+
+    @api.get("", summary="List reviews", responses=_errors(400, 401, 403, 422, 503))
+    async def queue(
+        caller: CurrentPrincipal,
+        status: Literal["open", "resolved"] = "open",
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    ) -> ReviewViews:
+        _check_admin(caller)
+        if after is not None and _ID.fullmatch(after) is None:
+            raise BodyInvalidError("after should be the `next` of the page before")
+        return await reviews.list_reviews(
+            holdfast.store, status=status, after=after or "", limit=limit
+        )
+
+    @api.post(
+        "/{review_id}/resolve",
+        summary="Resolve a review",
+        description=(
+            "For a quarantined day, `accept` counts its steps and `reject` takes back the energy "
+            "they earned. Errors: `REVIEW_ALREADY_RESOLVED` (409)."
+        ),
+        responses=_errors(403, 404),
+    )
+    # Admins work online, so their actions have no staleness.
+    @holdfast.guard("admin.review.resolve", policy=settings.policies().walk.replace(staleness=None))
+    async def resolve(
+        review_id: Annotated[str, Path(examples=["0190163d-8694-739b-aea5-966c26f8ad91"])],
+        resolution: Resolution,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+    ) -> ReviewView:
+        _check_admin(caller)
+        if _ID.fullmatch(review_id) is None:
+            raise NotFoundError("there is no such review")
+        now = holdfast.clock.now()
+        walker = str((await reviews.find_review(tx, review_id))["tenant"])
+        await lock_walker(tx, walker, now)
+        resolved = await reviews.resolve_review(
+            tx, review_id, resolution, admin=caller.actor, now=now
+        )
+        run.describe(resource=f"review:{review_id}")
+        if resolved["kind"] == reviews.QUARANTINED_DAY:
+            day = date.fromisoformat(resolved["day"])
+            count = await _accepted_count(tx, walker, day, resolution, settings.step_max_per_day)
+            accepted = resolution.decision == "accept"
+            await save_ruling(tx, walker, day, accepted=accepted, count=count)
+            due_at = await settle_day(tx, walker, day, settings=settings, now=now)
+            if due_at is not None:
+                await holdfast.enqueue(
+                    REFUND, queue=QUEUE, tenant=walker, run_at=due_at, coalesce=REFUND
+                )
+        return reviews.as_view(resolved)
+
+    return api
+
+
+def _check_admin(caller: Principal) -> None:
+    if _ADMIN not in caller.roles:
+        raise ForbiddenError("this needs the role admin")
+
+
+async def _accepted_count(tx: Tx, tenant: str, day: date, resolution: Resolution, most: int) -> int:
+    """Return how many steps an admin accepts: the given number, else the highest reading.
+
+    Not the sum over bundles, which would count steps twice that two bundles have counted.
+    """
+    if resolution.decision == "reject":
+        return 0
+    if resolution.accepted_count is None:
+        readings, _ = await readings_of(tx, tenant, day)
+        return max(reading.count for reading in readings)
+    if resolution.accepted_count > most:
+        raise FieldNotAllowedError(f"acceptedCount: should be at most {most}")
+    return resolution.accepted_count
+
+
+def _day(row: Row) -> DayView:
+    reconciled_at = row["reconciled_at"]
+    return DayView(
+        id=row["day"],
+        day=row["day"],
+        reconciliation_status=row["status"],
+        reported_count=row["reported_count"],
+        accepted_count=row["accepted_count"],
+        attested=row["streak_length"] is not None,
+        source=row["source"],
+        source_bundle_id=row["source_bundle_id"],
+        tz=row["tz"],
+        sample_span={"start": instant(row["span_start"]), "end": instant(row["span_end"])},
+        reported_at=instant(row["reported_at"]),
+        reconciled_at=None if reconciled_at is None else instant(reconciled_at),
+    )
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return errors(*statuses, error_format=ErrorFormat.ENVELOPE)

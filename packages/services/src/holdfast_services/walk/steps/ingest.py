@@ -1,0 +1,219 @@
+"""Ingest a report of steps: attest, check, store, and enqueue its reconciliation.
+
+Every request adds a row to the attestation log, whatever the response is. A rejected report writes
+nothing else, and its key can be used again.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date, datetime, timedelta
+from typing import Final, NoReturn
+
+from holdfast import Execution, Holdfast, ServiceError, Transaction
+from holdfast.errors import StoreError, StoreUnavailableError
+from holdfast_services.walk.steps.attestation import AppCheck, AttestationError, Attested
+from holdfast_services.walk.steps.model import IngestResponse, StepReport
+from holdfast_services.walk.steps.repository import (
+    Attestation,
+    RecentDay,
+    add_attestation,
+    add_report,
+    attestation_values,
+    attested_before,
+    find_sync,
+    recent_days,
+    sql,
+)
+from holdfast_services.walk.steps.reviews import review_rejections
+from holdfast_services.walk.steps.rules import (
+    Rejection,
+    Report,
+    Span,
+    find_rejection,
+    find_zone,
+    provisional_credit,
+    scaled,
+)
+from holdfast_services.walk.steps.settings import StepSettings
+from holdfast_services.walk.steps.streak_view import streak_view
+from holdfast_services.walk.steps.streaks import StreakState, extend_streak, streak_on, today_in
+from holdfast_services.walk.walkers import lock_walker
+
+__all__ = ["QUEUE", "RECONCILE", "StepIngestion"]
+
+QUEUE: Final = "walk"
+RECONCILE: Final = "steps.reconcile"
+# Days of one walker are reconciled one at a time, in the order of their reports.
+ORDER: Final = "steps"
+
+_log = logging.getLogger("holdfast_services")
+
+
+class StepIngestion:
+    """Ingests reports, one transaction each."""
+
+    def __init__(self, holdfast: Holdfast, settings: StepSettings, app_check: AppCheck) -> None:
+        self._holdfast = holdfast
+        self._settings = settings
+        self._app_check = app_check
+        self._limits = settings.step_limits
+        self._streaks = settings.streak_rules
+
+    async def ingest(
+        self, tx: Transaction, run: Execution, sent: StepReport, tokens: Sequence[str]
+    ) -> IngestResponse:
+        """Store one report; raises ``ServiceError`` if it is rejected."""
+        tenant, now = run.request.principal.tenant, self._holdfast.clock.now()
+        note = Attestation(
+            verdict="ACCEPTED",
+            day=sent.day,
+            token_id="none",  # noqa: S106 - not a secret
+            payload_hash=run.request.fingerprint.body_hash,
+            request_id=run.request.request_id,
+        )
+        attested = await self._attest(tx, run, sent, tokens, note)
+        note = replace(note, token_id=attested.token_id, summary=attested.summary)
+        report = Report(
+            day=sent.day,
+            count=sent.count,
+            zone=find_zone(sent.tz),
+            span=Span(sent.sample_span.start, sent.sample_span.end),
+            bundle=sent.source_bundle_id,
+        )
+        await lock_walker(tx, tenant, now)
+        sync = await find_sync(tx, tenant)
+        rejection = find_rejection(report, self._limits, None if sync is None else sync.last, now)
+        if rejection is not None:
+            await self._reject(tx, run, rejection, note, now)
+        since = min(sent.day, today_in(report.zone, now) - timedelta(self._limits.offline_days + 1))
+        days = await recent_days(tx, tenant, since)
+        await add_attestation(tx, tenant, note, now)
+        status = await add_report(
+            tx,
+            tenant,
+            report,
+            source=sent.source,
+            client_submitted_at=sent.client_submitted_at,
+            token_id=attested.token_id,
+            request_id=run.request.request_id,
+            now=now,
+        )
+        if status == "PENDING":
+            await self._holdfast.enqueue(
+                RECONCILE,
+                {"day": sent.day.isoformat()},
+                queue=QUEUE,
+                delay_seconds=self._settings.step_reconcile_delay_seconds,
+                coalesce=sent.day.isoformat(),
+                order=ORDER,
+            )
+        run.describe(resource=f"day:{sent.day.isoformat()}")
+        state = await self._expected_streak(tx, tenant, report, days, since=since, now=now)
+        return IngestResponse(
+            provisional_energy=self._credit(report, days),
+            streak_state=streak_view(state, 0 if sync is None else sync.total_steps),
+        )
+
+    # -- rejecting -------------------------------------------------------------------------------
+
+    async def _attest(
+        self,
+        tx: Transaction,
+        run: Execution,
+        sent: StepReport,
+        tokens: Sequence[str],
+        note: Attestation,
+    ) -> Attested:
+        """Check the token before any query, so that requests from elsewhere cost little."""
+        try:
+            return await self._app_check.verify(tokens, sent.attestation_token)
+        except AttestationError as error:
+            rejection = Rejection(401, "ATTESTATION_INVALID", f"App Check: {error.reason}")
+            note = replace(note, token_id=error.token_id)
+            await self._reject(tx, run, rejection, note, self._holdfast.clock.now())
+        except StoreUnavailableError:
+            await self._log_outage(run, note)
+            raise
+
+    async def _reject(
+        self,
+        tx: Transaction,
+        run: Execution,
+        rejection: Rejection,
+        note: Attestation,
+        now: datetime,
+    ) -> NoReturn:
+        """Log the rejection, in a transaction that commits although the response is an error."""
+        run.keep_writes_on_error()
+        tenant = run.request.principal.tenant
+        await add_attestation(
+            tx,
+            tenant,
+            replace(
+                note,
+                verdict="REJECTED",
+                code=rejection.code,
+                is_anti_cheat=rejection.is_anti_cheat,
+                summary={**(note.summary or {}), "reason": rejection.message},
+            ),
+            now,
+        )
+        if rejection.is_anti_cheat:
+            await review_rejections(
+                tx,
+                tenant,
+                limit=self._settings.step_review_rejections,
+                window=self._settings.review_window,
+                now=now,
+            )
+        raise ServiceError(
+            rejection.status, rejection.code, rejection.message, details=rejection.details
+        )
+
+    async def _log_outage(self, run: Execution, note: Attestation) -> None:
+        """Log a request whose token could not be checked, outside its transaction.
+
+        A 503 rolls the request's transaction back, so it is aborted first: if every request held a
+        connection while it waited for a second one, all of them could wait for ever.
+        """
+        await self._holdfast.idempotency.abort(run)
+        note = replace(note, verdict="UNVERIFIED", code="STORE_UNAVAILABLE")
+        values = attestation_values(run.request.principal.tenant, note, self._holdfast.clock.now())
+        try:
+            await self._holdfast.store.write(sql("add_attestation"), values)
+        except StoreError as error:
+            _log.warning("could not log a request whose App Check token was not checked: %s", error)
+
+    # -- the response ------------------------------------------------------------------------------
+
+    def _credit(self, report: Report, days: Sequence[RecentDay]) -> int:
+        known = next((day for day in days if day.day == report.day), None)
+        if known is not None and known.is_rejected_for_good:
+            return 0
+        prior = None if known is None else known.reported_count
+        credit = provisional_credit(report.count, prior, self._settings.step_provisional_factor)
+        return scaled(credit, self._settings.step_energy_per_step)
+
+    async def _expected_streak(
+        self,
+        tx: Transaction,
+        tenant: str,
+        report: Report,
+        days: Sequence[RecentDay],
+        *,
+        since: date,
+        now: datetime,
+    ) -> StreakState:
+        """Return the streak as if this day, and pending days that reach the goal, were attested."""
+        attested = {day.day for day in days if self._may_be_attested(day)}
+        if not any(day.day == report.day and day.is_rejected_for_good for day in days):
+            attested.add(report.day)
+        before = await attested_before(tx, tenant, since)
+        *_, last = [before, *extend_streak(before, sorted(attested), self._streaks)]
+        return streak_on(last, today_in(report.zone, now), report.zone, self._streaks)
+
+    def _may_be_attested(self, day: RecentDay) -> bool:
+        return day.is_attested or (
+            day.status == "PENDING" and day.reported_count >= self._settings.step_attested_threshold
+        )
