@@ -1,4 +1,4 @@
-"""Queueing in the app's own transaction: both are there, or neither."""
+"""Enqueueing in the app's transaction: both commit, or neither."""
 
 import sqlite3
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Claims: who holds what, for how long, and what is kept of each send."""
+"""Claims, leases, and the history of attempts."""
 
 import threading
 

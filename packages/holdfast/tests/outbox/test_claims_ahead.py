@@ -1,4 +1,4 @@
-"""Entries of one lane are claimed ahead of their turn, and sent as if they were not."""
+"""Claims ahead: several entries of a lane are claimed at once and still sent in order."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""``holdfast outbox`` from outside: what people type, and what scripts read."""
+"""``holdfast outbox`` as a process: options, output, JSON and exit codes."""
 
 import json
 import signal

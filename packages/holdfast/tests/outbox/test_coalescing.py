@@ -1,4 +1,4 @@
-"""Coalescing, when asked for: fewer sends, the same end, nothing reordered."""
+"""Coalescing: fewer sends, the same result, nothing reordered."""
 
 from typing import Any
 

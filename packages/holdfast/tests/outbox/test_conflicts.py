@@ -1,4 +1,4 @@
-"""Conflicts by each strategy, against the real field service."""
+"""Conflicts with each strategy, against a real server."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Dependencies: waiting for parents and for ids, parking with them and coming back with them."""
+"""Dependencies on entries and local ids: blocking, parking and reviving."""
 
 import pytest
 

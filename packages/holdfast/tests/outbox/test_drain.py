@@ -1,4 +1,4 @@
-"""The drain against a real server that loses answers: everything happens once, and in order."""
+"""The drain against a real server that loses responses: one effect per entry, in order."""
 
 from collections import Counter
 from collections.abc import Iterator

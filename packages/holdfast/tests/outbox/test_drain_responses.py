@@ -1,4 +1,4 @@
-"""What each answer does to the queue, with a server that says what it is told to say."""
+"""What each response does to the queue, with a scripted server."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Encryption at rest: nothing readable on the disk, clear words for a wrong passphrase."""
+"""Encryption at rest: no plaintext on the disk, clear errors for a wrong passphrase."""
 
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Events: every change is told, after it is committed, in order, and never with a payload."""
+"""Events: one for every change, after its commit, in order, never with a payload."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""The file: made, migrated, read-only, damaged, too new, on a full disk. Clear words, no harm."""
+"""The file: created, migrated, read-only, damaged, too new, on a full disk."""
 
 import os
 import resource

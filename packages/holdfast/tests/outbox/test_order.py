@@ -1,4 +1,4 @@
-"""Order: who may be sent when, among lanes, users and priorities."""
+"""Order of sending among lanes, users and priorities."""
 
 import pytest
 

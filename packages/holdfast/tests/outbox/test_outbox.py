@@ -1,4 +1,4 @@
-"""The outbox keeps its file in order by itself, for as long as it is told to keep things."""
+"""Pruning by the outbox, and settings from the environment."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from holdfast.outbox import EventKind, OutboxQueue, maintenance
 from holdfast.outbox.outbox import Outbox
 from holdfast.outbox.settings import VARIABLES, QueueSettings
 from packages.holdfast.tests.outbox.queue_harness import Lab, new
-from packages.holdfast.tests.outbox.test_runner import eventually
+from packages.holdfast.tests.outbox.test_background import eventually
 from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, answer
 
 

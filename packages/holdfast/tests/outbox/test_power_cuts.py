@@ -1,4 +1,4 @@
-"""Power cuts at the level of the file: what was acknowledged is there, whatever the disk forgot."""
+"""Power cuts: acknowledged entries are on the disk, whatever unsynced writes are lost."""
 
 import itertools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What ``holdfast.outbox`` offers: listed, documented, typed, and light to import."""
+"""Public names of ``holdfast.outbox``: listed, documented, typed, light to import."""
 
 import inspect
 import subprocess

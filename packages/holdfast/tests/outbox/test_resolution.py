@@ -1,4 +1,4 @@
-"""What people do to entries: edit, retry, resolve, discard, undo, purge."""
+"""Decisions about entries: edit, retry, resolve, discard, cancel, purge."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every rule about what may be queued and what becomes of it, by its name."""
+"""The rules about entries, by the names that ``EntryInvalidError.rule`` has."""
 
 import json
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""Time: a device's clock that is set, stops or jumps changes no entry's fate."""
+"""The elapsed clock: setting the device's clock neither expires nor revives entries."""
 
 from datetime import UTC, datetime, timedelta
 

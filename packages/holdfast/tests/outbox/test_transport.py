@@ -1,4 +1,4 @@
-"""The transports: one request out, one answer back, and nothing that could leak or run away."""
+"""The HTTP transports: one request, one response, limits, no leaks."""
 
 import gzip
 import logging

@@ -1,4 +1,4 @@
-"""What was sent without an answer: asked for while the server can tell, and never after that."""
+"""Unknown outcomes: sent again while the server knows the key, never after that."""
 
 import json
 from datetime import timedelta

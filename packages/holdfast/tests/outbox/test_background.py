@@ -1,4 +1,4 @@
-"""The outbox by itself: it sends when there is something, backs off, and stops cleanly."""
+"""Background draining: wakes up, backs off, and stops cleanly."""
 
 import asyncio
 import threading
