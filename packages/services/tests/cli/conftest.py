@@ -1,4 +1,4 @@
-"""The real command in a directory of its own, and a real server that is always stopped."""
+"""The real command in a temporary directory, and a real server that is always stopped."""
 
 import logging
 import os
@@ -58,7 +58,7 @@ class Cli:
 
 @dataclass
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     returncode: int
     stdout: bytes
@@ -94,13 +94,13 @@ def here(
     yield run
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    # A command sends logs to the standard error it has, which is gone after the test.
+    # A command logs to the stderr of the test, which is closed afterwards.
     root.handlers[:] = logs
     root.setLevel(level)
 
 
 class Server:
-    """``holdfast serve`` on a free port, ready to be asked."""
+    """``holdfast serve`` on a free port, ready for requests."""
 
     def __init__(self, directory: Path, *arguments: str, **variables: str) -> None:
         self.errors = (directory / "stderr.txt").open("ab+")
@@ -149,7 +149,7 @@ class Server:
 
 @pytest.fixture
 def postgres_url(postgres: RealPostgres) -> Iterator[str]:
-    """Give an empty database, without the services' tables."""
+    """Return the URL of an empty database, without the services' tables."""
     postgres.start()  # a test before this one may have stopped it
     url = postgres.create_database()
     yield url
@@ -176,7 +176,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 
 def token(cli: Cli) -> str:
-    """Sign in as the command does: with the secret that the server keeps, without a process."""
+    """Make a token as the command does, without a process."""
     secret = development_secret(cli.directory / ".holdfast")
     return mint_token(secret, sub="ada", lifetime=timedelta(hours=1), now=datetime.now(UTC))
 

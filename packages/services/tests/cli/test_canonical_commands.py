@@ -1,4 +1,4 @@
-"""``canonical`` and ``hash``: exact bytes out, or one line of reason and exit code 2."""
+"""``canonical`` and ``hash``: exact bytes, or one line and exit code 2."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from .conftest import Cli, Here, one_line
 
 FIXTURES = Path(__file__).parents[3] / "holdfast/tests/fixtures"
 CASES = json.loads((FIXTURES / "golden_hashes.json").read_text())["cases"]
-# One process each: a few are enough here, the rest is the core's own test.
+# Each case is a process, so a few are enough; the tests of core have the rest.
 SOME = [next(case for case in CASES if case["name"].startswith("rfc 8785")), CASES[-1]]
 
 
@@ -24,7 +24,7 @@ def test_the_golden_cases_come_out_byte_for_byte(cli: Cli, case: dict[str, str])
     assert hashed.stdout == case["sha256"].encode() + b"\n"
 
 
-def test_a_dash_is_standard_input_and_volatile_fields_are_left_out(cli: Cli) -> None:
+def test_dash_is_standard_input_and_volatile_fields_are_excluded(cli: Cli) -> None:
     body = b'{"b": 1, "sentAt": "now", "a": {"sentAt": 1}, "x": 2}'
     done = cli("canonical", "--volatile", "sentAt", "--volatile", "x", "-", stdin=body)
     assert done.stdout == b'{"a":{"sentAt":1},"b":1}'
@@ -40,7 +40,7 @@ def test_bad_input_is_exit_2_with_one_line_and_no_output(cli: Cli, command: str)
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"NaN", b"\xff", b'"\\ud800"', b"[" * 129 + b"]" * 129, b"1 2", b"1e999"]
 )
-def test_every_kind_of_bad_input_is_told_in_one_line(
+def test_every_kind_of_bad_input_is_reported_in_one_line(
     body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from holdfast.cli.canonical import canonical_of

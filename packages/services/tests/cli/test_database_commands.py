@@ -52,7 +52,7 @@ def remember(url: str, *records: Record) -> None:
     asyncio.run(save())
 
 
-def test_migrate_tells_what_it_did_and_does_it_once(cli: Cli, database: str) -> None:
+def test_migrate_reports_what_it_applied_and_applies_it_once(cli: Cli, database: str) -> None:
     first = cli("migrate", "--database", database, "--json")
     applied = json.loads(first.stdout)["applied"]
     assert {"room": "core", "number": 1, "name": "records"} in applied
@@ -115,15 +115,13 @@ def test_a_misspelt_file_is_not_created(here: Here, tmp_path: Path, arguments: l
         ("postgresql://me:hunter2@127.0.0.1:1/x", 1),
     ],
 )
-def test_a_database_that_cannot_be_used_is_told_in_one_line(
-    here: Here, url: str, code: int
-) -> None:
+def test_unusable_database_is_reported_in_one_line(here: Here, url: str, code: int) -> None:
     done = here("migrate", "--database", url)
     assert (done.returncode, done.stdout) == (code, b"")
     assert "hunter2" not in one_line(done.stderr)
 
 
-def test_a_file_that_is_no_database_is_told_in_one_line(here: Here, tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_reported_in_one_line(here: Here, tmp_path: Path) -> None:
     (tmp_path / "x.db").write_bytes(b"not a database, " * 100)
     for arguments in (["migrate"], ["keys", "ls"]):
         done = here(*arguments, "--database", "sqlite:///x.db")

@@ -1,4 +1,4 @@
-"""``jobs ls|show|dead|requeue`` on both databases; jobs are made and buried by the tables."""
+"""``jobs ls|show|dead|requeue`` on both databases."""
 
 import asyncio
 import json
@@ -58,22 +58,22 @@ def test_jobs_are_listed_newest_first_for_people_and_scripts(here: Here, databas
     assert lines[0].split("\t")[:5] == ["id", "tenant", "queue", "type", "state"]
     assert lines[1].startswith(f"{ids['waiting']}\tada\tmail\tmail.send\twaiting\t0/5")
     assert len(lines) == 5
-    told = json.loads(here("jobs", "ls", "--database", database, "--json").stdout)
-    assert {job["id"]: job["state"] for job in told} == {
+    expected = json.loads(here("jobs", "ls", "--database", database, "--json").stdout)
+    assert {job["id"]: job["state"] for job in expected} == {
         ids["waiting"]: "waiting",
         ids["done"]: "done",
         ids["dead"]: "dead",
         ids["dead-too"]: "dead",
     }
-    assert told[0]["key"] == "job:ada:mail:mail.send:waiting"
+    assert expected[0]["key"] == "job:ada:mail:mail.send:waiting"
 
 
 def test_a_listing_can_be_narrowed_down(here: Here, database: str) -> None:
     ids = prepare(database)
 
     def listed(*options: str) -> list[str]:
-        told = here("jobs", "ls", "--database", database, "--json", *options)
-        return [job["id"] for job in json.loads(told.stdout)]
+        expected = here("jobs", "ls", "--database", database, "--json", *options)
+        return [job["id"] for job in json.loads(expected.stdout)]
 
     assert listed("--tenant", "bob") == [ids["dead-too"]]
     assert listed("--state", "done") == [ids["done"]]
@@ -94,17 +94,17 @@ def test_a_job_is_shown_with_all_that_is_known(here: Here, database: str) -> Non
     assert dead["correlation_id"] == "chain-dead"
     done = json.loads(here("jobs", "show", ids["done"], "--database", database, "--json").stdout)
     assert done["result"] == {"sent": True}
-    told = here("jobs", "show", ids["dead"], "--database", database).stdout.decode()
-    assert "ValueError: no\\x1b[31m" in told
-    assert "\x1b" not in told
+    expected = here("jobs", "show", ids["dead"], "--database", database).stdout.decode()
+    assert "ValueError: no\\x1b[31m" in expected
+    assert "\x1b" not in expected
 
 
 def test_a_job_of_another_tenant_is_not_shown(here: Here, database: str) -> None:
     ids = prepare(database)
     for job_id in (ids["dead-too"], "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10", "'; --", ""):
-        told = here("jobs", "show", job_id, "--tenant", "ada", "--database", database)
-        assert told.returncode == 1
-        assert "there is no such job" in one_line(told.stderr)
+        expected = here("jobs", "show", job_id, "--tenant", "ada", "--database", database)
+        assert expected.returncode == 1
+        assert "there is no such job" in one_line(expected.stderr)
 
 
 def test_dead_letters_are_listed_with_their_reason(here: Here, database: str) -> None:
@@ -113,8 +113,8 @@ def test_dead_letters_are_listed_with_their_reason(here: Here, database: str) ->
     assert ids["dead"] in table
     assert ids["dead-too"] not in table
     assert "ValueError: no" in table
-    told = json.loads(here("jobs", "dead", "--database", database, "--json").stdout)
-    assert {job["id"] for job in told} == {ids["dead"], ids["dead-too"]}
+    expected = json.loads(here("jobs", "dead", "--database", database, "--json").stdout)
+    assert {job["id"] for job in expected} == {ids["dead"], ids["dead-too"]}
 
 
 def test_a_dead_letter_is_requeued_once_and_keeps_its_history(here: Here, database: str) -> None:
@@ -132,33 +132,33 @@ def test_a_dead_letter_is_requeued_once_and_keeps_its_history(here: Here, databa
 
 def test_requeue_does_not_cross_a_tenant_that_was_named(here: Here, database: str) -> None:
     ids = prepare(database)
-    told = here("jobs", "requeue", ids["dead-too"], "--tenant", "ada", "--database", database)
-    assert told.returncode == 1
-    assert ids["dead-too"] in one_line(told.stderr)
+    expected = here("jobs", "requeue", ids["dead-too"], "--tenant", "ada", "--database", database)
+    assert expected.returncode == 1
+    assert ids["dead-too"] in one_line(expected.stderr)
     whole = here(
         "jobs", "requeue", "--queue", "mail", "--tenant", "ada", "--database", database, "--json"
     )
     assert json.loads(whole.stdout)["requeued"] == [ids["dead"]]
 
 
-def test_what_to_requeue_has_to_be_said_in_one_way(here: Here, database: str) -> None:
+def test_requeue_needs_exactly_one_selection(here: Here, database: str) -> None:
     prepare(database)
     for options in ((), ("7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10", "--queue", "mail")):
-        told = here("jobs", "requeue", *options, "--database", database)
-        assert told.returncode == 2
-        assert "say which" in one_line(told.stderr)
+        expected = here("jobs", "requeue", *options, "--database", database)
+        assert expected.returncode == 2
+        assert "say which" in one_line(expected.stderr)
 
 
-def test_jobs_alone_says_what_can_be_done(here: Here) -> None:
-    told = here("jobs")
-    assert told.returncode == 2
-    assert "ls, show, dead or requeue" in one_line(told.stderr)
+def test_jobs_without_a_command_prints_help(here: Here) -> None:
+    expected = here("jobs")
+    assert expected.returncode == 2
+    assert "ls, show, dead or requeue" in one_line(expected.stderr)
 
 
 def test_a_database_without_the_tables_is_refused_and_left_alone(
     here: Here, tmp_path: Path
 ) -> None:
-    told = here("jobs", "ls", "--database", "sqlite:///absent.db")
-    assert told.returncode == 1
-    assert "does not exist" in one_line(told.stderr)
+    expected = here("jobs", "ls", "--database", "sqlite:///absent.db")
+    assert expected.returncode == 1
+    assert "does not exist" in one_line(expected.stderr)
     assert not (tmp_path / "absent.db").exists()

@@ -1,4 +1,4 @@
-"""The command line itself: help worth reading, errors in one line, never a traceback."""
+"""The command line: help, errors in one line, no tracebacks."""
 
 import subprocess
 import sys
@@ -79,12 +79,12 @@ def test_a_worker_needs_no_web_framework(cli: Cli) -> None:
         "main()\n"
     )
     done = _run(script, cwd=cli.directory)
-    # By then it has put everything together, and read the jobs of all services.
+    # By then it has imported the jobs of all services.
     assert "unknown queue nowhere" in one_line(done.stderr)
     assert done.returncode == 2
 
 
-def test_the_collector_looks_again_once_a_command_does_its_work() -> None:
+def test_garbage_collector_is_enabled_once_a_command_runs() -> None:
     script = (
         "import gc, sys\n"
         "from holdfast.cli import canonical, main\n"
@@ -102,7 +102,7 @@ def test_the_collector_looks_again_once_a_command_does_its_work() -> None:
     assert done.stdout.splitlines()[-1] == b"[False] [True] True", done.stderr
 
 
-def test_the_collector_looks_again_once_a_server_is_ready(cli: Cli) -> None:
+def test_garbage_collector_is_enabled_once_a_server_is_ready(cli: Cli) -> None:
     script = (
         "import gc, sys\n"
         "from holdfast.cli import main\nfrom holdfast_services.cli import serve\n"
@@ -117,7 +117,7 @@ def test_the_collector_looks_again_once_a_server_is_ready(cli: Cli) -> None:
     assert _last_line(script, cli) == b"False True"
 
 
-def test_the_collector_looks_again_once_a_worker_works(cli: Cli) -> None:
+def test_garbage_collector_is_enabled_once_a_worker_runs(cli: Cli) -> None:
     script = (
         "import gc, os, signal, sys\n"
         "from holdfast.cli import main\nfrom holdfast_services.cli import worker\n"
@@ -132,7 +132,7 @@ def test_the_collector_looks_again_once_a_worker_works(cli: Cli) -> None:
 
 
 def _run(script: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
-    """Run a command line of our own making, in a process that has imported nothing yet."""
+    """Run a script in a new process."""
     return subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
@@ -148,7 +148,7 @@ def _last_line(script: str, cli: Cli) -> bytes:
     return done.stdout.splitlines()[-1]
 
 
-def test_a_missing_package_is_told_with_the_remedy(cli: Cli) -> None:
+def test_missing_package_is_reported_with_the_command_to_install_it(cli: Cli) -> None:
     script = (
         "import sys\n"
         "sys.modules['uvicorn'] = None\n"

@@ -1,4 +1,4 @@
-"""``holdfast serve`` as a real process: asked, stopped, started again, killed."""
+"""``holdfast serve`` as a real process: requests, stop, restart, kill."""
 
 import json
 import signal
@@ -61,7 +61,7 @@ def test_a_record_survives_a_restart_and_a_kill(cli: Cli, serve: Serve) -> None:
     assert [record["key"] for record in listed] == [KEY["Idempotency-Key"]]
 
 
-def test_what_is_running_is_finished_before_the_end(cli: Cli, serve: Serve) -> None:
+def test_running_requests_finish_before_shutdown(cli: Cli, serve: Serve) -> None:
     server = serve()
     body = json.dumps(WALK).encode()
     address = urlsplit(server.url)
@@ -96,7 +96,7 @@ def test_expired_records_are_forgotten_and_swept(cli: Cli, serve: Serve) -> None
 def living_children(parent: psutil.Process) -> set[int]:
     living = set()
     for child in parent.children():
-        with suppress(psutil.NoSuchProcess):  # gone between being listed and being asked
+        with suppress(psutil.NoSuchProcess):  # it ended after it was listed
             if child.status() != psutil.STATUS_ZOMBIE:
                 living.add(child.pid)
     return living
@@ -109,19 +109,19 @@ def test_several_workers_share_the_port_the_keys_and_the_metrics(cli: Cli, serve
     first_two = {child.pid for child in parent.children()}
     assert len(first_two) == 2
 
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
 
     def send() -> None:
         with server.client(signature) as client:
-            answers.append(client.post(ROUTES, json=WALK, headers=KEY))
+            responses.append(client.post(ROUTES, json=WALK, headers=KEY))
 
     threads = [threading.Thread(target=send) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {answer.status_code for answer in answers} == {202}
-    assert len({answer.content for answer in answers}) == 1
+    assert {response.status_code for response in responses} == {202}
+    assert len({response.content for response in responses}) == 1
 
     def count() -> str:
         return httpx.get(f"{server.url}/metrics").text
@@ -143,7 +143,7 @@ def test_several_workers_share_the_port_the_keys_and_the_metrics(cli: Cli, serve
     assert not any(worker.is_running() for worker in workers)
 
 
-def test_several_workers_keep_one_rate_limit(cli: Cli, serve: Serve) -> None:
+def test_several_workers_share_one_rate_limit(cli: Cli, serve: Serve) -> None:
     server = serve("--workers", "3", "--no-jobs", HOLDFAST_ROUTES_RATE_LIMIT="10/hour")
     signature = token(cli)
 
@@ -165,7 +165,7 @@ def test_workers_do_not_outlive_a_supervisor_that_was_killed(serve: Serve) -> No
     until(lambda: not any(w.is_running() for w in workers), "workers were left behind")
 
 
-def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli) -> None:
+def test_port_in_use_is_reported_in_one_line(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = cli("serve", "--port", str(taken.getsockname()[1]))
     assert (done.returncode, done.stdout) == (1, b"")
@@ -173,7 +173,7 @@ def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "code", "told"),
+    ("arguments", "variables", "code", "expected"),
     [
         (["--host", "0.0.0.0"], {}, 2, "HOLDFAST_JWT_SECRET"),
         (["--host", "nowhere.invalid"], {}, 2, "nowhere.invalid"),
@@ -187,22 +187,22 @@ def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli) -> None:
         ([], {"HOLDFAST_WAIT_SECONDS": "soon"}, 2, "HOLDFAST_WAIT_SECONDS"),
     ],
 )
-def test_what_keeps_it_from_starting_is_told_in_one_line(
-    here: Here, arguments: list[str], variables: dict[str, str], code: int, told: str
+def test_start_up_error_is_reported_in_one_line(
+    here: Here, arguments: list[str], variables: dict[str, str], code: int, expected: str
 ) -> None:
     done = here("serve", "--port", "0", *arguments, **variables)
     assert (done.returncode, done.stdout) == (code, b"")
-    assert told in one_line(done.stderr)
+    assert expected in one_line(done.stderr)
 
 
-def test_several_workers_that_cannot_start_say_so_once(cli: Cli) -> None:
+def test_start_up_error_of_several_workers_is_reported_once(cli: Cli) -> None:
     arguments = ("serve", "--port", "0", "--workers", "2")
     done = cli(*arguments, HOLDFAST_JWKS_FILE="nowhere.json")
     assert (done.returncode, done.stdout) == (2, b"")
     assert "nowhere.json" in one_line(done.stderr)
 
 
-def test_what_it_ignores_is_said(serve: Serve) -> None:
+def test_unknown_variable_is_warned_about(serve: Serve) -> None:
     secret = "x" * 32
     server = serve("--no-jobs", HOLDFAST_HOEM="y", HOLDFAST_JWT_SECRET=secret)
     assert server.stop() == 0
@@ -212,7 +212,7 @@ def test_what_it_ignores_is_said(serve: Serve) -> None:
     assert secret not in server.stderr()
 
 
-def test_what_it_obeys_at_a_price_is_said(serve: Serve) -> None:
+def test_setting_with_a_side_effect_is_warned_about(serve: Serve) -> None:
     ttl = {"HOLDFAST_WALK_SUCCESS_TTL_HOURS": "0.0005", "HOLDFAST_JWT_SECRET": "x" * 32}
     server = serve("--no-jobs", "--workers", "2", **ttl)
     assert server.stop() == 0

@@ -1,4 +1,4 @@
-"""What a person who stops or looks at a server does not want to see."""
+"""No noise in the output of a server that stops."""
 
 import sqlite3
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from packages.services.tests.cli.conftest import Cli, Server
 Serve = Callable[..., Server]
 
 
-def test_workers_end_without_a_word_and_without_an_abort(serve: Serve) -> None:
+def test_workers_exit_without_output_and_without_abort(serve: Serve) -> None:
     server = serve("--workers", "2")
     assert server.stop() == 0
     assert "Fatal" not in server.stderr()
 
 
-def test_looking_at_another_programs_database_changes_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_reading_a_database_of_another_program_changes_nothing(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE t (a)")

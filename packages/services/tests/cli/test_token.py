@@ -1,4 +1,4 @@
-"""``holdfast token``: what it makes is what the server of the same directory takes."""
+"""``holdfast token``: the server of the same directory accepts its tokens."""
 
 import base64
 import json
@@ -55,7 +55,7 @@ def test_without_a_secret_it_is_signed_with_the_one_kept_at_home(
         ([], {"HOLDFAST_HOME": "/dev/null"}),
     ],
 )
-def test_what_it_cannot_make_is_told_in_one_line(
+def test_token_that_cannot_be_made_is_reported_in_one_line(
     here: Here, arguments: list[str], variables: dict[str, str]
 ) -> None:
     done = here("token", "--sub", "ada", *arguments, **variables)
@@ -70,14 +70,14 @@ def test_it_is_one_line_a_shell_can_use(here: Here) -> None:
     assert json.loads(base64.urlsafe_b64decode(middle + "=="))["sub"] == "ada"
 
 
-def test_without_saying_who_it_makes_none(here: Here) -> None:
+def test_token_without_sub_fails(here: Here) -> None:
     done = here("token")
     assert (done.returncode, done.stdout) == (2, b"")
     assert "--sub" in one_line(done.stderr)
 
 
 def app_check_claims(done: Done, home: Path, audience: str, issuer: str) -> dict[str, object]:
-    """Check the signature as the server does, by the public part of the key kept at home."""
+    """Check the signature as the server does, with the public key in the home directory."""
     assert done.returncode == 0, done.stderr
     jwk = json.loads((home / "app-check-key.json").read_text())["keys"][0]
     public = {name: jwk[name] for name in ("kty", "n", "e")}
@@ -98,7 +98,7 @@ def test_an_app_check_token_is_signed_with_the_key_kept_at_home(here: Here, tmp_
     assert not (home / "jwt-secret").exists()
 
 
-def test_an_app_check_token_says_what_the_server_wants_to_hear(here: Here, tmp_path: Path) -> None:
+def test_app_check_token_has_the_expected_claims(here: Here, tmp_path: Path) -> None:
     done = here(
         *("token", "--app-check", "--hours", "2"),
         HOLDFAST_HOME="keys",
@@ -109,7 +109,7 @@ def test_an_app_check_token_says_what_the_server_wants_to_hear(here: Here, tmp_p
     assert found["aud"] == ["projects/7"]
 
 
-def test_a_broken_key_file_is_told_and_not_replaced(here: Here, tmp_path: Path) -> None:
+def test_broken_key_file_is_reported_and_not_replaced(here: Here, tmp_path: Path) -> None:
     (tmp_path / ".holdfast").mkdir()
     path = tmp_path / ".holdfast" / "app-check-key.json"
     path.write_text("{}")

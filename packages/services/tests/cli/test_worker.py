@@ -67,7 +67,7 @@ def finished(client: httpx.Client, location: str) -> dict[str, Any]:
         time.sleep(0.02)
 
 
-def test_the_server_makes_the_route_by_itself(cli: Cli, serve: Serve) -> None:
+def test_server_runs_the_job_that_plans_the_route(cli: Cli, serve: Serve) -> None:
     server = serve()
     with server.client(token(cli)) as client:
         accepted = client.post(ROUTES, json=WALK, headers=KEY)
@@ -100,16 +100,16 @@ def test_without_jobs_the_server_leaves_them_to_a_worker(
         worker = work("--queue", "routes", "--concurrency", "2")
         assert worker.line.startswith("Holdfast runs jobs of routes on sqlite:///holdfast.db (pid ")
         assert finished(client, location)["status"] == "done"
-        # It is woken, and does not only look now and then.
+        # It is notified, and does not only poll.
         started = time.monotonic()
         other = client.post(ROUTES, json=WALK | {"minutes": 30}).headers["location"]
         assert finished(client, other)["status"] == "done"
-        print(f"from the answer to the route: {time.monotonic() - started:.3f} s")
+        print(f"from the response to the route: {time.monotonic() - started:.3f} s")
     assert worker.stop() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_ends_well_when_told_to(
+def test_worker_exits_with_code_0_on_sigterm(
     work: Callable[..., WorkerProcess], number: signal.Signals
 ) -> None:
     worker = work("--database", "sqlite:///idle.db")
@@ -117,29 +117,29 @@ def test_a_worker_ends_well_when_told_to(
     assert worker.stop(number) == 0
 
 
-def test_a_worker_tells_prometheus_where_it_is_asked_to(
+def test_worker_serves_metrics_on_the_given_port(
     work: Callable[..., WorkerProcess], unused_tcp_port: int
 ) -> None:
-    work("--database", "sqlite:///told.db", "--metrics-port", str(unused_tcp_port))
+    work("--database", "sqlite:///expected.db", "--metrics-port", str(unused_tcp_port))
     deadline = time.monotonic() + 30
     while True:
-        told = httpx.get(f"http://127.0.0.1:{unused_tcp_port}/metrics").text
-        if 'outcome="done",queue="housekeeping"' in told:
+        expected = httpx.get(f"http://127.0.0.1:{unused_tcp_port}/metrics").text
+        if 'outcome="done",queue="housekeeping"' in expected:
             break
-        assert time.monotonic() < deadline, told
+        assert time.monotonic() < deadline, expected
         time.sleep(0.05)
 
 
-def test_a_worker_for_a_queue_that_nobody_has_is_refused(here: Here) -> None:
-    told = here("worker", "--queue", "nobodys")
-    assert told.returncode == 2
-    assert "unknown queue nobodys" in one_line(told.stderr)
+def test_worker_for_an_unknown_queue_fails(here: Here) -> None:
+    expected = here("worker", "--queue", "nobodys")
+    assert expected.returncode == 2
+    assert "unknown queue nobodys" in one_line(expected.stderr)
 
 
 def test_a_worker_without_its_database_says_so_in_one_line(here: Here) -> None:
-    told = here("worker", "--database", "postgresql://127.0.0.1:1/none")
-    assert told.returncode == 1
-    assert "postgresql://127.0.0.1:1/none" in one_line(told.stderr)
+    expected = here("worker", "--database", "postgresql://127.0.0.1:1/none")
+    assert expected.returncode == 1
+    assert "postgresql://127.0.0.1:1/none" in one_line(expected.stderr)
 
 
 def test_two_processes_of_one_server_sweep_once_per_slot(cli: Cli, serve: Serve) -> None:
