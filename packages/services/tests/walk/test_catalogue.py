@@ -55,7 +55,7 @@ def test_indirect_dependents_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "quests", "told"),
+    ("nodes", "quests", "message"),
     [
         (node("a", "b"), QUEST, "nodes.toml: 'a' requires 'b', and there is no such node"),
         (NODE, quest("q", "r"), "quests.toml: 'q' requires 'r', and there is no such quest"),
@@ -97,10 +97,10 @@ def test_indirect_dependents_are_found() -> None:
         ("[[node", QUEST, "nodes.toml: "),
     ],
 )
-def test_catalogue_error_names_the_file_in_one_line(nodes: str, quests: str, told: str) -> None:
+def test_catalogue_error_names_the_file_in_one_line(nodes: str, quests: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_catalogue(nodes.encode(), quests.encode())
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 

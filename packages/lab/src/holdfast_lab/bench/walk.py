@@ -89,9 +89,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
     holdfast = app.state.holdfast
     catalogue = bundled_catalogue()
     nodes = node_views(catalogue, energy_required=False)
-    idempotency = StepIngestion(
-        holdfast, settings, AppCheck(settings, settings.home, holdfast.clock)
-    )
+    ingestion = StepIngestion(holdfast, settings, AppCheck(settings, settings.home, holdfast.clock))
     policy = settings.policies().walk.replace(audit=False)
 
     with beside(app, "/tree/allocate") as router:
@@ -137,7 +135,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
             )
             run = Execution(holdfast.idempotency, call, unit)
             running_as(run)
-            answer = await idempotency.take(unit.statements, run, report, tokens or [])
+            answer = await ingestion.ingest(unit.statements, run, report, tokens or [])
             await unit.commit(None, None)
             return answer
 
