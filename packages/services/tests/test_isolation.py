@@ -1,7 +1,7 @@
 """No route of the server reveals anything about the ids of another tenant.
 
 The requests are made from the OpenAPI document, so that a new route cannot be forgotten: one whose
-ids nobody here knows how to make is a failure.
+ids this test cannot create is a failure.
 """
 
 from collections.abc import Awaitable, Callable

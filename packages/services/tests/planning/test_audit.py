@@ -99,8 +99,8 @@ async def test_filters_can_be_combined(planning: PlanningServer) -> None:
     assert [e["version"] for e in await events(planning, resource=mine, actor="bob")] == [2]
     both = await events(planning, resource=mine, actor="ada", endpoint=PATCH)
     assert both == []
-    for nobody in ("nobody", "bob\x00", "", "' OR 1=1 --"):
-        assert await events(planning, actor=nobody) == []
+    for unknown in ("nobody", "bob\x00", "", "' OR 1=1 --"):
+        assert await events(planning, actor=unknown) == []
 
 
 async def test_from_is_inclusive_and_to_is_exclusive(planning: PlanningServer) -> None:

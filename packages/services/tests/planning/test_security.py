@@ -27,12 +27,12 @@ async def test_cross_org_isolation_of_job_dedup_entries(planning: PlanningServer
     path = await planning.assignment()
     about = f"{path.rpartition('/')[2]}:1"
     await planning.all_jobs_done()
-    desk = JobAdmin(planning.holdfast.store)
+    job_admin = JobAdmin(planning.holdfast.store)
     ours = job_id(job_key("acme", QUEUE, NOTIFY, about))
-    assert await desk.state(ours, tenant="acme") == "done"
-    assert await desk.find(ours, tenant="globex") is None
+    assert await job_admin.state(ours, tenant="acme") == "done"
+    assert await job_admin.find(ours, tenant="globex") is None
     assert ours != job_id(job_key("globex", QUEUE, NOTIFY, about))
-    assert await desk.jobs(tenant="globex") == []
+    assert await job_admin.jobs(tenant="globex") == []
 
 
 async def test_header_tampering_rejection(planning: PlanningServer) -> None:

@@ -127,8 +127,8 @@ async def test_reviews_need_the_admin_role(steps: Stepping) -> None:
             headers=who | {"Idempotency-Key": new_key()},
         )
         refused(response, 403, "FORBIDDEN")
-    nobody = {"Authorization": "Bearer nonsense"}
-    refused(await steps.client.get("/admin/review-queue", headers=nobody), 401, "UNAUTHENTICATED")
+    invalid = {"Authorization": "Bearer nonsense"}
+    refused(await steps.client.get("/admin/review-queue", headers=invalid), 401, "UNAUTHENTICATED")
     (review,) = await steps.reviews()
     assert review["status"] == "open"
 

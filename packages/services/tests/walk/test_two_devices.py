@@ -96,8 +96,10 @@ async def everything_adds_up(game: Game, walker: str) -> None:
         event["data"]["questId"] for event in events if event["type"] == "quest.completed"
     )
     assert done == dict.fromkeys(completed, 1)
-    message = [id_ for e in events if e["type"] == "tree.allocated" for id_ in e["data"]["nodeIds"]]
-    assert message == allocated
+    announced = [
+        id_ for e in events if e["type"] == "tree.allocated" for id_ in e["data"]["nodeIds"]
+    ]
+    assert announced == allocated
 
     balance = await game.balance_is_the_sum(walker)
     energy = sum(CATALOGUE.nodes[id_].energy for id_ in allocated)
