@@ -127,7 +127,7 @@ def test_without_waiting_for_the_disk_the_same_cuts_lose_entries(quick_path: Pat
     assert losses > 5
 
 
-def test_a_cut_while_the_file_is_made_leaves_one_that_opens(quick_path: Path) -> None:
+def test_a_power_cut_while_the_file_is_created_leaves_a_file_that_opens(quick_path: Path) -> None:
     disk = record(quick_path / "disk", lambda _queue, _disk: None)
     random = Random(3)
     for position in range(0, len(disk.record), 3):
