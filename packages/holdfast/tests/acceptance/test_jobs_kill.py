@@ -41,7 +41,7 @@ def gate() -> asyncio.Event:
 
 @pytest.fixture
 async def lab(database: str, gate: asyncio.Event) -> AsyncIterator[JobsLab]:
-    """Hold the worker that comes to the rescue; it has not been started."""
+    """Return the worker that takes over; it is not started."""
     store = open_store(database)
     await store.open()
     await make_effects(store)
@@ -64,7 +64,7 @@ async def lab(database: str, gate: asyncio.Event) -> AsyncIterator[JobsLab]:
 
 @pytest.fixture
 def processes(database: str) -> Iterator[Any]:
-    """Return a function that starts workers in processes of their own."""
+    """Return a function that starts workers in separate processes."""
     started: list[WorkerProcess] = []
 
     def start(**environment: str) -> WorkerProcess:
@@ -131,7 +131,7 @@ async def test_killed_worker_keeps_the_order_of_jobs(lab: JobsLab, processes: An
 
 
 async def stop_while_it_thinks(process: WorkerProcess, database: str) -> None:
-    """Stop it outside of a write: on SQLite, nobody else could write until it goes on."""
+    """Pause it outside of a write: on SQLite, no other process could write meanwhile."""
     while True:
         process.signal(signal.SIGSTOP)
         if not database.startswith("sqlite"):
@@ -154,9 +154,9 @@ async def test_worker_paused_for_longer_than_its_lease_cannot_commit(
     lab: JobsLab, database: str, processes: Any, gate: asyncio.Event, the_other: str
 ) -> None:
     job_id = await lab.enqueued("effect", resource_id="one")
-    think_seconds = 1.5
-    sleeper = processes(JOBS_THINK_SECONDS=str(think_seconds), JOBS_NAME="sleeper")
-    said = await asyncio.to_thread(sleeper.wait_for, "started")
+    sleep_seconds = 1.5
+    sleeper = processes(JOBS_THINK_SECONDS=str(sleep_seconds), JOBS_NAME="sleeper")
+    printed = await asyncio.to_thread(sleeper.wait_for, "started")
     await stop_while_it_thinks(sleeper, database)
     if the_other == "is still at it":
         gate.clear()
@@ -169,7 +169,7 @@ async def test_worker_paused_for_longer_than_its_lease_cannot_commit(
     if the_other == "is done":
         await lab.until(job_id, "done")
     # Woken when it has thought enough: the first thing it does is to write and to commit.
-    await asyncio.sleep(float(said.split()[2]) + think_seconds + 0.1 - time.time())
+    await asyncio.sleep(float(printed.split()[2]) + sleep_seconds + 0.1 - time.time())
     sleeper.signal(signal.SIGCONT)
     assert await asyncio.to_thread(sleeper.wait_for, "ended") == "ended lease_lost"
     gate.set()
@@ -195,8 +195,8 @@ async def test_transaction_of_a_paused_worker_is_ended_after_its_lease(
     await lab.until(job_id, "done")
     assert time.monotonic() - stopped_at < 2 * LEASE_SECONDS + 20
     sleeper.signal(signal.SIGCONT)
-    said = await asyncio.to_thread(sleeper.wait_for, "ended")
-    assert said in ("ended lease_lost", "ended unknown")
+    printed = await asyncio.to_thread(sleeper.wait_for, "ended")
+    assert printed in ("ended lease_lost", "ended unknown")
     (row,) = await lab.rows("SELECT n FROM counters")
     assert row["n"] == 1
     await lab.quiet()

@@ -12,8 +12,8 @@ from packages.holdfast.tests.jobs.conftest import OpenStore
 from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, write_effect
 
 
-async def reconcile(lab: JobsLab, payload: Any, **wishes: Any) -> EnqueueOutcome:
-    return await lab.enqueue("reconcile", payload, **{"coalesce": "ada/2026-03-01", **wishes})
+async def reconcile(lab: JobsLab, payload: Any, **options: Any) -> EnqueueOutcome:
+    return await lab.enqueue("reconcile", payload, **{"coalesce": "ada/2026-03-01", **options})
 
 
 def add_handler(lab: JobsLab) -> None:
@@ -113,10 +113,10 @@ async def test_no_reconciliation_of_a_day_is_ever_dropped(lab: JobsLab) -> None:
 
 
 async def test_released_job_counts_as_started_for_coalescing(lab: JobsLab) -> None:
-    """Its handler may have read the state already: what comes now is another job's."""
+    """Its handler may have read the state already, so a later write needs another job."""
     first = await reconcile(lab, 1)
     job = await lab.claim_one("one")
-    assert await lab.table.release(job, worker="one")
+    assert await lab.job_store.release(job, worker="one")
     assert isinstance(await reconcile(lab, 2), Enqueued)
     assert (await lab.job(first.job_id)).payload == 1
 
@@ -182,7 +182,7 @@ async def test_no_write_is_lost_while_coalesced_jobs_are_claimed(
             await tx.execute("UPDATE counters SET n = :n WHERE name = 'state'", {"n": n})
             outcome = await lab.enqueue_in(tx, "reconcile", n, coalesce="day")
             merged += isinstance(outcome, Merged)
-            if n % 10 == 0:  # sometimes the worker is asked to look while this is not committed
+            if n % 10 == 0:  # sometimes the worker polls before this is committed
                 lab.notify()
                 await asyncio.sleep(random.random() * 0.002)
         lab.notify()

@@ -31,7 +31,7 @@ CAUSE = Cause("ada", "ada's phone", "request-1", "correlation-1")
 
 
 class Shop:
-    """A guarded app that writes, enqueues, and then does what it is told."""
+    """A guarded app that writes, enqueues, and then succeeds or fails as the request says."""
 
     def __init__(self, store: Store) -> None:
         self.holdfast = Holdfast(
@@ -43,7 +43,7 @@ class Shop:
         )
         self.lab = JobsLab(store)
         self.lab.jobs = self.holdfast.jobs
-        self.rings = 0
+        self.notifications = 0
         self.outcomes: list[Any] = []
         app = FastAPI()
         self.holdfast.install(app)
@@ -57,12 +57,12 @@ class Shop:
         @app.post("/orders", status_code=201)
         @self.holdfast.guard("orders.create")
         async def create(request: Request) -> dict[str, str]:
-            wishes = (await request.json()).get("wishes", {})
-            payload = wishes.pop("payload", {"total": 7})
+            options = (await request.json()).get("options", {})
+            payload = options.pop("payload", {"total": 7})
             await self.holdfast.execution.statements.execute(
                 "INSERT INTO effects (name) VALUES ('order')"
             )
-            self.outcomes.append(await self.holdfast.enqueue("receipt", payload, **wishes))
+            self.outcomes.append(await self.holdfast.enqueue("receipt", payload, **options))
             assert await self.lab.count("audit_events") == 0, "nothing is seen before the commit"
             match request.headers.get("x-do"):
                 case "raise":
@@ -74,16 +74,16 @@ class Shop:
         notify = self.holdfast.notifier.notify
 
         def counted() -> None:
-            self.rings += 1
+            self.notifications += 1
             notify()
 
         self.holdfast.notifier.notify = counted  # type: ignore[method-assign]
 
-    async def order(self, key: str = "key-1", do: str | None = None, **wishes: Any) -> Any:
+    async def order(self, key: str = "key-1", do: str | None = None, **options: Any) -> Any:
         headers = {"Idempotency-Key": key, "X-Request-ID": "r-7", "X-Correlation-ID": "c-7"}
         if do is not None:
             headers["X-Do"] = do
-        return await self.client.post("/orders", json={"wishes": wishes}, headers=headers)
+        return await self.client.post("/orders", json={"options": options}, headers=headers)
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "sqlalchemy sqlite", "sqlalchemy postgresql"])
@@ -122,7 +122,7 @@ async def test_job_audit_event_and_rows_commit_with_the_response(shop: Shop) -> 
     assert shop.outcomes == [Enqueued(job_id(key))]
     job = await shop.lab.job(job_id(key))
     assert (job.view.key, job.view.queue, job.view.state) == (key, "mail", "waiting")
-    assert (job.payload, job.view.max_attempts) == ({"total": 7}, 3), "as its handler wants it"
+    assert (job.payload, job.view.max_attempts) == ({"total": 7}, 3), "the handler's default"
     assert (job.view.request_id, job.view.correlation_id) == ("r-7", "c-7")
     assert await shop.lab.effects() == ["order"]
     audits = await shop.lab.rows(
@@ -134,7 +134,7 @@ async def test_job_audit_event_and_rows_commit_with_the_response(shop: Shop) -> 
     who = {"tenant": "ada", "actor": "ada's phone"}
     assert [row["endpoint"] for row in audits] == ["job.enqueued mail receipt", "orders.create"]
     assert dict(audits[0]) == {"endpoint": "job.enqueued mail receipt", **who, **about_job, **ids}
-    assert shop.rings == 1
+    assert shop.notifications == 1
 
 
 @pytest.mark.parametrize("attempts", [0, 10**12])
@@ -151,7 +151,7 @@ async def test_a_replay_enqueues_nothing(shop: Shop) -> None:
     await shop.lab.claim("one")
     again = await shop.order()
     assert again.headers["Idempotency-Replayed"] == "true"
-    assert (first.content, len(shop.outcomes), shop.rings) == (again.content, 1, 1)
+    assert (first.content, len(shop.outcomes), shop.notifications) == (again.content, 1, 1)
     assert await shop.lab.count("jobs") == 1
     assert await shop.lab.count("audit_events") == 2
 
@@ -161,17 +161,17 @@ async def test_rolled_back_request_enqueues_nothing(shop: Shop, failure: str) ->
     assert (await shop.order(do=failure)).status_code >= 400
     for table in ("jobs", "effects", "audit_events"):
         assert await shop.lab.count(table) == 0
-    assert (len(shop.outcomes), shop.rings) == (1, 0)
+    assert (len(shop.outcomes), shop.notifications) == (1, 0)
     if failure.startswith("5"):
         assert (await shop.order()).status_code == 201
         assert await shop.lab.count("jobs") == 1
-        assert shop.rings == 1
+        assert shop.notifications == 1
 
 
 async def test_too_large_payload_is_413_and_writes_nothing(shop: Shop) -> None:
-    answer = await shop.order(payload="x" * 1000)
-    assert answer.status_code == 413
-    assert "the payload of receipt has 1002 bytes, at most 1000" in answer.json()["detail"]
+    response = await shop.order(payload="x" * 1000)
+    assert response.status_code == 413
+    assert "the payload of receipt has 1002 bytes, at most 1000" in response.json()["detail"]
     for table in ("jobs", "effects", "audit_events"):
         assert await shop.lab.count(table) == 0
     assert (await shop.order("key-2", payload="x" * 998)).status_code == 201
@@ -190,7 +190,7 @@ async def test_same_key_is_one_job_and_stays_done(shop: Shop) -> None:
     assert (await lab.rows("SELECT count(*) AS n FROM audit_events"))[0]["n"] == 1
     job = await lab.claim_one("one")
     assert await again() == Merged(same), "while it runs"
-    assert await lab.table.complete_alone([(job.lease, "1")], worker="one")
+    assert await lab.job_store.complete_alone([(job.lease, "1")], worker="one")
     assert await again() == AlreadyDone(same)
     assert await lab.count("jobs") == 0
     assert await lab.count("audit_events") == 1
@@ -237,8 +237,8 @@ async def test_enqueue_outside_a_guarded_request_is_an_error(shop: Shop) -> None
 
 async def test_job_is_not_claimed_before_its_due_time(shop: Shop) -> None:
     lab = shop.lab
-    now = await lab.table.now()
-    wishes: dict[str, dict[str, Any]] = {
+    now = await lab.job_store.now()
+    options: dict[str, dict[str, Any]] = {
         "delay": {"delay_seconds": 100.5},
         "instant": {"run_at": now + timedelta(seconds=50)},
         "other zone": {"run_at": (now + timedelta(seconds=50)).astimezone()},
@@ -247,9 +247,9 @@ async def test_job_is_not_claimed_before_its_due_time(shop: Shop) -> None:
         "far": {"run_at": datetime(9999, 12, 30, tzinfo=UTC), "delay_seconds": 60},
     }
     due: dict[str, float] = {}
-    for name, wish in wishes.items():
+    for name, arguments in options.items():
         async with lab.transaction() as tx:
-            outcome = await lab.enqueue_in(tx, "receipt", name, **wish)
+            outcome = await lab.enqueue_in(tx, "receipt", name, **arguments)
         due_at = (await lab.job(outcome.job_id)).view.due_at
         assert due_at is not None
         due[name] = (due_at - now).total_seconds()
@@ -270,7 +270,7 @@ async def test_delayed_job_runs_when_it_is_due(shop: Shop) -> None:
         return list(await lab.claim())
 
     await eventually(taken, seconds=5)
-    assert (await lab.table.now() - enqueued_at).total_seconds() >= 0.399
+    assert (await lab.job_store.now() - enqueued_at).total_seconds() >= 0.399
 
 
 # -- keys and checks --------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_any_json_payload_is_stored_unchanged(payload: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "arguments",
     [
         {"job_type": ""},
         {"job_type": "a:b"},
@@ -373,10 +373,10 @@ def test_any_json_payload_is_stored_unchanged(payload: Any) -> None:
     ],
     ids=str,
 )
-def test_invalid_enqueue_arguments_are_refused(wish: dict[str, Any]) -> None:
-    job_type = wish.pop("job_type", "receipt")
+def test_invalid_enqueue_arguments_are_refused(arguments: dict[str, Any]) -> None:
+    job_type = arguments.pop("job_type", "receipt")
     with pytest.raises(UsageError, match=r"must |refuse|no time zone|out of range"):
-        new_job(job_type, 1, cause=CAUSE, **wish)
+        new_job(job_type, 1, cause=CAUSE, **arguments)
 
 
 def test_job_without_a_tenant_is_refused() -> None:

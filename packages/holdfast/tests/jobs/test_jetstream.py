@@ -52,7 +52,7 @@ async def test_job_is_published_executed_and_acknowledged(effect_lab, nats):
     done = await effect_lab.until(job_id, "done")
     assert done.view.attempts == 1
     assert await effect_lab.effects() == ["one"]
-    await nats.until_empty(seconds=3)  # not when it comes again, after 5
+    await nats.until_empty(seconds=3)  # before it is redelivered, after 5
     info = await nats.stream_info()
     assert info.config.retention == RetentionPolicy.WORK_QUEUE
     assert info.config.duplicate_window == 120
@@ -156,7 +156,7 @@ async def test_a_job_delivered_20_times_to_4_workers_has_one_effect(lab, nats, a
 @ON_POSTGRES
 async def test_two_messages_about_one_job_in_one_packet_give_one_lease(effect_lab, nats):
     job_id = await effect_lab.enqueued()
-    engine = nats.engine_of(effect_lab.table, "default", relay=False, lease_seconds=0.7)
+    engine = nats.engine_of(effect_lab.job_store, "default", relay=False, lease_seconds=0.7)
     await engine.open()
     try:
         await nats.until_consumer(effect_lab.store)
@@ -164,8 +164,8 @@ async def test_two_messages_about_one_job_in_one_packet_give_one_lease(effect_la
         delivery = await taken(engine)
         assert delivery.job.lease.number == 1
         assert list(await engine.take(10, 0.2)) == []
-        assert await effect_lab.table.dead_letter(
-            delivery.job, worker="by-hand", reason="error", error="no"
+        assert await effect_lab.job_store.dead_letter(
+            delivery.job, worker="test-worker", reason="error", error="no"
         )
         await engine.settle(delivery, Finished())
 
@@ -213,7 +213,7 @@ async def test_duplicate_published_after_the_dedup_window_has_one_effect(effect_
                 await asyncio.sleep(0.3)  # longer than the broker remembers
 
     job_id = await effect_lab.enqueued(resource_id="one")
-    relay_only = nats.engine_of(effect_lab.table, "default", faults=DiesOnce())
+    relay_only = nats.engine_of(effect_lab.job_store, "default", faults=DiesOnce())
     await relay_only.open()
 
     async def twice() -> bool:
@@ -260,7 +260,7 @@ async def test_a_worker_that_dies_between_commit_and_acknowledgement_has_one_eff
     await effect_lab.start_worker(engine=nats.engine(), faults=DiesAfterCommit(), lease_seconds=1)
     job_id = await effect_lab.enqueued(resource_id="one")
     await effect_lab.until(job_id, "done")
-    assert await nats.messages() == 1  # nobody has acknowledged it
+    assert await nats.messages() == 1  # not acknowledged
     await nats.until_empty()
     assert await effect_lab.effects() == ["one"]
     assert effect_lab.outcomes.all == []
@@ -338,7 +338,7 @@ async def test_requeued_dead_letter_runs_at_once(lab, nats):
     job_id = await lab.enqueued("helped", resource_id="one")
     await lab.until(job_id, "dead")
     helped.set()
-    assert await lab.table.requeue("ada", job_id, actor="operator")
+    assert await lab.job_store.requeue("ada", job_id, actor="operator")
     lab.notify()
     await lab.until(job_id, "done", seconds=5)
     assert await lab.effects() == ["one"]
@@ -360,5 +360,5 @@ async def test_malformed_message_is_terminated_and_logged(effect_lab, nats, capl
     await nats.until_empty()
     await effect_lab.until(await effect_lab.enqueued(resource_id="after"), "done")
     assert await effect_lab.effects() == ["before", "after"]
-    told = [record for record in caplog.records if "is malformed" in record.message]
-    assert len(told) == 6
+    logged = [record for record in caplog.records if "is malformed" in record.message]
+    assert len(logged) == 6

@@ -34,7 +34,7 @@ ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 async def test_message_for_a_job_that_is_not_due_is_redelivered(lab, nats):
     job_id = await lab.enqueued("any", delay_seconds=0.8)
     began = time.monotonic()
-    engine = nats.engine_of(lab.table, "default", relay=False)
+    engine = nats.engine_of(lab.job_store, "default", relay=False)
     await engine.open()
     try:
         await nats.until_consumer(lab.store)
@@ -46,11 +46,11 @@ async def test_message_for_a_job_that_is_not_due_is_redelivered(lab, nats):
 
 
 async def test_message_about_a_job_waiting_for_its_order_key_is_acknowledged(effect_lab, nats):
-    """Its turn comes when the one before it has ended, and then the relay names it."""
+    """The relay publishes it when the job before it has ended."""
     ids = [
         await effect_lab.enqueued(resource_id=name, order="ada's day") for name in ("first", "next")
     ]
-    engine = nats.engine_of(effect_lab.table, "default", relay=False)
+    engine = nats.engine_of(effect_lab.job_store, "default", relay=False)
     await engine.open()
     try:
         await nats.until_consumer(effect_lab.store)
@@ -73,10 +73,12 @@ async def test_a_stale_acknowledgement_loses_nothing(effect_lab, nats):
     """It is accepted by the broker, so the row has to bring the job back."""
     lab = effect_lab
     job_id = await lab.enqueued(resource_id="one")
-    paused = nats.engine_of(lab.table, "default", worker="paused", lease_seconds=0.6)
+    paused = nats.engine_of(lab.job_store, "default", worker="paused", lease_seconds=0.6)
     await paused.open()
     stale = await taken(paused)
-    second = nats.engine_of(lab.table, "default", worker="second", lease_seconds=0.6, relay=False)
+    second = nats.engine_of(
+        lab.job_store, "default", worker="second", lease_seconds=0.6, relay=False
+    )
     await second.open()
     theirs = await taken(second)  # after the first lease has run out
     assert theirs.job.lease.number == 2
@@ -95,27 +97,27 @@ async def test_a_stale_acknowledgement_loses_nothing(effect_lab, nats):
 async def test_message_is_redelivered_after_a_failed_claim(effect_lab, nats, monkeypatch):
     worker = await effect_lab.start_worker(engine=nats.engine())
     real = worker.job_store.claim_these
-    troubles = [StoreUnavailableError("gone")]
+    errors = [StoreUnavailableError("gone")]
 
     async def fails_once(*args: Any, **values: Any) -> Any:
-        if troubles:
-            raise troubles.pop()
+        if errors:
+            raise errors.pop()
         return await real(*args, **values)
 
     monkeypatch.setattr(worker.job_store, "claim_these", fails_once)
     job_id = await effect_lab.enqueued(resource_id="one")
     await effect_lab.until(job_id, "done", seconds=4)  # long before ack_wait, which is 5
-    assert troubles == []
+    assert errors == []
     assert await effect_lab.effects() == ["one"]
 
 
 @ON_SQLITE
 async def test_messages_above_capacity_go_to_another_worker(lab, nats):
-    """Two queues give one message each to a worker that has room for one."""
+    """Two queues deliver one message each to a worker with one free slot."""
     for queue in ("first", "second"):
         await lab.enqueue("any", queue=queue)
-    full = nats.engine_of(lab.table, "first", "second", worker="full")
-    free = nats.engine_of(lab.table, "first", "second", worker="free", relay=False)
+    full = nats.engine_of(lab.job_store, "first", "second", worker="full")
+    free = nats.engine_of(lab.job_store, "first", "second", worker="free", relay=False)
     await full.open()
     await free.open()
     try:
@@ -134,7 +136,7 @@ async def test_messages_above_capacity_go_to_another_worker(lab, nats):
 @ON_SQLITE
 async def test_closing_engine_returns_unprocessed_messages(lab, nats):
     job_id = await lab.enqueued("any")
-    closing = nats.engine_of(lab.table, "default", worker="closing", relay=False)
+    closing = nats.engine_of(lab.job_store, "default", worker="closing", relay=False)
     await closing.open()
     await nats.until_consumer(lab.store)
 
@@ -150,7 +152,7 @@ async def test_closing_engine_returns_unprocessed_messages(lab, nats):
 
     await eventually(is_delivered)
     await closing.close()
-    other = nats.engine_of(lab.table, "default", worker="other", relay=False)
+    other = nats.engine_of(lab.job_store, "default", worker="other", relay=False)
     await other.open()
     try:
         delivery = await taken(other, seconds=5)  # not after the ack_wait of 30 seconds
@@ -181,12 +183,12 @@ async def test_stopping_worker_releases_its_jobs(lab, nats, another_store):
 @ON_SQLITE
 async def test_retried_job_is_not_delivered_before_its_delay(effect_lab, nats):
     await effect_lab.enqueue()
-    engine = nats.engine_of(effect_lab.table, "default")
+    engine = nats.engine_of(effect_lab.job_store, "default")
     await engine.open()
     try:
         delivery = await taken(engine)
-        assert await effect_lab.table.retry(
-            delivery.job, worker="by-hand", reason="error", error="no", delay_seconds=0.7
+        assert await effect_lab.job_store.retry(
+            delivery.job, worker="test-worker", reason="error", error="no", delay_seconds=0.7
         )
         await engine.settle(delivery, Retry(0.7))
         began = time.monotonic()
@@ -236,18 +238,18 @@ async def test_worker_starts_without_a_broker_and_logs_it_once(effect_lab, own_n
     await effect_lab.start_worker(engine=nats.engine())
     job_id = await effect_lab.enqueued(resource_id="one")
 
-    def told(text: str) -> int:
+    def logged(text: str) -> int:
         return sum(text in record.message for record in caplog.records)
 
     async def has_tried_often() -> bool:
-        return told("NATS: ") >= 6
+        return logged("NATS: ") >= 6
 
     await eventually(has_tried_often)
     assert await effect_lab.state(job_id) == "waiting"
     own_nats.start()
     await effect_lab.until(job_id, "done")
-    assert told("NATS is unavailable") == 1
-    assert told("NATS is available again") == 1
+    assert logged("NATS is unavailable") == 1
+    assert logged("NATS is available again") == 1
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -274,7 +276,7 @@ async def test_waiting_jobs_are_published_again_after_the_broker_lost_its_files(
     await eventually(all_published)
     own_nats.restart(keep_files=False)
     released.set()
-    await lab.until_idle(seconds=10)  # without being told it would take half a minute
+    await lab.until_idle(seconds=10)  # without a reset it would take half a minute
     assert sorted(await lab.effects()) == ["0", "1", "2"]
     assert any("NATS has lost its stream" in record.message for record in caplog.records)
 
@@ -294,7 +296,7 @@ async def test_deleted_stream_and_consumer_are_created_again(effect_lab, nats):
 
 @ON_SQLITE
 async def test_take_only_waits_without_a_broker(lab, own_nats):
-    engine = NatsLab(own_nats.url()).engine_of(lab.table, "default")
+    engine = NatsLab(own_nats.url()).engine_of(lab.job_store, "default")
     own_nats.stop()
     await engine.open()
     try:

@@ -1,4 +1,4 @@
-"""A line to NATS that breaks while answers are awaited: the wait ends, and nobody complains."""
+"""The connection to NATS: malformed URLs, and a connection that breaks during a request."""
 
 import asyncio
 import gc
@@ -30,7 +30,7 @@ def make_broker(url: str = "nats://127.0.0.1:1") -> Broker:
 
 async def test_responses_of_a_broken_connection_are_dropped_silently() -> None:
     complaints: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     broker = make_broker()
     publishing = asyncio.gather(*(asyncio.Event().wait() for _ in range(3)), return_exceptions=True)
     asyncio.get_running_loop().call_later(0.01, broker._lost.set)

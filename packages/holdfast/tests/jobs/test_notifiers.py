@@ -49,7 +49,7 @@ class Counted:
 
 
 async def test_idle_worker_queries_at_most_twice_a_second(lab: JobsLab) -> None:
-    """With nothing to do, with jobs that are not due, behind a worker that is gone."""
+    """Without jobs, with jobs that are not due, and with a lease of an ended worker."""
 
     @lab.jobs.handler("effect")
     async def effect(job: JobContext) -> None:
@@ -58,7 +58,7 @@ async def test_idle_worker_queries_at_most_twice_a_second(lab: JobsLab) -> None:
     for n in range(3):
         await lab.enqueue("effect", n, queue="held", order="line")
         await lab.enqueue("effect", n, queue="later", delay_seconds=60)
-    assert len(await lab.table.claim(("held",), worker="gone", limit=9, lease_seconds=60)) == 1
+    assert len(await lab.job_store.claim(("held",), worker="ended", limit=9, lease_seconds=60)) == 1
     stores = {queue: Counted(lab.store) for queue in ("empty", "later", "held")}
     for queue, store in stores.items():
         await lab.start_worker(store, queues=[queue])
@@ -93,11 +93,11 @@ async def test_commit_in_another_process_wakes_an_idle_worker_before_it_polls(
     took: list[float] = []
     for n in range(7):
         await asyncio.sleep(0.1)  # it is asleep again
-        process.tell(f'enqueue {{"type": "effect", "payload": {n}}}')
+        process.write_line(f'enqueue {{"type": "effect", "payload": {n}}}')
         async with asyncio.timeout(10):
             begun_at = await started.get()
-        said = await asyncio.to_thread(process.wait_for, "committed")
-        took.append(begun_at - float(said.split()[1]))
+        printed = await asyncio.to_thread(process.wait_for, "committed")
+        took.append(begun_at - float(printed.split()[1]))
     in_ms = sorted(round(seconds * 1000, 1) for seconds in took)
     print(f"from commit to handler, in ms: {in_ms}")
     assert sorted(took)[3] < 0.5
@@ -142,7 +142,7 @@ async def test_retry_starts_when_it_is_due_and_not_at_the_next_poll(lab: JobsLab
     assert time.monotonic() - started > 0.29
 
 
-# -- what every bell does -----------------------------------------------------------------------
+# -- the contract of a notifier -------------------------------------------------------------------
 
 
 @pytest.fixture(params=["local", "socket", "notify"])
@@ -184,16 +184,18 @@ async def test_notification_before_the_wait_counts_once(notifiers: NewBell) -> N
     notifier = await notifiers()
     notifier.notify()
     assert await notifier.wait(5)
-    assert not await notifier.wait(0.1), "many rings may become one, but one does not become many"
+    assert not await notifier.wait(0.1), (
+        "several notifications may become one, but one does not become several"
+    )
 
 
 async def test_listener_is_woken_by_a_notifier_that_does_not_listen(notifiers: NewBell) -> None:
     listening = [await notifiers() for _ in range(3)]
-    ringing = await notifiers(listens=False)
+    sender = await notifiers(listens=False)
     waiting = [asyncio.create_task(notifier.wait(5)) for notifier in listening]
     await asyncio.sleep(0.01)
     for _ in range(50):
-        ringing.notify()
+        sender.notify()
     assert await asyncio.gather(*waiting) == [True] * 3
 
 
@@ -201,11 +203,11 @@ async def test_closed_notifier_can_be_opened_again(notifiers: NewBell) -> None:
     notifier = await notifiers()
     await notifier.close()
     await notifier.open()
-    ringing = await notifiers(listens=False)
+    sender = await notifiers(listens=False)
     await notifier.wait(0.05)
     waiting = asyncio.create_task(notifier.wait(5))
     await asyncio.sleep(0.01)
-    ringing.notify()
+    sender.notify()
     assert await waiting
 
 
@@ -219,10 +221,10 @@ async def test_socket_of_an_ended_process_is_removed(
     await notifier.open()
     try:
         dead = notifier._folder / "12345-dead"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
-            gone.bind(str(dead))
-        ringing = SocketNotifier(str(tmp_path / "jobs.db"))
-        ringing.notify()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ended:
+            ended.bind(str(dead))
+        sender = SocketNotifier(str(tmp_path / "jobs.db"))
+        sender.notify()
         assert not dead.exists()
         assert await notifier.wait(5)
     finally:
@@ -233,11 +235,11 @@ async def test_socket_of_an_ended_process_is_removed(
 async def test_listener_that_does_not_read_blocks_no_other(tmp_path: Path) -> None:
     notifier = SocketNotifier(str(tmp_path / "jobs.db"))
     await notifier.open()
-    ringing = SocketNotifier(str(tmp_path / "jobs.db"))
+    sender = SocketNotifier(str(tmp_path / "jobs.db"))
     try:
         started = time.monotonic()
-        for _ in range(5000):  # the loop does not run meanwhile: nobody reads
-            ringing.notify()
+        for _ in range(5000):  # the loop does not run meanwhile, so nothing is read
+            sender.notify()
         assert time.monotonic() - started < 20
         assert await notifier.wait(5)
     finally:
@@ -253,7 +255,7 @@ async def test_directory_writable_by_others_is_not_used(tmp_path: Path) -> None:
         await notifier.open()
         assert list(notifier._folder.iterdir()) == []
         notifier.notify()
-        assert await notifier.wait(0), "in its own process it rings"
+        assert await notifier.wait(0), "it is notified in its own process"
     finally:
         await notifier.close()
         notifier._folder.rmdir()
@@ -262,7 +264,7 @@ async def test_directory_writable_by_others_is_not_used(tmp_path: Path) -> None:
 async def test_listener_that_starts_while_the_last_one_closes_is_notified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever leaves last removes the folder; who comes at that instant makes it again."""
+    """The last listener removes the directory; one that starts at that time creates it again."""
     path = str(tmp_path / "jobs.db")
     leaving, coming = SocketNotifier(path), SocketNotifier(path)
     real = sqlite_bell._is_ours
@@ -297,7 +299,7 @@ def test_notifiers_of_one_file_share_a_directory_whatever_path_is_used(tmp_path:
 async def test_disconnected_listener_reconnects(clean_jobs_url: str) -> None:
     store = open_store(clean_jobs_url)
     await store.open()
-    notifier, ringing = store.notifier(), store.notifier()
+    notifier, sender = store.notifier(), store.notifier()
     await notifier.open()
     connection = await asyncpg.connect(clean_jobs_url)
     listeners = (
@@ -308,13 +310,13 @@ async def test_disconnected_listener_reconnects(clean_jobs_url: str) -> None:
         assert len(await connection.fetch(listeners)) == 1
         await notifier.wait(0.05)
 
-        async def hears() -> bool:
-            ringing.notify()
+        async def is_notified() -> bool:
+            sender.notify()
             return await notifier.wait(0.2)
 
-        await eventually(hears, seconds=20)
+        await eventually(is_notified, seconds=20)
     finally:
         await connection.close()
         await notifier.close()
-        await ringing.close()
+        await sender.close()
         await store.close()

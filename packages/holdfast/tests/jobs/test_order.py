@@ -1,4 +1,4 @@
-"""Order on request: one at a time per key, as committed, and nobody left standing in line."""
+"""Order keys: one job at a time, in the order of the commits, and none stays blocked."""
 
 import asyncio
 import random
@@ -34,8 +34,8 @@ class Line:
                 self.running[key] -= 1
 
 
-async def put(lab: JobsLab, key: str, name: object, **wishes: object) -> str:
-    return await lab.enqueued("line", {"key": key, "name": name}, order=key, **wishes)
+async def put(lab: JobsLab, key: str, name: object, **options: object) -> str:
+    return await lab.enqueued("line", {"key": key, "name": name}, order=key, **options)
 
 
 async def by_key(lab: JobsLab) -> dict[str, list[str]]:
@@ -88,14 +88,14 @@ async def test_dead_letter_releases_the_next_job_of_its_order_key(lab: JobsLab) 
     line.fails["a 1"] = [NonRetryableError("hopeless")]
     line.fails["a 3"] = [RuntimeError("no")] * 2
     ids = [await put(lab, "a", n, max_attempts=2) for n in range(5)]
-    await lab.enqueue("nobody.knows", queue="default", order="a")
+    await lab.enqueue("unknown.type", queue="default", order="a")
     await put(lab, "a", 5)
     await lab.start_worker()
     await lab.until_idle(hurry=True)
     assert (await by_key(lab))["a"] == ["0", "2", "4", "5"]
     assert [await lab.state(job_id) for job_id in ids] == ["done", "dead", "done", "dead", "done"]
 
-    assert await lab.desk.requeue(ids[1], tenant="ada", actor="grace")
+    assert await lab.admin.requeue(ids[1], tenant="ada", actor="grace")
     lab.notify()
     await lab.until_idle()
     assert (await by_key(lab))["a"][-1] == "1"
@@ -110,7 +110,7 @@ async def test_requeued_job_waits_behind_those_of_its_order_key(lab: JobsLab) ->
     await worker.stop()
     for n in (1, 2):
         await put(lab, "a", n)
-    assert await lab.desk.requeue(first, tenant="ada", actor="grace")
+    assert await lab.admin.requeue(first, tenant="ada", actor="grace")
     assert (await lab.job(first)).view.due_at is None
     await put(lab, "a", 3)
     await worker.start()
@@ -122,7 +122,7 @@ async def test_lost_lease_keeps_the_order(lab: JobsLab) -> None:
     Line(lab)
     for n in range(3):
         await put(lab, "a", n)
-    (head,) = await lab.claim("gone")
+    (head,) = await lab.claim("ended")
     assert head.decoded()["name"] == 0
     await lab.start_worker()
     await asyncio.sleep(0.1)
@@ -141,7 +141,7 @@ async def test_order_keys_of_two_tenants_are_independent(lab: JobsLab) -> None:
     await lab.start_worker()
 
     async def done() -> bool:
-        return await lab.desk.state(eve, tenant="eve") == "done"
+        return await lab.admin.state(eve, tenant="eve") == "done"
 
     await eventually(done)
     assert await lab.count("jobs") == 2, "behind one that is not due yet, one waits"
@@ -163,7 +163,7 @@ async def test_jobs_run_in_the_order_in_which_their_transactions_committed(
                 await asyncio.sleep(random.random() * 0.004)
                 name = f"{lane}.{n}"
                 await own.enqueue_in(unit.statements, "line", {"key": "a", "name": name}, order="a")
-                # From here to the commit nobody else of this key comes in between.
+                # From here to the commit no other transaction of this key can run.
                 await unit.statements.execute(
                     "INSERT INTO effects (name) VALUES (:name)", {"name": f"commits {name}"}
                 )

@@ -1,4 +1,4 @@
-"""The relay: every due row is published, marked, and published again when nobody takes it."""
+"""The relay: every due row is published, marked, and published again if it is not claimed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,8 +21,8 @@ AGO = {
 }
 
 
-class Deaf:
-    """Hears nothing: these tests look at the stream."""
+class NullListener:
+    """Ignores messages: these tests check the stream."""
 
     async def on_message(self, message: Message) -> None:
         return
@@ -32,7 +32,7 @@ class Deaf:
 
 
 class Faults:
-    """Does what it is told at the next passage of a point."""
+    """Raises or runs what is planned for the next time a point is reached."""
 
     def __init__(self) -> None:
         self.plans: dict[str, Any] = {}
@@ -46,7 +46,7 @@ class Faults:
 
 
 class RelayLab:
-    """A relay that runs when it is told to."""
+    """A relay that publishes when a test calls it."""
 
     def __init__(self, lab: JobsLab, nats: NatsLab) -> None:
         self.lab, self.nats = lab, nats
@@ -69,7 +69,7 @@ class RelayLab:
 
     def another(self, *queues: str, table: JobStore | None = None) -> Relay:
         return Relay(
-            table or self.lab.table,
+            table or self.lab.job_store,
             queues or ("default",),
             self.broker,
             notifier=self.notifier,
@@ -98,7 +98,7 @@ class RelayLab:
 async def relay_lab(lab: JobsLab, nats_server: RealNats) -> AsyncIterator[RelayLab]:
     nats_server.start()
     relay_lab = RelayLab(lab, NatsLab(nats_server.url()))
-    await relay_lab.broker.open(Deaf())
+    await relay_lab.broker.open(NullListener())
     async with asyncio.timeout(15):
         await relay_lab.broker.up.wait()
     yield relay_lab
@@ -127,10 +127,10 @@ async def test_message_contains_only_tenant_and_job_id(relay_lab):
 async def test_job_that_is_not_due_is_not_published(relay_lab):
     await relay_lab.lab.enqueue(delay_seconds=60)
     assert await relay_lab.publish() == (0, 0)
-    assert 55 < (await relay_lab.lab.table.publish_due_in(["default"]) or 0) <= 60
+    assert 55 < (await relay_lab.lab.job_store.publish_due_in(["default"]) or 0) <= 60
     await relay_lab.lab.show_in(-0.001)
     assert await relay_lab.publish() == (1, 1)
-    assert await relay_lab.lab.table.publish_due_in(["default"]) is None
+    assert await relay_lab.lab.job_store.publish_due_in(["default"]) is None
 
 
 async def test_relay_that_dies_before_the_mark_publishes_again_with_the_same_id(relay_lab):
@@ -167,8 +167,8 @@ async def test_requeued_job_has_a_new_message_id(relay_lab):
     job_id = await relay_lab.lab.enqueued()
     await relay_lab.publish()
     job = await relay_lab.lab.claim_one()
-    await relay_lab.lab.table.dead_letter(job, worker="by-hand", reason="error", error="no")
-    await relay_lab.lab.table.requeue("ada", job_id, actor="operator")
+    await relay_lab.lab.job_store.dead_letter(job, worker="test-worker", reason="error", error="no")
+    await relay_lab.lab.job_store.requeue("ada", job_id, actor="operator")
     assert await relay_lab.publish() == (1, 1)
     assert await relay_lab.nats.messages() == 2
 
@@ -179,8 +179,8 @@ async def test_a_job_requeued_before_the_mark_is_not_marked(relay_lab):
 
     async def requeue() -> None:
         job = await lab.claim_one()
-        await lab.table.dead_letter(job, worker="by-hand", reason="error", error="no")
-        await lab.table.requeue("ada", job_id, actor="operator")
+        await lab.job_store.dead_letter(job, worker="test-worker", reason="error", error="no")
+        await lab.job_store.requeue("ada", job_id, actor="operator")
 
     relay_lab.faults.plans["relay_before_mark"] = requeue
     assert await relay_lab.publish() == (1, 1)
@@ -191,8 +191,8 @@ async def test_all_jobs_are_published_again_after_a_reset(relay_lab):
     await relay_lab.lab.enqueue(resource_id="one")
     await relay_lab.lab.enqueue(resource_id="two")
     assert await relay_lab.publish() == (2, 2)
-    assert await relay_lab.lab.table.reset_published() == 2
-    assert await relay_lab.lab.table.reset_published() == 0
+    assert await relay_lab.lab.job_store.reset_published() == 2
+    assert await relay_lab.lab.job_store.reset_published() == 0
     assert await relay_lab.publish() == (2, 2)
     assert await relay_lab.nats.messages() == 4
 
@@ -200,7 +200,7 @@ async def test_all_jobs_are_published_again_after_a_reset(relay_lab):
 async def test_queues_of_other_workers_are_not_published(relay_lab):
     await relay_lab.lab.enqueue(queue="elsewhere")
     assert await relay_lab.publish() == (0, 0)
-    assert await relay_lab.lab.table.publish_due_in(["default"]) is None
+    assert await relay_lab.lab.job_store.publish_due_in(["default"]) is None
 
 
 async def test_only_the_front_of_a_long_queue_is_published(relay_lab, monkeypatch):
@@ -209,10 +209,10 @@ async def test_only_the_front_of_a_long_queue_is_published(relay_lab, monkeypatc
         await relay_lab.lab.enqueue(resource_id=str(number))
     assert await relay_lab.publish() == (3, 3)
     assert await relay_lab.publish() == (0, 0)
-    taken = await relay_lab.lab.table.claim(
-        ["default"], worker="by-hand", limit=1, lease_seconds=30
+    claimed = await relay_lab.lab.job_store.claim(
+        ["default"], worker="test-worker", limit=1, lease_seconds=30
     )
-    assert [job.resource_id for job in taken] == ["0"]
+    assert [job.resource_id for job in claimed] == ["0"]
     assert await relay_lab.publish() == (1, 1)
 
 
@@ -252,11 +252,11 @@ async def test_relays_of_different_queues_do_not_wait_for_each_other(relay_lab):
 async def test_relay_continues_after_database_errors(relay_lab, monkeypatch, caplog):
     table = JobStore(relay_lab.lab.store)
     real = table.to_publish
-    troubles: list[Exception] = [StoreUnavailableError("gone"), RuntimeError("worse")]
+    errors: list[Exception] = [StoreUnavailableError("gone"), RuntimeError("worse")]
 
     async def fails_twice(*args: Any, **values: Any) -> Any:
-        if troubles:
-            raise troubles.pop(0)
+        if errors:
+            raise errors.pop(0)
         return await real(*args, **values)
 
     monkeypatch.setattr(table, "to_publish", fails_twice)

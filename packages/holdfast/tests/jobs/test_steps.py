@@ -12,15 +12,15 @@ from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, wr
 
 
 class Outside:
-    """Another service: does what it is asked, and notes with which key."""
+    """Another service, which records the keys of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
 
-    def call(self, name: str, answer: Any = None) -> Any:
+    def call(self, name: str, result: Any = None) -> Any:
         async def action(key: str) -> Any:
             self.calls.append((name, key))
-            return answer
+            return result
 
         return action
 
@@ -65,7 +65,7 @@ async def test_an_unfinished_step_is_repeated_with_the_same_key(lab: JobsLab) ->
             outside.calls.append((job.id, key))
             assert key == job.step_key("charge")
             if job.attempt < 3:
-                raise TimeoutError("no answer")
+                raise TimeoutError("no response")
 
         await job.step("charge", charge)
 
@@ -109,7 +109,7 @@ async def test_a_requeued_job_does_not_repeat_its_steps(lab: JobsLab) -> None:
     await lab.start_worker()
     job_id = await lab.enqueued("order")
     await lab.until(job_id, "dead")
-    assert await lab.desk.requeue(job_id, tenant="ada", actor="grace")
+    assert await lab.admin.requeue(job_id, tenant="ada", actor="grace")
     lab.notify()
     await lab.until(job_id, "done")
     assert len(outside.calls) == 1

@@ -24,7 +24,7 @@ from packages.holdfast.tests.jobs.conftest import OpenStore
 from packages.holdfast.tests.jobs.handlers import Gate, Stubborn, add_effect, done
 from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, write_effect
 
-# -- what a handler gets and gives --------------------------------------------------------------
+# -- handlers and their results -----------------------------------------------------------------
 
 
 async def test_effect_and_marker_commit_together_with_the_result(lab: JobsLab) -> None:
@@ -34,7 +34,7 @@ async def test_effect_and_marker_commit_together_with_the_result(lab: JobsLab) -
     async def effect(job: JobContext) -> dict[str, Any]:
         seen.append(job)
         await write_effect(job)
-        assert await lab.effects() == [], "nobody else sees it before the commit"
+        assert await lab.effects() == [], "invisible to others before the commit"
         assert await lab.state(job.id) == "running"
         return {"ü": [1, None]}
 
@@ -53,7 +53,7 @@ async def test_effect_and_marker_commit_together_with_the_result(lab: JobsLab) -
     assert job.key == "job:ada:mail:effect:order/1"
     assert (job.request_id, job.correlation_id) == ("request-1", "correlation-1")
     assert not job.is_last_attempt
-    assert abs((job.enqueued_at - await lab.table.now()).total_seconds()) < 10
+    assert abs((job.enqueued_at - await lab.job_store.now()).total_seconds()) < 10
     with pytest.raises(NoTransactionError):
         await job.transaction.execute("INSERT INTO effects (name) VALUES ('late')")
 
@@ -92,7 +92,7 @@ async def test_an_effect_is_undone_with_its_failed_attempt(lab: JobsLab) -> None
 
 
 class Repeating(SqlEngine):
-    """A broker at its worst: whatever any worker takes, all of them are given five times."""
+    """A broken broker: delivers every job that a worker takes five times to all workers."""
 
     anonymous: ClassVar[list["Repeating"]] = []
     copies: ClassVar[int] = 5
@@ -162,7 +162,7 @@ async def test_job_made_visible_repeatedly_while_it_runs_has_one_effect(
     async def effect(job: JobContext) -> None:
         nonlocal starts
         starts += 1
-        while starts <= 5:  # nobody ends before something was delivered twice
+        while starts <= 5:  # none ends before a job was delivered twice
             await asyncio.sleep(0.005)
         await write_effect(job)
 
@@ -186,7 +186,7 @@ async def test_job_made_visible_repeatedly_while_it_runs_has_one_effect(
 async def test_completed_key_is_acknowledged_without_running(lab: JobsLab) -> None:
     """The lost race of an enqueue with a completion: the job is there, and so is its marker."""
     if lab.store.name == "sqlite":
-        pytest.skip("one writer at a time: a job and its marker never stand side by side")
+        pytest.skip("one writer at a time: a job and its marker never exist together")
     runs: list[str] = []
 
     @lab.jobs.handler("effect")
@@ -233,8 +233,8 @@ async def test_enqueued_jobs_inherit_ids_and_tenant(lab: JobsLab) -> None:
     await eventually(dead)
     assert seen == [("ada", "mail", "job:ada:mail:second:r", "request-1", "correlation-1")]
     (row,) = await lab.rows("SELECT actor, max_attempts FROM dead_letters")
-    assert (row["actor"], row["max_attempts"]) == ("job first", 2), "as its handler wants it"
-    assert await lab.desk.jobs(tenant="eve") == [], "undone with the one that failed"
+    assert (row["actor"], row["max_attempts"]) == ("job first", 2), "the handler's default"
+    assert await lab.admin.jobs(tenant="eve") == [], "undone with the one that failed"
 
 
 async def test_too_large_payload_of_an_enqueued_job_is_not_retried(lab: JobsLab) -> None:
@@ -296,7 +296,7 @@ async def test_job_that_outlasts_shutdown_is_released_and_its_attempt_does_not_c
     job_id = await lab.enqueued("gated", resource_id="once")
     await gate.started.wait()
     await worker.stop()
-    # On SQLite it may just have been waiting to take more, and gives that back as well.
+    # On SQLite it may have been waiting to fetch more, and releases those as well.
     assert (set(lab.outcomes.all), gate.cancelled) == ({"given_back"}, 1)
     detail = await lab.job(job_id)
     assert (detail.view.state, detail.view.attempts) == ("waiting", 0)
@@ -332,7 +332,7 @@ async def test_job_is_released_although_its_handler_ignores_or_fails_cancellatio
     detail = await lab.job(job_id)
     assert (detail.view.state, detail.view.attempts, detail.failures) == ("waiting", 0, ())
     assert await lab.effects() == []
-    stubborn.let_go.set()
+    stubborn.may_end.set()
 
 
 async def test_a_stopped_worker_can_be_started_again(lab: JobsLab) -> None:

@@ -150,7 +150,7 @@ async def test_job_that_killed_five_workers_is_dead_lettered_with_the_reason(lab
         (n + 1, "worker_lost", f"doomed {n}") for n in range(5)
     ]
     assert await lab.effects() == []
-    assert await lab.desk.requeue(job_id, tenant="ada", actor="grace")
+    assert await lab.admin.requeue(job_id, tenant="ada", actor="grace")
     lab.notify()
     assert (await done(lab, job_id)).view.attempts == 1
     assert await lab.count("effects") == 1
@@ -166,7 +166,7 @@ async def test_lost_attempt_is_listed_with_its_worker_before_failed_ones(
     job_id = await lab.enqueued("sick")
     await lab.claim_one("doomed")
     await lab.show_in(-0.001)
-    before = await lab.table.now()
+    before = await lab.job_store.now()
     worker = await lab.start_worker()
     detail = await lab.until_failed(job_id, 2)
     assert [(f.attempt, f.reason, f.worker) for f in detail.failures] == [
@@ -189,11 +189,11 @@ async def test_worker_that_dies_before_dead_lettering_adds_no_attempt(lab: JobsL
 
 async def test_released_job_has_no_lost_attempt(lab: JobsLab) -> None:
     job_id = await lab.enqueued("effect")
-    await lab.table.release(await lab.claim_one("polite"), worker="polite")
-    (job,) = await lab.table.claim_these([("ada", job_id)], worker="named", lease_seconds=30)
+    await lab.job_store.release(await lab.claim_one("polite"), worker="polite")
+    (job,) = await lab.job_store.claim_these([("ada", job_id)], worker="named", lease_seconds=30)
     assert job.attempt == 1
     await lab.show_in(-0.001)
-    await lab.table.claim_these([("ada", job_id)], worker="next", lease_seconds=30)
+    await lab.job_store.claim_these([("ada", job_id)], worker="next", lease_seconds=30)
     detail = await lab.job(job_id)
     assert [(f.attempt, f.worker) for f in detail.failures] == [(1, "named")]
 
@@ -219,7 +219,7 @@ async def test_error_texts_of_any_content_are_recorded(lab: JobsLab) -> None:
 async def test_handler_that_swallows_a_statement_error_commits_nothing(
     lab: JobsLab,
 ) -> None:
-    """PostgreSQL spoils the transaction; SQLite goes on, and so may the handler."""
+    """PostgreSQL aborts the transaction; on SQLite the handler may continue."""
 
     @lab.jobs.handler("careless")
     async def careless(job: JobContext) -> None:
@@ -268,7 +268,7 @@ async def test_handler_that_ignores_cancellation_is_abandoned_and_cannot_write(
     await done(lab, job_id)
     await lab.quiet()
     assert await lab.effects() == ["second"]
-    stubborn.let_go.set()
+    stubborn.may_end.set()
 
     async def refused() -> bool:
         return stubborn.after == ["refused"] * 3
@@ -282,7 +282,7 @@ async def test_handler_that_ignores_a_lost_lease_keeps_no_slot(
 ) -> None:
     stubborn = Stubborn(lab, monkeypatch)
     if lab.store.name == "sqlite":
-        pytest.skip("it has written, so nobody can take its lease before it ends")
+        pytest.skip("it has written, so no other worker can take its lease before it ends")
     await lab.start_worker(concurrency=1, lease_seconds=1)
     job_id = await lab.enqueued("stubborn")
     await stubborn.started.wait()
@@ -292,7 +292,7 @@ async def test_handler_that_ignores_a_lost_lease_keeps_no_slot(
     await lab.quiet()
     assert lab.outcomes.all == ["lease_lost", "done"]
     assert await lab.effects() == ["second"]
-    stubborn.let_go.set()
+    stubborn.may_end.set()
 
 
 async def test_handler_that_cancels_itself_fails_like_any_other(lab: JobsLab) -> None:

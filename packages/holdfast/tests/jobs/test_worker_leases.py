@@ -1,4 +1,4 @@
-"""Leases: renewed in time, and whoever has lost one commits nothing."""
+"""Leases are renewed in time, and a job that has lost its lease commits nothing."""
 
 import asyncio
 from typing import Any
@@ -25,7 +25,7 @@ async def test_lease_is_renewed_before_half_of_its_time(lab: JobsLab) -> None:
     loop = asyncio.get_running_loop()
     until = loop.time() + 1.4
     while loop.time() < until:
-        now = await lab.table.now()
+        now = await lab.job_store.now()
         due_at = (await lab.job(job_id)).view.due_at
         assert due_at is not None
         ends.add(due_at.timestamp())
@@ -58,7 +58,7 @@ async def test_handler_that_outlasts_its_lease_succeeds_at_the_first_attempt(
 async def test_long_write_on_sqlite_loses_no_lease_of_another_job(
     lab: JobsLab,
 ) -> None:
-    """On PostgreSQL nobody holds one, and it must work there too."""
+    """PostgreSQL has no write turn, but the same must hold there."""
     writing = Gate(lab, writes_first=True)
     thinking = asyncio.Event()
 
@@ -126,7 +126,7 @@ async def test_lost_lease_cancels_the_handler_and_rolls_back(lab: JobsLab) -> No
     await eventually(was_told, seconds=5)
     assert gate.cancelled == 1
     assert await lab.effects() == []
-    assert await lab.state(job_id) == "running", "whoever has it now ends it"
+    assert await lab.state(job_id) == "running", "its new holder completes it"
     gate.opened.set()
     detail = await done(lab, job_id)
     assert (detail.view.attempts, await lab.count("effects")) == (2, 1)
@@ -138,7 +138,7 @@ async def test_lost_lease_cancels_the_handler_and_rolls_back(lab: JobsLab) -> No
 async def test_a_handler_that_finishes_after_its_lease_was_lost_cannot_commit(
     lab: JobsLab, loss: str, order: str | None, *, writes: bool
 ) -> None:
-    """Also when nobody else has taken the job: an expired lease is a lost one."""
+    """Also if no other worker has leased the job: an expired lease is lost."""
     attempts: list[int] = []
 
     @lab.jobs.handler("effect")
@@ -156,7 +156,7 @@ async def test_a_handler_that_finishes_after_its_lease_was_lost_cannot_commit(
         return "lease_lost" in lab.outcomes.all
 
     await eventually(was_lost)
-    if loss == "stolen":  # whoever has it is never heard of again
+    if loss == "stolen":  # its new holder never completes it
         await lab.show_in(-0.001)
     lab.notify()
     detail = await done(lab, job_id)

