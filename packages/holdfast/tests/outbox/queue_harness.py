@@ -81,9 +81,9 @@ class Lab:
         assert claimed is not None
         return claimed
 
-    def send(self, user: str = "ada", **answer: Any) -> Entry:
+    def send(self, user: str = "ada", **result: Any) -> Entry:
         """Claim the next entry and have it succeed."""
-        return self.queue.succeed(self.claim(user), **answer)
+        return self.queue.succeed(self.claim(user), **result)
 
     def claimable(self, user: str = "ada") -> list[str]:
         """Claim all there is to claim, without ending any."""

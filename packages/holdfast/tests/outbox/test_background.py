@@ -22,7 +22,7 @@ from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.outbox import AsyncOutbox, Outbox
 from holdfast.outbox.transport import NoResponse, Request, Response
 from packages.holdfast.tests.outbox.queue_harness import KEY
-from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, answer
+from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, response
 
 NETWORK_DOWN = NoResponse("could not connect: refused", may_have_been_sent=False)
 LONG = RetryPolicy(first_seconds=60, ceiling_seconds=60, jitter=Jitter.UP_TO)
@@ -66,13 +66,13 @@ def test_entries_claimed_by_an_ended_process_are_sent_after_the_lease(tmp_path: 
         dead.enqueue(activity("ada", "one"))
         assert dead.claim("ada") is not None
     queue = OutboxQueue.open(tmp_path / "outbox.db", settings=settings)
-    with Outbox(queue, Scripted(lambda _: answer(201, {"id": 1})), "t", retry=SOON) as outbox:
+    with Outbox(queue, Scripted(lambda _: response(201, {"id": 1})), "t", retry=SOON) as outbox:
         outbox.start()
         eventually(done(outbox, 1))
 
 
 def test_entries_queued_while_it_runs_are_sent_at_once(make: Make) -> None:
-    outbox = make(lambda _: answer(201, {"id": 1}))
+    outbox = make(lambda _: response(201, {"id": 1}))
     outbox.start()
     outbox.enqueue(activity("ada", "one"))
     eventually(done(outbox, 1))
@@ -81,7 +81,7 @@ def test_entries_queued_while_it_runs_are_sent_at_once(make: Make) -> None:
 
 
 def test_a_retry_is_sent_when_it_is_due(make: Make) -> None:
-    server = Scripted([answer(503), answer(503), answer(201, {"id": 1})])
+    server = Scripted([response(503), response(503), response(201, {"id": 1})])
     outbox = make(server)
     outbox.start()
     outbox.enqueue(activity("ada", "one"))
@@ -91,7 +91,7 @@ def test_a_retry_is_sent_when_it_is_due(make: Make) -> None:
 
 def test_without_a_network_it_backs_off_until_online(make: Make) -> None:
     is_up = threading.Event()
-    server = Scripted(lambda _: answer(201, {"id": 1}) if is_up.is_set() else NETWORK_DOWN)
+    server = Scripted(lambda _: response(201, {"id": 1}) if is_up.is_set() else NETWORK_DOWN)
     outbox = make(server, back_off=LONG)
     outbox.start()
     outbox.enqueue(activity("ada", "one"))
@@ -121,7 +121,7 @@ def test_an_error_of_one_user_does_not_delay_others(
 
     def reply(request: Request) -> Response | NoResponse:
         is_ada = request.headers["Authorization"] == "Bearer ada"
-        return NETWORK_DOWN if is_ada else answer(201, {"id": 1})
+        return NETWORK_DOWN if is_ada else response(201, {"id": 1})
 
     outbox = make(reply, counted, back_off=LONG)
     outbox.enqueue(activity("ada", "one"))
@@ -137,7 +137,7 @@ def test_new_entries_do_not_end_a_back_off(
     make: Make,
 ) -> None:
     is_up = threading.Event()
-    server = Scripted(lambda _: answer(201, {"id": 1}) if is_up.is_set() else NETWORK_DOWN)
+    server = Scripted(lambda _: response(201, {"id": 1}) if is_up.is_set() else NETWORK_DOWN)
     outbox = make(server, back_off=LONG)
     outbox.start()
     outbox.enqueue(activity("ada", "one"))
@@ -158,7 +158,7 @@ def test_attempts_are_reset_while_another_user_backs_off(make: Make) -> None:
     policy = replace(SOON, attempts=3)
 
     def reply(request: Request) -> Response | NoResponse:
-        return answer(503) if request.headers["Authorization"] == "Bearer ada" else NETWORK_DOWN
+        return response(503) if request.headers["Authorization"] == "Bearer ada" else NETWORK_DOWN
 
     server = Scripted(reply)
     outbox = make(server, lambda user: user, back_off=LONG, retry=policy)
@@ -193,7 +193,7 @@ def test_a_wake_during_a_drain_is_not_lost(make: Make) -> None:
 
     def slow(_: Request) -> Response | NoResponse:
         if sending.is_set():
-            return answer(201, {"id": 1})
+            return response(201, {"id": 1})
         sending.set()
         go_on.wait(5)
         return NETWORK_DOWN
@@ -217,14 +217,14 @@ def test_a_busy_file_is_retried(make: Make, monkeypatch: pytest.MonkeyPatch) -> 
         return run(*arguments, **options)
 
     monkeypatch.setattr(Drain, "run", once_busy)
-    outbox = make(lambda _: answer(201, {"id": 1}), back_off=SOON)
+    outbox = make(lambda _: response(201, {"id": 1}), back_off=SOON)
     outbox.enqueue(activity("ada", "one"))
     outbox.start()
     eventually(done(outbox, 1), 20)
 
 
 def test_nothing_is_sent_while_offline(make: Make) -> None:
-    server = Scripted(lambda _: answer(201, {"id": 1}))
+    server = Scripted(lambda _: response(201, {"id": 1}))
     outbox = make(server)
     outbox.offline()
     outbox.start()
@@ -242,7 +242,7 @@ def test_a_signed_out_user_does_not_block_others_and_is_sent_after_sign_in(
 
     def reply(request: Request) -> Response:
         is_good = request.headers["Authorization"] == "Bearer good"
-        return answer(201, {"id": 1}) if is_good else answer(401)
+        return response(201, {"id": 1}) if is_good else response(401)
 
     server = Scripted(reply)
     outbox = make(server, tokens.get)
@@ -266,7 +266,7 @@ def test_it_stops_after_the_entry_that_is_being_sent(make: Make) -> None:
     def slow(_: Request) -> Response:
         sending.set()
         go_on.wait(5)
-        return answer(201, {"id": 1})
+        return response(201, {"id": 1})
 
     outbox = make(slow)
     outbox.enqueue_many([activity("ada", "one"), activity("ada", "two")])
@@ -290,7 +290,7 @@ def test_it_is_not_started_twice(make: Make) -> None:
 
 @contextmanager
 def running(outbox: Outbox) -> Iterator[threading.Thread]:
-    """Let it run on a thread of the test's, until it is told to stop."""
+    """Run it on a thread of the test until it is stopped."""
     thread = threading.Thread(target=outbox.run_forever, daemon=True)
     thread.start()
     yield thread
@@ -299,7 +299,7 @@ def running(outbox: Outbox) -> Iterator[threading.Thread]:
 
 
 def test_after_a_stop_it_can_run_again_on_the_callers_thread_too(make: Make) -> None:
-    outbox = make(lambda _: answer(201, {"id": 1}))
+    outbox = make(lambda _: response(201, {"id": 1}))
     for count in (1, 2, 3):
         with running(outbox):
             outbox.enqueue(activity("ada", "one"))
@@ -314,7 +314,7 @@ def test_a_stop_waits_for_the_entry_that_is_sent_on_the_callers_thread(make: Mak
     def slow(_: Request) -> Response:
         sending.set()
         go_on.wait(5)
-        return answer(201, {"id": 1})
+        return response(201, {"id": 1})
 
     outbox = make(slow)
     outbox.enqueue_many([activity("ada", "one"), activity("ada", "two")])
@@ -328,7 +328,7 @@ def test_a_stop_waits_for_the_entry_that_is_sent_on_the_callers_thread(make: Mak
 
 
 def test_stop_may_be_called_from_a_signal_handler(make: Make) -> None:
-    outbox = make(lambda _: answer(201, {"id": 1}))
+    outbox = make(lambda _: response(201, {"id": 1}))
 
     def listen(event: Event) -> None:
         if event.kind is EventKind.SUCCEEDED:
@@ -340,7 +340,7 @@ def test_stop_may_be_called_from_a_signal_handler(make: Make) -> None:
 
 
 def test_close_ends_a_run_and_prevents_another(make: Make) -> None:
-    outbox = make(lambda _: answer(201, {"id": 1}))
+    outbox = make(lambda _: response(201, {"id": 1}))
     with running(outbox):
         outbox.enqueue(activity("ada", "one"))
         eventually(done(outbox, 1))
@@ -351,7 +351,7 @@ def test_close_ends_a_run_and_prevents_another(make: Make) -> None:
 
 
 def test_offline_stays_in_effect_after_a_stop(make: Make) -> None:
-    server = Scripted(lambda _: answer(201, {"id": 1}))
+    server = Scripted(lambda _: response(201, {"id": 1}))
     outbox = make(server)
     outbox.start()
     outbox.offline()
@@ -374,14 +374,14 @@ def test_a_drain_that_raises_does_not_end_the_background_run(make: Make) -> None
             raise RuntimeError("the key store is locked")
         return "t"
 
-    outbox = make(lambda _: answer(201, {"id": 1}), token, back_off=SOON)
+    outbox = make(lambda _: response(201, {"id": 1}), token, back_off=SOON)
     outbox.start()
     outbox.enqueue(activity("ada", "one"))
     eventually(done(outbox, 1))
 
 
 def test_the_event_stream_ends_with_the_outbox(make: Make) -> None:
-    outbox = make(lambda _: answer(201, {"id": 1}))
+    outbox = make(lambda _: response(201, {"id": 1}))
     events = outbox.events()
     outbox.enqueue(activity("ada", "one"))
     assert outbox.drain("ada").ended is Ended.EMPTY
@@ -429,7 +429,7 @@ def test_open_passes_the_queues_options_on(tmp_path: Path) -> None:
 
 
 async def test_the_async_outbox_does_the_same(make: Make) -> None:
-    outbox = AsyncOutbox(make(lambda _: answer(201, {"id": 1})))
+    outbox = AsyncOutbox(make(lambda _: response(201, {"id": 1})))
     async with outbox.events() as events:
         running = asyncio.create_task(outbox.run_forever())
         await outbox.enqueue(activity("ada", "one"))
@@ -445,7 +445,7 @@ async def test_the_async_outbox_does_the_same(make: Make) -> None:
 
 
 async def test_the_async_outbox_runs_again_after_a_cancellation(make: Make) -> None:
-    outbox = AsyncOutbox(make(lambda _: answer(201, {"id": 1})))
+    outbox = AsyncOutbox(make(lambda _: response(201, {"id": 1})))
     for count in (1, 2):
         run = asyncio.create_task(outbox.run_forever())
         await outbox.enqueue(activity("ada", "one"))
@@ -483,7 +483,7 @@ async def test_a_cancelled_drain_finishes_the_entry_that_is_being_sent(make: Mak
     def slow(_: Request) -> Response:
         sending.set()
         go_on.wait(5)
-        return answer(201, {"id": 1})
+        return response(201, {"id": 1})
 
     outbox = AsyncOutbox(make(slow))
     await outbox.enqueue_many([activity("ada", "one"), activity("ada", "two")])

@@ -17,7 +17,7 @@ from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.sender import Sender
 from holdfast.outbox.transport import NoResponse, Request, Response
 from packages.holdfast.tests.outbox.queue_harness import Lab, local, new, walk
-from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, answer
+from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, response
 
 LANE = "in order"
 
@@ -61,7 +61,7 @@ def refusing(
         if step_of(request) == number and not refused:
             refused.append(number)
             return refusal
-        return answer(200, {})
+        return response(200, {})
 
     return reply
 
@@ -134,13 +134,13 @@ def test_expired_claims_of_a_lane_are_sent_again_in_order(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("refusal", "status"),
     [
-        (answer(422, {"error": "PREREQUISITES_NOT_MET"}), Status.FAILED),
-        (answer(409, {"error": "IDEMPOTENCY_CONFLICT"}), Status.FAILED),
-        (answer(409, {"code": "concurrency.version_mismatch"}), Status.CONFLICT),
-        (answer(503, {}), Status.PENDING),
+        (response(422, {"error": "PREREQUISITES_NOT_MET"}), Status.FAILED),
+        (response(409, {"error": "IDEMPOTENCY_CONFLICT"}), Status.FAILED),
+        (response(409, {"code": "concurrency.version_mismatch"}), Status.CONFLICT),
+        (response(503, {}), Status.PENDING),
         (NoResponse("no response: the connection broke"), Status.PENDING),
-        (answer(401, {}), Status.PENDING),
-        (answer(302, {}), Status.PENDING),
+        (response(401, {}), Status.PENDING),
+        (response(302, {}), Status.PENDING),
     ],
 )
 def test_nothing_behind_an_entry_that_did_not_happen_is_sent(
@@ -182,7 +182,7 @@ def test_losing_every_third_response_does_not_always_hit_the_same_entry(
         time.sleep(0.017)
         if len(sent) % 3 == 0:
             return NoResponse("no response: the connection was closed")
-        return answer(201, {"id": title_of(request)})
+        return response(201, {"id": title_of(request)})
 
     report = drain(queue, "ada", Scripted(reply), max_seconds=60, retry=SOON)
     assert (report.succeeded, report.failed) == (30, 0)
@@ -220,7 +220,7 @@ def test_a_retried_entry_has_a_random_position_but_keeps_the_order_of_its_lane(
 
 def test_an_expired_entry_does_not_block_its_lane(queue: OutboxQueue) -> None:
     queue.enqueue_many(steps(30))
-    server = Scripted(refusing(9, answer(422, {"error": "STALE_ACTION"})))
+    server = Scripted(refusing(9, response(422, {"error": "STALE_ACTION"})))
     report = drain(queue, "ada", server)
     assert [step_of(request) for request in server.requests] == list(range(1, 31))
     assert (report.succeeded, report.expired) == (29, 1)
@@ -233,8 +233,8 @@ def test_other_lanes_continue_after_a_refusal(queue: OutboxQueue) -> None:
 
     def reply(request: Request) -> Response:
         if title_of(request) == "a 7":
-            return answer(422, {"code": "request.invalid"})
-        return answer(201, {"id": title_of(request)})
+            return response(422, {"code": "request.invalid"})
+        return response(201, {"id": title_of(request)})
 
     server = Scripted(reply)
     drain(queue, "ada", server, max_seconds=20, retry=SOON)
@@ -252,12 +252,12 @@ def test_a_rebuild_includes_entries_that_were_claimed_ahead(queue: OutboxQueue) 
             {"questId": "quest.001", "currentStep": 15, "steps": 20, "status": "in_progress"}
         ]
     }
-    out_of_order = answer(422, {"error": "STEP_OUT_OF_ORDER"})
+    out_of_order = response(422, {"error": "STEP_OUT_OF_ORDER"})
 
     def reply(request: Request) -> Response:
         if request.method == "GET":
-            return answer(200, board)
-        return out_of_order if 9 <= step_of(request) < 15 else answer(200, {})
+            return response(200, board)
+        return out_of_order if 9 <= step_of(request) < 15 else response(200, {})
 
     server = Scripted(reply)
     report = drain(queue, "ada", server)
@@ -283,12 +283,12 @@ def test_when_the_network_becomes_slow_claims_ahead_are_released(queue: OutboxQu
     def reply(request: Request) -> Response:
         number = step_of(request)
         if number > 16:
-            now[0] += 1.0  # each answer takes a second from here on
+            now[0] += 1.0  # each response takes a second from here on
         if number == 20:
             # By then it was claimed, together with the sixteenth.
             assert queue.get(entries[28].id).claim_number == 1
             undone.append(queue.cancel(entries[28].id).id)
-        return answer(200, {})
+        return response(200, {})
 
     worker = Drain(queue, Scripted(reply), clock=Clock())  # type: ignore[arg-type]
     report = worker.run("ada")
@@ -304,7 +304,7 @@ def test_a_stop_releases_claims_ahead(queue: OutboxQueue) -> None:
     def reply(request: Request) -> Response:
         if step_of(request) == 10:
             raise KeyboardInterrupt
-        return answer(200, {})
+        return response(200, {})
 
     with pytest.raises(KeyboardInterrupt):
         drain(queue, "ada", Scripted(reply))

@@ -13,7 +13,13 @@ from holdfast.outbox.conflicts import resolve_conflict
 from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request
-from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, answer, reader, token_of
+from packages.holdfast.tests.support.outbox_harness import (
+    SOON,
+    Scripted,
+    reader,
+    response,
+    token_of,
+)
 from packages.services.tests.cli.conftest import Server
 
 
@@ -166,9 +172,9 @@ def test_merging_ends_after_five_conflicts(tmp_path: Path) -> None:
         )
         server = Scripted(
             lambda request: (
-                answer(200, {"title": "Bea", "version": 7})
+                response(200, {"title": "Bea", "version": 7})
                 if request.method == "GET"
-                else answer(409, code="concurrency.version_mismatch")
+                else response(409, code="concurrency.version_mismatch")
             )
         )
         report = drain(queue, "ada", server, merge=lambda _base, mine, _theirs: mine)
@@ -192,11 +198,11 @@ def test_a_conflict_whose_server_side_is_unreachable_is_retried(tmp_path: Path) 
         )
         server = Scripted(
             [
-                answer(409, code="concurrency.version_mismatch"),
+                response(409, code="concurrency.version_mismatch"),
                 NoResponse("no response: the connection broke"),
-                answer(409, code="concurrency.version_mismatch"),
-                answer(200, {"title": "Bea"}, {"etag": '"7"'}),
-                answer(200, {}),
+                response(409, code="concurrency.version_mismatch"),
+                response(200, {"title": "Bea"}, {"etag": '"7"'}),
+                response(200, {}),
             ]
         )
         report = drain(queue, "ada", server, max_seconds=5, retry=SOON)
@@ -206,7 +212,7 @@ def test_a_conflict_whose_server_side_is_unreachable_is_retried(tmp_path: Path) 
 
 
 def unreadable(tmp_path: Path, strategy: str | None, read: Any, **more: Any) -> tuple[Entry, int]:
-    """Meet a conflict on the server whose side is answered with ``read``."""
+    """Cause a conflict; reading the server's side gets ``read``."""
     with OutboxQueue.open(tmp_path / "outbox.db") as queue:
         queue.add_user("ada")
         entry = queue.enqueue(
@@ -226,7 +232,9 @@ def unreadable(tmp_path: Path, strategy: str | None, read: Any, **more: Any) -> 
             if request.method == "GET":
                 return read
             forced = request.headers.get("If-Match") == "*"
-            return answer(200, {}) if forced else answer(409, code="concurrency.version_mismatch")
+            return (
+                response(200, {}) if forced else response(409, code="concurrency.version_mismatch")
+            )
 
         server = Scripted(reply)
         drain(queue, "ada", server, max_seconds=20, retry=SOON)
@@ -237,17 +245,17 @@ def unreadable(tmp_path: Path, strategy: str | None, read: Any, **more: Any) -> 
 def test_a_conflict_whose_server_side_cannot_be_read_waits_for_a_decision(
     tmp_path: Path, status: int
 ) -> None:
-    entry, sends = unreadable(tmp_path, "manual", answer(status))
+    entry, sends = unreadable(tmp_path, "manual", response(status))
     assert (entry.status, entry.last_error_code, sends) == (Status.CONFLICT, 409, 2)
 
 
 def test_client_wins_without_a_version_where_none_is_needed(tmp_path: Path) -> None:
-    entry, sends = unreadable(tmp_path, "client_wins", answer(405))
+    entry, sends = unreadable(tmp_path, "client_wins", response(405))
     assert (entry.status, sends) == (Status.SUCCEEDED, 3)
 
 
 def test_client_wins_waits_for_a_decision_where_a_version_is_needed(tmp_path: Path) -> None:
-    entry, _ = unreadable(tmp_path, "client_wins", answer(405), profile="planning")
+    entry, _ = unreadable(tmp_path, "client_wins", response(405), profile="planning")
     assert entry.status is Status.CONFLICT
 
 
@@ -270,6 +278,6 @@ def test_a_refused_token_while_reading_a_conflict_releases_the_entry(tmp_path: P
                 max_attempts=1,
             )
         )
-        server = Scripted([answer(409, code="concurrency.version_mismatch"), answer(401)])
+        server = Scripted([response(409, code="concurrency.version_mismatch"), response(401)])
         assert drain(queue, "ada", server, "old-token").ended is Ended.SIGNED_OUT
         assert queue.get(entry.id).status is Status.PENDING

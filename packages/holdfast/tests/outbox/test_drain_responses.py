@@ -15,7 +15,7 @@ from holdfast.outbox.drain import Drain, drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.events import Event
 from holdfast.outbox.transport import NoResponse, Request, Response
-from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, answer
+from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, response
 
 IN_A_SECOND = RetryPolicy(first_seconds=1, ceiling_seconds=1, jitter=Jitter.PLUS_MINUS)
 NETWORK_DOWN = NoResponse("could not connect: refused", may_have_been_sent=False)
@@ -53,13 +53,13 @@ def step(number: int, quest: str = "quest.001") -> NewEntry:
 
 
 def created(request: Request) -> Response:
-    return answer(201, {"id": f"server-{json.loads(request.body or b'{}').get('title')}"})
+    return response(201, {"id": f"server-{json.loads(request.body or b'{}').get('title')}"})
 
 
 def refusing(title: str, status: int = 400) -> Callable[[Request], Response]:
     def reply(request: Request) -> Response:
         if title in (request.body or b"").decode():
-            return answer(status, {"code": "request.invalid"})
+            return response(status, {"code": "request.invalid"})
         return created(request)
 
     return reply
@@ -107,7 +107,7 @@ def test_timestamps_in_the_body_replace_the_header_and_only_the_second_changes(
                 profile="shop",
             )
         )
-        server = Scripted([SILENCE, answer(200, {})])
+        server = Scripted([SILENCE, response(200, {})])
         drain(queue, "ada", server, max_seconds=5, retry=SOON)
     first, second = (json.loads(request.body or b"") for request in server.requests)
     assert set(first) == {"n", "clientGeneratedAt", "clientSubmittedAt", "idempotencyKey"}
@@ -127,7 +127,7 @@ def test_operations_are_sent_as_their_methods(queue: OutboxQueue) -> None:
                 endpoint=f"/api/v1/activities/{operation}",
             )
         )
-    server = Scripted(lambda _: answer(204))
+    server = Scripted(lambda _: response(204))
     drain(queue, "ada", server)
     assert [request.method for request in server.requests] == ["POST", "PUT", "PATCH", "DELETE"]
     assert all(request.body is None for request in server.requests)
@@ -151,7 +151,7 @@ def test_an_action_that_the_server_finds_stale_expires_with_an_event(
             client_generated_at=long_ago,
         )
     )
-    server = Scripted([answer(422, {"error": "STALE_ACTION"})])
+    server = Scripted([response(422, {"error": "STALE_ACTION"})])
     report = drain(queue, "ada", server)
     assert len(server.requests) == 1, "the device judged by its own clock"
     assert (report.expired, queue.get(entry.id).status) == (1, Status.EXPIRED)
@@ -162,13 +162,13 @@ def test_a_connection_lost_in_the_middle_keeps_the_keys_of_the_rest(
     queue: OutboxQueue,
 ) -> None:
     entries = queue.enqueue_many([step(number) for number in range(1, 6)])
-    server = Scripted([answer(200, {}), answer(200, {}), SILENCE])
+    server = Scripted([response(200, {}), response(200, {}), SILENCE])
     report = drain(queue, "ada", server, retry=IN_A_SECOND)
     assert (report.ended, report.succeeded, report.unsent) == (Ended.WAITING, 2, 3)
     left = [queue.get(entry.id) for entry in entries[2:]]
     assert [entry.attempt_count for entry in left] == [1, 0, 0]
     assert left[0].outcome_unknown
-    again = Scripted(lambda _: answer(200, {}))
+    again = Scripted(lambda _: response(200, {}))
     assert drain(queue, "ada", again, max_seconds=10).succeeded == 3
     assert again.keys == [entry.idempotency_key for entry in entries[2:]]
 
@@ -184,7 +184,7 @@ def test_the_same_key_enqueued_twice_is_sent_once(queue: OutboxQueue) -> None:
 
 def test_a_payload_mismatch_fails_the_entry(queue: OutboxQueue, events: list[Event]) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
-    drain(queue, "ada", Scripted([answer(409, code="idempotency.payload_mismatch")]))
+    drain(queue, "ada", Scripted([response(409, code="idempotency.payload_mismatch")]))
     failed = queue.get(entry.id)
     assert (failed.status, failed.last_error_code) == (Status.FAILED, 409)
     assert EventKind.FAILED in kinds(events)
@@ -192,7 +192,7 @@ def test_a_payload_mismatch_fails_the_entry(queue: OutboxQueue, events: list[Eve
 
 def test_a_replayed_success_is_a_success(queue: OutboxQueue) -> None:
     queue.enqueue(activity("ada", "visit"))
-    replay = answer(201, {"id": "a"}, {"idempotency-replayed": "true"})
+    replay = response(201, {"id": "a"}, {"idempotency-replayed": "true"})
     assert drain(queue, "ada", Scripted([replay])).ended is Ended.EMPTY
 
 
@@ -205,7 +205,7 @@ def test_five_errors_in_a_row_are_delayed_5_10_20_40_and_80_seconds(
         claimed = queue.claim("ada")
         assert claimed is not None
         queue.release(claimed)  # only to see that the entry is due
-        drain(queue, "ada", Scripted([answer(500)]))
+        drain(queue, "ada", Scripted([response(500)]))
         delays.append([e.delay_seconds for e in events if e.kind is EventKind.RETRYING][-1])
         _make_due(queue)
     assert delays == [5, 10, 20, 40, 80]
@@ -220,7 +220,7 @@ def test_after_twelve_attempts_of_one_wake_up_an_entry_stays_queued(
     queue: OutboxQueue,
 ) -> None:
     entry = queue.enqueue(step(1))
-    server = Scripted(lambda _: answer(500))
+    server = Scripted(lambda _: response(500))
     worker = Drain(queue, server)
     for _ in range(13):
         _make_due(queue)
@@ -238,7 +238,7 @@ def test_after_twelve_attempts_of_one_wake_up_an_entry_stays_queued(
 
 def test_an_entry_fails_after_max_attempts(queue: OutboxQueue) -> None:
     entry = queue.enqueue(activity("ada", "visit", max_attempts=3))
-    server = Scripted(lambda _: answer(500))
+    server = Scripted(lambda _: response(500))
     report = drain(queue, "ada", server, max_seconds=5, retry=SOON)
     assert (len(server.requests), report.failed) == (3, 1)
     assert queue.get(entry.id).reason is Reason.ATTEMPTS
@@ -252,7 +252,7 @@ def test_being_offline_fails_no_entry(queue: OutboxQueue) -> None:
         assert report.ended is Ended.OFFLINE
     waiting = queue.get(entry.id)
     assert (waiting.status, waiting.outcome_unknown) == (Status.PENDING, False)
-    drain(queue, "ada", Scripted([answer(500)]))
+    drain(queue, "ada", Scripted([response(500)]))
     assert queue.get(entry.id).status is Status.PENDING, "offline attempts were counted"
     _make_due(queue)
     assert drain(queue, "ada", Scripted(created)).succeeded == 1
@@ -274,14 +274,14 @@ def test_three_sends_without_a_response_hold_the_drain(queue: OutboxQueue) -> No
 
 def test_retry_after_is_a_floor(queue: OutboxQueue, events: list[Event]) -> None:
     queue.enqueue(activity("ada", "visit"))
-    report = drain(queue, "ada", Scripted([answer(429, headers={"retry-after": "60"})]))
+    report = drain(queue, "ada", Scripted([response(429, headers={"retry-after": "60"})]))
     assert [e.delay_seconds for e in events if e.kind is EventKind.RETRYING] == [60]
     assert report.next_due_seconds == pytest.approx(60, abs=5)
 
 
 def test_a_redirect_is_not_followed_and_fails_no_entry(queue: OutboxQueue) -> None:
     entries = queue.enqueue_many([activity("ada", str(number)) for number in range(5)])
-    server = Scripted(lambda _: answer(302, headers={"location": "https://evil.example/"}))
+    server = Scripted(lambda _: response(302, headers={"location": "https://evil.example/"}))
     report = drain(queue, "ada", server)
     # Three in a row are a hotel's sign-in page, and the rest is not tried.
     assert (report.ended, len(server.requests)) == (Ended.OFFLINE, 3)
@@ -297,7 +297,7 @@ def test_a_redirect_of_one_endpoint_does_not_hold_other_entries(queue: OutboxQue
 
     def reply(request: Request) -> Response:
         if b"moved" in (request.body or b""):
-            return answer(307, headers={"location": "https://elsewhere.example/"})
+            return response(307, headers={"location": "https://elsewhere.example/"})
         return created(request)
 
     report = drain(queue, "ada", Scripted(reply))
@@ -312,7 +312,7 @@ def test_a_redirect_to_another_path_of_the_server_fails_the_entry(
     queue: OutboxQueue, location: str
 ) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
-    server = Scripted([answer(307, headers={"location": location})])
+    server = Scripted([response(307, headers={"location": location})])
     server.origin = "http://here:8000"  # type: ignore[attr-defined]
     assert drain(queue, "ada", server).failed == 1
     assert location in (queue.get(entry.id).last_error or "")
@@ -323,7 +323,7 @@ def test_a_redirect_to_another_path_of_the_server_fails_the_entry(
 )
 def test_a_redirect_to_another_host_fails_no_entry(queue: OutboxQueue, location: str) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
-    server = Scripted([answer(302, headers={"location": location})])
+    server = Scripted([response(302, headers={"location": location})])
     server.origin = "http://here:8000"  # type: ignore[attr-defined]
     assert drain(queue, "ada", server).failed == 0
     assert queue.get(entry.id).status is Status.PENDING
@@ -331,16 +331,16 @@ def test_a_redirect_to_another_host_fails_no_entry(queue: OutboxQueue, location:
 
 def test_an_unknown_422_is_retried_once_whatever_comes_between(queue: OutboxQueue) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
-    odd, busy = answer(422, code="surprise"), answer(503)
+    odd, busy = response(422, code="surprise"), response(503)
     tokens = iter("abcdefgh")
-    server = Scripted([odd, busy, answer(401), odd])
+    server = Scripted([odd, busy, response(401), odd])
     drain(queue, "ada", server, lambda _: next(tokens), max_seconds=20, retry=SOON)
     assert (len(server.requests), queue.get(entry.id).status) == (4, Status.FAILED)
 
 
 def test_an_unknown_422_is_sent_once_more_and_then_fails(queue: OutboxQueue) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
-    server = Scripted(lambda _: answer(422, code="surprise"))
+    server = Scripted(lambda _: response(422, code="surprise"))
     drain(queue, "ada", server, max_seconds=5, retry=SOON)
     assert len(server.requests) == 2
     assert queue.get(entry.id).status is Status.FAILED
@@ -365,7 +365,7 @@ def test_401_pauses_the_queue_and_is_no_failure_of_the_entry(
     queue: OutboxQueue, events: list[Event]
 ) -> None:
     entries = queue.enqueue_many([activity("ada", "one"), activity("ada", "two")])
-    server = Scripted([answer(401, code="auth.required")])
+    server = Scripted([response(401, code="auth.required")])
     report = drain(queue, "ada", server, "old-token")
     assert (report.ended, report.unsent) == (Ended.SIGNED_OUT, 2)
     assert [queue.get(entry.id).status for entry in entries] == [Status.PENDING] * 2
@@ -379,7 +379,7 @@ def test_a_token_that_was_renewed_meanwhile_is_used_at_once(queue: OutboxQueue) 
 
     def reply(request: Request) -> Response:
         is_new = request.headers["Authorization"] == "Bearer new"
-        return created(request) if is_new else answer(401)
+        return created(request) if is_new else response(401)
 
     server = Scripted(reply)
     report = drain(queue, "ada", server, lambda _: next(tokens))
@@ -390,7 +390,7 @@ def test_a_token_that_was_renewed_meanwhile_is_used_at_once(queue: OutboxQueue) 
 def test_a_second_refused_token_ends_the_drain(queue: OutboxQueue) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
     minted = iter(range(1000))
-    server = Scripted(lambda _: answer(401, headers={"x-request-id": "r"}, code="auth.required"))
+    server = Scripted(lambda _: response(401, headers={"x-request-id": "r"}, code="auth.required"))
     report = drain(queue, "ada", server, lambda _: f"token-{next(minted)}", max_seconds=20)
     assert (report.ended, len(server.requests)) == (Ended.SIGNED_OUT, 2)
     assert queue.get(entry.id).attempt_count == 0
@@ -404,7 +404,7 @@ def test_a_token_function_that_raises_after_a_response_releases_the_entry(
     entry = queue.enqueue(activity("ada", "visit"))
     tokens = iter(["old"])
     with pytest.raises(StopIteration):
-        drain(queue, "ada", Scripted([answer(401)]), lambda _: next(tokens))
+        drain(queue, "ada", Scripted([response(401)]), lambda _: next(tokens))
     assert (queue.get(entry.id).status, queue.get(entry.id).attempt_count) == (Status.PENDING, 0)
 
 
@@ -429,7 +429,7 @@ def test_a_token_function_that_raises_releases_the_entry(queue: OutboxQueue) -> 
 def test_no_token_is_ever_in_the_file(queue: OutboxQueue, tmp_path: Path) -> None:
     queue.enqueue_many([activity("ada", "one"), activity("ada", "two")])
     secret = "eyJ-a-token-to-look-for"
-    drain(queue, "ada", Scripted([answer(201, {"id": 1}), answer(401)]), secret)
+    drain(queue, "ada", Scripted([response(201, {"id": 1}), response(401)]), secret)
     queue.close()
     files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"/api/v1/activities" in files
@@ -495,7 +495,7 @@ def test_dependents_of_a_failed_entry_are_parked_and_revived_with_it(
     drain(queue, "ada", Scripted(refusing("poison")))
     assert queue.get(child.id).reason is Reason.DEPENDENCY
     queue.retry(parent.id)
-    server = Scripted([answer(201, {"id": 77}), answer(200, {"id": 77})])
+    server = Scripted([response(201, {"id": 77}), response(200, {"id": 77})])
     assert drain(queue, "ada", server).ended is Ended.EMPTY
     assert server.requests[1].target == "/api/v1/activities/77"
 

@@ -15,7 +15,7 @@ from holdfast.outbox import OutboxQueue
 from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import Ended
 from packages.holdfast.tests.outbox.queue_harness import new
-from packages.holdfast.tests.support.outbox_harness import Scripted, answer
+from packages.holdfast.tests.support.outbox_harness import Scripted, response
 
 ROUNDS = int(os.environ.get("HOLDFAST_TEST_ROUNDS", "0"))
 ENTRIES = 100_000 if ROUNDS >= 5000 else 1_500
@@ -77,7 +77,7 @@ def test_a_chain_a_thousand_deep_beside_many_others_is_parked_revived_and_sent(
         queue.retry(head.entry.id)
         assert queue.stats().counts[Status.FAILED] == 0
         numbers = iter(range(10**9))
-        server = Scripted(lambda _: answer(201, {"id": f"server-{next(numbers)}"}))
+        server = Scripted(lambda _: response(201, {"id": f"server-{next(numbers)}"}))
         report = drain(queue, "ada", server)
         assert (report.succeeded, report.ended) == (ENTRIES, Ended.EMPTY)
         done = [queue.get(link.id) for link in links]
@@ -92,7 +92,7 @@ def test_a_chain_twice_as_deep_is_twice_the_work(quick_path: Path, what: str) ->
             head = queue.enqueue_many(chain(length))[0]
             steps = Steps(queue)
             if what == "send":
-                drain(queue, "ada", Scripted(lambda _: answer(201, {"id": "x"})))
+                drain(queue, "ada", Scripted(lambda _: response(201, {"id": "x"})))
             else:
                 claimed = queue.claim("ada")
                 assert claimed is not None

@@ -15,13 +15,13 @@ from holdfast.outbox.outbox import Outbox
 from holdfast.outbox.settings import VARIABLES, QueueSettings
 from packages.holdfast.tests.outbox.queue_harness import Lab, new
 from packages.holdfast.tests.outbox.test_background import eventually
-from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, answer
+from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, response
 
 
 @pytest.fixture
 def outbox(lab: Lab) -> Iterator[Outbox]:
-    """An outbox on a queue whose clock moves by hand."""
-    with Outbox(lab.queue, Scripted(lambda _: answer(201, {"id": 1})), "t", retry=SOON) as made:
+    """An outbox on a queue whose clock the test sets."""
+    with Outbox(lab.queue, Scripted(lambda _: response(201, {"id": 1})), "t", retry=SOON) as made:
         yield made
 
 

@@ -21,7 +21,7 @@ from holdfast.outbox import profile as profiles_module
 from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.profile import DEFAULT_PROFILE, ProfileRegistry
-from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, answer
+from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, response
 
 
 def order(**fields: Any) -> NewEntry:
@@ -116,7 +116,7 @@ def test_a_profile_decides_about_priority_keys_and_codes(tmp_path: Path) -> None
     with open_queue(tmp_path, shop) as queue:
         entry = queue.enqueue(order(profile="shop", key="my-key"))
         assert (entry.priority, entry.idempotency_key) == (9, "my-key")
-        report = drain(queue, "ada", Scripted([answer(409, {"error": "ALREADY_ORDERED"})]))
+        report = drain(queue, "ada", Scripted([response(409, {"error": "ALREADY_ORDERED"})]))
         assert (report.ended, report.succeeded) == (Ended.EMPTY, 1)
 
 
@@ -126,7 +126,7 @@ def test_the_conflict_strategy_of_the_profile_holds_for_entries_without_one(
     shop = Profile(name="shop", conflict_resolution=ConflictResolution.SERVER_WINS)
     with open_queue(tmp_path, shop) as queue:
         entry = queue.enqueue(order(profile="shop"))
-        drain(queue, "ada", Scripted([answer(409)]))
+        drain(queue, "ada", Scripted([response(409)]))
         assert queue.get(entry.id).status is Status.DISCARDED
 
 
@@ -141,7 +141,7 @@ def test_entries_of_an_unknown_profile_are_not_sent_and_hold_up_no_others(
         left = queue.enqueue(order(profile="shop"))
         sent = [queue.enqueue(order()) for _ in range(3)]
     with open_queue(tmp_path) as queue, caplog.at_level(logging.ERROR):
-        server = Scripted(lambda _: answer(201, {"id": 1}))
+        server = Scripted(lambda _: response(201, {"id": 1}))
         report = drain(queue, "ada", server)
         assert (report.ended, report.succeeded, report.unsent) == (Ended.BLOCKED, 3, 1)
         assert "no outbox profile 'shop' is registered" in (report.detail or "")
@@ -174,7 +174,7 @@ def test_entries_of_the_former_default_profile_become_default_entries(tmp_path: 
     as_version_3(tmp_path, "field")
     with open_queue(tmp_path) as queue:
         assert queue.get(entry.id).profile == "default"
-        assert drain(queue, "ada", Scripted([answer(201, {"id": 1})])).ended is Ended.EMPTY
+        assert drain(queue, "ada", Scripted([response(201, {"id": 1})])).ended is Ended.EMPTY
 
 
 def test_entries_of_the_former_default_profile_stay_where_it_is_registered(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_recovery_drops_sends_and_parks(tmp_path: Path) -> None:
     with open_queue(tmp_path, IN_ORDER) as queue:
         entries = queue.enqueue_many([order(profile="shop", payload={"n": n}) for n in (1, 2, 4)])
         server = Scripted(
-            [answer(422, {"error": "NOT_NEXT"}), answer(200, {"next": 2}), answer(200)]
+            [response(422, {"error": "NOT_NEXT"}), response(200, {"next": 2}), response(200)]
         )
         report = drain(queue, "ada", server)
         assert (report.ended, report.rebuilt, report.succeeded) == (Ended.BLOCKED, 1, 1)
@@ -243,5 +243,5 @@ def test_without_a_recovery_what_is_out_of_order_fails(tmp_path: Path) -> None:
     plain = Profile(name="shop", codes={"NOT_NEXT": OutOfOrder()})
     with open_queue(tmp_path, plain) as queue:
         entry = queue.enqueue(order(profile="shop"))
-        report = drain(queue, "ada", Scripted([answer(422, {"error": "NOT_NEXT"})]), retry=SOON)
+        report = drain(queue, "ada", Scripted([response(422, {"error": "NOT_NEXT"})]), retry=SOON)
         assert (report.ended, queue.get(entry.id).status) == (Ended.BLOCKED, Status.FAILED)

@@ -164,7 +164,7 @@ def test_unexpected_data_is_not_used_as_the_next_response() -> None:
     told = iter([said("200 OK", b"1") + said("200 OK", b"evil"), said("200 OK", b"2")])
     with Listening(lambda _: next(told)) as server, HttpTransport(server.url) as transport:
         got = [transport.send(GET), transport.send(GET)]
-    assert [answer.body for answer in got if isinstance(answer, Response)] == [b"1", b"2"]
+    assert [response.body for response in got if isinstance(response, Response)] == [b"1", b"2"]
 
 
 def test_informational_responses_are_skipped(make: Maker) -> None:
@@ -215,7 +215,7 @@ def test_an_endless_response_is_read_up_to_a_limit(make: Maker, chunked: bool) -
 def test_a_truncated_or_invalid_response_leaves_the_outcome_unknown(
     make: Maker, cut: bytes
 ) -> None:
-    url, thread = answering(lambda connection: connection.sendall(cut))
+    url, thread = responding(lambda connection: connection.sendall(cut))
     with make(url) as transport:
         got = transport.send(Request("POST", "/x", {}, b"{}"))
     thread.join()
@@ -266,10 +266,10 @@ def test_several_threads_send_at_once(make: Maker) -> None:
         ThreadPoolExecutor(4) as threads,
     ):
         bodies = [str(number).encode() for number in range(80)]
-        answers = list(
+        responses = list(
             threads.map(lambda body: transport.send(Request("POST", "/x", {}, body)), bodies)
         )
-    assert [answer.body for answer in answers] == bodies
+    assert [response.body for response in responses] == bodies
 
 
 def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_an_unreachable_server_has_certainly_not_got_the_request(make: Maker) ->
     assert not got.may_have_been_sent
 
 
-def answering(reply: Callable[[socket.socket], None]) -> tuple[str, threading.Thread]:
+def responding(reply: Callable[[socket.socket], None]) -> tuple[str, threading.Thread]:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -331,7 +331,7 @@ def answering(reply: Callable[[socket.socket], None]) -> tuple[str, threading.Th
 def test_a_connection_that_breaks_after_the_request_leaves_the_outcome_unknown(
     make: Maker,
 ) -> None:
-    url, thread = answering(lambda _: None)
+    url, thread = responding(lambda _: None)
     with make(url) as transport:
         got = transport.send(Request("POST", "/x", {}, b"{}"))
     thread.join()
@@ -345,7 +345,7 @@ def test_a_server_that_takes_too_long_times_out(make: Maker) -> None:
     def wait(_: socket.socket) -> None:
         ended.wait(5)
 
-    url, thread = answering(wait)
+    url, thread = responding(wait)
     with make(url, timeout_seconds=0.2) as transport:
         got = transport.send(GET)
     ended.set()
@@ -363,7 +363,7 @@ def test_a_body_that_comes_too_slowly_times_out(make: Maker) -> None:
                 return
             threading.Event().wait(0.05)
 
-    url, thread = answering(trickle)
+    url, thread = responding(trickle)
     with make(url, timeout_seconds=0.3) as transport:
         got = transport.send(GET)
     thread.join()
@@ -380,7 +380,7 @@ def test_headers_that_come_too_slowly_time_out() -> None:
                 return
             threading.Event().wait(0.05)
 
-    url, thread = answering(trickle)
+    url, thread = responding(trickle)
     with HttpTransport(url, timeout_seconds=0.3) as transport:
         got = transport.send(GET)
     thread.join()

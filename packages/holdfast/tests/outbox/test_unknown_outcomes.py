@@ -12,7 +12,7 @@ from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.transport import NoResponse, Request, Response
 from packages.holdfast.tests.outbox.queue_harness import Lab, walk
-from packages.holdfast.tests.support.outbox_harness import Scripted, answer
+from packages.holdfast.tests.support.outbox_harness import Scripted, response
 
 SILENCE = NoResponse("no response: the connection broke")
 
@@ -20,11 +20,11 @@ SILENCE = NoResponse("no response: the connection broke")
 def dated(lab: Lab, status: int, body: Any = None, **headers: str) -> Response:
     """Response as the service does, with its time."""
     date = lab.clock.now().strftime("%a, %d %b %Y %H:%M:%S GMT")
-    return answer(status, body, {"date": date, "x-request-id": "r", **headers})
+    return response(status, body, {"date": date, "x-request-id": "r", **headers})
 
 
 def lost(lab: Lab, **fields: Any) -> str:
-    """Queue an entry, and lose the answer to its first send."""
+    """Queue an entry, and lose the response to its first send."""
     entry = lab.add(**fields)
     drain(lab.queue, "ada", Scripted([SILENCE]))
     assert lab.queue.get(entry.id).outcome_unknown
@@ -37,7 +37,7 @@ def test_while_the_server_knows_the_key_the_entry_is_sent_again(
 ) -> None:
     entry_id = lost(lab, profile=profile)
     lab.clock.pass_by(hours=hours)
-    assert drain(lab.queue, "ada", Scripted([answer(201, {"id": 1})])).succeeded == 1
+    assert drain(lab.queue, "ada", Scripted([response(201, {"id": 1})])).succeeded == 1
     assert lab.queue.get(entry_id).status is Status.SUCCEEDED
 
 
@@ -47,7 +47,7 @@ def test_a_key_that_is_forgotten_is_not_sent_again_unless_a_person_says_so(
 ) -> None:
     entry_id = lost(lab, profile=profile)
     lab.clock.pass_by(hours=24)
-    server = Scripted([answer(201, {"id": 1})])
+    server = Scripted([response(201, {"id": 1})])
     assert drain(lab.queue, "ada", server).failed == 1
     assert server.requests == []
     failed = lab.queue.get(entry_id)
@@ -65,16 +65,16 @@ def test_the_key_lifetime_counts_from_the_first_send(lab: Lab) -> None:
     lab.clock.pass_by(hours=20)
     drain(lab.queue, "ada", Scripted([SILENCE]))
     lab.clock.pass_by(hours=3)
-    assert drain(lab.queue, "ada", Scripted([answer(201, {"id": 1})])).succeeded == 1
+    assert drain(lab.queue, "ada", Scripted([response(201, {"id": 1})])).succeeded == 1
     assert lab.queue.get(entry.id).status is Status.SUCCEEDED
 
 
 def test_a_conclusive_response_ends_the_key_lifetime(lab: Lab) -> None:
     lost(lab, profile="planning")
     lab.clock.pass_by(hours=20)
-    drain(lab.queue, "ada", Scripted([answer(422, code="surprise")]))
+    drain(lab.queue, "ada", Scripted([response(422, code="surprise")]))
     lab.clock.pass_by(hours=20)
-    assert drain(lab.queue, "ada", Scripted([answer(201, {"id": 1})])).succeeded == 1
+    assert drain(lab.queue, "ada", Scripted([response(201, {"id": 1})])).succeeded == 1
 
 
 def test_the_key_lifetime_of_an_expired_claim_counts_from_the_claim(lab: Lab) -> None:
@@ -101,13 +101,13 @@ def test_after_a_restart_the_servers_date_is_read_before_sending_again(lab: Lab)
 PAGE = {"content-type": "text/html"}
 
 
-@pytest.mark.parametrize("said", [Response(405, PAGE, b"<html>"), answer(503), answer(302)])
+@pytest.mark.parametrize("said", [Response(405, PAGE, b"<html>"), response(503), response(302)])
 def test_a_server_without_a_date_does_not_block_entries(lab: Lab, said: Response) -> None:
     entry_id, other = lost(lab), lab.add()
     lab.clock.restart(hours=1)
 
     def reply(request: Request) -> Response:
-        return said if request.method == "GET" else answer(201, {"id": 1})
+        return said if request.method == "GET" else response(201, {"id": 1})
 
     # The device's clock says that the key is known still.
     assert drain(lab.queue, "ada", Scripted(reply)).succeeded == 2
@@ -134,7 +134,7 @@ def test_a_retry_before_the_key_expired_does_not_reset_its_lifetime(lab: Lab) ->
     lab.clock.pass_by(hours=1)
     lab.queue.retry(entry_id)
     lab.clock.pass_by(days=3)
-    server = Scripted([answer(201, {"id": 1})])
+    server = Scripted([response(201, {"id": 1})])
     assert drain(lab.queue, "ada", server).failed == 1
     assert lab.queue.get(entry_id).reason is Reason.UNKNOWN
     lab.queue.retry(entry_id)
@@ -149,7 +149,7 @@ def test_entries_found_too_old_during_a_drain_are_not_sent(lab: Lab) -> None:
     lab.clock.restart(days=10)
     server = Scripted(lambda _: dated(lab, 201, {"id": 2}))
     report = drain(lab.queue, "ada", server)
-    # The first answer tells that ten days have passed.
+    # The first response shows that ten days have passed.
     assert (len(server.requests), report.succeeded, report.expired) == (1, 1, 4)
 
 
@@ -159,9 +159,9 @@ def test_entries_found_too_old_during_a_drain_are_not_sent(lab: Lab) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        *(answer(status) for status in (400, 403, 405, 413)),
+        *(response(status) for status in (400, 403, 405, 413)),
         Response(404, {"content-type": "text/html"}, b"<html>"),
-        answer(307, headers={"location": "/api/v1/activities/"}),
+        response(307, headers={"location": "/api/v1/activities/"}),
     ],
 )
 def test_a_refusal_before_the_key_lookup_leaves_the_outcome_unknown(
@@ -177,8 +177,8 @@ def test_a_refusal_before_the_key_lookup_leaves_the_outcome_unknown(
 
 
 @pytest.mark.parametrize(
-    "said", [answer(404), answer(409, code="IDEMPOTENCY_CONFLICT"),
-             answer(400, headers={"idempotency-replayed": "true"})],
+    "said", [response(404), response(409, code="IDEMPOTENCY_CONFLICT"),
+             response(400, headers={"idempotency-replayed": "true"})],
 )  # fmt: skip
 def test_a_refusal_after_the_key_lookup_makes_the_outcome_known(lab: Lab, said: Response) -> None:
     entry_id = lost(lab)
@@ -194,11 +194,11 @@ def test_a_refusal_after_the_key_lookup_makes_the_outcome_known(lab: Lab, said: 
 @pytest.mark.parametrize(
     "portal",
     [
-        answer(302, headers={"date": "Wed, 01 Jan 2020 00:00:00 GMT", "location": "http://wifi/"}),
-        answer(502, headers={"date": "Wed, 01 Jan 2020 00:00:00 GMT"}),
+        response(302, headers={"date": "Wed, 01 Jan 2020 00:00:00 GMT", "location": "http://wifi/"}),
+        response(502, headers={"date": "Wed, 01 Jan 2020 00:00:00 GMT"}),
         Response(403, {"date": "Wed, 01 Jan 2020 00:00:00 GMT"}, b"<html>"),
-        answer(200, {}, {"date": "Fri, 31 Dec 9999 23:59:59 GMT", "x-request-id": "r"}),
-        answer(200, {}, {"date": "Mon, 99999999999999999999 Jan 2020 00:00:00 GMT",
+        response(200, {}, {"date": "Fri, 31 Dec 9999 23:59:59 GMT", "x-request-id": "r"}),
+        response(200, {}, {"date": "Mon, 99999999999999999999 Jan 2020 00:00:00 GMT",
                          "x-request-id": "r"}),
     ],
 )  # fmt: skip
@@ -216,7 +216,7 @@ def test_client_submitted_at_is_never_before_client_generated_at(lab: Lab) -> No
     def reply(request: Request) -> Response:
         body = json.loads(request.body or b"")
         assert body["clientSubmittedAt"] == body["clientGeneratedAt"]
-        return answer(200, {})
+        return response(200, {})
 
     assert drain(lab.queue, "ada", Scripted(reply)).ended is Ended.EMPTY
     assert made - lab.clock.now() == timedelta(days=1)
@@ -225,6 +225,6 @@ def test_client_submitted_at_is_never_before_client_generated_at(lab: Lab) -> No
 def test_an_id_too_large_for_sqlite_is_stored_as_text(lab: Lab) -> None:
     local = "0b3c0f6e-5f0e-4b4e-9d33-0d1f5f1f1f1f"
     entry = lab.add(local_id=local)
-    drain(lab.queue, "ada", Scripted([answer(201, {"id": 2**64})]))
+    drain(lab.queue, "ada", Scripted([response(201, {"id": 2**64})]))
     assert lab.queue.get(entry.id).status is Status.SUCCEEDED
     assert lab.queue.mappings("ada", [local]) == {local: str(2**64)}

@@ -67,7 +67,7 @@ def activity(user: str, title: str, **more: Any) -> NewEntry:
     )
 
 
-def answer(
+def response(
     status: int, body: Any = None, headers: dict[str, str] | None = None, code: str | None = None
 ) -> Response:
     content = {"code": code} if code is not None else body
@@ -76,7 +76,7 @@ def answer(
 
 
 class Scripted:
-    """A transport that answers as it is told, and keeps what was sent."""
+    """A transport with scripted responses; it records the requests."""
 
     def __init__(self, reply: Callable[[Request], Response | NoResponse] | Sequence[Any]) -> None:
         self._answers = None if callable(reply) else list(reply)

@@ -1,4 +1,4 @@
-"""A step out of order: what is done is dropped, what can be sent is sent, the rest is parked."""
+"""The quest chain of walk: done steps are dropped, the next ones sent, the rest parked."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,13 @@ from holdfast.outbox import EventKind, OutboxQueue
 from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
-from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, answer, reader, token_of
+from packages.holdfast.tests.support.outbox_harness import (
+    SOON,
+    Scripted,
+    reader,
+    response,
+    token_of,
+)
 from packages.services.tests.cli.conftest import Server
 
 QUEST = "quest.002"
@@ -59,18 +65,18 @@ class Quests:
                 "currentStep": self.current,
                 "status": self.status,
             }
-            return answer(200, {"quests": [{"questId": "quest.001"}, quest]})
+            return response(200, {"quests": [{"questId": "quest.001"}, quest]})
         if request.target == "/quest/complete":
-            return answer(200, {})
+            return response(200, {})
         number = int(request.target.split("/")[4])
         if number != self.current or self.status != "in_progress":
-            return answer(422, {"error": "STEP_OUT_OF_ORDER"})
+            return response(422, {"error": "STEP_OUT_OF_ORDER"})
         self.done.append(number)
         self.current += 1
-        return answer(200, {})
+        return response(200, {})
 
 
-def fates(queue: OutboxQueue, entries: list[Entry]) -> list[tuple[Status, Reason | None]]:
+def results(queue: OutboxQueue, entries: list[Entry]) -> list[tuple[Status, Reason | None]]:
     return [(queue.get(entry.id).status, queue.get(entry.id).reason) for entry in entries]
 
 
@@ -86,11 +92,11 @@ def test_steps_that_another_device_has_done_are_dropped_and_the_rest_is_sent(
     server = Quests(steps=3, current=3)
     report = drain(queue, "ada", Scripted(server))
     assert (report.ended, report.rebuilt) == (Ended.EMPTY, 1)
-    assert fates(queue, entries) == [DROPPED, DROPPED, SENT, SENT]
+    assert results(queue, entries) == [DROPPED, DROPPED, SENT, SENT]
     assert server.done == [3]
 
 
-def test_where_a_step_is_missing_the_chain_is_parked_and_the_person_told(
+def test_a_chain_with_a_missing_step_is_parked_with_events(
     queue: OutboxQueue,
 ) -> None:
     heard: list[EventKind] = []
@@ -100,19 +106,19 @@ def test_where_a_step_is_missing_the_chain_is_parked_and_the_person_told(
     report = drain(queue, "ada", server)
     assert report.ended is Ended.BLOCKED
     assert [request.target for request in server.requests][1:] == ["/quest/available"]
-    assert fates(queue, entries) == [PARKED, PARKED, PARKED]
+    assert results(queue, entries) == [PARKED, PARKED, PARKED]
     assert "waits for step 2 of 7" in (queue.get(entries[1].id).last_error or "")
     assert heard.count(EventKind.FAILED) == 3
     assert EventKind.PAUSED in heard
 
 
-def test_steps_that_stand_in_the_wrong_order_are_renumbered(queue: OutboxQueue) -> None:
+def test_steps_queued_in_the_wrong_order_are_renumbered(queue: OutboxQueue) -> None:
     entries = queue.enqueue_many([step("ada", 3), step("ada", 2), complete("ada")])
     server = Quests(steps=3, current=2)
     report = drain(queue, "ada", Scripted(server))
     assert report.ended is Ended.EMPTY
     assert server.done == [2, 3]
-    assert fates(queue, entries) == [SENT, SENT, SENT]
+    assert results(queue, entries) == [SENT, SENT, SENT]
     renumbered = queue.get(entries[0].id)
     assert renumbered.endpoint == f"/quest/{QUEST}/step/2/advance"
     assert renumbered.idempotency_key != entries[0].idempotency_key
@@ -123,13 +129,13 @@ def test_a_step_that_is_queued_twice_is_sent_once(queue: OutboxQueue) -> None:
     server = Quests(steps=3, current=1)
     assert drain(queue, "ada", Scripted(server)).ended is Ended.EMPTY
     assert server.done == [1, 2]
-    assert fates(queue, entries) == [SENT, SENT, DROPPED, DROPPED]
+    assert results(queue, entries) == [SENT, SENT, DROPPED, DROPPED]
 
 
 def test_a_quest_that_is_completed_has_nothing_left_to_send(queue: OutboxQueue) -> None:
     entries = queue.enqueue_many([step("ada", 2), complete("ada")])
     assert drain(queue, "ada", Scripted(Quests(3, 4, "completed"))).ended is Ended.EMPTY
-    assert fates(queue, entries) == [DROPPED, DROPPED]
+    assert results(queue, entries) == [DROPPED, DROPPED]
 
 
 def test_other_quests_are_left_alone_and_wait_behind_what_is_parked(queue: OutboxQueue) -> None:
@@ -138,27 +144,27 @@ def test_other_quests_are_left_alone_and_wait_behind_what_is_parked(queue: Outbo
     drain(queue, "ada", Scripted(Quests(7, 2)))
     assert queue.get(other.id).status is Status.PENDING
     queue.discard(parked.id)
-    assert drain(queue, "ada", Scripted([answer(200, {})])).ended is Ended.EMPTY
+    assert drain(queue, "ada", Scripted([response(200, {})])).ended is Ended.EMPTY
 
 
-def test_quests_that_cannot_be_read_are_read_later(queue: OutboxQueue) -> None:
+def test_quests_that_cannot_be_read_are_read_at_the_next_attempt(queue: OutboxQueue) -> None:
     entry = queue.enqueue(step("ada", 1))
-    out_of_order = answer(422, {"error": "ORDERING_VIOLATION"})
+    out_of_order = response(422, {"error": "ORDERING_VIOLATION"})
     board = Quests(3, 2)(Request("GET", "/quest/available", {}))
-    server = Scripted([out_of_order, answer(503), out_of_order, board])
+    server = Scripted([out_of_order, response(503), out_of_order, board])
     drain(queue, "ada", server, max_seconds=5, retry=SOON)
-    assert fates(queue, [entry]) == [DROPPED]
+    assert results(queue, [entry]) == [DROPPED]
 
 
-def test_a_server_that_contradicts_itself_ends_in_front_of_a_person(queue: OutboxQueue) -> None:
+def test_an_entry_fails_after_three_rebuilds(queue: OutboxQueue) -> None:
     entry = queue.enqueue(step("ada", 1))
     board = Quests(3, 1)(Request("GET", "/quest/available", {}))
 
     def reply(request: Request) -> Any:
-        return board if request.method == "GET" else answer(422, {"error": "STEP_OUT_OF_ORDER"})
+        return board if request.method == "GET" else response(422, {"error": "STEP_OUT_OF_ORDER"})
 
     assert drain(queue, "ada", Scripted(reply)).ended is Ended.BLOCKED
-    assert fates(queue, [entry]) == [PARKED]
+    assert results(queue, [entry]) == [PARKED]
 
 
 def test_two_devices_of_one_walker_finish_a_quest_together_on_a_real_server(
@@ -174,7 +180,7 @@ def test_two_devices_of_one_walker_finish_a_quest_together_on_a_real_server(
         with HttpTransport(server.url) as transport:
             assert drain(tablet, user, transport, token_of).ended is Ended.EMPTY
             assert drain(queue, user, transport, token_of).ended is Ended.EMPTY
-    assert fates(queue, mine) == [DROPPED, DROPPED, SENT, SENT]
+    assert results(queue, mine) == [DROPPED, DROPPED, SENT, SENT]
     with reader(server.url, user) as client:
         quests = client.get("/quest/available").json()["quests"]
     assert {q["questId"]: q["status"] for q in quests}[QUEST] == "completed"

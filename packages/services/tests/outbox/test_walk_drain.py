@@ -17,8 +17,8 @@ from packages.holdfast.tests.support.outbox_harness import (
     CuttingProxy,
     Scripted,
     all_entries,
-    answer,
     reader,
+    response,
     token_of,
 )
 from packages.services.tests.cli.conftest import Server
@@ -54,7 +54,7 @@ def test_a_walk_request_has_its_times_in_the_body_and_only_the_second_changes(
     queue: OutboxQueue,
 ) -> None:
     queue.enqueue(step(1))
-    server = Scripted([SILENCE, answer(200, {})])
+    server = Scripted([SILENCE, response(200, {})])
     drain(queue, "ada", server, max_seconds=5, retry=SOON)
     first, second = (json.loads(request.body or b"") for request in server.requests)
     assert set(first) == {"clientGeneratedAt", "clientSubmittedAt"}
@@ -74,7 +74,7 @@ def test_a_report_of_steps_has_its_key_in_the_body(queue: OutboxQueue) -> None:
             profile="walk",
         )
     )
-    server = Scripted([answer(200, {})])
+    server = Scripted([response(200, {})])
     drain(queue, "ada", server, at_send=lambda _: {"X-Firebase-AppCheck": "fresh"})
     assert json.loads(server.requests[0].body or b"")["idempotencyKey"] == entry.idempotency_key
     assert server.requests[0].headers["X-Firebase-AppCheck"] == "fresh"
