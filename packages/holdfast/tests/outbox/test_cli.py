@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 
+from holdfast.outbox import NewEntry, OutboxQueue, Profile
 from holdfast.outbox.settings import VARIABLES
 from packages.holdfast.tests.support.outbox_harness import CuttingProxy, reader, titles_of, token_of
 from packages.services.tests.cli.conftest import (
@@ -237,6 +238,28 @@ def test_an_unreachable_server_exits_1_and_fails_no_entry(outbox: Outbox, user: 
     assert done.returncode == 1
     assert "could not connect" in one_line(done.stderr)
     assert outbox("stats")["pending"] == 1
+
+
+def test_entries_of_an_unknown_profile_exit_1_with_the_line_that_registers_it(
+    outbox: Outbox, user: str, tmp_path: Path
+) -> None:
+    sent = outbox.add("Visit")
+    with OutboxQueue.open(tmp_path / "outbox.db", profiles=[Profile(name="shop")]) as queue:
+        queue.enqueue(
+            NewEntry(
+                user_id=user,
+                operation="create",
+                entity_type="order",
+                endpoint="/orders",
+                profile="shop",
+            )
+        )
+    done = outbox.run(
+        *("drain", "--user", user, "--server", outbox.server.url, "--token", token_of(user))
+    )
+    assert done.returncode == 1
+    assert "no outbox profile 'shop' is registered" in one_line(done.stderr)
+    assert outbox("show", sent["id"])["status"] == "succeeded"
 
 
 def test_an_encrypted_queue_opens_with_its_passphrase_only(
