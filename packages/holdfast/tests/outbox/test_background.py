@@ -290,7 +290,7 @@ def test_it_is_not_started_twice(make: Make) -> None:
 
 @contextmanager
 def running(outbox: Outbox) -> Iterator[threading.Thread]:
-    """Let it run on a thread of the test's, until it is told to stop."""
+    """Run it on a thread of the test until it is stopped."""
     thread = threading.Thread(target=outbox.run_forever, daemon=True)
     thread.start()
     yield thread

@@ -20,7 +20,7 @@ from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activ
 
 @pytest.fixture
 def outbox(lab: Lab) -> Iterator[Outbox]:
-    """An outbox on a queue whose clock moves by hand."""
+    """An outbox on a queue with a manual clock."""
     with Outbox(lab.queue, Scripted(lambda _: answer(201, {"id": 1})), "t", retry=SOON) as made:
         yield made
 

@@ -56,7 +56,7 @@ EXPECTED = {"done": Status.SUCCEEDED, "discarded": Status.DISCARDED}
 
 
 def lost(images: dict[str, bytes], known: list[Any], directory: Path, opener: Opener) -> list[Any]:
-    """Return what the app was told and the file does not know after the cut."""
+    """Return results that the app got and the file does not have after the cut."""
     restore(images, directory)
     with opener(directory / "q.db") as queue:
         queue.check_integrity()

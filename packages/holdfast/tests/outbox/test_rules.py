@@ -440,7 +440,7 @@ def test_a_full_queue_raises_queue_full(quick_path: Path) -> None:
     lab.queue.enqueue_many([new() for _ in range(3)])
     with pytest.raises(QueueFullError, match="ada has 3"):
         lab.add()
-    # Another user has room, and so has this one again after a send; also in another process's eyes.
+    # The limit is per user, and a send frees a place; other processes see the same.
     lab.add(user_id="bob")
     lab.send()
     lab.add()

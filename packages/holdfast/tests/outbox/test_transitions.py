@@ -29,7 +29,7 @@ WAYS: dict[Status, Callable[[OutboxQueue, Claimed], object]] = {
     Status.DISCARDED: lambda queue, claimed: queue.cancel(queue.release(claimed).id),
 }
 
-BY_HAND: dict[str, tuple[Action, Callable[[OutboxQueue, str], Entry]]] = {
+MANUAL: dict[str, tuple[Action, Callable[[OutboxQueue, str], Entry]]] = {
     "retry": (Action.RETRY, lambda queue, id_: queue.retry(id_)),
     "edit_payload": (Action.EDIT, lambda queue, id_: queue.edit_payload(id_, {"b": 2})),
     "cancel": (Action.CANCEL, lambda queue, id_: queue.cancel(id_)),
@@ -61,9 +61,9 @@ def in_status(lab: Lab, status: Status) -> Claimed:
     return claimed
 
 
-@pytest.mark.parametrize(("name", "status"), list(itertools.product(BY_HAND, Status)))
+@pytest.mark.parametrize(("name", "status"), list(itertools.product(MANUAL, Status)))
 def test_manual_actions_follow_the_transition_table(lab: Lab, name: str, status: Status) -> None:
-    action, operation = BY_HAND[name]
+    action, operation = MANUAL[name]
     entry_id = in_status(lab, status).entry.id
     before = lab.queue.get(entry_id)
     try:
@@ -131,10 +131,10 @@ def test_only_pending_entries_expire(lab: Lab, status: Status) -> None:
     assert len(expired) == (1 if status is Status.PENDING else 0)
 
 
-@pytest.mark.parametrize("name", list(BY_HAND))
+@pytest.mark.parametrize("name", list(MANUAL))
 def test_actions_on_an_unknown_entry_raise_entry_not_found(lab: Lab, name: str) -> None:
     with pytest.raises(EntryNotFoundError):
-        BY_HAND[name][1](lab.queue, local())
+        MANUAL[name][1](lab.queue, local())
 
 
 @pytest.mark.parametrize("look", ["get", "dependents", "attempts"])

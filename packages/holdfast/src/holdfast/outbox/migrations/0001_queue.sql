@@ -48,7 +48,7 @@ CREATE TABLE offline_sync_queue (
     client_generated_at TEXT NOT NULL,
     profile             TEXT NOT NULL,
     reason              TEXT,
-    -- The local ids in it that stand for server ids, as a JSON array.
+    -- Local ids in the entry to be replaced by server ids, as a JSON array.
     local_refs          TEXT,
     payload_version     INTEGER NOT NULL DEFAULT 0,
     base                TEXT,
