@@ -56,7 +56,7 @@ _RETIRED = {
 }
 # Names that stay: data of older versions, and values that dashboards query.
 KEPT = {
-    r'"room"|RENAME COLUMN room TO|holdfast_migrations \(room|PRIMARY KEY \(room': (
+    r'"room"|COLUMN room TO|TO room"|holdfast_migrations \(room|PRIMARY KEY \(room': (
         "column of holdfast_migrations in version 0.1.0"
     ),
     r'"torture"|"siege"': "former names of commands, which the command line still recognizes",

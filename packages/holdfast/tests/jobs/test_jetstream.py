@@ -86,7 +86,7 @@ async def test_job_committed_in_another_process_starts_at_once(
     await effect_lab.start_worker(engine=nats.engine())
     first = await effect_lab.enqueued(resource_id="warm")
     await effect_lab.until(first, "done")
-    notifier = (await another_store()).notifier()  # as an intake has that only enqueues
+    notifier = (await another_store()).notifier()  # like the server of an app that only enqueues
     workers, effect_lab.workers = effect_lab.workers, []
     job_id = await effect_lab.enqueued(resource_id="now")
     effect_lab.workers = workers

@@ -317,10 +317,10 @@ async def test_stream_that_is_not_a_work_queue_is_refused_in_the_log(effect_lab,
     await effect_lab.start_worker(engine=nats.engine())
     job_id = await effect_lab.enqueued()
 
-    async def is_told() -> bool:
+    async def is_logged() -> bool:
         return any("is not a work queue" in record.message for record in caplog.records)
 
-    await eventually(is_told)
+    await eventually(is_logged)
     assert await effect_lab.state(job_id) == "waiting"
 
 
@@ -334,10 +334,10 @@ async def test_full_stream_is_logged_once_and_retried(effect_lab, nats, caplog):
         await broker.update_stream(config, max_msg_size=1)
         job_id = await effect_lab.enqueued(resource_id="1")
 
-        async def is_told() -> bool:
+        async def is_logged() -> bool:
             return any("does not accept jobs" in record.message for record in caplog.records)
 
-        await eventually(is_told)
+        await eventually(is_logged)
         await broker.update_stream(config, max_msg_size=-1)
     await effect_lab.until(job_id, "done")
     assert sum("does not accept jobs" in record.message for record in caplog.records) == 1

@@ -156,7 +156,7 @@ async def dead_letters(lab: JobsLab, job: LeasedJob) -> bool:
     return await lab.job_store.dead_letter(job, worker="one", reason="error", error="e")
 
 
-async def gives_back(lab: JobsLab, job: LeasedJob) -> bool:
+async def releases(lab: JobsLab, job: LeasedJob) -> bool:
     return await lab.job_store.release(job, worker="one")
 
 
@@ -174,7 +174,7 @@ ENDINGS: list[Ending] = [
     renews,
     retries,
     dead_letters,
-    gives_back,
+    releases,
     saves_a_step,
 ]
 

@@ -15,12 +15,12 @@ from holdfast import open_store
 from holdfast.jobs.context import JobContext
 from holdfast.ports import Notifier, Store
 from holdfast.stores.notifier import LocalNotifier
-from holdfast.stores.sqlite import notifier as sqlite_bell
+from holdfast.stores.sqlite import notifier as sqlite_notifier
 from holdfast.stores.sqlite.notifier import SocketNotifier
 from packages.holdfast.tests.jobs.conftest import OpenStore
 from packages.holdfast.tests.support.jobs_harness import JobsLab, WorkerProcess, eventually
 
-NewBell = Callable[..., Coroutine[Any, Any, Notifier]]
+NewNotifier = Callable[..., Coroutine[Any, Any, Notifier]]
 
 # -- idle and awake -----------------------------------------------------------------------------
 
@@ -142,11 +142,11 @@ async def test_retry_starts_when_it_is_due_and_not_at_the_next_poll(lab: JobsLab
     assert time.monotonic() - started > 0.29
 
 
-# -- the contract of a notifier -------------------------------------------------------------------
+# -- every notifier -------------------------------------------------------------------
 
 
 @pytest.fixture(params=["local", "socket", "notify"])
-def bell_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store | None:
+def notifier_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store | None:
     match request.param:
         case "socket":
             return open_store(f"sqlite:///{tmp_path}/jobs.db")
@@ -157,15 +157,15 @@ def bell_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store | None:
 
 
 @pytest.fixture
-async def notifiers(bell_store: Store | None) -> AsyncIterator[NewBell]:
-    """Return a function that makes bells of one database; or the same, where there is but one."""
+async def notifiers(notifier_store: Store | None) -> AsyncIterator[NewNotifier]:
+    """Return a function that makes notifiers of one database."""
     local = LocalNotifier()
-    if bell_store is not None:
-        await bell_store.open()
+    if notifier_store is not None:
+        await notifier_store.open()
     made: list[Notifier] = []
 
     async def new(*, listens: bool = True) -> Notifier:
-        notifier = local if bell_store is None else bell_store.notifier()
+        notifier = local if notifier_store is None else notifier_store.notifier()
         if listens:
             await notifier.open()
             await notifier.wait(0.01)  # what it rang for itself on opening
@@ -176,11 +176,11 @@ async def notifiers(bell_store: Store | None) -> AsyncIterator[NewBell]:
     for notifier in made:
         await notifier.close()
         await notifier.close()
-    if bell_store is not None:
-        await bell_store.close()
+    if notifier_store is not None:
+        await notifier_store.close()
 
 
-async def test_notification_before_the_wait_counts_once(notifiers: NewBell) -> None:
+async def test_notification_before_the_wait_counts_once(notifiers: NewNotifier) -> None:
     notifier = await notifiers()
     notifier.notify()
     assert await notifier.wait(5)
@@ -189,7 +189,7 @@ async def test_notification_before_the_wait_counts_once(notifiers: NewBell) -> N
     )
 
 
-async def test_listener_is_woken_by_a_notifier_that_does_not_listen(notifiers: NewBell) -> None:
+async def test_listener_is_woken_by_a_notifier_that_does_not_listen(notifiers: NewNotifier) -> None:
     listening = [await notifiers() for _ in range(3)]
     sender = await notifiers(listens=False)
     waiting = [asyncio.create_task(notifier.wait(5)) for notifier in listening]
@@ -199,7 +199,7 @@ async def test_listener_is_woken_by_a_notifier_that_does_not_listen(notifiers: N
     assert await asyncio.gather(*waiting) == [True] * 3
 
 
-async def test_closed_notifier_can_be_opened_again(notifiers: NewBell) -> None:
+async def test_closed_notifier_can_be_opened_again(notifiers: NewNotifier) -> None:
     notifier = await notifiers()
     await notifier.close()
     await notifier.open()
@@ -267,14 +267,14 @@ async def test_listener_that_starts_while_the_last_one_closes_is_notified(
     """The last listener removes the directory; one that starts at that time creates it again."""
     path = str(tmp_path / "jobs.db")
     leaving, coming = SocketNotifier(path), SocketNotifier(path)
-    real = sqlite_bell._is_ours
+    real = sqlite_notifier._is_ours
 
     def just_now(folder: Path) -> bool:
-        monkeypatch.setattr(sqlite_bell, "_is_ours", real)
+        monkeypatch.setattr(sqlite_notifier, "_is_ours", real)
         folder.rmdir()
         return True
 
-    monkeypatch.setattr(sqlite_bell, "_is_ours", just_now)
+    monkeypatch.setattr(sqlite_notifier, "_is_ours", just_now)
     await coming.open()
     leaving.notify()
     assert await coming.wait(5)

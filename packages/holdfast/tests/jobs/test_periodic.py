@@ -167,12 +167,12 @@ async def test_errors_do_not_stop_the_periodic_enqueuer(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(periodic, "_ERROR_SECONDS", 0.01)
-    troubles: list[Exception] = [StoreUnavailableError("away"), RuntimeError("odd")]
+    errors: list[Exception] = [StoreUnavailableError("away"), RuntimeError("odd")]
 
     class FailingJobStore(JobStore):
         async def now(self) -> datetime:
-            if troubles:
-                raise troubles.pop(0)
+            if errors:
+                raise errors.pop(0)
             return await super().now()
 
     lab.jobs.every(3600, "sweep")

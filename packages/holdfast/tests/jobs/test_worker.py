@@ -350,15 +350,15 @@ async def test_errors_while_fetching_do_not_stop_the_worker(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_effect(lab)
-    troubles: list[Exception] = [StoreUnavailableError("away"), RuntimeError("odd")]
+    errors: list[Exception] = [StoreUnavailableError("away"), RuntimeError("odd")]
     claim = JobStore.claim
 
-    async def troubled(self: JobStore, *args: Any, **options: Any) -> list[LeasedJob]:
-        if troubles:
-            raise troubles.pop(0)
+    async def failing(self: JobStore, *args: Any, **options: Any) -> list[LeasedJob]:
+        if errors:
+            raise errors.pop(0)
         return await claim(self, *args, **options)
 
-    monkeypatch.setattr(JobStore, "claim", troubled)
+    monkeypatch.setattr(JobStore, "claim", failing)
     monkeypatch.setattr("holdfast.jobs.worker._ERROR_SECONDS", 0.01)
     with caplog.at_level(logging.WARNING, "holdfast.jobs"):
         await lab.start_worker()
@@ -369,15 +369,15 @@ async def test_errors_while_fetching_do_not_stop_the_worker(
 async def test_errors_while_renewing_do_not_stop_renewals(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    troubles: list[Exception] = [RuntimeError("odd")]
+    errors: list[Exception] = [RuntimeError("odd")]
     renew = JobStore.renew
 
-    async def troubled(self: JobStore, *args: Any, **options: Any) -> set[tuple[str, str]]:
-        if troubles:
-            raise troubles.pop(0)
+    async def failing(self: JobStore, *args: Any, **options: Any) -> set[tuple[str, str]]:
+        if errors:
+            raise errors.pop(0)
         return await renew(self, *args, **options)
 
-    monkeypatch.setattr(JobStore, "renew", troubled)
+    monkeypatch.setattr(JobStore, "renew", failing)
     gate = Gate(lab)
     await lab.start_worker(lease_seconds=0.9)
     job_id = await lab.enqueued("gated")
@@ -385,7 +385,7 @@ async def test_errors_while_renewing_do_not_stop_renewals(
     await asyncio.sleep(1.2)
     gate.opened.set()
     assert (await done(lab, job_id)).view.attempts == 1
-    assert troubles == []
+    assert errors == []
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,10 @@ async def test_long_transactions_on_all_connections_keep_their_leases(
         await lab.enqueue("long", n)
     await lab.start_worker(lease_seconds=0.8, concurrency=16)
 
-    async def as_many_as_there_is_room_for() -> bool:
+    async def all_slots_are_used() -> bool:
         return started >= 8
 
-    await eventually(as_many_as_there_is_room_for)
+    await eventually(all_slots_are_used)
     await asyncio.sleep(1.4)
     gate.set()
     await lab.until_idle()
@@ -120,10 +120,10 @@ async def test_lost_lease_cancels_the_handler_and_rolls_back(lab: JobsLab) -> No
     gate.started.clear()
     await lab.steal()
 
-    async def was_told() -> bool:
+    async def lease_loss_is_reported() -> bool:
         return lab.outcomes.all == ["lease_lost"]
 
-    await eventually(was_told, seconds=5)
+    await eventually(lease_loss_is_reported, seconds=5)
     assert gate.cancelled == 1
     assert await lab.effects() == []
     assert await lab.state(job_id) == "running", "its new holder completes it"

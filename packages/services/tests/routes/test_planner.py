@@ -84,12 +84,12 @@ def towns(most: int = 40) -> st.SearchStrategy[tuple[Point, list[Place]]]:
     return villages(most) | st.builds(town, st.integers(0, 2**32), st.integers(0, most))
 
 
-wishes = st.lists(st.sampled_from([*INTERESTS, "☕", "History "]), max_size=5)
+interest_lists = st.lists(st.sampled_from([*INTERESTS, "☕", "History "]), max_size=5)
 durations = st.one_of(st.integers(1, 1440), st.integers(20, 240), st.floats(1, 1440))
 
 
 @quick
-@given(towns(), durations, wishes)
+@given(towns(), durations, interest_lists)
 def test_a_route_begins_and_ends_at_the_start_and_fits_the_time(around, minutes, interests):
     start, places = around
     route = plan_route(start, minutes, interests, places)
@@ -100,7 +100,7 @@ def test_a_route_begins_and_ends_at_the_start_and_fits_the_time(around, minutes,
 
 
 @quick
-@given(towns(), durations, wishes)
+@given(towns(), durations, interest_lists)
 def test_no_place_comes_twice_and_each_is_one_of_the_places(around, minutes, interests):
     start, places = around
     by_id = {place.id: place for place in places}
@@ -113,7 +113,7 @@ def test_no_place_comes_twice_and_each_is_one_of_the_places(around, minutes, int
 
 
 @quick
-@given(towns(), durations, wishes)
+@given(towns(), durations, interest_lists)
 def test_each_stop_is_reached_after_the_visits_and_the_walk_before_it(around, minutes, interests):
     start, places = around
     route = plan_route(start, minutes, interests, places)
@@ -127,7 +127,7 @@ def test_each_stop_is_reached_after_the_visits_and_the_walk_before_it(around, mi
 
 
 @quick
-@given(towns(), durations, wishes, st.randoms(use_true_random=False))
+@given(towns(), durations, interest_lists, st.randoms(use_true_random=False))
 def test_the_order_of_places_and_interests_does_not_matter(around, minutes, interests, random):
     start, places = around
     route = plan_route(start, minutes, interests, places)
@@ -137,7 +137,7 @@ def test_the_order_of_places_and_interests_does_not_matter(around, minutes, inte
 
 
 @quick
-@given(towns(), durations, wishes)
+@given(towns(), durations, interest_lists)
 def test_no_two_legs_could_be_exchanged_for_shorter_ones(around, minutes, interests):
     start, places = around
     stops = plan_route(start, minutes, interests, places).stops
@@ -148,7 +148,7 @@ def test_no_two_legs_could_be_exchanged_for_shorter_ones(around, minutes, intere
 
 
 @quick
-@given(towns(), durations, wishes)
+@given(towns(), durations, interest_lists)
 def test_nothing_more_would_fit(around, minutes, interests):
     start, places = around
     route = plan_route(start, minutes, interests, places)
@@ -209,7 +209,7 @@ def best_score(start: Point, minutes: int, interests: Sequence[str], places: lis
 # The same examples each time: four fifths is not guaranteed in every case. In 17,000
 # random towns of up to seven places, 99.98 % of the routes were the best ones, the worst had 87 %.
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(towns(most=6), st.integers(20, 240), wishes)
+@given(towns(most=6), st.integers(20, 240), interest_lists)
 def test_a_route_scores_at_least_four_fifths_of_the_best(around, minutes, interests):
     start, places = around
     route = plan_route(start, minutes, interests, places)

@@ -20,16 +20,16 @@ ROOT = "node.even-stride"
 Act = Callable[..., Awaitable[httpx.Response]]
 
 
-async def _allocate(device: Device, **wishes: Any) -> httpx.Response:
-    return await device.allocate(ROOT, **wishes)
+async def _allocate(device: Device, **options: Any) -> httpx.Response:
+    return await device.allocate(ROOT, **options)
 
 
-async def _advance(device: Device, **wishes: Any) -> httpx.Response:
-    return await device.advance("quest.002", 1, **wishes)
+async def _advance(device: Device, **options: Any) -> httpx.Response:
+    return await device.advance("quest.002", 1, **options)
 
 
-async def _complete(device: Device, **wishes: Any) -> httpx.Response:
-    return await device.complete("quest.003", **wishes)
+async def _complete(device: Device, **options: Any) -> httpx.Response:
+    return await device.complete("quest.003", **options)
 
 
 EACH: tuple[Act, ...] = (_allocate, _advance, _complete)
