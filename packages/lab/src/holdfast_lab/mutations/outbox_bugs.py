@@ -126,7 +126,7 @@ def leases_not_renewed() -> list[Replacement]:
 
     return [
         (QueueSettings, "__init__", short),
-        (SimulatedLeaseRenewer, "_beat", lambda _self: False),
+        (SimulatedLeaseRenewer, "_renew", lambda _self: False),
         (LeaseRenewer, "_renew_all", lambda _self: None),
     ]
 
@@ -181,7 +181,7 @@ def newest_first() -> list[Replacement]:
 
 
 @bug
-def followers_do_not_wait_for_their_head() -> list[Replacement]:
+def followers_do_not_wait() -> list[Replacement]:
     # The entries after one that is retried later do not wait for it.
     return [(CLAIMS, "_end_claim", _passing_the_turn(CLAIMS._end_claim))]
 

@@ -53,13 +53,11 @@ class SimulatedBroker:
     def publish(self, job: Row) -> None:
         """Store a message, unless its id was published before."""
         now = self.loop.time()
-        number = f"{job['job_id']}:{job['seq']}:{job['published'] + 1}"
-        if now - self._published_ids.get(number, -_DEDUP_SECONDS) < _DEDUP_SECONDS:
+        message_id = f"{job['job_id']}:{job['seq']}:{job['published'] + 1}"
+        if now - self._published_ids.get(message_id, -_DEDUP_SECONDS) < _DEDUP_SECONDS:
             return
-        self._published_ids[number] = now
-        if self._faults.happens(
-            "broker forgets"
-        ):  # a crash of the broker before its disk was synced
+        self._published_ids[message_id] = now
+        if self._faults.happens("broker forgets"):  # it crashes before the message is synced
             return
         self._last_sequence += 1
         data = msgspec.json.encode({"tenant": job["tenant"], "job_id": job["job_id"]})

@@ -19,7 +19,7 @@ from holdfast.stores.sqlite import store
 
 __all__ = ["SimulatedLeaseRenewer", "deterministic"]
 
-_LOOK_SECONDS: Final = 20.0
+_RELAY_POLL_SECONDS: Final = 20.0
 _load_steps: Final = cache(schema.load_steps)
 _load_migrations: Final = cache(load_migrations)
 
@@ -31,22 +31,22 @@ def deterministic(rng: random.Random) -> Iterator[None]:
         (os, "urandom", rng.randbytes),
         (drain, "LeaseRenewer", SimulatedLeaseRenewer),
         # Polling every virtual second would be slow and find nothing.
-        (relay, "_LOOK_SECONDS", _LOOK_SECONDS),
+        (relay, "_LOOK_SECONDS", _RELAY_POLL_SECONDS),
         # Read once: a restarted process would read the same files.
         (schema, "load_steps", _load_steps),
         (store, "load_migrations", _load_migrations),
     )
     before = [getattr(module, name) for module, name, _ in replacements]
     state = random.getstate()
-    for module, name, ours in replacements:
-        setattr(module, name, ours)
+    for module, name, value in replacements:
+        setattr(module, name, value)
     random.seed(rng.getrandbits(64))
-    ids._entropy._turn_page()  # noqa: SLF001 - drop the random bytes that the previous run has buffered
+    ids._entropy._turn_page()  # noqa: SLF001 - drop buffered random bytes
     try:
         yield
     finally:
-        for (module, name, _), theirs in zip(replacements, before, strict=True):
-            setattr(module, name, theirs)
+        for (module, name, _), value in zip(replacements, before, strict=True):
+            setattr(module, name, value)
         random.setstate(state)
         ids._entropy._turn_page()  # noqa: SLF001
 
@@ -56,18 +56,18 @@ class SimulatedLeaseRenewer(lease_renewer.LeaseRenewer):
 
     def __init__(self, queue: Any) -> None:
         super().__init__(queue)
-        self._is_over = False
+        self._is_stopped = False
 
     def __enter__(self) -> Self:
         queue: Any = self._queue
-        queue.every(self._every_seconds, self._beat)
+        queue.every(self._every_seconds, self._renew)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over = True
+        self._is_stopped = True
 
-    def _beat(self) -> bool:
+    def _renew(self) -> bool:
         """Renew once; returns whether to continue."""
-        if not self._is_over:
+        if not self._is_stopped:
             self._renew_all()
-        return not self._is_over
+        return not self._is_stopped

@@ -90,7 +90,7 @@ class AppProcess:
         self.queue: _SimulatedQueue | None = None
         self._vfs = FaultyVFS(device.disk)
         self._wakeups: list[Callable[[Any], None]] = []
-        # Retry-After: the earliest time for each key, and the pauses until then.
+        # Retry-After of each key: the earliest time, and the pauses of the process so far.
         self._not_before: dict[str, tuple[float, int]] = {}
         self.process.on_kill.append(self._stop_writes)
         self._thread = CooperativeThread(self.process, self._run)

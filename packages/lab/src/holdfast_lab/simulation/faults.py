@@ -138,7 +138,6 @@ class Faults:
         self.by_kind: Counter[str] = Counter()
         self.reached: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
-        self.log: list[str] = []
         self._rates = {
             kind: rng.choice((0.0, 0.0, 0.02, 0.06, 0.2)) * (0.5 + rng.random())
             for kind in _RANDOM_KINDS

@@ -49,20 +49,23 @@ class Network:
         self._epoch = 0
         self._key_suffix = ""
 
-    def drop_in_flight(self, *, keys: bool) -> None:
+    def drop_in_flight(self, *, keys_forgotten: bool) -> None:
         """Drop all requests in flight: none stays in a network for days.
 
-        With ``keys`` the server has forgotten all keys, so the same key may get a new response.
+        With ``keys_forgotten``, responses to keys used before may differ from now on.
         """
         self._epoch += 1
-        if keys:
+        if keys_forgotten:
             self._key_suffix = f"~{self._epoch}"
 
     def send(self, device: str, request: Request, on_response: OnResponse) -> None:
-        """Send a request; ``on_response`` is called with the response and on timeout."""
+        """Send a request; ``on_response`` is called for each response and on timeout.
+
+        Only the first call counts.
+        """
         faults, loop = self._world.faults, self._world.loop
         key = request.headers.get("Idempotency-Key", "")[:8]
-        what = f"{request.method} {request.target} {key}"
+        line = f"{request.method} {request.target} {key}"
         if device in self.offline:
             self._later(0.05, on_response, NoResponse("no network", may_have_been_sent=False))
             return
@@ -73,15 +76,15 @@ class Network:
             timeout, on_response, NoResponse("the server took too long"), context=NO_PROCESS.copy()
         )
         if faults.happens("request lost", 0.5 if faults.focuses_on("renew") else None):
-            self._world.note(device, f"{what} lost")
+            self._world.note(device, f"{line} lost")
             return
-        self._world.note(device, what)
+        self._world.note(device, line)
         delay = self._delay("request late")
         is_doubled = faults.happens("request doubled")
         epoch = self._epoch
         self._later(delay, self._deliver, epoch, device, request, on_response, is_doubled)
         if is_doubled:
-            self._world.note(device, f"{what} doubled")
+            self._world.note(device, f"{line} doubled")
             # A proxy that retries returns the first response.
             delay = self._rng.choice((0.0, 0.01, 1.0, 40.0))
             self._later(delay, self._deliver, epoch, device, request, on_response, is_doubled)

@@ -161,12 +161,12 @@ def simulate(
 
 def _start(directory: str) -> tuple[Connection, Any]:
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve_batches, args=(theirs, directory), daemon=True)
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=_serve_batches, args=(child_end, directory), daemon=True)
     with block_sigint():
         process.start()
-    theirs.close()
-    return ours, process
+    child_end.close()
+    return parent_end, process
 
 
 def _send_next(

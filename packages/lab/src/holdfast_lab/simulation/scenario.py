@@ -261,7 +261,7 @@ class World:
         if long_sleep is None or self.faults.is_stopped or not self.faults.record(LONG_SLEEP):
             return
         self.note("world", f"{long_sleep.days:g} days are skipped")
-        self.network.drop_in_flight(keys=self.users.skip_days(long_sleep.days))
+        self.network.drop_in_flight(keys_forgotten=self.users.skip_days(long_sleep.days))
         for device in self.devices:
             device.expire_leases()
             if long_sleep.is_off:
@@ -377,7 +377,7 @@ class World:
         ]
 
     def _outcome(self, seed: int, history: History) -> Outcome:
-        text = "\n".join(f"{at:.6f} {who} {what}" for at, who, what in self.timeline)
+        text = "\n".join(f"{at:.6f} {source} {event}" for at, source, event in self.timeline)
         return Outcome(
             seed=seed,
             violations=check(history),
