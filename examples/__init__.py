@@ -1,1 +1,1 @@
-"""Small apps behind the guard. Each runs with uvicorn and is tested with the documentation."""
+"""Small apps with guarded endpoints, tested together with the documentation."""

@@ -1,4 +1,4 @@
-"""A guarded app without a framework. Run it: uvicorn examples.bare_asgi:app."""
+"""A guarded ASGI app without a framework. Run: ``uvicorn examples.bare_asgi:app``."""
 
 import json
 import sqlite3
@@ -20,21 +20,21 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 async def notes(scope: Scope, receive: Receive, send: Send) -> None:
-    """Keep a note. The guard has read the body already, so it comes in one message."""
+    """Store a note. The guard has read the body already, so it arrives in one message."""
     if scope["type"] == "lifespan":
-        await _start_and_stop(receive, send)
+        await _lifespan(receive, send)
         return
     execution = scope.get("holdfast")
-    if not isinstance(execution, Execution):  # not a guarded operation
-        await _answer(send, 404, {"error": "not found"})
+    if not isinstance(execution, Execution):  # not a guarded path
+        await _respond(send, 404, {"error": "not found"})
         return
     message = await receive()
     text = message["body"].decode()
     await execution.transaction.execute("INSERT INTO notes VALUES (:text)", {"text": text})
-    await _answer(send, 201, {"kept": text})
+    await _respond(send, 201, {"kept": text})
 
 
-async def _start_and_stop(receive: Receive, send: Send) -> None:
+async def _lifespan(receive: Receive, send: Send) -> None:
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})
@@ -42,7 +42,7 @@ async def _start_and_stop(receive: Receive, send: Send) -> None:
             return
 
 
-async def _answer(send: Send, status: int, content: dict[str, str]) -> None:
+async def _respond(send: Send, status: int, content: dict[str, str]) -> None:
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,9 +1,9 @@
-"""A Django shop in one file, in which an order is placed once: ``python -m examples.django_shop``.
+"""A Django shop in one file. Run: ``python -m examples.django_shop``.
 
     curl -X POST 'localhost:8000/orders?item=boots' -H 'Idempotency-Key: my-first-order'
 
-The view writes with Django's own connection: the guard is a ``transaction.atomic()`` around it,
-and the record of the key commits with the order.
+The view writes with Django's connection. The guard wraps it in ``transaction.atomic()``, so the
+record of the key commits with the order.
 """
 
 import sys
@@ -16,7 +16,7 @@ if not settings.configured:
         ROOT_URLCONF=__name__,
         USE_TZ=True,
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "django_shop.db"}},
-        # First of all: it has to begin the transaction.
+        # First in the list: it begins the transaction.
         MIDDLEWARE=["holdfast.server.django_views.HoldfastMiddleware"],
     )
 
@@ -34,7 +34,7 @@ from holdfast.server.django_views import guard  # noqa: E402
 
 @guard("orders.place")
 def place_order(request: HttpRequest) -> JsonResponse:
-    """Write the order as any Django view does."""
+    """Write the order as in any Django view."""
     item = request.GET["item"]
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE IF NOT EXISTS orders (item TEXT)")

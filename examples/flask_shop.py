@@ -1,8 +1,8 @@
-"""A Flask shop in which an order is placed once: ``python -m examples.flask_shop``.
+"""A Flask shop. Run: ``python -m examples.flask_shop``.
 
     curl -X POST 'localhost:8000/orders?item=boots' -H 'Idempotency-Key: my-first-order'
 
-Send it twice: the second answer is the first one, marked with ``Idempotency-Replayed: true``.
+Send it twice: the second response is a copy of the first, with ``Idempotency-Replayed: true``.
 """
 
 from flask import Flask, request
@@ -19,7 +19,7 @@ app.wsgi_app = guard  # type: ignore[method-assign]
 
 @app.post("/orders")
 def place_order() -> tuple[dict[str, str], int]:
-    """Write the order in the guard's transaction: it commits with the record of its key."""
+    """Write the order in the guard's transaction, which also writes the record of the key."""
     item = request.args["item"]
     tx = guard.transaction
     tx.execute("CREATE TABLE IF NOT EXISTS orders (item TEXT)")

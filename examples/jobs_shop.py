@@ -1,4 +1,4 @@
-"""A shop whose orders are packed by a job. Run it: uvicorn examples.jobs_shop:app."""
+"""A shop whose orders are packed by a job. Run: ``uvicorn examples.jobs_shop:app``."""
 
 import sqlite3
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ holdfast = Holdfast("sqlite:///jobs_shop.db")
 
 @asynccontextmanager
 async def _lifespan(_app: FastAPI) -> AsyncIterator[None]:
-    """Work on jobs as long as the app runs. At the end, what is running is finished."""
+    """Run jobs as long as the app runs. ``stop`` waits for running jobs."""
     worker = holdfast.worker()
     await worker.start()
     yield
@@ -33,7 +33,7 @@ holdfast.install(app)
 @app.post("/orders", status_code=201)
 @holdfast.guard("orders.create")
 async def order(item: str, tx: Tx) -> dict[str, str]:
-    """Take an order, and have it packed: both, or neither."""
+    """Write the order and enqueue its job in one transaction."""
     new = {"id": str(uuid4()), "item": item}
     await tx.execute("INSERT INTO orders VALUES (:id, :item)", new)
     await holdfast.enqueue("parcel.pack", {"order_id": new["id"]}, resource_id=new["id"])
@@ -42,19 +42,19 @@ async def order(item: str, tx: Tx) -> dict[str, str]:
 
 @app.get("/parcels")
 async def parcels() -> list[dict[str, str]]:
-    """Show what is packed."""
+    """List the parcels."""
     return [dict(row) for row in await holdfast.store.read("SELECT order_id, label FROM parcels")]
 
 
 @holdfast.jobs.handler("parcel.pack")
 async def pack(job: JobContext) -> None:
-    """Pack an order, once: the parcel and the mark that this job is done commit together."""
-    label = await job.step("label", _ask_the_carrier)
+    """Pack an order. The parcel and the completion of the job commit together."""
+    label = await job.step("label", _request_label)
     await job.transaction.execute(
         "INSERT INTO parcels VALUES (:order_id, :label)", {**job.payload, "label": label}
     )
 
 
-async def _ask_the_carrier(key: str) -> str:
-    """Stand for a call to another company. It knows a repetition by the key."""
+async def _request_label(key: str) -> str:
+    """Stand-in for a request to a carrier, which recognizes retries by the key."""
     return f"label-{key[:8]}"

@@ -1,4 +1,4 @@
-"""The shop of the README. Run it: uvicorn examples.shop:app."""
+"""The shop of the README. Run: ``uvicorn examples.shop:app``."""
 
 import sqlite3
 from contextlib import closing

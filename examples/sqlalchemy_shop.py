@@ -1,4 +1,4 @@
-"""A shop with its own SQLAlchemy engine. Run it: uvicorn examples.sqlalchemy_shop:app."""
+"""A shop with its own SQLAlchemy engine. Run: ``uvicorn examples.sqlalchemy_shop:app``."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,11 +15,11 @@ from holdfast.stores.sqlalchemy import SqlAlchemyStore
 
 
 class Base(DeclarativeBase):
-    """The app's own tables."""
+    """Base class of the app's tables."""
 
 
 class Order(Base):
-    """One order."""
+    """An order."""
 
     __tablename__ = "orders"
 
@@ -33,7 +33,7 @@ sessions = async_sessionmaker(engine, expire_on_commit=False)
 
 @event.listens_for(engine.sync_engine, "connect")
 def _set_up(connection: object, _record: object) -> None:
-    """Let readers and the writer work side by side, and lose nothing in a power cut."""
+    """WAL lets readers run beside the writer; FULL loses no commit in a power failure."""
     cursor = connection.cursor()  # type: ignore[attr-defined]
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
@@ -58,7 +58,7 @@ Session = Annotated[AsyncSession, Depends(the_transaction)]
 @app.post("/orders", status_code=201)
 @holdfast.guard("orders.create")
 async def create(item: str, session: Session) -> dict[str, int | str]:
-    """Take an order, once. Flush for the id; the commit is Holdfast's."""
+    """Write the order. Flush for the id; Holdfast commits the transaction."""
     order = Order(item=item)
     session.add(order)
     await session.flush()

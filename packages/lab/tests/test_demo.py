@@ -67,7 +67,7 @@ def test_signal_ends_the_demo_with_one_line_and_no_files(
         process.send_signal(sign)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert errors.startswith("holdfast: stopped")
+    assert errors.startswith("holdfast: interrupted")
     assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

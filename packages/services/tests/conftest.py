@@ -1,4 +1,4 @@
-"""The whole server in this process, on both databases, with a clock that tests can hold."""
+"""The whole server in this process, on both databases, with a fake clock."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ def _validators_made_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def services_database(postgres: RealPostgres) -> Iterator[str]:
-    """One database with everyone's tables: to make one for each test takes most of a second."""
+    """One database with the tables of all services: creating one per test takes nearly a second."""
     postgres.start()
     url = postgres.create_database("services")
     asyncio.run(migrate(url))
@@ -70,7 +70,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def serve(_no_settings_from_outside: None, request: pytest.FixtureRequest) -> Serve:
-    """Give a function that runs the app: ``async with serve(database_url) as client``.
+    """Return a function that runs the app: ``async with serve(database_url) as client``.
 
     The tests of one service get that one and another, as somebody else's: to build them all takes
     most of such a test.

@@ -1,4 +1,4 @@
-"""The development secret: made once, whole, and the same for everyone who asks."""
+"""The development secret: created once and the same for every process."""
 
 import json
 import stat
@@ -18,33 +18,33 @@ def test_it_is_made_once_and_kept(tmp_path: Path) -> None:
     assert development_secret(home) == secret
 
 
-def test_nobody_else_can_read_it(tmp_path: Path) -> None:
+def test_secret_is_readable_by_the_owner_only(tmp_path: Path) -> None:
     home = tmp_path / ".holdfast"
     development_secret(home)
     assert stat.S_IMODE((home / "jwt-secret").stat().st_mode) == 0o600
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
-def test_many_who_start_at_once_agree(tmp_path: Path) -> None:
+def test_concurrent_processes_get_the_same_secret(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as threads:
         secrets = set(threads.map(lambda _: development_secret(tmp_path / "home"), range(64)))
     assert len(secrets) == 1
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["jwt-secret"]
 
 
-def test_an_empty_file_is_told_and_not_used(tmp_path: Path) -> None:
+def test_empty_secret_file_is_reported_and_not_used(tmp_path: Path) -> None:
     (tmp_path / "jwt-secret").write_text("\n")
     with pytest.raises(ConfigurationError, match="is empty: delete it"):
         development_secret(tmp_path)
 
 
-def test_a_home_that_is_no_directory_is_told(tmp_path: Path) -> None:
+def test_home_that_is_not_a_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
     with pytest.raises(ConfigurationError, match="set HOLDFAST_HOME"):
         development_secret(tmp_path / "home")
 
 
-def test_the_app_check_key_is_one_whole_file_that_nobody_else_can_read(tmp_path: Path) -> None:
+def test_app_check_key_is_one_file_readable_by_the_owner_only(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with ThreadPoolExecutor(8) as threads:
         paths = set(threads.map(lambda _: development_app_check_key(home), range(16)))
@@ -55,7 +55,7 @@ def test_the_app_check_key_is_one_whole_file_that_nobody_else_can_read(tmp_path:
     assert {"kty", "n", "e", "d", "kid", "alg"} <= set(key)
 
 
-def test_the_app_check_key_of_a_home_that_is_no_directory_is_told(tmp_path: Path) -> None:
+def test_app_check_key_in_a_home_that_is_not_a_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
     with pytest.raises(ConfigurationError, match="set HOLDFAST_HOME"):
         development_app_check_key(tmp_path / "home")

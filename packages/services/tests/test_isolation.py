@@ -1,7 +1,7 @@
-"""No route tells one tenant anything about another's ids: asked of every route of the server.
+"""No route of the server reveals anything about the ids of another tenant.
 
 The requests are made from the OpenAPI document, so that a new route cannot be forgotten: one whose
-ids nobody here knows how to make is a failure.
+ids this test cannot create is a failure.
 """
 
 from collections.abc import Awaitable, Callable
@@ -53,7 +53,7 @@ def _example(field: dict[str, Any]) -> Any:
 
 
 def _body(document: dict[str, Any], operation: dict[str, Any]) -> dict[str, Any]:
-    """Return the document's own example of a body, as of now."""
+    """Return the OpenAPI example of a body, with current times."""
     if "requestBody" not in operation:
         return {}
     content = operation["requestBody"]["content"]["application/json"]
@@ -68,7 +68,7 @@ def _body(document: dict[str, Any], operation: dict[str, Any]) -> dict[str, Any]
 
 
 class Person:
-    """Someone of some tenant, whatever the service calls it."""
+    """An authenticated caller of one tenant."""
 
     def __init__(self, client: httpx.AsyncClient, sub: str, org: str, store: Any) -> None:
         now = datetime.now(UTC)
@@ -85,9 +85,9 @@ class Person:
 
     async def make(self, path: str, body: dict[str, Any]) -> str:
         """Create something and return its id, which a create's location ends with."""
-        answer = await self.send("POST", path, body)
-        assert answer.status_code in (200, 201, 202), answer.text
-        return str(answer.headers["location"].rpartition("/")[2])
+        response = await self.send("POST", path, body)
+        assert response.status_code in (200, 201, 202), response.text
+        return str(response.headers["location"].rpartition("/")[2])
 
 
 # -- how to make what an id names ----------------------------------------------------------------
@@ -124,8 +124,8 @@ async def _assignment(who: Person) -> dict[str, str]:
 
 
 async def _started_quest(who: Person) -> dict[str, str]:
-    answer = await who.send("POST", "/quest/start", {"questId": QUEST})
-    assert answer.status_code == 200, answer.text
+    response = await who.send("POST", "/quest/start", {"questId": QUEST})
+    assert response.status_code == 200, response.text
     return {"quest_id": QUEST, "step": "1"}
 
 
@@ -140,17 +140,17 @@ async def _review(who: Person) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Named:
-    """How to make what the ids of a path name, and what a stranger is answered."""
+    """How to create the resource of a path, and the response to another tenant."""
 
     make: Make
     status: int = 404
-    # An id that is as good as none as long as nobody has made anything.
+    # A well-formed id of nothing.
     nobodys: str = NOWHERE
-    # What the owner is answered at least; else the test would pass where nothing works.
+    # The owner's status; without it the test would pass if nothing worked.
     owner: frozenset[int] = frozenset({200, 201, 204})
 
 
-# By the part of the path that ends with the id; the longest that fits counts.
+# By the part of the path that ends with the id; the longest match counts.
 NAMED: dict[str, Named] = {
     "/api/v1/routes/{request_id}": Named(_route),
     "/api/v1/activities/{item_id}": Named(_item("activities")),
@@ -159,13 +159,13 @@ NAMED: dict[str, Named] = {
     "/v1/projects/{project_id}": Named(_project),
     "/v1/missions/{mission_id}": Named(_mission),
     "/v1/assignments/{assignment_id}": Named(_assignment),
-    # Quests are everybody's; that somebody has started one is not. 422: not in progress.
+    # Quests are shared, but their progress is not. 422: not in progress.
     "/quest/{quest_id}/step/{step}": Named(_started_quest, 422, nobodys=QUEST),
-    # Reviews are for admins of all walkers. Whoever is none is told so, whatever the id.
+    # Reviews are for admins. Other callers get 403 for any id.
     "/admin/review-queue/{review_id}": Named(_review, 403, owner=frozenset({403})),
 }
 
-# Which fields of a body name something, and of what. The owner of the path is the stranger here.
+# The fields of a body that refer to a resource. Here the caller owns the path but not the resource.
 IN_BODIES: dict[tuple[str, str, str], str] = {
     ("POST", "/v1/assignments/{assignment_id}/move", "mission_id"): "/v1/missions/{mission_id}",
     **{
@@ -194,11 +194,11 @@ def _filled(path: str, ids: dict[str, str]) -> str:
     return path
 
 
-def _told(answer: httpx.Response) -> tuple[Any, ...]:
-    """Return all that an answer tells, but for what belongs to the one request."""
+def _told(response: httpx.Response) -> tuple[Any, ...]:
+    """Return the parts of a response that do not depend on the request."""
     own = {"x-request-id", "x-correlation-id"}
-    headers = {name: value for name, value in answer.headers.items() if name not in own}
-    return answer.status_code, headers, answer.json() | {"requestId": ""}
+    headers = {name: value for name, value in response.headers.items() if name not in own}
+    return response.status_code, headers, response.json() | {"requestId": ""}
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ async def people(serve: Serve, database_url: str) -> Any:
         yield Person(client, "ada", "acme", store), Person(client, "eve", "globex", store)
 
 
-async def test_a_stranger_is_answered_as_if_the_id_of_a_path_did_not_exist(people: Any) -> None:
+async def test_id_of_another_tenant_in_a_path_is_like_an_unknown_id(people: Any) -> None:
     ada, eve = people
     document = _document()
     asked = [each for each in _operations(document) if "{" in each[1]]
@@ -223,7 +223,7 @@ async def test_a_stranger_is_answered_as_if_the_id_of_a_path_did_not_exist(peopl
         something = await eve.send(method, adas, body)
         assert something.status_code == named.status, (method, template, something.text)
         assert _told(something) == _told(nothing), (method, template)
-        # To make what the body names, where it names something, is the next test's.
+        # References in bodies are checked by the next test.
         for field in body:
             target = IN_BODIES.get((method, template, field))
             if target is not None:
@@ -232,7 +232,7 @@ async def test_a_stranger_is_answered_as_if_the_id_of_a_path_did_not_exist(peopl
         assert owners.status_code in named.owner, (method, template, owners.text)
 
 
-async def test_a_stranger_is_answered_as_if_the_id_in_a_body_did_not_exist(people: Any) -> None:
+async def test_id_of_another_tenant_in_a_body_is_like_an_unknown_id(people: Any) -> None:
     ada, eve = people
     document = _document()
     schemas = {
@@ -253,18 +253,18 @@ async def test_a_stranger_is_answered_as_if_the_id_in_a_body_did_not_exist(peopl
     for (method, template, field), target in IN_BODIES.items():
         body = _body(document, operations[method, template])
         adas = next(iter((await NAMED[target].make(ada)).values()))
-        answers = []
+        responses = []
         for who, named in (eve, NOWHERE), (eve, adas), (ada, adas):
             ids = await _named(template)[1].make(who) if "{" in template else {}
             path = _filled(template, ids)
-            answers.append(await who.send(method, path, body | {field: named}))
-        nothing, something, owners = answers
+            responses.append(await who.send(method, path, body | {field: named}))
+        nothing, something, owners = responses
         assert something.status_code == 404, (method, template, field, something.text)
         assert _told(something) == _told(nothing), (method, template, field)
         assert owners.status_code in (200, 201), (method, template, field, owners.text)
 
 
-async def test_a_list_shows_nothing_of_a_stranger(people: Any) -> None:
+async def test_list_has_nothing_of_another_tenant(people: Any) -> None:
     ada, eve = people
     document = _document()
     for named in NAMED.values():

@@ -26,7 +26,7 @@ def with_key(key: str | None = None) -> dict[str, str]:
 
 
 class HeldClock(SystemClock):
-    """The wall clock, moved by hand."""
+    """A fake wall clock."""
 
     ahead = timedelta(0)
 
@@ -50,7 +50,7 @@ async def test_a_submission_is_accepted_and_queued(serve: Serve, database_url: s
         assert datetime.fromisoformat(found.json()["created_at"]).tzinfo is not None
 
 
-async def test_a_replay_is_the_same_answer_and_adds_nothing(
+async def test_replay_is_the_same_response_and_adds_nothing(
     serve: Serve, database_url: str
 ) -> None:
     stores: list[Any] = []
@@ -78,15 +78,17 @@ async def test_a_replay_is_the_same_answer_and_adds_nothing(
         assert json.loads(counts[0]["payload"]) == WALK
 
 
-async def test_twenty_at_once_with_one_key_are_one_request(serve: Serve, database_url: str) -> None:
+async def test_twenty_concurrent_requests_with_one_key_are_one_request(
+    serve: Serve, database_url: str
+) -> None:
     async with serve(database_url) as client:
         key = with_key()
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(client.post(PATH, json=WALK, headers=key) for _ in range(20))
         )
-        assert {answer.status_code for answer in answers} == {202}
-        assert len({answer.content for answer in answers}) == 1
-        assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
+        assert {response.status_code for response in responses} == {202}
+        assert len({response.content for response in responses}) == 1
+        assert sum("idempotency-replayed" not in response.headers for response in responses) == 1
 
 
 async def test_another_payload_with_the_same_key_is_a_conflict(
@@ -101,11 +103,11 @@ async def test_another_payload_with_the_same_key_is_a_conflict(
         assert set(conflict.json()["details"]) == {"expectedHash", "receivedHash"}
 
 
-async def test_without_a_key_each_request_is_its_own(serve: Serve, database_url: str) -> None:
+async def test_without_a_key_each_request_is_executed(serve: Serve, database_url: str) -> None:
     async with serve(database_url) as client:
-        answers = [await client.post(PATH, json=WALK) for _ in range(2)]
-        assert [answer.status_code for answer in answers] == [202, 202]
-        assert answers[0].json()["request_id"] != answers[1].json()["request_id"]
+        responses = [await client.post(PATH, json=WALK) for _ in range(2)]
+        assert [response.status_code for response in responses] == [202, 202]
+        assert responses[0].json()["request_id"] != responses[1].json()["request_id"]
 
 
 @pytest.mark.parametrize("key", ["nope", KEY.upper(), str(UUID(int=1)), ""])
@@ -116,7 +118,7 @@ async def test_a_malformed_key_is_refused(serve: Serve, sqlite_url: str, key: st
         assert refused.json()["code"] == "idempotency.key_invalid"
 
 
-async def test_a_record_is_forgotten_after_its_ttl(serve: Serve, database_url: str) -> None:
+async def test_record_expires_after_its_ttl(serve: Serve, database_url: str) -> None:
     clock = HeldClock()
     async with serve(database_url, clock=clock, routes_success_ttl_hours=0.001) as client:
         key = with_key()
@@ -154,22 +156,22 @@ async def test_a_malformed_id_is_not_found(
     serve: Serve, database_url: str, request_id: str
 ) -> None:
     async with serve(database_url) as client:
-        answer = await client.get(f"{PATH}/{request_id}")
-        assert answer.status_code == 404
-        assert answer.json()["code"] == "resource.not_found"
+        response = await client.get(f"{PATH}/{request_id}")
+        assert response.status_code == 404
+        assert response.json()["code"] == "resource.not_found"
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("header", ["", "Bearer nonsense", "Basic YTpi"])
-async def test_reading_and_writing_take_a_sign_in(
+async def test_reading_and_writing_need_authentication(
     serve: Serve, sqlite_url: str, method: str, header: str
 ) -> None:
     async with serve(sqlite_url) as client:
         path = PATH if method == "POST" else f"{PATH}/{uuid4()}"
-        answer = await client.request(method, path, headers={"Authorization": header}, json=WALK)
-        assert answer.status_code == 401
-        assert answer.json()["code"] == "auth.required"
-        assert answer.headers["www-authenticate"] == "Bearer"
+        response = await client.request(method, path, headers={"Authorization": header}, json=WALK)
+        assert response.status_code == 401
+        assert response.json()["code"] == "auth.required"
+        assert response.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize(
@@ -189,15 +191,15 @@ async def test_reading_and_writing_take_a_sign_in(
         ({"start": {"lat": 1, "lon": 2, "alt": 3}}, "start.alt"),
     ],
 )
-async def test_a_missing_strange_or_mistyped_field_is_400(
+async def test_missing_unknown_or_mistyped_field_is_400(
     serve: Serve, sqlite_url: str, change: dict[str, Any], field: str
 ) -> None:
     async with serve(sqlite_url) as client:
-        answer = await client.post(PATH, json=WALK | change, headers=with_key())
-        assert answer.status_code == 400
-        assert answer.json()["code"] == "request.invalid"
-        assert answer.json()["details"]["fields"][0]["field"] == field
-        assert answer.headers["content-type"] == "application/problem+json"
+        response = await client.post(PATH, json=WALK | change, headers=with_key())
+        assert response.status_code == 400
+        assert response.json()["code"] == "request.invalid"
+        assert response.json()["details"]["fields"][0]["field"] == field
+        assert response.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize(
@@ -218,10 +220,10 @@ async def test_a_value_that_is_not_allowed_is_422(
     serve: Serve, sqlite_url: str, change: dict[str, Any], field: str
 ) -> None:
     async with serve(sqlite_url) as client:
-        answer = await client.post(PATH, json=WALK | change)
-        assert answer.status_code == 422
-        assert answer.json()["code"] == "request.invalid"
-        assert answer.json()["details"]["fields"][0]["field"] == field
+        response = await client.post(PATH, json=WALK | change)
+        assert response.status_code == 422
+        assert response.json()["code"] == "request.invalid"
+        assert response.json()["details"]["fields"][0]["field"] == field
 
 
 @pytest.mark.parametrize(
@@ -251,9 +253,9 @@ async def test_a_body_that_is_no_json_object_is_400_with_a_key_and_without(
 ) -> None:
     async with serve(sqlite_url) as client:
         headers = {"Content-Type": "application/json"} | key
-        answer = await client.post(PATH, content=body, headers=headers)
-        assert answer.status_code == 400
-        assert answer.json()["code"] == "request.invalid"
+        response = await client.post(PATH, content=body, headers=headers)
+        assert response.status_code == 400
+        assert response.json()["code"] == "request.invalid"
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "multipart/form-data", "nonsense"])
@@ -263,16 +265,16 @@ async def test_a_body_that_is_not_declared_as_json_is_400_and_says_what_to_send(
     async with serve(sqlite_url) as client:
         headers = {} if content_type is None else {"Content-Type": content_type}
         body = json.dumps(WALK).encode()
-        answer = await client.post(PATH, content=body, headers=headers | with_key())
-        assert answer.status_code == 400
-        assert answer.json()["code"] == "request.invalid"
-        assert "Content-Type: application/json" in answer.json()["detail"]
+        response = await client.post(PATH, content=body, headers=headers | with_key())
+        assert response.status_code == 400
+        assert response.json()["code"] == "request.invalid"
+        assert "Content-Type: application/json" in response.json()["detail"]
 
 
 async def test_a_body_over_the_limit_is_413(serve: Serve, sqlite_url: str) -> None:
     async with serve(sqlite_url, max_body_bytes=10) as client:
-        answer = await client.post(PATH, json=WALK)
-        assert (answer.status_code, answer.json()["code"]) == (413, "request.too_large")
+        response = await client.post(PATH, json=WALK)
+        assert (response.status_code, response.json()["code"]) == (413, "request.too_large")
 
 
 async def test_the_rate_limit_of_the_settings_holds(serve: Serve, sqlite_url: str) -> None:
@@ -283,7 +285,7 @@ async def test_the_rate_limit_of_the_settings_holds(serve: Serve, sqlite_url: st
         assert other.status_code == 202
 
 
-async def test_with_redis_a_second_server_answers_from_the_cache(
+async def test_with_redis_a_second_server_replays_from_the_cache(
     serve: Serve, sqlite_url: str, redis_url: str
 ) -> None:
     key = with_key()

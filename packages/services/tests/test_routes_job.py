@@ -1,4 +1,4 @@
-"""The route-generation job, on SQLite and on PostgreSQL: from the submission to the walk."""
+"""The route-generation job, on SQLite and on PostgreSQL: from the submission to the route."""
 
 import asyncio
 from typing import Any
@@ -22,7 +22,7 @@ def with_key() -> dict[str, str]:
 
 
 class Working:
-    """The app's own worker, started where a test wants it."""
+    """A worker of the app, started by the test."""
 
     def __init__(self) -> None:
         self.holdfast: Any = None
@@ -62,7 +62,7 @@ async def test_a_submission_becomes_a_walk_that_fits(serve: Serve, database_url:
         assert len(liked) * 2 > len(route["places"])
 
 
-async def test_the_same_wish_gives_the_same_walk(serve: Serve, database_url: str) -> None:
+async def test_same_submission_gives_the_same_route(serve: Serve, database_url: str) -> None:
     working = Working()
     async with serve(database_url, prepare=working.prepare) as client:
         asked = [await client.post(PATH, json=BERLIN, headers=with_key()) for _ in range(2)]
@@ -92,7 +92,7 @@ async def test_a_route_is_running_while_its_job_is(serve: Serve, database_url: s
         assert view["status"] == "running"
 
 
-async def test_a_route_whose_job_was_given_up_has_failed(serve: Serve, database_url: str) -> None:
+async def test_route_whose_job_is_dead_has_failed(serve: Serve, database_url: str) -> None:
     working = Working()
     async with serve(database_url, prepare=working.prepare) as client:
         accepted = await client.post(PATH, json=BERLIN, headers=with_key())
@@ -125,7 +125,7 @@ async def test_another_users_route_is_not_found(serve: Serve, sqlite_url: str) -
         assert seen.status_code == 404
 
 
-def test_jobs_have_settings_with_names_of_their_own(monkeypatch: Any) -> None:
+def test_jobs_have_settings(monkeypatch: Any) -> None:
     monkeypatch.setenv("HOLDFAST_JOBS_CONCURRENCY", "3")
     monkeypatch.setenv("HOLDFAST_CLEANUP_AT", "04:30")
     settings = load_settings(jwt_secret=SECRET)

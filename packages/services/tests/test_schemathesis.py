@@ -1,6 +1,6 @@
-"""Whatever the OpenAPI document allows, and what it does not, is answered as the document says.
+"""Responses to valid and invalid requests conform to the OpenAPI document.
 
-Schemathesis makes the requests. No answer may be a 500, have a status, a content type or a shape
+Schemathesis makes the requests. No response may be a 500, have a status, a content type or a shape
 that the document does not name.
 """
 
@@ -42,12 +42,12 @@ CHECKS: Any = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-# Of each kind, lawful and not, for each operation.
+# Valid and invalid requests per operation.
 EXAMPLES = 8
 
 
 class Server:
-    """The app in a loop of its own, spoken to from outside, and some things that are there."""
+    """The app in its own event loop, with some resources."""
 
     def __init__(self, database: Path) -> None:
         self.app = create_app(
@@ -81,17 +81,17 @@ class Server:
         self._loop.close()
 
     def send(self, case: Any) -> httpx.Response:
-        """Send a request as it was made up, byte for byte."""
+        """Send a generated request byte for byte."""
         made: Any = requests.Request(
             **case.as_transport_kwargs(base_url="http://holdfast")
         ).prepare()
         body = made.body.encode() if isinstance(made.body, str) else made.body
-        answer: httpx.Response = self._run(
+        response: httpx.Response = self._run(
             self._client.request(
                 made.method, made.url, headers=list(made.headers.items()), content=body
             )
         )
-        return answer
+        return response
 
     def _run(self, what: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(timeout=30)
@@ -105,7 +105,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def documented(app: Any) -> Any:
-    """Return the document without its answer for all other errors: it would name every status."""
+    """Return the document without its response for all other errors: it would name every status."""
     document = app.openapi()
     for methods in document["paths"].values():
         for operation in methods.values():
@@ -114,7 +114,7 @@ def documented(app: Any) -> Any:
 
 
 def faults_of(operation: Any, server: Server) -> list[str]:
-    """Try an operation out and return what is wrong with its answers."""
+    """Test an operation and return the errors in its responses."""
     faults: dict[str, str] = {}
     known = {
         name.partition(" ")[2]: value
@@ -123,7 +123,7 @@ def faults_of(operation: Any, server: Server) -> list[str]:
     }
 
     def tried(case: Any, data: st.DataObject) -> None:
-        # Else hardly any request would get as far as the handler.
+        # Otherwise hardly any request would reach the handler.
         for name, value in known.items():
             if data.draw(st.integers(0, 3)):
                 case.path_parameters[name] = value
@@ -133,14 +133,14 @@ def faults_of(operation: Any, server: Server) -> list[str]:
             case.headers["Idempotency-Key"] = str(uuid4())
         if "If-Match" in case.headers and data.draw(st.booleans()):
             case.headers["If-Match"] = '"1"'
-        answer = server.send(case)
+        response = server.send(case)
         try:
-            case.validate_response(answer, checks=CHECKS)
+            case.validate_response(response, checks=CHECKS)
         except FailureGroup as group:
-            told = f"{operation.label} answered {answer.status_code}"
+            summary = f"{operation.label}: status {response.status_code}"
             for fault in group.exceptions:
-                # The first request that shows a fault stands for all of them.
-                faults.setdefault(f"{told}: {' '.join(str(fault).split())}", str(answer.url))
+                # Keep the first request of each fault.
+                faults.setdefault(f"{summary}: {' '.join(str(fault).split())}", str(response.url))
 
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
         quietly = settings(
@@ -151,12 +151,12 @@ def faults_of(operation: Any, server: Server) -> list[str]:
             suppress_health_check=list(HealthCheck),
         )
         cases = operation.as_strategy(generation_mode=mode)
-        with suppress(Unsatisfiable):  # an operation that takes nothing takes nothing wrong
+        with suppress(Unsatisfiable):  # an operation without input has no invalid input
             seed(20)(quietly(given(cases, st.data())(tried)))()
     return [f"{fault}\n  {url}" for fault, url in faults.items()]
 
 
-def test_every_answer_is_one_that_the_document_names(server: Server) -> None:
+def test_every_response_is_in_the_openapi_document(server: Server) -> None:
     schema = documented(server.app)
     tried = 0
     faults: list[str] = []

@@ -1,4 +1,4 @@
-"""What all services share: errors nobody raised on purpose, ops, and the OpenAPI document."""
+"""What all services share: error responses, health checks and the OpenAPI document."""
 
 import logging
 from typing import Any
@@ -21,20 +21,20 @@ WALK = {"start": {"lat": 1, "lon": 2}, "minutes": 30}
 
 async def test_an_unknown_path_is_a_problem(serve: Serve, sqlite_url: str) -> None:
     async with serve(sqlite_url) as client:
-        answer = await client.get("/nowhere", headers={"X-Request-ID": "abc"})
-        assert answer.status_code == 404
-        assert answer.headers["content-type"] == "application/problem+json"
-        assert answer.json()["code"] == "resource.not_found"
-        assert answer.json()["requestId"] == answer.headers["x-request-id"] == "abc"
+        response = await client.get("/nowhere", headers={"X-Request-ID": "abc"})
+        assert response.status_code == 404
+        assert response.headers["content-type"] == "application/problem+json"
+        assert response.json()["code"] == "resource.not_found"
+        assert response.json()["requestId"] == response.headers["x-request-id"] == "abc"
 
 
 async def test_a_wrong_method_is_a_problem_that_names_the_right_one(
     serve: Serve, sqlite_url: str
 ) -> None:
     async with serve(sqlite_url) as client:
-        answer = await client.delete(PATH)
-        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-        assert answer.json()["code"] == "request.method_not_allowed"
+        response = await client.delete(PATH)
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
+        assert response.json()["code"] == "request.method_not_allowed"
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ async def test_a_wrong_method_names_all_the_right_ones(
     serve: Serve, sqlite_url: str, method: str, path: str, allowed: str
 ) -> None:
     async with serve(sqlite_url) as client:
-        answer = await client.request(method, path)
-        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        response = await client.request(method, path)
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)
 
 
 async def test_a_trailing_slash_is_not_redirected(serve: Serve, sqlite_url: str) -> None:
@@ -61,7 +61,7 @@ async def test_a_trailing_slash_is_not_redirected(serve: Serve, sqlite_url: str)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_what_nobody_foresaw_is_a_500_that_tells_nothing(
+async def test_unhandled_exception_is_a_500_without_details(
     serve: Serve, sqlite_url: str, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     async def fail(*_args: object) -> Any:
@@ -75,13 +75,13 @@ async def test_what_nobody_foresaw_is_a_500_that_tells_nothing(
         path = PATH if method == "POST" else f"{PATH}/{uuid4()}"
         headers = {"Idempotency-Key": str(uuid4())}
         with caplog.at_level(logging.ERROR, "holdfast.request"):
-            answer = await client.request(method, path, json=WALK, headers=headers)
-        assert answer.status_code == 500
-        assert answer.json()["code"] == "server.internal"
-        assert answer.json()["requestId"] == answer.headers["x-request-id"] != ""
-        assert "hunter2" not in answer.text
+            response = await client.request(method, path, json=WALK, headers=headers)
+        assert response.status_code == 500
+        assert response.json()["code"] == "server.internal"
+        assert response.json()["requestId"] == response.headers["x-request-id"] != ""
+        assert "hunter2" not in response.text
         logged = [record for record in caplog.records if record.exc_info]
-        assert logged[0].__dict__["request_id"] == answer.headers["x-request-id"]
+        assert logged[0].__dict__["request_id"] == response.headers["x-request-id"]
 
 
 async def test_a_store_that_is_down_is_503_for_reading_too(serve: Serve, sqlite_url: str) -> None:
@@ -93,10 +93,10 @@ async def test_a_store_that_is_down_is_503_for_reading_too(serve: Serve, sqlite_
         store.read = store.ping = down
 
     async with serve(sqlite_url, prepare=break_it) as client:
-        answer = await client.get(f"{PATH}/{uuid4()}")
-        assert answer.status_code == 503
-        assert answer.json()["code"] == "idempotency.store_unavailable"
-        assert "retry-after" in answer.headers
+        response = await client.get(f"{PATH}/{uuid4()}")
+        assert response.status_code == 503
+        assert response.json()["code"] == "idempotency.store_unavailable"
+        assert "retry-after" in response.headers
         ready = await client.get("/readyz")
         assert ready.status_code == 503
         assert ready.json() == {"status": "unavailable", "reason": "the store does not respond"}
@@ -104,7 +104,7 @@ async def test_a_store_that_is_down_is_503_for_reading_too(serve: Serve, sqlite_
 
 
 @pytest.mark.parametrize("where", ["claim", "transaction", "read"])
-async def test_why_the_store_is_away_is_for_the_log_only(
+async def test_reason_of_a_store_outage_is_only_logged(
     serve: Serve, sqlite_url: str, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     why = "PostgreSQL does not answer: [Errno 111] Connect call failed ('10.0.0.7', 5432)"
@@ -125,17 +125,19 @@ async def test_why_the_store_is_away_is_for_the_log_only(
             method, path = ("GET", f"{PATH}/{uuid4()}") if where == "read" else ("POST", PATH)
             headers = {"Idempotency-Key": str(uuid4())}
             with caplog.at_level(logging.WARNING, "holdfast.request"):
-                answer = await client.request(method, path, json=WALK, headers=headers)
-    assert (answer.status_code, answer.json()["code"]) == (503, "idempotency.store_unavailable")
-    assert answer.json()["detail"] == "the store is unavailable; try again shortly"
+                response = await client.request(method, path, json=WALK, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (503, "idempotency.store_unavailable")
+    assert response.json()["detail"] == "the store is unavailable; try again shortly"
     for inside in ("PostgreSQL", "Errno", "10.0.0.7", "5432"):
-        assert inside not in answer.text
+        assert inside not in response.text
     [logged] = [record for record in caplog.records if why in record.getMessage()]
     assert logged.levelno == logging.WARNING
-    assert logged.__dict__["request_id"] == answer.headers["x-request-id"]
+    assert logged.__dict__["request_id"] == response.headers["x-request-id"]
 
 
-async def test_ops_need_no_sign_in(serve: Serve, database_url: str) -> None:
+async def test_health_checks_and_metrics_need_no_authentication(
+    serve: Serve, database_url: str
+) -> None:
     async with serve(database_url) as client:
         del client.headers["Authorization"]
         assert (await client.get("/healthz")).json() == {"status": "ok"}
@@ -156,7 +158,7 @@ async def test_metrics_count_outcomes_and_show_no_key(serve: Serve, sqlite_url: 
         assert key not in metrics.text
 
 
-async def test_another_watcher_has_no_metrics_to_show(sqlite_url: str) -> None:
+async def test_other_metrics_have_no_metrics_endpoint(sqlite_url: str) -> None:
     settings = load_settings(database_url=sqlite_url, jwt_secret=SECRET)
     app = create_app(settings, metrics=NullMetrics())
     assert "/metrics" not in app.openapi()["paths"]
@@ -167,10 +169,10 @@ async def test_each_request_is_logged_with_its_ids_and_without_its_body(
 ) -> None:
     async with serve(sqlite_url) as client:
         with caplog.at_level(logging.INFO, "holdfast.request"):
-            answer = await client.post(PATH, json=WALK, headers={"X-Correlation-ID": "chain"})
+            response = await client.post(PATH, json=WALK, headers={"X-Correlation-ID": "chain"})
     facts = next(r.__dict__ for r in caplog.records if r.getMessage() == "request")
     assert (facts["method"], facts["path"], facts["status"]) == ("POST", PATH, 202)
-    assert facts["request_id"] == answer.headers["x-request-id"]
+    assert facts["request_id"] == response.headers["x-request-id"]
     assert facts["correlation_id"] == "chain"
 
 
@@ -192,7 +194,7 @@ def test_every_operation_documents_its_errors_and_none_has_the_frameworks_own(
     assert "HoldfastProblem" in document["components"]["schemas"]
 
 
-def test_a_redis_url_that_is_none_is_told(sqlite_url: str) -> None:
+def test_invalid_redis_url_is_reported(sqlite_url: str) -> None:
     settings = load_settings(database_url=sqlite_url, jwt_secret=SECRET, redis_url="http://x")
     with pytest.raises(ConfigurationError, match="Redis"):
         create_app(settings)

@@ -12,7 +12,7 @@ from holdfast_services.settings import Settings, load_settings, unknown_variable
 from holdfast_services.walk.policy import POLICY as WALK
 
 
-def test_without_variables_the_policies_are_the_presets_of_the_contract() -> None:
+def test_without_variables_the_policies_are_the_defaults_of_the_services() -> None:
     policies = load_settings().policies()
     assert policies.walk == WALK
     assert policies.planning == PLANNING
@@ -57,7 +57,9 @@ def test_staleness_has_its_two_variables(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (staleness.cap, staleness.grace) == (timedelta(hours=12), timedelta(0))
 
 
-def test_our_name_for_the_routes_ttl_wins_over_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holdfast_name_of_the_routes_ttl_wins_over_the_older_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ROUTES_IDEMPOTENCY_TTL_HOURS", "1")
     monkeypatch.setenv("HOLDFAST_ROUTES_SUCCESS_TTL_HOURS", "2")
     assert load_settings().policies().routes.success_ttl == timedelta(hours=2)
@@ -126,7 +128,7 @@ def test_a_bad_value_is_one_line_with_the_variable_and_what_it_should_be(
     assert "\n" not in message
 
 
-def test_a_short_secret_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_secret_is_rejected_and_not_in_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_JWT_SECRET", "hunter2")
     with pytest.raises(ConfigurationError, match="HOLDFAST_JWT_SECRET should be") as caught:
         load_settings()
@@ -142,7 +144,7 @@ def test_a_short_secret_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPa
         {"jwt_secret": "s" * 40, "jwt_algorithm": "RS256"},
     ],
 )
-def test_there_is_one_way_to_sign_in(given: dict[str, str]) -> None:
+def test_only_one_authentication_source_may_be_set(given: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="HOLDFAST_J"):
         load_settings(**given)
 
@@ -158,7 +160,7 @@ def test_a_secret_is_not_shown_with_the_settings() -> None:
     assert "s" * 40 not in repr(load_settings(jwt_secret="s" * 40))
 
 
-def test_the_level_may_be_written_small() -> None:
+def test_log_level_may_be_lowercase() -> None:
     assert load_settings(log_level="debug").log_level == "DEBUG"
 
 
@@ -174,7 +176,7 @@ def test_every_setting_says_what_it_should_be() -> None:
 
 
 @pytest.mark.parametrize("hours", ["0.0005", "167", "170"])
-def test_a_walk_ttl_that_is_shorter_than_actions_count_is_obeyed_and_warned_of(
+def test_walk_ttl_shorter_than_staleness_is_used_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, hours: str
 ) -> None:
     monkeypatch.setenv("HOLDFAST_WALK_SUCCESS_TTL_HOURS", hours)
@@ -186,7 +188,7 @@ def test_a_walk_ttl_that_is_shorter_than_actions_count_is_obeyed_and_warned_of(
 
 
 @pytest.mark.parametrize("hours", ["168", "174", "500", ""])
-def test_a_walk_ttl_that_forgets_nothing_needs_no_warning(
+def test_walk_ttl_longer_than_staleness_has_no_warning(
     monkeypatch: pytest.MonkeyPatch, hours: str
 ) -> None:
     monkeypatch.setenv("HOLDFAST_WALK_SUCCESS_TTL_HOURS", hours)

@@ -41,7 +41,7 @@ def gate() -> asyncio.Event:
 
 @pytest.fixture
 async def lab(database: str, gate: asyncio.Event) -> AsyncIterator[JobsLab]:
-    """Hold the worker that comes to the rescue; it has not been started."""
+    """Return the worker that takes over; it is not started."""
     store = open_store(database)
     await store.open()
     await make_effects(store)
@@ -64,7 +64,7 @@ async def lab(database: str, gate: asyncio.Event) -> AsyncIterator[JobsLab]:
 
 @pytest.fixture
 def processes(database: str) -> Iterator[Any]:
-    """Return a function that starts workers in processes of their own."""
+    """Return a function that starts workers in separate processes."""
     started: list[WorkerProcess] = []
 
     def start(**environment: str) -> WorkerProcess:
@@ -104,7 +104,7 @@ async def test_a_worker_killed_at_a_fault_point_leaves_one_effect_and_no_stuck_j
     assert await lab.count("jobs") == 0
 
 
-async def test_a_job_whose_rescuers_are_killed_too_has_one_effect(
+async def test_job_whose_next_workers_are_killed_too_has_one_effect(
     lab: JobsLab, processes: Any
 ) -> None:
     """Wherever each of them dies, the next one finds all of it or none of it."""
@@ -119,9 +119,7 @@ async def test_a_job_whose_rescuers_are_killed_too_has_one_effect(
     assert (detail.view.attempts, await effects_of(lab)) == (len(points) + 1, ["rescuer"])
 
 
-async def test_one_killed_in_line_lets_the_others_follow_in_order(
-    lab: JobsLab, processes: Any
-) -> None:
+async def test_killed_worker_keeps_the_order_of_jobs(lab: JobsLab, processes: Any) -> None:
     """Killed with its marker, and the next one's release, not yet committed."""
     for n in range(3):
         await lab.enqueued("effect", resource_id=f"{n}", order="line")
@@ -133,7 +131,7 @@ async def test_one_killed_in_line_lets_the_others_follow_in_order(
 
 
 async def stop_while_it_thinks(process: WorkerProcess, database: str) -> None:
-    """Stop it outside of a write: on SQLite, nobody else could write until it goes on."""
+    """Pause it outside of a write: on SQLite, no other process could write meanwhile."""
     while True:
         process.signal(signal.SIGSTOP)
         if not database.startswith("sqlite"):
@@ -152,13 +150,13 @@ async def stop_while_it_thinks(process: WorkerProcess, database: str) -> None:
 
 
 @pytest.mark.parametrize("the_other", ["is done", "is still at it"])
-async def test_a_worker_stopped_for_longer_than_its_lease_cannot_commit_when_it_wakes(
+async def test_worker_paused_for_longer_than_its_lease_cannot_commit(
     lab: JobsLab, database: str, processes: Any, gate: asyncio.Event, the_other: str
 ) -> None:
     job_id = await lab.enqueued("effect", resource_id="one")
-    think_seconds = 1.5
-    sleeper = processes(JOBS_THINK_SECONDS=str(think_seconds), JOBS_NAME="sleeper")
-    said = await asyncio.to_thread(sleeper.wait_for, "started")
+    sleep_seconds = 1.5
+    sleeper = processes(JOBS_THINK_SECONDS=str(sleep_seconds), JOBS_NAME="sleeper")
+    printed = await asyncio.to_thread(sleeper.wait_for, "started")
     await stop_while_it_thinks(sleeper, database)
     if the_other == "is still at it":
         gate.clear()
@@ -171,7 +169,7 @@ async def test_a_worker_stopped_for_longer_than_its_lease_cannot_commit_when_it_
     if the_other == "is done":
         await lab.until(job_id, "done")
     # Woken when it has thought enough: the first thing it does is to write and to commit.
-    await asyncio.sleep(float(said.split()[2]) + think_seconds + 0.1 - time.time())
+    await asyncio.sleep(float(printed.split()[2]) + sleep_seconds + 0.1 - time.time())
     sleeper.signal(signal.SIGCONT)
     assert await asyncio.to_thread(sleeper.wait_for, "ended") == "ended lease_lost"
     gate.set()
@@ -183,7 +181,7 @@ async def test_a_worker_stopped_for_longer_than_its_lease_cannot_commit_when_it_
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_a_stopped_worker_that_holds_a_row_is_cut_off_when_its_lease_is_over(
+async def test_transaction_of_a_paused_worker_is_ended_after_its_lease(
     lab: JobsLab, processes: Any
 ) -> None:
     """On SQLite it holds the one write lock, which only its death can free."""
@@ -197,8 +195,8 @@ async def test_a_stopped_worker_that_holds_a_row_is_cut_off_when_its_lease_is_ov
     await lab.until(job_id, "done")
     assert time.monotonic() - stopped_at < 2 * LEASE_SECONDS + 20
     sleeper.signal(signal.SIGCONT)
-    said = await asyncio.to_thread(sleeper.wait_for, "ended")
-    assert said in ("ended lease_lost", "ended unknown")
+    printed = await asyncio.to_thread(sleeper.wait_for, "ended")
+    assert printed in ("ended lease_lost", "ended unknown")
     (row,) = await lab.rows("SELECT n FROM counters")
     assert row["n"] == 1
     await lab.quiet()

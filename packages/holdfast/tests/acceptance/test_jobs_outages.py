@@ -1,4 +1,4 @@
-"""The database goes away in mid-job, and clocks that are wrong: nothing lost, nothing doubled."""
+"""Database outages during jobs, and wrong clocks: no job is lost or repeated."""
 
 import asyncio
 import signal
@@ -89,14 +89,14 @@ async def test_postgres_restarted_in_mid_job_leaves_one_effect_of_every_job(
     assert sorted(await lab.effects()) == sorted(wanted)
     assert await lab.count("job_completions") == 12
     assert await lab.count("dead_letters") == 0
-    assert "unknown" in lab.outcomes.all, "nobody was in the middle of it: this proves nothing"
+    assert "unknown" in lab.outcomes.all, "no job was running, so this proves nothing"
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-async def test_postgres_goes_away_again_and_again_under_load_and_every_job_ends_once(
+async def test_every_job_ends_once_while_postgres_restarts_under_load(
     lab: JobsLab, postgres: RealPostgres, database: str
 ) -> None:
-    """Two workers, and commits whose outcome nobody knows."""
+    """Two workers, and commits with an unknown outcome."""
 
     @lab.jobs.handler("effect")
     async def effect(job: JobContext) -> None:
@@ -167,7 +167,7 @@ def wrong(database: str, lab: JobsLab) -> Iterator[Any]:
 async def test_leases_of_workers_whose_clocks_are_an_hour_off_last_as_long_as_any_other(
     lab: JobsLab, wrong: Any
 ) -> None:
-    """While they live nobody takes their jobs; when they are gone somebody does, after the lease.
+    """While they run, no other worker takes their jobs; after their end one does, after the lease.
 
     One is ahead and one behind; and so are the two that come to the rescue.
     """
@@ -182,8 +182,10 @@ async def test_leases_of_workers_whose_clocks_are_an_hour_off_last_as_long_as_an
         *(asyncio.to_thread(wrong, hours, **settings) for hours in (1, -1))
     )
     for process, hours in zip(processes, (1, -1), strict=True):
-        said = await asyncio.to_thread(process.wait_for, "started")
-        assert abs(float(said.split()[2]) - time.time() - hours * 3600) < 60, "its clock is right"
+        printed = await asyncio.to_thread(process.wait_for, "started")
+        assert abs(float(printed.split()[2]) - time.time() - hours * 3600) < 60, (
+            "its clock is right"
+        )
     for hours in (1, -1):
         await lab.start_worker(lease_seconds=1, clock=WrongClock(hours))
     await asyncio.sleep(1.3)
@@ -207,17 +209,17 @@ async def test_a_worker_and_an_enqueuer_whose_clocks_are_off_keep_to_the_databas
     """A job with a delay is neither an hour early nor an hour late."""
     behind = wrong(-1, JOBS_WORK="no")
     ahead = wrong(1)
-    behind.tell('enqueue {"type": "effect", "payload": 1, "delay_seconds": 0.5}')
-    ahead.tell('enqueue {"type": "effect", "payload": 2, "delay_seconds": 0.5}')
+    behind.write_line('enqueue {"type": "effect", "payload": 1, "delay_seconds": 0.5}')
+    ahead.write_line('enqueue {"type": "effect", "payload": 2, "delay_seconds": 0.5}')
     for process in (behind, ahead):
         await asyncio.to_thread(process.wait_for, "committed")
-    due = [row["due_at"] for row in await lab.table.read("list_jobs", _EVERY)]
-    now = (await lab.table.now()).timestamp()
+    due = [row["due_at"] for row in await lab.job_store.read("list_jobs", _EVERY)]
+    now = (await lab.job_store.now()).timestamp()
     assert all(-5 < at - now <= 0.5 for at in due), due
     for _ in range(2):
         await asyncio.to_thread(ahead.wait_for, "ended done", seconds=10)
     assert await lab.count("effects") == 2
-    (marker, other) = await lab.desk.jobs(tenant="ada", state="done")
+    (marker, other) = await lab.admin.jobs(tenant="ada", state="done")
     for view in (marker, other):
         assert view.ended_at is not None
         assert (view.ended_at - view.enqueued_at).total_seconds() >= 0.499

@@ -40,13 +40,13 @@ def test_a_process_killed_at_a_fault_point_leaves_one_effect_after_the_retry(
     assert len(after_crash) == (1 if point == "after_commit" else 0)
 
     started = time.monotonic()
-    answer = httpx.post(f"{shop.url}/orders", json=ORDER, headers=KEY, timeout=20)
-    assert answer.status_code == 201
+    response = httpx.post(f"{shop.url}/orders", json=ORDER, headers=KEY, timeout=20)
+    assert response.status_code == 201
     assert time.monotonic() - started < 9, "the key was stuck"
-    was_replayed = answer.headers.get("Idempotency-Replayed") == "true"
+    was_replayed = response.headers.get("Idempotency-Replayed") == "true"
     assert was_replayed == (point == "after_commit")
 
     again = httpx.post(f"{shop.url}/orders", json=ORDER, headers=KEY, timeout=10)
-    assert again.content == answer.content
+    assert again.content == response.content
     orders = httpx.get(f"{shop.url}/orders").json()
-    assert [o["id"] for o in orders] == [answer.json()["id"]]
+    assert [o["id"] for o in orders] == [response.json()["id"]]

@@ -1,4 +1,4 @@
-"""NATS that is stopped, killed, robbed of its files or loses its leader while jobs are worked.
+"""NATS that is stopped, killed, lost_files of its files or loses its leader while jobs are worked.
 
 Jobs are enqueued and worked all the time, some fail once, some always. In the end each has exactly
 one marker or one dead letter, and one effect or none.
@@ -43,7 +43,7 @@ def is_poison(number: int) -> bool:
 
 
 class Factory:
-    """Workers that work, and a clerk who goes on enqueueing."""
+    """Running workers, and a task that keeps enqueueing."""
 
     def __init__(self, lab: JobsLab) -> None:
         self.lab = lab
@@ -128,7 +128,7 @@ async def killed(server: RealNats) -> None:
     await asyncio.to_thread(server.start)
 
 
-async def robbed(server: RealNats) -> None:
+async def lost_files(server: RealNats) -> None:
     server.kill()
     server.lose_files()
     await asyncio.to_thread(server.start)
@@ -141,22 +141,22 @@ async def hung(server: RealNats) -> None:
     os.kill(server.pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("trouble", [restarted, killed, robbed, hung])
-async def test_a_broker_that_goes_away_and_comes_back_loses_and_doubles_nothing(
-    trouble: Callable[[RealNats], Awaitable[None]], soon, tmp_path: Path
+@pytest.mark.parametrize("fault", [restarted, killed, lost_files, hung])
+async def test_broker_outage_loses_and_repeats_no_job(
+    fault: Callable[[RealNats], Awaitable[None]], soon, tmp_path: Path
 ):
     jobs = 120
     with RealNats() as server:
         async with factory(f"sqlite:///{tmp_path}/jobs.db", NatsLab(server.url())) as works:
             clerk = asyncio.create_task(works.enqueue(jobs, seconds=1.2))
             await works.until_done(0.2, jobs)
-            await trouble(server)
+            await fault(server)
             await clerk
             await works.assert_each_ended_once(jobs)
     assert sum(works.runs.values()) >= jobs
 
 
-async def test_a_database_that_is_killed_loses_and_doubles_nothing(
+async def test_killed_database_loses_and_repeats_no_job(
     soon, postgres: RealPostgres, postgres_url, nats_server: RealNats
 ):
     jobs = 100
@@ -196,7 +196,7 @@ async def assert_a_stream_grows(lab: JobsLab, nats: NatsLab) -> None:
             name=nats.stream, subjects=[f"{nats.subject}.>"], retention=RetentionPolicy.WORK_QUEUE
         )
     assert (await nats.stream_info()).config.num_replicas == 1
-    engine = nats.engine_of(lab.table, "default")
+    engine = nats.engine_of(lab.job_store, "default")
     await engine.open()
     try:
 
@@ -209,7 +209,7 @@ async def assert_a_stream_grows(lab: JobsLab, nats: NatsLab) -> None:
 
 
 @pytest.mark.xdist_group("nats-cluster")
-async def test_a_leader_that_is_killed_under_load_loses_and_doubles_nothing(soon, postgres_url):
+async def test_killed_leader_under_load_loses_and_repeats_no_job(soon, postgres_url):
     jobs = 300
     with RealNatsCluster() as cluster:
         nats = NatsLab(cluster.url())

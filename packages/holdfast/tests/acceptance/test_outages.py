@@ -1,7 +1,7 @@
 """Databases and caches that go away under load, between real processes.
 
 Clients keep sending and send again with their keys, as devices do: nothing lost, nothing doubled,
-nobody told of an effect that is not there, and no restart of ours.
+no response about an effect that is missing, and no restart of the server.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from holdfast.testing.servers import RealPostgres, RealRedis
 from packages.holdfast.tests.support.serving import ShopProcess
 
 CLIENTS = 8
-PATIENCE_SECONDS = 30
+TIMEOUT_SECONDS = 30
 
 
 class Crowd:
-    """Clients that each place one order after the other, and do not give up on any."""
+    """Clients that each place one order after the other, and retry until it succeeds."""
 
     def __init__(self, shop: ShopProcess) -> None:
         self._url = shop.url
@@ -31,8 +31,8 @@ class Crowd:
         self.statuses: Counter[int] = Counter()
         self.without_retry_after = 0
         self.wrong_replays: list[str] = []
-        # What each client was told: the id of the order it asked for.
-        self.told: dict[str, str] = {}
+        # The id in the response to each order.
+        self.confirmed: dict[str, str] = {}
 
     async def run(self, work: Callable[[], Any], *, replay: bool = False) -> None:
         """Keep ordering while the work is done, and until every order that was begun is through."""
@@ -41,11 +41,11 @@ class Crowd:
         await work()
         await asyncio.sleep(0.4)
         self._enough.set()
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             await asyncio.gather(*clients)
 
     async def _shop(self, number: int, *, replay: bool) -> None:
-        async with httpx.AsyncClient(base_url=self._url, timeout=PATIENCE_SECONDS) as client:
+        async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT_SECONDS) as client:
             order = 0
             while not self._enough.is_set():
                 item = f"{number}/{order}"
@@ -56,22 +56,24 @@ class Crowd:
 
     async def _order(self, client: httpx.AsyncClient, item: str) -> bytes:
         while True:
-            answer = await client.post(
+            response = await client.post(
                 "/orders", json={"item": item}, headers={"Idempotency-Key": f"key-of-{item}"}
             )
-            self.statuses[answer.status_code] += 1
-            if answer.status_code == 201:
-                self.told[item] = answer.json()["id"]
-                return answer.content
-            if "retry-after" not in answer.headers:
+            self.statuses[response.status_code] += 1
+            if response.status_code == 201:
+                self.confirmed[item] = response.json()["id"]
+                return response.content
+            if "retry-after" not in response.headers:
                 self.without_retry_after += 1
             await asyncio.sleep(0.05)
 
     async def assert_one_effect_each(self) -> None:
-        async with httpx.AsyncClient(base_url=self._url, timeout=PATIENCE_SECONDS) as client:
+        async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT_SECONDS) as client:
             rows = (await client.get("/orders")).json()
         assert len(rows) == len({row["item"] for row in rows}), "an effect was doubled"
-        assert {row["item"]: row["id"] for row in rows} == self.told, "told of what is not there"
+        assert {row["item"]: row["id"] for row in rows} == self.confirmed, (
+            "a response without an effect"
+        )
         assert self.wrong_replays == []
 
 
@@ -79,7 +81,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("way", ["fast", "immediate", "kill"])
-async def test_postgres_goes_away_under_load_and_comes_back(
+async def test_postgres_stops_and_starts_under_load(
     postgres: RealPostgres, postgres_url: str, way: str
 ) -> None:
     def end() -> None:
@@ -95,15 +97,15 @@ async def test_postgres_goes_away_under_load_and_comes_back(
             await asyncio.to_thread(end)
             before = crowd.statuses[503]
             await asyncio.sleep(0.7)
-            assert crowd.statuses[503] > before, "nobody was told that the store is away"
+            assert crowd.statuses[503] > before, "no response reported the outage"
             async with httpx.AsyncClient(base_url=shop.url, timeout=10) as client:
                 started = time.monotonic()
-                answer = await client.post(
+                response = await client.post(
                     "/orders", json={"item": "x"}, headers={"Idempotency-Key": "while-down"}
                 )
-                assert answer.status_code == 503
-                assert answer.json()["code"] == "idempotency.store_unavailable"
-                assert int(answer.headers["retry-after"]) >= 1
+                assert response.status_code == 503
+                assert response.json()["code"] == "idempotency.store_unavailable"
+                assert int(response.headers["retry-after"]) >= 1
                 assert time.monotonic() - started < 5, "an outage must not become a queue"
             await asyncio.to_thread(postgres.start)
 
@@ -119,24 +121,24 @@ async def test_two_processes_see_the_same_outage_and_agree_afterwards(
     """Each order is begun at one process and sent again to the other, with the same key."""
     with ShopProcess(postgres_url) as one, ShopProcess(postgres_url) as other:
         enough = asyncio.Event()
-        told: dict[str, set[str]] = {}
+        confirmed: dict[str, set[str]] = {}
         statuses: Counter[int] = Counter()
 
         async def shop_at_both(number: int) -> None:
-            async with httpx.AsyncClient(timeout=PATIENCE_SECONDS) as client:
+            async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS) as client:
                 order = 0
                 while not enough.is_set():
                     item = f"{number}/{order}"
                     order += 1
                     turn = number
-                    while len(told.get(item, ())) == 0 or turn % 2 == number % 2:
+                    while len(confirmed.get(item, ())) == 0 or turn % 2 == number % 2:
                         url = (one.url, other.url)[turn % 2]
-                        answer = await client.post(
+                        response = await client.post(
                             f"{url}/orders", json={"item": item}, headers={"Idempotency-Key": item}
                         )
-                        statuses[answer.status_code] += 1
-                        if answer.status_code == 201:
-                            told.setdefault(item, set()).add(answer.json()["id"])
+                        statuses[response.status_code] += 1
+                        if response.status_code == 201:
+                            confirmed.setdefault(item, set()).add(response.json()["id"])
                         else:
                             await asyncio.sleep(0.05)
                         turn += 1
@@ -149,13 +151,13 @@ async def test_two_processes_see_the_same_outage_and_agree_afterwards(
             await asyncio.to_thread(postgres.start)
             await asyncio.sleep(0.5)
         enough.set()
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             await asyncio.gather(*clients)
-        # 409 is lawful here: the first process may still be running it when the second is asked.
+        # 409 is allowed: the first process may still run the request when the second gets it.
         assert set(statuses) <= {201, 409, 503}, statuses
         rows = httpx.get(f"{one.url}/orders", timeout=10).json()
         assert len(rows) == len({row["item"] for row in rows})
-        assert {row["item"]: {row["id"]} for row in rows} == told
+        assert {row["item"]: {row["id"]} for row in rows} == confirmed
 
 
 # -- Redis --------------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ async def test_two_processes_see_the_same_outage_and_agree_afterwards(
 
 @pytest.fixture
 def cached_shop(redis_url: str, tmp_path: Path) -> Any:
-    """Have no memory of its own, so that every replay asks Redis."""
+    """Disable the memory cache, so that every replay uses Redis."""
     database = f"sqlite:///{tmp_path}/shop.db"
     with ShopProcess(database, SHOP_REDIS=redis_url, SHOP_MEMORY_BYTES="0") as shop:
         yield shop
@@ -178,7 +180,7 @@ def cached(key: str) -> bytes:
     return f"idempo:test:everyone:orders.create:{key}".encode()
 
 
-def test_whatever_stands_in_redis_no_answer_is_wrong(
+def test_no_response_is_wrong_whatever_redis_contains(
     cached_shop: ShopProcess, redis_url: str
 ) -> None:
     items = [f"item-{n}" for n in range(8)]
@@ -203,7 +205,7 @@ def test_whatever_stands_in_redis_no_answer_is_wrong(
             client.set(names[item], value)
         client.delete(names["item-7"])
         client.rpush(names["item-7"], "a list, not a text")
-        # A record of somebody else under a key that was never used.
+        # A record of another key.
         client.set(cached("never-used"), right["item-0"])
 
         for item in items:
@@ -222,7 +224,7 @@ async def test_redis_is_flushed_stopped_and_started_under_load(
 ) -> None:
     crowd = Crowd(cached_shop)
 
-    async def trouble() -> None:
+    async def fault() -> None:
         for _ in range(3):
             await asyncio.to_thread(redis_server.flush)
             await asyncio.sleep(0.1)
@@ -234,17 +236,17 @@ async def test_redis_is_flushed_stopped_and_started_under_load(
             await asyncio.to_thread(redis_server.start)
             await asyncio.sleep(0.3)
 
-    await crowd.run(trouble, replay=True)
+    await crowd.run(fault, replay=True)
     assert set(crowd.statuses) == {201}, crowd.statuses
     await crowd.assert_one_effect_each()
 
 
-async def test_redis_fills_with_other_peoples_values_under_load(
+async def test_foreign_values_in_redis_under_load_are_ignored(
     cached_shop: ShopProcess, redis_url: str
 ) -> None:
     crowd = Crowd(cached_shop)
 
-    async def trouble() -> None:
+    async def fault() -> None:
         def mix_up() -> None:
             with redis.Redis.from_url(redis_url) as client:
                 until = time.monotonic() + 1.5
@@ -259,6 +261,6 @@ async def test_redis_fills_with_other_peoples_values_under_load(
 
         await asyncio.to_thread(mix_up)
 
-    await crowd.run(trouble, replay=True)
+    await crowd.run(fault, replay=True)
     assert set(crowd.statuses) == {201}, crowd.statuses
     await crowd.assert_one_effect_each()

@@ -1,4 +1,4 @@
-"""kill -9 of the draining process, at each step, while the server's answers get lost too."""
+"""kill -9 of the draining process, at each step, while responses of the server are lost, too."""
 
 import os
 import random
@@ -27,7 +27,7 @@ from packages.services.tests.cli.conftest import Server
 # A tenth of the rounds that the other races take: 500 kills are HOLDFAST_TEST_ROUNDS=5000.
 KILLS = max(40, int(os.environ.get("HOLDFAST_TEST_ROUNDS", "0")) // 10)
 
-# A claim has no commit of its own in a drain: it is part of the transaction.
+# A claim has no separate commit in a drain: it is part of the transaction.
 POINTS = (
     "watchdog.after_commit",
     "claim.before_commit",
@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(("lane", "kills"), [("in order", KILLS), (None, KILLS // 2)])
-def test_however_often_the_drain_is_killed_everything_happens_once_and_in_order(
+def test_killed_drains_send_every_entry_once_and_in_order(
     server: Server, tmp_path: Path, lane: str | None, kills: int
 ) -> None:
     chance = random.Random(6)
@@ -81,7 +81,7 @@ def test_however_often_the_drain_is_killed_everything_happens_once_and_in_order(
         }
     assert left == {}
     happened = titles_of(server.url, user)
-    # Without a lane an entry whose answer was lost is overtaken by the next.
+    # Without a lane an entry whose response was lost is overtaken by the next.
     assert (happened if lane else sorted(happened)) == titles
     keys = {key for _, _, key, _ in proxy.seen}
     assert keys == {entry.idempotency_key for entry in entries}

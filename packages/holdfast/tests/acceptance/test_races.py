@@ -1,4 +1,4 @@
-"""Many requests at once, over real connections, round after round: one effect, equal answers."""
+"""Many requests at once, over real connections, repeatedly: one effect, equal responses."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from packages.holdfast.tests.support.raw_http import Wires
+from packages.holdfast.tests.support.raw_http import RawConnections
 from packages.holdfast.tests.support.serving import ShopProcess
 
 ROUNDS = int(os.environ.get("HOLDFAST_TEST_ROUNDS", "200"))
@@ -56,33 +56,33 @@ async def clients(shops: list[ShopProcess]) -> AsyncIterator[list[httpx.AsyncCli
 
 
 @pytest.fixture
-async def wires(shops: list[ShopProcess]) -> AsyncIterator[Wires]:
-    async with Wires(shops, AT_ONCE) as opened:
+async def connections(shops: list[ShopProcess]) -> AsyncIterator[RawConnections]:
+    async with RawConnections(shops, AT_ONCE) as opened:
         yield opened
 
 
-async def test_fifty_identical_requests_have_one_effect_and_fifty_equal_answers(
-    clients: list[httpx.AsyncClient], wires: Wires
+async def test_fifty_identical_requests_have_one_effect_and_equal_responses(
+    clients: list[httpx.AsyncClient], connections: RawConnections
 ) -> None:
     for number in range(ROUNDS):
         bodies = [{"item": f"same {number}"}] * AT_ONCE
-        answers = await wires.post("/orders", bodies, str(uuid.uuid4()))
-        assert {a.status_code for a in answers} == {201}
-        assert len({a.content for a in answers}) == 1
-        assert sum(not a.is_replayed for a in answers) == 1
+        responses = await connections.post("/orders", bodies, str(uuid.uuid4()))
+        assert {a.status_code for a in responses} == {201}
+        assert len({a.content for a in responses}) == 1
+        assert sum(not a.is_replayed for a in responses) == 1
     assert await ordered(clients[0], "same ") == {f"same {n}": 1 for n in range(ROUNDS)}
 
 
-async def test_one_key_with_two_bodies_lets_one_body_win_and_tells_the_others(
-    clients: list[httpx.AsyncClient], wires: Wires
+async def test_one_key_with_two_bodies_executes_one_and_rejects_the_other(
+    clients: list[httpx.AsyncClient], connections: RawConnections
 ) -> None:
     rounds = max(1, ROUNDS // 5)
     for number in range(rounds):
         # By twos: each of two servers gets both bodies.
         bodies = [{"item": f"either {number}", "note": "ab"[i // 2 % 2]} for i in range(AT_ONCE)]
-        answers = await wires.post("/orders", bodies, str(uuid.uuid4()))
+        responses = await connections.post("/orders", bodies, str(uuid.uuid4()))
         by_note = {
-            note: [a for a, b in zip(answers, bodies, strict=True) if b["note"] == note]
+            note: [a for a, b in zip(responses, bodies, strict=True) if b["note"] == note]
             for note in "ab"
         }
         winner = "a" if by_note["a"][0].status_code == 201 else "b"
@@ -90,14 +90,14 @@ async def test_one_key_with_two_bodies_lets_one_body_win_and_tells_the_others(
         assert {a.status_code for a in by_note[winner]} == {201}
         assert len({a.content for a in by_note[winner]}) == 1
         assert {a.status_code for a in by_note[loser]} == {409}
-        for answer in by_note[loser]:
-            problem = answer.json()
+        for response in by_note[loser]:
+            problem = response.json()
             assert problem["code"] == "idempotency.payload_mismatch"
             assert problem["details"]["expectedHash"] != problem["details"]["receivedHash"]
     assert await ordered(clients[0], "either ") == {f"either {n}": 1 for n in range(rounds)}
 
 
-async def test_a_flood_of_retries_of_a_slow_request_does_not_hold_up_other_keys(
+async def test_many_retries_of_a_slow_request_do_not_block_other_keys(
     clients: list[httpx.AsyncClient],
 ) -> None:
     slow = {"item": "slow", "think_seconds": 3.0}
@@ -119,11 +119,11 @@ async def test_a_flood_of_retries_of_a_slow_request_does_not_hold_up_other_keys(
         )
     )
     quick_done = clock() - started
-    answers = await asyncio.gather(*flood)
+    responses = await asyncio.gather(*flood)
     assert {a.status_code for a in others} == {201}
     assert quick_done < 2.9, "other keys had to wait for the slow one"
-    assert {a.status_code for a in answers} == {201}
-    assert len({a.content for a in answers}) == 1
+    assert {a.status_code for a in responses} == {201}
+    assert len({a.content for a in responses}) == 1
 
 
 async def test_a_handler_that_is_slow_after_its_write_delays_the_rest_without_errors(
@@ -140,6 +140,6 @@ async def test_a_handler_that_is_slow_after_its_write_delays_the_rest_without_er
         )
         for i in range(30)
     ]
-    answers = await asyncio.gather(slow, *rest)
-    assert {a.status_code for a in answers} == {201}
+    responses = await asyncio.gather(slow, *rest)
+    assert {a.status_code for a in responses} == {201}
     assert (await ordered(clients[0], "rest")).total() == 31

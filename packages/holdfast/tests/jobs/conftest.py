@@ -1,4 +1,4 @@
-"""Tests of jobs run on SQLite and on PostgreSQL: there in one database, emptied each time."""
+"""Tests of jobs run on SQLite and on one PostgreSQL database, which is emptied before each."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -75,7 +75,7 @@ def nats(nats_server: RealNats) -> NatsLab:
 
 @pytest.fixture
 async def own_nats() -> AsyncIterator[RealNats]:
-    """Return a server that a test may stop and rob."""
+    """Return a server that a test may stop, and whose files it may delete."""
     with RealNats() as server:
         yield server
 

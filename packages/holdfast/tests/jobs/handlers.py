@@ -1,4 +1,4 @@
-"""Handlers that the tests of the worker have in common."""
+"""Handlers for the tests of the worker."""
 
 import asyncio
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import NoTransactionError
-from holdfast.jobs import executor as attempt
+from holdfast.jobs import executor
 from holdfast.jobs.context import JobContext
 from packages.holdfast.tests.support.jobs_harness import JobsLab, write_effect
 
@@ -16,7 +16,7 @@ async def done(lab: JobsLab, job_id: str) -> Any:
 
 
 def add_effect(lab: JobsLab, **options: Any) -> None:
-    """Register a handler that has an effect, and no other."""
+    """Register a handler that writes an effect."""
 
     @lab.jobs.handler("effect", **options)
     async def effect(job: JobContext) -> None:
@@ -24,7 +24,7 @@ def add_effect(lab: JobsLab, **options: Any) -> None:
 
 
 class Gate:
-    """A handler that stops at a gate: before its write, or behind it."""
+    """A handler that waits for ``opened``, before or after its write."""
 
     def __init__(self, lab: JobsLab, *, writes_first: bool = False, **options: Any) -> None:
         self.started = asyncio.Event()
@@ -48,26 +48,26 @@ class Gate:
 
 
 class Stubborn:
-    """A handler that does not end when it is cancelled."""
+    """A handler that ignores its cancellation."""
 
     def __init__(self, lab: JobsLab, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        monkeypatch.setattr(attempt, "_CANCEL_SECONDS", 0.1)
+        monkeypatch.setattr(executor, "_CANCEL_SECONDS", 0.1)
         self.started = asyncio.Event()
-        self.let_go = asyncio.Event()
-        asyncio.get_running_loop().call_later(10, self.let_go.set)  # or a failed test never ends
+        self.may_end = asyncio.Event()
+        asyncio.get_running_loop().call_later(10, self.may_end.set)  # so that a failed test ends
         self.after: list[str] = []
 
         @lab.jobs.handler("stubborn", **options)
         async def stubborn(job: JobContext) -> None:
-            if job.attempt > 1 or self.let_go.is_set():
+            if job.attempt > 1 or self.may_end.is_set():
                 await write_effect(job, "second")
                 return
             tx = await job.begin()
             await write_effect(job, "first")
             self.started.set()
-            while not self.let_go.is_set():
+            while not self.may_end.is_set():
                 try:
-                    await self.let_go.wait()
+                    await self.may_end.wait()
                 except asyncio.CancelledError:
                     continue
             for write in (write_effect(job, "late"), tx.execute("DELETE FROM effects")):

@@ -12,8 +12,8 @@ from packages.holdfast.tests.jobs.conftest import OpenStore
 from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, write_effect
 
 
-async def reconcile(lab: JobsLab, payload: Any, **wishes: Any) -> EnqueueOutcome:
-    return await lab.enqueue("reconcile", payload, **{"coalesce": "ada/2026-03-01", **wishes})
+async def reconcile(lab: JobsLab, payload: Any, **options: Any) -> EnqueueOutcome:
+    return await lab.enqueue("reconcile", payload, **{"coalesce": "ada/2026-03-01", **options})
 
 
 def add_handler(lab: JobsLab) -> None:
@@ -22,7 +22,7 @@ def add_handler(lab: JobsLab) -> None:
         await write_effect(job, str(job.payload))
 
 
-async def test_while_one_waits_another_is_merged_into_it_with_the_newest_payload_and_the_first_time(
+async def test_waiting_job_is_merged_with_the_newest_payload_and_the_first_due_time(
     lab: JobsLab,
 ) -> None:
     add_handler(lab)
@@ -41,7 +41,7 @@ async def test_while_one_waits_another_is_merged_into_it_with_the_newest_payload
     assert await lab.effects() == ["3"]
 
 
-async def test_jobs_merge_only_with_their_own_kind(lab: JobsLab) -> None:
+async def test_jobs_merge_only_with_the_same_tenant_queue_type_and_key(lab: JobsLab) -> None:
     """Another tenant, queue, type or coalescing key is another job."""
     outcomes = [
         await reconcile(lab, 1),
@@ -55,7 +55,7 @@ async def test_jobs_merge_only_with_their_own_kind(lab: JobsLab) -> None:
     assert len({outcome.job_id for outcome in outcomes}) == 6
 
 
-async def test_once_it_has_started_the_next_write_gets_a_job_of_its_own(lab: JobsLab) -> None:
+async def test_started_job_is_not_merged_into(lab: JobsLab) -> None:
     """While it runs, while it waits for a retry, and after it has finished."""
     started, gate = asyncio.Event(), asyncio.Event()
 
@@ -112,17 +112,17 @@ async def test_no_reconciliation_of_a_day_is_ever_dropped(lab: JobsLab) -> None:
     assert await lab.effects() == ["0", "1", "2", "3", "3"]
 
 
-async def test_a_job_that_was_given_back_has_been_started(lab: JobsLab) -> None:
-    """Its handler may have read the state already: what comes now is another job's."""
+async def test_released_job_counts_as_started_for_coalescing(lab: JobsLab) -> None:
+    """Its handler may have read the state already, so a later write needs another job."""
     first = await reconcile(lab, 1)
     job = await lab.claim_one("one")
-    assert await lab.table.release(job, worker="one")
+    assert await lab.job_store.release(job, worker="one")
     assert isinstance(await reconcile(lab, 2), Enqueued)
     assert (await lab.job(first.job_id)).payload == 1
 
 
 @pytest.mark.parametrize("first_ends", ["commits", "rolls back"])
-async def test_of_two_transactions_at_once_the_second_waits_to_know_what_became_of_the_first(
+async def test_second_of_two_coalescing_transactions_waits_for_the_first(
     lab: JobsLab, another_store: OpenStore, first_ends: str
 ) -> None:
     other = JobsLab(await another_store())
@@ -141,7 +141,7 @@ async def test_of_two_transactions_at_once_the_second_waits_to_know_what_became_
     assert job.decoded() == 2
 
 
-async def test_a_job_that_is_being_merged_into_cannot_be_taken_before_that_commits(
+async def test_job_being_merged_into_cannot_be_claimed_before_the_commit(
     lab: JobsLab, another_store: OpenStore
 ) -> None:
     """A worker that took it would read the state from before the write."""
@@ -158,7 +158,7 @@ async def test_a_job_that_is_being_merged_into_cannot_be_taken_before_that_commi
     assert [job.decoded() for job in jobs] == ["new"]
 
 
-async def test_who_writes_while_jobs_are_taken_loses_no_write(
+async def test_no_write_is_lost_while_coalesced_jobs_are_claimed(
     lab: JobsLab, another_store: OpenStore
 ) -> None:
     """Hundreds of writes, each of which must be seen by a job that starts after it."""
@@ -182,7 +182,7 @@ async def test_who_writes_while_jobs_are_taken_loses_no_write(
             await tx.execute("UPDATE counters SET n = :n WHERE name = 'state'", {"n": n})
             outcome = await lab.enqueue_in(tx, "reconcile", n, coalesce="day")
             merged += isinstance(outcome, Merged)
-            if n % 10 == 0:  # sometimes the worker is asked to look while this is not committed
+            if n % 10 == 0:  # sometimes the worker polls before this is committed
                 lab.notify()
                 await asyncio.sleep(random.random() * 0.002)
         lab.notify()
@@ -195,7 +195,7 @@ async def test_who_writes_while_jobs_are_taken_loses_no_write(
     print(f"{merged} of {writes} were merged")
 
 
-async def test_coalescing_and_order_go_together(lab: JobsLab) -> None:
+async def test_coalescing_and_order_can_be_combined(lab: JobsLab) -> None:
     started, gate = asyncio.Event(), asyncio.Event()
 
     @lab.jobs.handler("reconcile")

@@ -31,7 +31,7 @@ CAUSE = Cause("ada", "ada's phone", "request-1", "correlation-1")
 
 
 class Shop:
-    """A guarded app that writes, enqueues, and then does what it is told."""
+    """A guarded app that writes, enqueues, and then succeeds or fails as the request says."""
 
     def __init__(self, store: Store) -> None:
         self.holdfast = Holdfast(
@@ -43,7 +43,7 @@ class Shop:
         )
         self.lab = JobsLab(store)
         self.lab.jobs = self.holdfast.jobs
-        self.rings = 0
+        self.notifications = 0
         self.outcomes: list[Any] = []
         app = FastAPI()
         self.holdfast.install(app)
@@ -57,12 +57,12 @@ class Shop:
         @app.post("/orders", status_code=201)
         @self.holdfast.guard("orders.create")
         async def create(request: Request) -> dict[str, str]:
-            wishes = (await request.json()).get("wishes", {})
-            payload = wishes.pop("payload", {"total": 7})
+            options = (await request.json()).get("options", {})
+            payload = options.pop("payload", {"total": 7})
             await self.holdfast.execution.statements.execute(
                 "INSERT INTO effects (name) VALUES ('order')"
             )
-            self.outcomes.append(await self.holdfast.enqueue("receipt", payload, **wishes))
+            self.outcomes.append(await self.holdfast.enqueue("receipt", payload, **options))
             assert await self.lab.count("audit_events") == 0, "nothing is seen before the commit"
             match request.headers.get("x-do"):
                 case "raise":
@@ -74,16 +74,16 @@ class Shop:
         notify = self.holdfast.notifier.notify
 
         def counted() -> None:
-            self.rings += 1
+            self.notifications += 1
             notify()
 
         self.holdfast.notifier.notify = counted  # type: ignore[method-assign]
 
-    async def order(self, key: str = "key-1", do: str | None = None, **wishes: Any) -> Any:
+    async def order(self, key: str = "key-1", do: str | None = None, **options: Any) -> Any:
         headers = {"Idempotency-Key": key, "X-Request-ID": "r-7", "X-Correlation-ID": "c-7"}
         if do is not None:
             headers["X-Do"] = do
-        return await self.client.post("/orders", json={"wishes": wishes}, headers=headers)
+        return await self.client.post("/orders", json={"options": options}, headers=headers)
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "sqlalchemy sqlite", "sqlalchemy postgresql"])
@@ -116,13 +116,13 @@ async def shop(kind_and_url: tuple[str, str]) -> AsyncIterator[Shop]:
 # -- one transaction ------------------------------------------------------------------------------
 
 
-async def test_job_audit_rows_and_the_write_commit_with_the_answer(shop: Shop) -> None:
+async def test_job_audit_event_and_rows_commit_with_the_response(shop: Shop) -> None:
     assert (await shop.order(resource_id="order/1")).status_code == 201
     key = "job:ada:mail:receipt:order/1"
     assert shop.outcomes == [Enqueued(job_id(key))]
     job = await shop.lab.job(job_id(key))
     assert (job.view.key, job.view.queue, job.view.state) == (key, "mail", "waiting")
-    assert (job.payload, job.view.max_attempts) == ({"total": 7}, 3), "as its handler wants it"
+    assert (job.payload, job.view.max_attempts) == ({"total": 7}, 3), "the handler's default"
     assert (job.view.request_id, job.view.correlation_id) == ("r-7", "c-7")
     assert await shop.lab.effects() == ["order"]
     audits = await shop.lab.rows(
@@ -134,11 +134,11 @@ async def test_job_audit_rows_and_the_write_commit_with_the_answer(shop: Shop) -
     who = {"tenant": "ada", "actor": "ada's phone"}
     assert [row["endpoint"] for row in audits] == ["job.enqueued mail receipt", "orders.create"]
     assert dict(audits[0]) == {"endpoint": "job.enqueued mail receipt", **who, **about_job, **ids}
-    assert shop.rings == 1
+    assert shop.notifications == 1
 
 
 @pytest.mark.parametrize("attempts", [0, 10**12])
-async def test_attempts_that_make_no_sense_are_not_taken_for_the_handlers(
+async def test_invalid_max_attempts_is_refused_although_the_handler_has_a_default(
     attempts: int, shop: Shop
 ) -> None:
     assert (await shop.order(max_attempts=attempts)).status_code == 500
@@ -151,33 +151,33 @@ async def test_a_replay_enqueues_nothing(shop: Shop) -> None:
     await shop.lab.claim("one")
     again = await shop.order()
     assert again.headers["Idempotency-Replayed"] == "true"
-    assert (first.content, len(shop.outcomes), shop.rings) == (again.content, 1, 1)
+    assert (first.content, len(shop.outcomes), shop.notifications) == (again.content, 1, 1)
     assert await shop.lab.count("jobs") == 1
     assert await shop.lab.count("audit_events") == 2
 
 
 @pytest.mark.parametrize("failure", ["raise", "500", "503", "404", "422"])
-async def test_what_undoes_the_write_undoes_the_job(shop: Shop, failure: str) -> None:
+async def test_rolled_back_request_enqueues_nothing(shop: Shop, failure: str) -> None:
     assert (await shop.order(do=failure)).status_code >= 400
     for table in ("jobs", "effects", "audit_events"):
         assert await shop.lab.count(table) == 0
-    assert (len(shop.outcomes), shop.rings) == (1, 0)
+    assert (len(shop.outcomes), shop.notifications) == (1, 0)
     if failure.startswith("5"):
         assert (await shop.order()).status_code == 201
         assert await shop.lab.count("jobs") == 1
-        assert shop.rings == 1
+        assert shop.notifications == 1
 
 
-async def test_a_payload_that_is_too_large_is_413_and_nothing_is_written(shop: Shop) -> None:
-    answer = await shop.order(payload="x" * 1000)
-    assert answer.status_code == 413
-    assert "the payload of receipt has 1002 bytes, at most 1000" in answer.json()["detail"]
+async def test_too_large_payload_is_413_and_writes_nothing(shop: Shop) -> None:
+    response = await shop.order(payload="x" * 1000)
+    assert response.status_code == 413
+    assert "the payload of receipt has 1002 bytes, at most 1000" in response.json()["detail"]
     for table in ("jobs", "effects", "audit_events"):
         assert await shop.lab.count(table) == 0
     assert (await shop.order("key-2", payload="x" * 998)).status_code == 201
 
 
-async def test_the_same_key_is_one_job_until_it_is_done_and_done_ever_after(shop: Shop) -> None:
+async def test_same_key_is_one_job_and_stays_done(shop: Shop) -> None:
     """The writes that cause it are two all the same."""
     lab, same = shop.lab, job_id("job:ada:mail:receipt:order/1")
 
@@ -190,13 +190,13 @@ async def test_the_same_key_is_one_job_until_it_is_done_and_done_ever_after(shop
     assert (await lab.rows("SELECT count(*) AS n FROM audit_events"))[0]["n"] == 1
     job = await lab.claim_one("one")
     assert await again() == Merged(same), "while it runs"
-    assert await lab.table.complete_alone([(job.lease, "1")], worker="one")
+    assert await lab.job_store.complete_alone([(job.lease, "1")], worker="one")
     assert await again() == AlreadyDone(same)
     assert await lab.count("jobs") == 0
     assert await lab.count("audit_events") == 1
 
 
-async def test_two_transactions_at_once_with_one_key_make_one_job(shop: Shop) -> None:
+async def test_two_concurrent_transactions_with_one_key_enqueue_one_job(shop: Shop) -> None:
     async def one(n: int) -> Any:
         unit = await shop.lab.store.begin()
         outcome = await shop.lab.enqueue_in(unit.statements, "receipt", 1, resource_id="r")
@@ -213,7 +213,7 @@ async def test_two_transactions_at_once_with_one_key_make_one_job(shop: Shop) ->
     assert await shop.lab.count("audit_events") == 1
 
 
-async def test_ids_are_carried_from_the_request_to_the_handler_of_the_job(shop: Shop) -> None:
+async def test_request_and_correlation_ids_reach_the_handler(shop: Shop) -> None:
     worker = shop.holdfast.worker(lease_seconds=5)
     await worker.start()
     try:
@@ -227,7 +227,7 @@ async def test_ids_are_carried_from_the_request_to_the_handler_of_the_job(shop: 
         await worker.stop()
 
 
-async def test_outside_a_guarded_request_there_is_nothing_to_enqueue_in(shop: Shop) -> None:
+async def test_enqueue_outside_a_guarded_request_is_an_error(shop: Shop) -> None:
     with pytest.raises(NoTransactionError):
         await shop.holdfast.enqueue("receipt")
 
@@ -235,10 +235,10 @@ async def test_outside_a_guarded_request_there_is_nothing_to_enqueue_in(shop: Sh
 # -- times ------------------------------------------------------------------------------------
 
 
-async def test_a_job_is_not_taken_before_its_time_by_the_databases_clock(shop: Shop) -> None:
+async def test_job_is_not_claimed_before_its_due_time(shop: Shop) -> None:
     lab = shop.lab
-    now = await lab.table.now()
-    wishes: dict[str, dict[str, Any]] = {
+    now = await lab.job_store.now()
+    options: dict[str, dict[str, Any]] = {
         "delay": {"delay_seconds": 100.5},
         "instant": {"run_at": now + timedelta(seconds=50)},
         "other zone": {"run_at": (now + timedelta(seconds=50)).astimezone()},
@@ -247,9 +247,9 @@ async def test_a_job_is_not_taken_before_its_time_by_the_databases_clock(shop: S
         "far": {"run_at": datetime(9999, 12, 30, tzinfo=UTC), "delay_seconds": 60},
     }
     due: dict[str, float] = {}
-    for name, wish in wishes.items():
+    for name, arguments in options.items():
         async with lab.transaction() as tx:
-            outcome = await lab.enqueue_in(tx, "receipt", name, **wish)
+            outcome = await lab.enqueue_in(tx, "receipt", name, **arguments)
         due_at = (await lab.job(outcome.job_id)).view.due_at
         assert due_at is not None
         due[name] = (due_at - now).total_seconds()
@@ -259,7 +259,7 @@ async def test_a_job_is_not_taken_before_its_time_by_the_databases_clock(shop: S
     assert [job.decoded() for job in await lab.claim()] == ["past"]
 
 
-async def test_a_delayed_job_runs_when_its_time_has_come(shop: Shop) -> None:
+async def test_delayed_job_runs_when_it_is_due(shop: Shop) -> None:
     lab = shop.lab
     async with lab.transaction() as tx:
         outcome = await lab.enqueue_in(tx, "receipt", 1, delay_seconds=0.4)
@@ -270,13 +270,13 @@ async def test_a_delayed_job_runs_when_its_time_has_come(shop: Shop) -> None:
         return list(await lab.claim())
 
     await eventually(taken, seconds=5)
-    assert (await lab.table.now() - enqueued_at).total_seconds() >= 0.399
+    assert (await lab.job_store.now() - enqueued_at).total_seconds() >= 0.399
 
 
 # -- keys and checks --------------------------------------------------------------------------
 
 
-def test_a_job_without_a_resource_is_known_by_the_hash_of_its_payload() -> None:
+def test_key_without_resource_contains_the_payload_hash() -> None:
     job = new_job("receipt", {"b": 1, "a": [1.0, "ü"]}, cause=CAUSE, queue="mail")
     digest = sha256('{"a":[1,"ü"],"b":1}'.encode()).hexdigest()
     assert job.payload_hash == digest
@@ -286,7 +286,7 @@ def test_a_job_without_a_resource_is_known_by_the_hash_of_its_payload() -> None:
     assert new_job("receipt", {"a": [1]}, cause=CAUSE, queue="mail").id != job.id
 
 
-def test_a_job_with_a_resource_is_known_by_it_whatever_its_payload() -> None:
+def test_key_with_resource_ignores_the_payload() -> None:
     one = new_job("receipt", 1, cause=CAUSE, resource_id="order/1")
     other = new_job("receipt", 2, cause=CAUSE, resource_id="order/1")
     assert one.key == "job:ada:default:receipt:order/1"
@@ -294,7 +294,7 @@ def test_a_job_with_a_resource_is_known_by_it_whatever_its_payload() -> None:
     assert one.payload_hash != other.payload_hash
 
 
-def test_a_coalescing_job_has_a_key_of_its_own_for_every_enqueue() -> None:
+def test_every_enqueue_of_a_coalescing_job_has_a_new_key() -> None:
     jobs = [new_job("receipt", 1, cause=CAUSE, coalesce="day") for _ in range(100)]
     assert len({job.id for job in jobs}) == 100
     assert all(job.key.startswith("job:ada:default:receipt:day#") for job in jobs)
@@ -336,14 +336,14 @@ def test_a_payload_that_is_not_json_is_refused_with_the_reason(payload: Any, rea
 @pytest.mark.parametrize(
     "payload", [None, {"a": None}, [None, 1.5], "null", deep(128), 2**70, "\x00", {"": ""}]
 )
-def test_any_json_is_taken_as_it_is(payload: Any) -> None:
+def test_any_json_payload_is_stored_unchanged(payload: Any) -> None:
     import json
 
     assert json.loads(new_job("receipt", payload, cause=CAUSE).payload) == payload
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "arguments",
     [
         {"job_type": ""},
         {"job_type": "a:b"},
@@ -373,18 +373,18 @@ def test_any_json_is_taken_as_it_is(payload: Any) -> None:
     ],
     ids=str,
 )
-def test_a_wish_that_makes_no_sense_is_refused(wish: dict[str, Any]) -> None:
-    job_type = wish.pop("job_type", "receipt")
+def test_invalid_enqueue_arguments_are_refused(arguments: dict[str, Any]) -> None:
+    job_type = arguments.pop("job_type", "receipt")
     with pytest.raises(UsageError, match=r"must |refuse|no time zone|out of range"):
-        new_job(job_type, 1, cause=CAUSE, **wish)
+        new_job(job_type, 1, cause=CAUSE, **arguments)
 
 
-def test_a_job_belongs_to_somebody() -> None:
+def test_job_without_a_tenant_is_refused() -> None:
     with pytest.raises(UsageError, match="tenant"):
         new_job("receipt", 1, cause=Cause("", "", "", ""))
 
 
-def test_the_limit_counts_bytes() -> None:
+def test_payload_limit_counts_bytes() -> None:
     assert new_job("receipt", "ü" * 4, cause=CAUSE, max_payload_bytes=10).payload == '"üüüü"'
     with pytest.raises(JobPayloadTooLargeError, match="has 12 bytes, at most 11"):
         new_job("receipt", "ü" * 5, cause=CAUSE, max_payload_bytes=11)

@@ -46,13 +46,13 @@ class TestJetStreamEngine(EngineContract):
 # -- the way of a job -----------------------------------------------------------------------------
 
 
-async def test_a_job_is_published_worked_and_acknowledged(effect_lab, nats):
+async def test_job_is_published_executed_and_acknowledged(effect_lab, nats):
     await effect_lab.start_worker(engine=nats.engine())
     job_id = await effect_lab.enqueued(resource_id="one")
     done = await effect_lab.until(job_id, "done")
     assert done.view.attempts == 1
     assert await effect_lab.effects() == ["one"]
-    await nats.until_empty(seconds=3)  # not when it comes again, after 5
+    await nats.until_empty(seconds=3)  # before it is redelivered, after 5
     info = await nats.stream_info()
     assert info.config.retention == RetentionPolicy.WORK_QUEUE
     assert info.config.duplicate_window == 120
@@ -79,14 +79,14 @@ async def test_many_jobs_over_two_workers_and_queues_all_end_once(lab, nats, ano
     await nats.until_empty()
 
 
-async def test_a_job_that_is_committed_elsewhere_starts_at_once(
+async def test_job_committed_in_another_process_starts_at_once(
     effect_lab, nats, another_store, monkeypatch
 ):
     monkeypatch.setattr(relay, "_LOOK_SECONDS", 60)
     await effect_lab.start_worker(engine=nats.engine())
     first = await effect_lab.enqueued(resource_id="warm")
     await effect_lab.until(first, "done")
-    notifier = (await another_store()).notifier()  # as an intake has that only enqueues
+    notifier = (await another_store()).notifier()  # like the server of an app that only enqueues
     workers, effect_lab.workers = effect_lab.workers, []
     job_id = await effect_lab.enqueued(resource_id="now")
     effect_lab.workers = workers
@@ -96,7 +96,7 @@ async def test_a_job_that_is_committed_elsewhere_starts_at_once(
 
 
 @ON_SQLITE
-async def test_a_job_with_a_time_starts_when_it_has_come(effect_lab, nats):
+async def test_delayed_job_starts_when_it_is_due(effect_lab, nats):
     await effect_lab.start_worker(engine=nats.engine())
     job_id = await effect_lab.enqueued(delay_seconds=0.8)
     began = time.monotonic()
@@ -156,7 +156,7 @@ async def test_a_job_delivered_20_times_to_4_workers_has_one_effect(lab, nats, a
 @ON_POSTGRES
 async def test_two_messages_about_one_job_in_one_packet_give_one_lease(effect_lab, nats):
     job_id = await effect_lab.enqueued()
-    engine = nats.engine_of(effect_lab.table, "default", relay=False, lease_seconds=0.7)
+    engine = nats.engine_of(effect_lab.job_store, "default", relay=False, lease_seconds=0.7)
     await engine.open()
     try:
         await nats.until_consumer(effect_lab.store)
@@ -164,8 +164,8 @@ async def test_two_messages_about_one_job_in_one_packet_give_one_lease(effect_la
         delivery = await taken(engine)
         assert delivery.job.lease.number == 1
         assert list(await engine.take(10, 0.2)) == []
-        assert await effect_lab.table.dead_letter(
-            delivery.job, worker="by-hand", reason="error", error="no"
+        assert await effect_lab.job_store.dead_letter(
+            delivery.job, worker="test-worker", reason="error", error="no"
         )
         await engine.settle(delivery, Finished())
 
@@ -191,7 +191,7 @@ async def test_an_old_message_about_a_finished_job_is_acknowledged_without_runni
 
 
 @ON_SQLITE
-async def test_a_copy_published_after_the_brokers_memory_has_one_effect(effect_lab, nats):
+async def test_duplicate_published_after_the_dedup_window_has_one_effect(effect_lab, nats):
     """The relay died before its mark, and the broker has forgotten the number meanwhile."""
     async with nats.broker() as broker:
         await broker.add_stream(
@@ -213,7 +213,7 @@ async def test_a_copy_published_after_the_brokers_memory_has_one_effect(effect_l
                 await asyncio.sleep(0.3)  # longer than the broker remembers
 
     job_id = await effect_lab.enqueued(resource_id="one")
-    relay_only = nats.engine_of(effect_lab.table, "default", faults=DiesOnce())
+    relay_only = nats.engine_of(effect_lab.job_store, "default", faults=DiesOnce())
     await relay_only.open()
 
     async def twice() -> bool:
@@ -260,7 +260,7 @@ async def test_a_worker_that_dies_between_commit_and_acknowledgement_has_one_eff
     await effect_lab.start_worker(engine=nats.engine(), faults=DiesAfterCommit(), lease_seconds=1)
     job_id = await effect_lab.enqueued(resource_id="one")
     await effect_lab.until(job_id, "done")
-    assert await nats.messages() == 1  # nobody has acknowledged it
+    assert await nats.messages() == 1  # not acknowledged
     await nats.until_empty()
     assert await effect_lab.effects() == ["one"]
     assert effect_lab.outcomes.all == []
@@ -290,7 +290,7 @@ async def test_a_retry_waits_at_the_broker_for_its_delay(lab, nats):
     assert published[1] == 1  # the same message came again
 
 
-async def test_a_job_that_fails_five_times_is_a_dead_letter(lab, nats, monkeypatch):
+async def test_job_that_fails_five_times_is_dead_lettered(lab, nats, monkeypatch):
     monkeypatch.setattr("holdfast.jobs.executor.WORKER", SOON)
 
     @lab.jobs.handler("poison")
@@ -310,7 +310,7 @@ async def test_a_job_that_fails_five_times_is_a_dead_letter(lab, nats, monkeypat
 
 
 @ON_SQLITE
-async def test_unknown_types_and_hopeless_errors_are_dead_letters_at_once(lab, nats):
+async def test_unknown_types_and_non_retryable_errors_are_dead_lettered_at_once(lab, nats):
     @lab.jobs.handler("hopeless")
     async def hopeless(job: JobContext) -> None:
         raise NonRetryableError("never")
@@ -324,7 +324,7 @@ async def test_unknown_types_and_hopeless_errors_are_dead_letters_at_once(lab, n
     assert lab.outcomes.all == ["dead", "dead"]
 
 
-async def test_a_requeued_dead_letter_comes_at_once(lab, nats):
+async def test_requeued_dead_letter_runs_at_once(lab, nats):
     """Its first message had the same job id, which the broker remembers for two minutes."""
     helped = asyncio.Event()
 
@@ -338,14 +338,14 @@ async def test_a_requeued_dead_letter_comes_at_once(lab, nats):
     job_id = await lab.enqueued("helped", resource_id="one")
     await lab.until(job_id, "dead")
     helped.set()
-    assert await lab.table.requeue("ada", job_id, actor="operator")
+    assert await lab.job_store.requeue("ada", job_id, actor="operator")
     lab.notify()
     await lab.until(job_id, "done", seconds=5)
     assert await lab.effects() == ["one"]
 
 
 @ON_POSTGRES
-async def test_garbage_in_the_stream_is_thrown_away_and_told(effect_lab, nats, caplog):
+async def test_malformed_message_is_terminated_and_logged(effect_lab, nats, caplog):
     await effect_lab.start_worker(engine=nats.engine())
     await effect_lab.until(await effect_lab.enqueued(resource_id="before"), "done")
     for garbage in (
@@ -360,5 +360,5 @@ async def test_garbage_in_the_stream_is_thrown_away_and_told(effect_lab, nats, c
     await nats.until_empty()
     await effect_lab.until(await effect_lab.enqueued(resource_id="after"), "done")
     assert await effect_lab.effects() == ["before", "after"]
-    told = [record for record in caplog.records if "is malformed" in record.message]
-    assert len(told) == 6
+    logged = [record for record in caplog.records if "is malformed" in record.message]
+    assert len(logged) == 6

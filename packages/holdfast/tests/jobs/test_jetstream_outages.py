@@ -31,10 +31,10 @@ ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 # -- the database and the broker disagree ---------------------------------------------------------
 
 
-async def test_a_message_that_comes_too_early_comes_again_in_time(lab, nats):
+async def test_message_for_a_job_that_is_not_due_is_redelivered(lab, nats):
     job_id = await lab.enqueued("any", delay_seconds=0.8)
     began = time.monotonic()
-    engine = nats.engine_of(lab.table, "default", relay=False)
+    engine = nats.engine_of(lab.job_store, "default", relay=False)
     await engine.open()
     try:
         await nats.until_consumer(lab.store)
@@ -45,12 +45,12 @@ async def test_a_message_that_comes_too_early_comes_again_in_time(lab, nats):
         await engine.close()
 
 
-async def test_a_message_about_a_job_in_line_is_not_kept(effect_lab, nats):
-    """Its turn comes when the one before it has ended, and then the relay names it."""
+async def test_message_about_a_job_waiting_for_its_order_key_is_acknowledged(effect_lab, nats):
+    """The relay publishes it when the job before it has ended."""
     ids = [
         await effect_lab.enqueued(resource_id=name, order="ada's day") for name in ("first", "next")
     ]
-    engine = nats.engine_of(effect_lab.table, "default", relay=False)
+    engine = nats.engine_of(effect_lab.job_store, "default", relay=False)
     await engine.open()
     try:
         await nats.until_consumer(effect_lab.store)
@@ -73,10 +73,12 @@ async def test_a_stale_acknowledgement_loses_nothing(effect_lab, nats):
     """It is accepted by the broker, so the row has to bring the job back."""
     lab = effect_lab
     job_id = await lab.enqueued(resource_id="one")
-    paused = nats.engine_of(lab.table, "default", worker="paused", lease_seconds=0.6)
+    paused = nats.engine_of(lab.job_store, "default", worker="paused", lease_seconds=0.6)
     await paused.open()
     stale = await taken(paused)
-    second = nats.engine_of(lab.table, "default", worker="second", lease_seconds=0.6, relay=False)
+    second = nats.engine_of(
+        lab.job_store, "default", worker="second", lease_seconds=0.6, relay=False
+    )
     await second.open()
     theirs = await taken(second)  # after the first lease has run out
     assert theirs.job.lease.number == 2
@@ -92,32 +94,30 @@ async def test_a_stale_acknowledgement_loses_nothing(effect_lab, nats):
 
 
 @ON_SQLITE
-async def test_a_database_that_fails_the_claim_gets_the_message_again(
-    effect_lab, nats, monkeypatch
-):
+async def test_message_is_redelivered_after_a_failed_claim(effect_lab, nats, monkeypatch):
     worker = await effect_lab.start_worker(engine=nats.engine())
     real = worker.job_store.claim_these
-    troubles = [StoreUnavailableError("gone")]
+    errors = [StoreUnavailableError("gone")]
 
     async def fails_once(*args: Any, **values: Any) -> Any:
-        if troubles:
-            raise troubles.pop()
+        if errors:
+            raise errors.pop()
         return await real(*args, **values)
 
     monkeypatch.setattr(worker.job_store, "claim_these", fails_once)
     job_id = await effect_lab.enqueued(resource_id="one")
     await effect_lab.until(job_id, "done", seconds=4)  # long before ack_wait, which is 5
-    assert troubles == []
+    assert errors == []
     assert await effect_lab.effects() == ["one"]
 
 
 @ON_SQLITE
-async def test_messages_nobody_has_room_for_go_to_another_worker(lab, nats):
-    """Two queues give one message each to a worker that has room for one."""
+async def test_messages_above_capacity_go_to_another_worker(lab, nats):
+    """Two queues deliver one message each to a worker with one free slot."""
     for queue in ("first", "second"):
         await lab.enqueue("any", queue=queue)
-    full = nats.engine_of(lab.table, "first", "second", worker="full")
-    free = nats.engine_of(lab.table, "first", "second", worker="free", relay=False)
+    full = nats.engine_of(lab.job_store, "first", "second", worker="full")
+    free = nats.engine_of(lab.job_store, "first", "second", worker="free", relay=False)
     await full.open()
     await free.open()
     try:
@@ -134,9 +134,9 @@ async def test_messages_nobody_has_room_for_go_to_another_worker(lab, nats):
 
 
 @ON_SQLITE
-async def test_an_engine_that_closes_gives_back_what_nobody_has_looked_at(lab, nats):
+async def test_closing_engine_returns_unprocessed_messages(lab, nats):
     job_id = await lab.enqueued("any")
-    closing = nats.engine_of(lab.table, "default", worker="closing", relay=False)
+    closing = nats.engine_of(lab.job_store, "default", worker="closing", relay=False)
     await closing.open()
     await nats.until_consumer(lab.store)
 
@@ -152,7 +152,7 @@ async def test_an_engine_that_closes_gives_back_what_nobody_has_looked_at(lab, n
 
     await eventually(is_delivered)
     await closing.close()
-    other = nats.engine_of(lab.table, "default", worker="other", relay=False)
+    other = nats.engine_of(lab.job_store, "default", worker="other", relay=False)
     await other.open()
     try:
         delivery = await taken(other, seconds=5)  # not after the ack_wait of 30 seconds
@@ -161,7 +161,7 @@ async def test_an_engine_that_closes_gives_back_what_nobody_has_looked_at(lab, n
         await other.close()
 
 
-async def test_a_worker_that_stops_gives_back_what_it_has(lab, nats, another_store):
+async def test_stopping_worker_releases_its_jobs(lab, nats, another_store):
     begun = asyncio.Event()
 
     @lab.jobs.handler("slow")
@@ -181,14 +181,14 @@ async def test_a_worker_that_stops_gives_back_what_it_has(lab, nats, another_sto
 
 
 @ON_SQLITE
-async def test_a_job_that_comes_back_is_not_there_before_its_time(effect_lab, nats):
+async def test_retried_job_is_not_delivered_before_its_delay(effect_lab, nats):
     await effect_lab.enqueue()
-    engine = nats.engine_of(effect_lab.table, "default")
+    engine = nats.engine_of(effect_lab.job_store, "default")
     await engine.open()
     try:
         delivery = await taken(engine)
-        assert await effect_lab.table.retry(
-            delivery.job, worker="by-hand", reason="error", error="no", delay_seconds=0.7
+        assert await effect_lab.job_store.retry(
+            delivery.job, worker="test-worker", reason="error", error="no", delay_seconds=0.7
         )
         await engine.settle(delivery, Retry(0.7))
         began = time.monotonic()
@@ -231,29 +231,31 @@ async def test_two_databases_on_one_stream_do_not_get_each_others_jobs(nats, tmp
 
 
 @ON_SQLITE
-async def test_a_worker_starts_without_its_broker_and_says_so_once(effect_lab, own_nats, caplog):
+async def test_worker_starts_without_a_broker_and_logs_it_once(effect_lab, own_nats, caplog):
     caplog.set_level(logging.DEBUG, "holdfast.jobs")
     nats = NatsLab(own_nats.url())
     own_nats.stop()
     await effect_lab.start_worker(engine=nats.engine())
     job_id = await effect_lab.enqueued(resource_id="one")
 
-    def told(text: str) -> int:
+    def logged(text: str) -> int:
         return sum(text in record.message for record in caplog.records)
 
     async def has_tried_often() -> bool:
-        return told("NATS: ") >= 6
+        return logged("NATS: ") >= 6
 
     await eventually(has_tried_often)
     assert await effect_lab.state(job_id) == "waiting"
     own_nats.start()
     await effect_lab.until(job_id, "done")
-    assert told("NATS is unavailable") == 1
-    assert told("NATS is available again") == 1
+    assert logged("NATS is unavailable") == 1
+    assert logged("NATS is available again") == 1
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_broker_without_its_files_hears_of_waiting_jobs_at_once(lab, own_nats, caplog):
+async def test_waiting_jobs_are_published_again_after_the_broker_lost_its_files(
+    lab, own_nats, caplog
+):
     nats = NatsLab(own_nats.url())
     begun, released = asyncio.Event(), asyncio.Event()
 
@@ -274,13 +276,13 @@ async def test_a_broker_without_its_files_hears_of_waiting_jobs_at_once(lab, own
     await eventually(all_published)
     own_nats.restart(keep_files=False)
     released.set()
-    await lab.until_idle(seconds=10)  # without being told it would take half a minute
+    await lab.until_idle(seconds=10)  # without a reset it would take half a minute
     assert sorted(await lab.effects()) == ["0", "1", "2"]
     assert any("NATS has lost its stream" in record.message for record in caplog.records)
 
 
 @ON_SQLITE
-async def test_a_stream_and_a_consumer_that_somebody_deletes_are_made_again(effect_lab, nats):
+async def test_deleted_stream_and_consumer_are_created_again(effect_lab, nats):
     await effect_lab.start_worker(engine=nats.engine())
     await effect_lab.until(await effect_lab.enqueued(resource_id="0"), "done")
     names = await nats.names(effect_lab.store)
@@ -293,8 +295,8 @@ async def test_a_stream_and_a_consumer_that_somebody_deletes_are_made_again(effe
 
 
 @ON_SQLITE
-async def test_without_a_broker_taking_jobs_only_waits(lab, own_nats):
-    engine = NatsLab(own_nats.url()).engine_of(lab.table, "default")
+async def test_take_only_waits_without_a_broker(lab, own_nats):
+    engine = NatsLab(own_nats.url()).engine_of(lab.job_store, "default")
     own_nats.stop()
     await engine.open()
     try:
@@ -309,21 +311,21 @@ async def test_without_a_broker_taking_jobs_only_waits(lab, own_nats):
 
 
 @ON_SQLITE
-async def test_a_stream_that_is_no_work_queue_is_refused_in_the_log(effect_lab, nats, caplog):
+async def test_stream_that_is_not_a_work_queue_is_refused_in_the_log(effect_lab, nats, caplog):
     async with nats.broker() as broker:
         await broker.add_stream(StreamConfig(name=nats.stream, subjects=[f"{nats.subject}.>"]))
     await effect_lab.start_worker(engine=nats.engine())
     job_id = await effect_lab.enqueued()
 
-    async def is_told() -> bool:
+    async def is_logged() -> bool:
         return any("is not a work queue" in record.message for record in caplog.records)
 
-    await eventually(is_told)
+    await eventually(is_logged)
     assert await effect_lab.state(job_id) == "waiting"
 
 
 @ON_SQLITE
-async def test_a_stream_that_takes_nothing_is_told_once_and_tried_again(effect_lab, nats, caplog):
+async def test_full_stream_is_logged_once_and_retried(effect_lab, nats, caplog):
     caplog.set_level(logging.WARNING)
     await effect_lab.start_worker(engine=nats.engine())
     await effect_lab.until(await effect_lab.enqueued(resource_id="0"), "done")
@@ -332,10 +334,10 @@ async def test_a_stream_that_takes_nothing_is_told_once_and_tried_again(effect_l
         await broker.update_stream(config, max_msg_size=1)
         job_id = await effect_lab.enqueued(resource_id="1")
 
-        async def is_told() -> bool:
+        async def is_logged() -> bool:
             return any("does not accept jobs" in record.message for record in caplog.records)
 
-        await eventually(is_told)
+        await eventually(is_logged)
         await broker.update_stream(config, max_msg_size=-1)
     await effect_lab.until(job_id, "done")
     assert sum("does not accept jobs" in record.message for record in caplog.records) == 1
@@ -352,7 +354,7 @@ async def test_a_stream_that_takes_nothing_is_told_once_and_tried_again(effect_l
         {"again_after_seconds": 0},
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_once(wrong, tmp_path: Path):
+def test_invalid_settings_are_refused_at_once(wrong, tmp_path: Path):
     table = JobStore(open_store(f"sqlite:///{tmp_path}/x.db"))
     settings = {"url": "nats://127.0.0.1:4222", **wrong}
     with pytest.raises(ConfigurationError):

@@ -17,19 +17,19 @@ from packages.holdfast.tests.support.jobs_harness import JobsLab
 # -- taking -----------------------------------------------------------------------------------
 
 
-async def test_what_is_due_is_taken_oldest_first_up_to_the_limit(lab: JobsLab) -> None:
+async def test_due_jobs_are_claimed_oldest_first_up_to_the_limit(lab: JobsLab) -> None:
     ids = [await lab.enqueued("effect", n, queue=f"q{n % 2}") for n in range(6)]
     await lab.show_in(-10, "payload = '5'")
     await lab.enqueued("effect", "later", queue="q0", delay_seconds=60)
     await lab.enqueued("effect", "elsewhere", queue="q2")
-    first = await lab.table.claim(("q0", "q1"), worker="w", limit=4, lease_seconds=30)
+    first = await lab.job_store.claim(("q0", "q1"), worker="w", limit=4, lease_seconds=30)
     assert {job.lease.job_id for job in first} == {ids[5], ids[0], ids[1], ids[2]}
-    rest = await lab.table.claim(("q0", "q1"), worker="w", limit=100, lease_seconds=30)
+    rest = await lab.job_store.claim(("q0", "q1"), worker="w", limit=100, lease_seconds=30)
     assert {job.lease.job_id for job in rest} == {ids[3], ids[4]}
-    assert await lab.table.claim(("q0", "q1"), worker="w", limit=100, lease_seconds=30) == []
+    assert await lab.job_store.claim(("q0", "q1"), worker="w", limit=100, lease_seconds=30) == []
 
 
-async def test_a_taken_job_says_everything_that_was_enqueued(lab: JobsLab) -> None:
+async def test_claimed_job_has_everything_that_was_enqueued(lab: JobsLab) -> None:
     job_id = await lab.enqueued("effect", {"ü": [1]}, resource_id="order/1", max_attempts=3)
     job = await lab.claim_one()
     assert job.lease == Lease("ada", job_id, 1)
@@ -38,27 +38,25 @@ async def test_a_taken_job_says_everything_that_was_enqueued(lab: JobsLab) -> No
     assert job.decoded() == {"ü": [1]}
     assert (job.attempt, job.max_attempts, job.completed) == (1, 3, False)
     assert (job.request_id, job.correlation_id) == ("request-1", "correlation-1")
-    assert abs((job.enqueued_at - await lab.table.now()).total_seconds()) < 5
+    assert abs((job.enqueued_at - await lab.job_store.now()).total_seconds()) < 5
 
 
-async def test_of_many_that_reach_for_the_same_jobs_each_gets_others(
-    lab: JobsLab, another_store: OpenStore
-) -> None:
+async def test_concurrent_claims_get_different_jobs(lab: JobsLab, another_store: OpenStore) -> None:
     count = 60
     for n in range(count):
         await lab.enqueued("effect", n)
     tables = [JobStore(await another_store()) for _ in range(3)]
 
     async def take_all(table: JobStore, lane: int) -> list[LeasedJob]:
-        taken: list[LeasedJob] = []
+        claimed: list[LeasedJob] = []
         for _ in range(12):
-            taken += await table.claim(("default",), worker=f"w{lane}", limit=5, lease_seconds=30)
-        return taken
+            claimed += await table.claim(("default",), worker=f"w{lane}", limit=5, lease_seconds=30)
+        return claimed
 
-    taken = await asyncio.gather(*(take_all(tables[lane % 3], lane) for lane in range(6)))
-    owners = Counter(job.lease.job_id for jobs in taken for job in jobs)
-    assert len(owners) == count, "some were taken by nobody"
-    assert set(owners.values()) == {1}, "some were taken twice"
+    claimed = await asyncio.gather(*(take_all(tables[lane % 3], lane) for lane in range(6)))
+    owners = Counter(job.lease.job_id for jobs in claimed for job in jobs)
+    assert len(owners) == count, "some were not claimed"
+    assert set(owners.values()) == {1}, "some were claimed twice"
 
 
 async def test_jobs_that_are_not_due_yet_do_not_slow_the_claim(lab: JobsLab) -> None:
@@ -79,31 +77,31 @@ async def test_jobs_that_are_not_due_yet_do_not_slow_the_claim(lab: JobsLab) -> 
         )
         return
     async with lab.transaction() as tx:
-        await tx.execute("SET LOCAL enable_seqscan = off")  # the table is too small to tell
+        await tx.execute("SET LOCAL enable_seqscan = off")  # the table is too small for the index
         plan = await tx.fetch_all(f"EXPLAIN {text}", values)
     conditions = [row["QUERY PLAN"] for row in plan if "Index Cond" in row["QUERY PLAN"]]
     assert any("queue" in line and "visible_at <=" in line for line in conditions), plan
 
 
-async def test_how_long_until_the_next_job_is_due(lab: JobsLab) -> None:
-    assert await lab.table.due_in(("default",)) is None
+async def test_due_in_returns_the_seconds_until_the_next_job(lab: JobsLab) -> None:
+    assert await lab.job_store.due_in(("default",)) is None
     await lab.enqueued("effect", 1, delay_seconds=60)
-    due_in = await lab.table.due_in(("default", "other"))
+    due_in = await lab.job_store.due_in(("default", "other"))
     assert due_in is not None
     assert 55 < due_in <= 60
-    assert await lab.table.due_in(("other",)) is None
+    assert await lab.job_store.due_in(("other",)) is None
     await lab.enqueued("effect", 2)
-    assert await lab.table.due_in(("default",)) == 0
+    assert await lab.job_store.due_in(("default",)) == 0
     await lab.claim(lease_seconds=20)
-    due_in = await lab.table.due_in(("default",))
+    due_in = await lab.job_store.due_in(("default",))
     assert due_in is not None
-    assert 15 < due_in <= 20, "a lease that runs out is a job that comes due"
+    assert 15 < due_in <= 20, "an expiring lease makes a job due"
 
 
 # -- leases -----------------------------------------------------------------------------------
 
 
-async def test_a_lease_that_ran_out_shows_the_job_again_under_a_new_number(lab: JobsLab) -> None:
+async def test_expired_lease_makes_the_job_claimable_with_a_new_number(lab: JobsLab) -> None:
     await lab.enqueued()
     first = await lab.claim_one("one", lease_seconds=30)
     assert await lab.claim("other") == []
@@ -113,15 +111,15 @@ async def test_a_lease_that_ran_out_shows_the_job_again_under_a_new_number(lab: 
     assert (first.attempt, second.attempt) == (1, 2)
 
 
-async def test_a_lease_is_renewed_from_now_on_and_only_while_it_lasts(lab: JobsLab) -> None:
+async def test_lease_is_renewed_only_before_it_expires(lab: JobsLab) -> None:
     ids = [await lab.enqueued("effect", n) for n in range(3)]
     jobs = await lab.claim("one", lease_seconds=5)
     await lab.show_in(-0.001, f"id = '{ids[1]}'")
     await lab.store.write(f"UPDATE jobs SET lease = lease + 1 WHERE id = '{ids[2]}'")
-    held = await lab.table.renew([job.lease for job in jobs], worker="one", lease_seconds=100)
+    held = await lab.job_store.renew([job.lease for job in jobs], worker="one", lease_seconds=100)
     assert held == {("ada", ids[0])}
-    assert await lab.table.renew([jobs[0].lease], worker="two", lease_seconds=100) == set()
-    now = await lab.table.now()
+    assert await lab.job_store.renew([jobs[0].lease], worker="two", lease_seconds=100) == set()
+    now = await lab.job_store.now()
     due_at = (await lab.job(ids[0])).view.due_at
     assert due_at is not None
     assert 90 < (due_at - now).total_seconds() <= 100
@@ -131,14 +129,14 @@ Ending = Callable[[JobsLab, LeasedJob], Awaitable[bool]]
 
 
 async def completes(lab: JobsLab, job: LeasedJob) -> bool:
-    return bool(await lab.table.complete_alone([(job.lease, None)], worker="one"))
+    return bool(await lab.job_store.complete_alone([(job.lease, None)], worker="one"))
 
 
 async def completes_with_effects(lab: JobsLab, job: LeasedJob) -> bool:
     unit = await lab.store.begin()
     await unit.statements.execute("INSERT INTO effects (name) VALUES ('stale')")
     try:
-        await lab.table.complete_within(unit, job, None, worker="one")
+        await lab.job_store.complete_within(unit, job, None, worker="one")
     except LeaseLostError:
         await unit.rollback()
         return False
@@ -147,24 +145,24 @@ async def completes_with_effects(lab: JobsLab, job: LeasedJob) -> bool:
 
 
 async def renews(lab: JobsLab, job: LeasedJob) -> bool:
-    return bool(await lab.table.renew([job.lease], worker="one", lease_seconds=30))
+    return bool(await lab.job_store.renew([job.lease], worker="one", lease_seconds=30))
 
 
 async def retries(lab: JobsLab, job: LeasedJob) -> bool:
-    return await lab.table.retry(job, worker="one", reason="error", error="e", delay_seconds=0)
+    return await lab.job_store.retry(job, worker="one", reason="error", error="e", delay_seconds=0)
 
 
-async def buries(lab: JobsLab, job: LeasedJob) -> bool:
-    return await lab.table.dead_letter(job, worker="one", reason="error", error="e")
+async def dead_letters(lab: JobsLab, job: LeasedJob) -> bool:
+    return await lab.job_store.dead_letter(job, worker="one", reason="error", error="e")
 
 
-async def gives_back(lab: JobsLab, job: LeasedJob) -> bool:
-    return await lab.table.release(job, worker="one")
+async def releases(lab: JobsLab, job: LeasedJob) -> bool:
+    return await lab.job_store.release(job, worker="one")
 
 
 async def saves_a_step(lab: JobsLab, job: LeasedJob) -> bool:
     try:
-        await lab.table.save_step(job.lease, "mail", "1", worker="one")
+        await lab.job_store.save_step(job.lease, "mail", "1", worker="one")
     except LeaseLostError:
         return False
     return True
@@ -175,8 +173,8 @@ ENDINGS: list[Ending] = [
     completes_with_effects,
     renews,
     retries,
-    buries,
-    gives_back,
+    dead_letters,
+    releases,
     saves_a_step,
 ]
 
@@ -190,15 +188,15 @@ async def everything(lab: JobsLab) -> list[object]:
 
 @pytest.mark.parametrize("order", [None, "line"])
 @pytest.mark.parametrize("end", ENDINGS)
-async def test_only_the_holder_of_a_living_lease_can(
+async def test_only_the_holder_of_a_valid_lease_can(
     lab: JobsLab, end: Ending, order: str | None
 ) -> None:
-    """Three ways to have lost it: another took it, nobody did but it ran out, not one's own."""
+    """A lease is lost if another worker leased the job, it expired, or the worker differs."""
     await lab.enqueued("effect", resource_id="1", order=order)
     job = await lab.claim_one("one")
     await lab.show_in(-0.001)
     before = await everything(lab)
-    assert not await end(lab, job), "it had run out, although nobody else had taken it"
+    assert not await end(lab, job), "it had expired, although no other worker had leased it"
     assert await everything(lab) == before
     await lab.claim_one("two")
     before = await everything(lab)
@@ -213,7 +211,7 @@ async def test_only_the_holder_of_a_living_lease_can(
     assert await everything(lab) != before
 
 
-async def test_a_paused_worker_with_an_old_number_of_its_own_cannot_complete(lab: JobsLab) -> None:
+async def test_paused_worker_with_an_old_lease_number_cannot_complete(lab: JobsLab) -> None:
     """The same worker took it again: the name is right, the number is not."""
     await lab.enqueued()
     stale = await lab.claim_one("one")
@@ -224,13 +222,13 @@ async def test_a_paused_worker_with_an_old_number_of_its_own_cannot_complete(lab
     assert await lab.effects() == []
 
 
-async def test_many_markers_in_one_statement_leave_out_only_what_was_lost(lab: JobsLab) -> None:
+async def test_batch_completion_skips_only_lost_leases(lab: JobsLab) -> None:
     ids = [await lab.enqueued("effect", n) for n in range(10)]
     jobs = {job.lease.job_id: job for job in await lab.claim("one")}
     await lab.show_in(-0.001, f"id = '{ids[3]}'")
     await lab.store.write(f"UPDATE jobs SET lease = lease + 1 WHERE id = '{ids[7]}'")
     results = [(jobs[job_id].lease, f'"{job_id}"') for job_id in ids]
-    held = await lab.table.complete_alone(results, worker="one")
+    held = await lab.job_store.complete_alone(results, worker="one")
     kept = set(ids) - {ids[3], ids[7]}
     assert held == {("ada", job_id) for job_id in kept}
     markers = await lab.rows("SELECT job_id, result FROM job_completions")
@@ -238,23 +236,23 @@ async def test_many_markers_in_one_statement_leave_out_only_what_was_lost(lab: J
     assert await lab.count("jobs") == 2
 
 
-async def test_a_given_back_job_is_free_at_once_and_the_attempt_did_not_count(
+async def test_released_job_is_claimable_at_once_and_its_attempt_does_not_count(
     lab: JobsLab,
 ) -> None:
     job_id = await lab.enqueued()
     job = await lab.claim_one("one")
-    assert await lab.table.release(job, worker="one")
+    assert await lab.job_store.release(job, worker="one")
     assert (await lab.job(job_id)).view.attempts == 0
     again = await lab.claim_one("other")
     assert (again.attempt, again.lease.number) == (1, 2)
 
 
-async def test_a_job_whose_key_was_done_meanwhile_is_told_apart_and_forgotten(
+async def test_job_whose_key_was_completed_meanwhile_is_removed(
     lab: JobsLab,
 ) -> None:
     """On PostgreSQL an enqueue may pass the completion of the same key; the marker decides."""
     if lab.store.name == "sqlite":
-        pytest.skip("one writer at a time: a job and its marker never stand side by side")
+        pytest.skip("one writer at a time: a job and its marker never exist together")
     job_id = await lab.enqueued("effect", resource_id="1")
     done = await lab.claim_one("one")
     assert await completes(lab, done)
@@ -265,7 +263,7 @@ async def test_a_job_whose_key_was_done_meanwhile_is_told_apart_and_forgotten(
     )
     job = await lab.claim_one("one")
     assert job.completed
-    assert await lab.table.remove_completed(job, worker="one")
+    assert await lab.job_store.remove_completed(job, worker="one")
     assert await lab.state(job_id) == "done"
     assert await lab.count("jobs") == 0
 
@@ -278,14 +276,16 @@ async def die(lab: JobsLab, *, times: int = 1) -> None:
         await lab.show_in(-0.001)
         job = await lab.claim_one("one")
         if n + 1 < times:
-            assert await lab.table.retry(
+            assert await lab.job_store.retry(
                 job, worker="one", reason="error", error=f"no {n}", delay_seconds=9
             )
         else:
-            assert await lab.table.dead_letter(job, worker="one", reason="error", error=f"no {n}")
+            assert await lab.job_store.dead_letter(
+                job, worker="one", reason="error", error=f"no {n}"
+            )
 
 
-async def test_a_dead_letter_says_whose_it_was_what_it_was_and_why(lab: JobsLab) -> None:
+async def test_dead_letter_has_tenant_job_and_reason(lab: JobsLab) -> None:
     job_id = await lab.enqueued("effect", {"n": 1}, resource_id="order/1")
     await die(lab, times=2)
     dead = await lab.job(job_id)
@@ -307,18 +307,18 @@ async def test_a_dead_letter_says_whose_it_was_what_it_was_and_why(lab: JobsLab)
     ]
 
 
-async def test_a_requeued_job_keeps_its_history_and_gets_its_attempts_back(lab: JobsLab) -> None:
+async def test_requeued_job_keeps_its_history_and_gets_all_attempts(lab: JobsLab) -> None:
     job_id = await lab.enqueued("effect", {"n": 1}, resource_id="order/1", max_attempts=2)
     before = (await lab.job(job_id)).view.enqueued_at
     await die(lab, times=2)
-    assert await lab.desk.requeue(job_id, tenant="ada", actor="grace")
-    assert not await lab.desk.requeue(job_id, tenant="ada", actor="grace"), "it is no longer dead"
+    assert await lab.admin.requeue(job_id, tenant="ada", actor="grace")
+    assert not await lab.admin.requeue(job_id, tenant="ada", actor="grace"), "it is no longer dead"
     back = await lab.job(job_id)
     assert (back.view.state, back.view.attempts, back.view.max_attempts) == ("waiting", 0, 2)
     assert (back.payload, back.view.enqueued_at) == ({"n": 1}, before)
     assert back.view.correlation_id == "correlation-1"
     assert len(back.failures) == 2
-    assert (await lab.desk.depths())["default"].dead == 0
+    assert (await lab.admin.depths())["default"].dead == 0
     audit = await lab.rows("SELECT actor FROM audit_events WHERE endpoint LIKE 'job.requeued%'")
     assert [row["actor"] for row in audit] == ["grace"]
 
@@ -327,43 +327,41 @@ async def test_a_requeued_job_keeps_its_history_and_gets_its_attempts_back(lab: 
     assert [f.attempt for f in dead.failures] == [1, 2, 1, 2]
     deaths = await lab.rows("SELECT deaths, requeued_at FROM dead_letters")
     assert [(row["deaths"], row["requeued_at"]) for row in deaths] == [(2, None)]
-    assert await lab.desk.requeue(job_id, tenant="ada", actor="grace")
+    assert await lab.admin.requeue(job_id, tenant="ada", actor="grace")
     assert await completes(lab, await lab.claim_one("one"))
     done = await lab.job(job_id)
     assert (done.view.state, len(done.failures)) == ("done", 4)
-    assert not await lab.desk.requeue(job_id, tenant="ada", actor="grace"), "done is done"
+    assert not await lab.admin.requeue(job_id, tenant="ada", actor="grace"), "done is done"
 
 
-async def test_many_who_requeue_at_once_put_one_job_back(
-    lab: JobsLab, another_store: OpenStore
-) -> None:
+async def test_concurrent_requeues_create_one_job(lab: JobsLab, another_store: OpenStore) -> None:
     job_id = await lab.enqueued()
     await die(lab)
-    tables = [lab.table, JobStore(await another_store())]
-    told = await asyncio.gather(
+    tables = [lab.job_store, JobStore(await another_store())]
+    results = await asyncio.gather(
         *(tables[n % 2].requeue("ada", job_id, actor=f"{n}") for n in range(8))
     )
-    assert sorted(told) == [False] * 7 + [True]
+    assert sorted(results) == [False] * 7 + [True]
     assert await lab.count("jobs") == 1
 
 
-async def test_a_dead_key_that_is_enqueued_again_runs_again_and_is_dead_no_longer(
+async def test_dead_lettered_key_can_be_enqueued_again(
     lab: JobsLab,
 ) -> None:
     job_id = await lab.enqueued("effect", resource_id="order/1")
     await die(lab)
     assert await lab.enqueued("effect", resource_id="order/1") == job_id
-    assert [view.state for view in await lab.desk.jobs(tenant="ada")] == ["waiting"]
-    assert (await lab.desk.depths())["default"].dead == 0
-    assert not await lab.desk.requeue(job_id, tenant="ada", actor="grace")
+    assert [view.state for view in await lab.admin.jobs(tenant="ada")] == ["waiting"]
+    assert (await lab.admin.depths())["default"].dead == 0
+    assert not await lab.admin.requeue(job_id, tenant="ada", actor="grace")
     assert await completes(lab, await lab.claim_one("one"))
-    assert [view.state for view in await lab.desk.jobs(tenant="ada")] == ["done"]
+    assert [view.state for view in await lab.admin.jobs(tenant="ada")] == ["done"]
 
 
 # -- tenants ----------------------------------------------------------------------------------
 
 
-async def test_no_look_and_no_requeue_crosses_a_tenant(lab: JobsLab) -> None:
+async def test_reading_and_requeueing_never_cross_tenants(lab: JobsLab) -> None:
     """Waiting, done and dead jobs of one tenant are nothing to another."""
     ids = {}
     for state in ("dead", "done", "waiting"):
@@ -373,17 +371,17 @@ async def test_no_look_and_no_requeue_crosses_a_tenant(lab: JobsLab) -> None:
         elif state == "done":
             assert await completes(lab, await lab.claim_one("one"))
     for stranger in ("eve", "ad", "ada ", "ADA", "%", "a_a"):
-        assert await lab.desk.jobs(tenant=stranger) == []
+        assert await lab.admin.jobs(tenant=stranger) == []
         for job_id in ids.values():
-            assert await lab.desk.find(job_id, tenant=stranger) is None
-            assert await lab.desk.state(job_id, tenant=stranger) is None
-            assert not await lab.desk.requeue(job_id, tenant=stranger, actor="eve")
-            assert not await lab.table.requeue(stranger, job_id, actor="eve")
-            assert await lab.table.steps(stranger, job_id) == {}
+            assert await lab.admin.find(job_id, tenant=stranger) is None
+            assert await lab.admin.state(job_id, tenant=stranger) is None
+            assert not await lab.admin.requeue(job_id, tenant=stranger, actor="eve")
+            assert not await lab.job_store.requeue(stranger, job_id, actor="eve")
+            assert await lab.job_store.steps(stranger, job_id) == {}
     assert await lab.state(ids["dead"]) == "dead"
-    seen = await lab.desk.jobs(tenant="ada")
+    seen = await lab.admin.jobs(tenant="ada")
     assert {view.id: view.state for view in seen} == {ids[state]: state for state in ids}
-    assert len(await lab.desk.jobs(tenant=ALL_TENANTS)) == 3
+    assert len(await lab.admin.jobs(tenant=ALL_TENANTS)) == 3
 
 
 async def test_the_same_work_for_two_tenants_is_two_jobs(lab: JobsLab) -> None:
@@ -393,64 +391,64 @@ async def test_the_same_work_for_two_tenants_is_two_jobs(lab: JobsLab) -> None:
     for job in await lab.claim("one"):
         if job.lease.tenant == "ada":
             assert await completes(lab, job)
-    assert [view.state for view in await lab.desk.jobs(tenant="eve")] == ["running"]
+    assert [view.state for view in await lab.admin.jobs(tenant="eve")] == ["running"]
 
 
 @pytest.mark.parametrize(
     "name", ["o'; DROP TABLE jobs; --", "a:b", '"\\', "🐚", "x" * 300, "$1 :x"]
 )
-async def test_names_of_tenants_and_resources_are_data_and_nothing_else(
+async def test_special_characters_in_tenants_and_resources_are_stored_unchanged(
     lab: JobsLab, name: str
 ) -> None:
     job_id = await lab.enqueued("effect", name, tenant=name, resource_id=name, order=name)
     job = await lab.claim_one("one")
     assert (job.lease.tenant, job.resource_id, job.order_key) == (name, name, name)
     assert job.decoded() == name
-    assert await lab.table.renew([job.lease], worker="one", lease_seconds=9) == {(name, job_id)}
+    assert await lab.job_store.renew([job.lease], worker="one", lease_seconds=9) == {(name, job_id)}
     assert await completes_with_effects(lab, job)
-    assert await lab.desk.state(job_id, tenant=name) == "done"
+    assert await lab.admin.state(job_id, tenant=name) == "done"
 
 
 # -- numbers and clean-up -----------------------------------------------------------------------
 
 
-async def test_depths_count_what_waits_runs_and_is_dead(lab: JobsLab) -> None:
-    assert await lab.desk.depths() == {}
+async def test_depths_count_waiting_running_and_dead_jobs(lab: JobsLab) -> None:
+    assert await lab.admin.depths() == {}
     for n in range(3):
         await lab.enqueued("effect", n, queue="mail")
     await lab.enqueued("effect", "later", queue="mail", delay_seconds=60)
     await lab.enqueued("effect", "in line", queue="mail", order="o")
     await lab.enqueued("effect", "behind", queue="mail", order="o")
-    (job, _) = await lab.table.claim(("mail",), worker="one", limit=2, lease_seconds=30)
-    assert await lab.table.dead_letter(job, worker="one", reason="error", error="")
-    depth = (await lab.desk.depths())["mail"]
+    (job, _) = await lab.job_store.claim(("mail",), worker="one", limit=2, lease_seconds=30)
+    assert await lab.job_store.dead_letter(job, worker="one", reason="error", error="")
+    depth = (await lab.admin.depths())["mail"]
     assert (depth.waiting, depth.running, depth.dead) == (4, 1, 1)
     assert 0 <= depth.oldest_seconds < 10
-    await lab.table.claim(("mail",), worker="one", limit=9, lease_seconds=30)
-    assert (await lab.desk.depths())["mail"].oldest_seconds == 0, "nothing due is waiting"
+    await lab.job_store.claim(("mail",), worker="one", limit=9, lease_seconds=30)
+    assert (await lab.admin.depths())["mail"].oldest_seconds == 0, "nothing due is waiting"
 
 
-async def test_clean_up_takes_what_has_had_its_time_and_keeps_what_waits_for_a_person(
+async def test_clean_up_deletes_old_rows_and_keeps_dead_letters_not_requeued(
     lab: JobsLab,
 ) -> None:
     done = await lab.enqueued("effect", "done")
     job = await lab.claim_one("one")
-    await lab.table.save_step(job.lease, "mail", "1", worker="one")
-    assert await lab.table.retry(job, worker="one", reason="e", error="e", delay_seconds=0)
+    await lab.job_store.save_step(job.lease, "mail", "1", worker="one")
+    assert await lab.job_store.retry(job, worker="one", reason="e", error="e", delay_seconds=0)
     await lab.show_in(-0.001)
     assert await completes(lab, await lab.claim_one("one"))
     dead = await lab.enqueued("effect", "dead")
     job = await lab.claim_one("one")
-    await lab.table.save_step(job.lease, "mail", "1", worker="one")
-    assert await buries(lab, job)
+    await lab.job_store.save_step(job.lease, "mail", "1", worker="one")
+    assert await dead_letters(lab, job)
 
-    assert await clean_up(lab.table, keep_done_days=1, keep_dead_days=1) == {
+    assert await clean_up(lab.job_store, keep_done_days=1, keep_dead_days=1) == {
         "completions": 0,
         "dead_letters": 0,
         "steps": 0,
         "failures": 0,
     }
-    assert await clean_up(lab.table, keep_done_days=-1, keep_dead_days=-1) == {
+    assert await clean_up(lab.job_store, keep_done_days=-1, keep_dead_days=-1) == {
         "completions": 1,
         "dead_letters": 0,
         "steps": 1,
@@ -458,18 +456,19 @@ async def test_clean_up_takes_what_has_had_its_time_and_keeps_what_waits_for_a_p
     }
     assert await lab.state(done) is None
     assert (await lab.job(dead)).steps == {"mail": 1}
-    assert await lab.desk.requeue(dead, tenant="ada", actor="grace")
-    gone = await clean_up(lab.table, keep_done_days=-1, keep_dead_days=-1)
-    assert gone == {"completions": 0, "dead_letters": 1, "steps": 0, "failures": 0}
+    assert await lab.admin.requeue(dead, tenant="ada", actor="grace")
+    deleted = await clean_up(lab.job_store, keep_done_days=-1, keep_dead_days=-1)
+    assert deleted == {"completions": 0, "dead_letters": 1, "steps": 0, "failures": 0}
     assert (await lab.job(dead)).steps == {"mail": 1}, "it will go on after that step"
 
 
-async def test_clean_up_goes_in_batches(lab: JobsLab) -> None:
+async def test_clean_up_deletes_in_batches(lab: JobsLab) -> None:
     for n in range(5):
         await lab.enqueued("effect", n)
     jobs = await lab.claim("one")
-    await lab.table.complete_alone([(job.lease, None) for job in jobs], worker="one")
+    await lab.job_store.complete_alone([(job.lease, None) for job in jobs], worker="one")
     cleaned = [
-        await lab.table.clean("clean_completions", older_than_seconds=-9, limit=2) for _ in range(4)
+        await lab.job_store.clean("clean_completions", older_than_seconds=-9, limit=2)
+        for _ in range(4)
     ]
     assert cleaned == [2, 2, 1, 0]

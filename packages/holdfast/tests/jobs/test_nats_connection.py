@@ -1,4 +1,4 @@
-"""A line to NATS that breaks while answers are awaited: the wait ends, and nobody complains."""
+"""The connection to NATS: malformed URLs, and a connection that breaks during a request."""
 
 import asyncio
 import gc
@@ -28,9 +28,9 @@ def make_broker(url: str = "nats://127.0.0.1:1") -> Broker:
     )
 
 
-async def test_answers_that_will_never_come_are_forgotten_without_a_word() -> None:
+async def test_responses_of_a_broken_connection_are_dropped_silently() -> None:
     complaints: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     broker = make_broker()
     publishing = asyncio.gather(*(asyncio.Event().wait() for _ in range(3)), return_exceptions=True)
     asyncio.get_running_loop().call_later(0.01, broker._lost.set)
@@ -54,11 +54,11 @@ async def test_answers_that_will_never_come_are_forgotten_without_a_word() -> No
         "nats://good:4222,nats://[bad",
     ],
 )
-async def test_an_address_nobody_could_connect_to_is_refused_before_anyone_tries(url: str) -> None:
+async def test_malformed_nats_url_is_refused_before_connecting(url: str) -> None:
     with pytest.raises(ConfigurationError, match="nats://host:4222"):
         make_broker(url)
 
 
-def test_addresses_may_be_several_of_any_kind() -> None:
+def test_several_nats_urls_are_accepted() -> None:
     given = "nats://me:p%40ss@a:4222, tls://b,[::1]:4222,localhost:4222 ,wss://c:443"
     assert servers_of(given) == [server.strip() for server in given.split(",")]

@@ -15,12 +15,12 @@ from holdfast import open_store
 from holdfast.jobs.context import JobContext
 from holdfast.ports import Notifier, Store
 from holdfast.stores.notifier import LocalNotifier
-from holdfast.stores.sqlite import notifier as sqlite_bell
+from holdfast.stores.sqlite import notifier as sqlite_notifier
 from holdfast.stores.sqlite.notifier import SocketNotifier
 from packages.holdfast.tests.jobs.conftest import OpenStore
 from packages.holdfast.tests.support.jobs_harness import JobsLab, WorkerProcess, eventually
 
-NewBell = Callable[..., Coroutine[Any, Any, Notifier]]
+NewNotifier = Callable[..., Coroutine[Any, Any, Notifier]]
 
 # -- idle and awake -----------------------------------------------------------------------------
 
@@ -48,8 +48,8 @@ class Counted:
         return await self._inner.begin(**options)
 
 
-async def test_an_idle_worker_asks_the_database_no_more_than_twice_a_second(lab: JobsLab) -> None:
-    """With nothing to do, with jobs that are not due, behind a worker that is gone."""
+async def test_idle_worker_queries_at_most_twice_a_second(lab: JobsLab) -> None:
+    """Without jobs, with jobs that are not due, and with a lease of an ended worker."""
 
     @lab.jobs.handler("effect")
     async def effect(job: JobContext) -> None:
@@ -58,7 +58,7 @@ async def test_an_idle_worker_asks_the_database_no_more_than_twice_a_second(lab:
     for n in range(3):
         await lab.enqueue("effect", n, queue="held", order="line")
         await lab.enqueue("effect", n, queue="later", delay_seconds=60)
-    assert len(await lab.table.claim(("held",), worker="gone", limit=9, lease_seconds=60)) == 1
+    assert len(await lab.job_store.claim(("held",), worker="ended", limit=9, lease_seconds=60)) == 1
     stores = {queue: Counted(lab.store) for queue in ("empty", "later", "held")}
     for queue, store in stores.items():
         await lab.start_worker(store, queues=[queue])
@@ -80,7 +80,7 @@ def process(database: str, lab: JobsLab) -> Iterator[WorkerProcess]:
     process.end()
 
 
-async def test_a_commit_in_another_process_wakes_an_idle_worker_long_before_it_looks(
+async def test_commit_in_another_process_wakes_an_idle_worker_before_it_polls(
     lab: JobsLab, process: WorkerProcess
 ) -> None:
     started: asyncio.Queue[float] = asyncio.Queue()
@@ -93,17 +93,17 @@ async def test_a_commit_in_another_process_wakes_an_idle_worker_long_before_it_l
     took: list[float] = []
     for n in range(7):
         await asyncio.sleep(0.1)  # it is asleep again
-        process.tell(f'enqueue {{"type": "effect", "payload": {n}}}')
+        process.write_line(f'enqueue {{"type": "effect", "payload": {n}}}')
         async with asyncio.timeout(10):
             begun_at = await started.get()
-        said = await asyncio.to_thread(process.wait_for, "committed")
-        took.append(begun_at - float(said.split()[1]))
+        printed = await asyncio.to_thread(process.wait_for, "committed")
+        took.append(begun_at - float(printed.split()[1]))
     in_ms = sorted(round(seconds * 1000, 1) for seconds in took)
     print(f"from commit to handler, in ms: {in_ms}")
     assert sorted(took)[3] < 0.5
 
 
-async def test_the_end_of_one_in_line_wakes_the_worker_that_takes_the_next(
+async def test_end_of_an_ordered_job_wakes_the_worker_of_the_next(
     lab: JobsLab, another_store: OpenStore
 ) -> None:
     """And so does what a job has enqueued, in every process."""
@@ -127,7 +127,7 @@ async def test_the_end_of_one_in_line_wakes_the_worker_that_takes_the_next(
     await eventually(both_done, seconds=20)  # to look by itself would be after 30
 
 
-async def test_a_retry_is_taken_when_it_is_due_and_not_at_the_next_look(lab: JobsLab) -> None:
+async def test_retry_starts_when_it_is_due_and_not_at_the_next_poll(lab: JobsLab) -> None:
     done = asyncio.Event()
 
     @lab.jobs.handler("later")
@@ -142,11 +142,11 @@ async def test_a_retry_is_taken_when_it_is_due_and_not_at_the_next_look(lab: Job
     assert time.monotonic() - started > 0.29
 
 
-# -- what every bell does -----------------------------------------------------------------------
+# -- every notifier -------------------------------------------------------------------
 
 
 @pytest.fixture(params=["local", "socket", "notify"])
-def bell_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store | None:
+def notifier_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store | None:
     match request.param:
         case "socket":
             return open_store(f"sqlite:///{tmp_path}/jobs.db")
@@ -157,15 +157,15 @@ def bell_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store | None:
 
 
 @pytest.fixture
-async def notifiers(bell_store: Store | None) -> AsyncIterator[NewBell]:
-    """Return a function that makes bells of one database; or the same, where there is but one."""
+async def notifiers(notifier_store: Store | None) -> AsyncIterator[NewNotifier]:
+    """Return a function that makes notifiers of one database."""
     local = LocalNotifier()
-    if bell_store is not None:
-        await bell_store.open()
+    if notifier_store is not None:
+        await notifier_store.open()
     made: list[Notifier] = []
 
     async def new(*, listens: bool = True) -> Notifier:
-        notifier = local if bell_store is None else bell_store.notifier()
+        notifier = local if notifier_store is None else notifier_store.notifier()
         if listens:
             await notifier.open()
             await notifier.wait(0.01)  # what it rang for itself on opening
@@ -176,53 +176,55 @@ async def notifiers(bell_store: Store | None) -> AsyncIterator[NewBell]:
     for notifier in made:
         await notifier.close()
         await notifier.close()
-    if bell_store is not None:
-        await bell_store.close()
+    if notifier_store is not None:
+        await notifier_store.close()
 
 
-async def test_a_ring_before_the_wait_counts_once(notifiers: NewBell) -> None:
+async def test_notification_before_the_wait_counts_once(notifiers: NewNotifier) -> None:
     notifier = await notifiers()
     notifier.notify()
     assert await notifier.wait(5)
-    assert not await notifier.wait(0.1), "many rings may become one, but one does not become many"
+    assert not await notifier.wait(0.1), (
+        "several notifications may become one, but one does not become several"
+    )
 
 
-async def test_whoever_waits_is_woken_by_a_bell_that_only_rings(notifiers: NewBell) -> None:
+async def test_listener_is_woken_by_a_notifier_that_does_not_listen(notifiers: NewNotifier) -> None:
     listening = [await notifiers() for _ in range(3)]
-    ringing = await notifiers(listens=False)
+    sender = await notifiers(listens=False)
     waiting = [asyncio.create_task(notifier.wait(5)) for notifier in listening]
     await asyncio.sleep(0.01)
     for _ in range(50):
-        ringing.notify()
+        sender.notify()
     assert await asyncio.gather(*waiting) == [True] * 3
 
 
-async def test_a_closed_bell_can_be_opened_again(notifiers: NewBell) -> None:
+async def test_closed_notifier_can_be_opened_again(notifiers: NewNotifier) -> None:
     notifier = await notifiers()
     await notifier.close()
     await notifier.open()
-    ringing = await notifiers(listens=False)
+    sender = await notifiers(listens=False)
     await notifier.wait(0.05)
     waiting = asyncio.create_task(notifier.wait(5))
     await asyncio.sleep(0.01)
-    ringing.notify()
+    sender.notify()
     assert await waiting
 
 
 # -- sockets ------------------------------------------------------------------------------------
 
 
-async def test_a_socket_that_nobody_reads_is_removed_and_wakes_nobody_else_later(
+async def test_socket_of_an_ended_process_is_removed(
     tmp_path: Path,
 ) -> None:
     notifier = SocketNotifier(str(tmp_path / "jobs.db"))
     await notifier.open()
     try:
         dead = notifier._folder / "12345-dead"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
-            gone.bind(str(dead))
-        ringing = SocketNotifier(str(tmp_path / "jobs.db"))
-        ringing.notify()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ended:
+            ended.bind(str(dead))
+        sender = SocketNotifier(str(tmp_path / "jobs.db"))
+        sender.notify()
         assert not dead.exists()
         assert await notifier.wait(5)
     finally:
@@ -230,21 +232,21 @@ async def test_a_socket_that_nobody_reads_is_removed_and_wakes_nobody_else_later
     assert not notifier._folder.exists(), "nothing is left behind"
 
 
-async def test_a_listener_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+async def test_listener_that_does_not_read_blocks_no_other(tmp_path: Path) -> None:
     notifier = SocketNotifier(str(tmp_path / "jobs.db"))
     await notifier.open()
-    ringing = SocketNotifier(str(tmp_path / "jobs.db"))
+    sender = SocketNotifier(str(tmp_path / "jobs.db"))
     try:
         started = time.monotonic()
-        for _ in range(5000):  # the loop does not run meanwhile: nobody reads
-            ringing.notify()
+        for _ in range(5000):  # the loop does not run meanwhile, so nothing is read
+            sender.notify()
         assert time.monotonic() - started < 20
         assert await notifier.wait(5)
     finally:
         await notifier.close()
 
 
-async def test_a_folder_that_others_may_write_in_is_not_used(tmp_path: Path) -> None:
+async def test_directory_writable_by_others_is_not_used(tmp_path: Path) -> None:
     """Another user of the machine must not be able to put something there."""
     notifier = SocketNotifier(str(tmp_path / "jobs.db"))
     notifier._folder.mkdir(mode=0o777)
@@ -253,33 +255,33 @@ async def test_a_folder_that_others_may_write_in_is_not_used(tmp_path: Path) -> 
         await notifier.open()
         assert list(notifier._folder.iterdir()) == []
         notifier.notify()
-        assert await notifier.wait(0), "in its own process it rings"
+        assert await notifier.wait(0), "it is notified in its own process"
     finally:
         await notifier.close()
         notifier._folder.rmdir()
 
 
-async def test_a_listener_that_starts_while_the_last_one_leaves_is_heard(
+async def test_listener_that_starts_while_the_last_one_closes_is_notified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever leaves last removes the folder; who comes at that instant makes it again."""
+    """The last listener removes the directory; one that starts at that time creates it again."""
     path = str(tmp_path / "jobs.db")
     leaving, coming = SocketNotifier(path), SocketNotifier(path)
-    real = sqlite_bell._is_ours
+    real = sqlite_notifier._is_ours
 
     def just_now(folder: Path) -> bool:
-        monkeypatch.setattr(sqlite_bell, "_is_ours", real)
+        monkeypatch.setattr(sqlite_notifier, "_is_ours", real)
         folder.rmdir()
         return True
 
-    monkeypatch.setattr(sqlite_bell, "_is_ours", just_now)
+    monkeypatch.setattr(sqlite_notifier, "_is_ours", just_now)
     await coming.open()
     leaving.notify()
     assert await coming.wait(5)
     await coming.close()
 
 
-def test_the_bells_of_one_file_find_each_other_by_whatever_name_it_has(tmp_path: Path) -> None:
+def test_notifiers_of_one_file_share_a_directory_whatever_path_is_used(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     here = os.path.relpath(tmp_path / "real" / "jobs.db")
@@ -294,10 +296,10 @@ def test_the_bells_of_one_file_find_each_other_by_whatever_name_it_has(tmp_path:
 # -- LISTEN -------------------------------------------------------------------------------------
 
 
-async def test_a_listener_that_is_cut_off_listens_again(clean_jobs_url: str) -> None:
+async def test_disconnected_listener_reconnects(clean_jobs_url: str) -> None:
     store = open_store(clean_jobs_url)
     await store.open()
-    notifier, ringing = store.notifier(), store.notifier()
+    notifier, sender = store.notifier(), store.notifier()
     await notifier.open()
     connection = await asyncpg.connect(clean_jobs_url)
     listeners = (
@@ -308,13 +310,13 @@ async def test_a_listener_that_is_cut_off_listens_again(clean_jobs_url: str) -> 
         assert len(await connection.fetch(listeners)) == 1
         await notifier.wait(0.05)
 
-        async def hears() -> bool:
-            ringing.notify()
+        async def is_notified() -> bool:
+            sender.notify()
             return await notifier.wait(0.2)
 
-        await eventually(hears, seconds=20)
+        await eventually(is_notified, seconds=20)
     finally:
         await connection.close()
         await notifier.close()
-        await ringing.close()
+        await sender.close()
         await store.close()

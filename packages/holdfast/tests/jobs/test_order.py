@@ -1,4 +1,4 @@
-"""Order on request: one at a time per key, as committed, and nobody left standing in line."""
+"""Order keys: one job at a time, in the order of the commits, and none stays blocked."""
 
 import asyncio
 import random
@@ -34,8 +34,8 @@ class Line:
                 self.running[key] -= 1
 
 
-async def put(lab: JobsLab, key: str, name: object, **wishes: object) -> str:
-    return await lab.enqueued("line", {"key": key, "name": name}, order=key, **wishes)
+async def put(lab: JobsLab, key: str, name: object, **options: object) -> str:
+    return await lab.enqueued("line", {"key": key, "name": name}, order=key, **options)
 
 
 async def by_key(lab: JobsLab) -> dict[str, list[str]]:
@@ -62,7 +62,7 @@ async def test_jobs_of_one_key_run_one_at_a_time_and_in_order_over_two_workers(
     assert await by_key(lab) == {"a": in_order, "b": in_order, "c": in_order}
 
 
-async def test_a_retry_holds_up_its_own_line_and_no_other(lab: JobsLab) -> None:
+async def test_retry_delays_only_jobs_of_its_order_key(lab: JobsLab) -> None:
     line = Line(lab)
     line.fails["a 1"] = [RuntimeError("once"), RuntimeError("twice")]
     for n in range(3):
@@ -83,25 +83,25 @@ async def test_a_retry_holds_up_its_own_line_and_no_other(lab: JobsLab) -> None:
     assert line.most["a"] == 1
 
 
-async def test_a_dead_letter_in_the_middle_lets_the_next_one_come(lab: JobsLab) -> None:
+async def test_dead_letter_releases_the_next_job_of_its_order_key(lab: JobsLab) -> None:
     line = Line(lab)
     line.fails["a 1"] = [NonRetryableError("hopeless")]
     line.fails["a 3"] = [RuntimeError("no")] * 2
     ids = [await put(lab, "a", n, max_attempts=2) for n in range(5)]
-    await lab.enqueue("nobody.knows", queue="default", order="a")
+    await lab.enqueue("unknown.type", queue="default", order="a")
     await put(lab, "a", 5)
     await lab.start_worker()
     await lab.until_idle(hurry=True)
     assert (await by_key(lab))["a"] == ["0", "2", "4", "5"]
     assert [await lab.state(job_id) for job_id in ids] == ["done", "dead", "done", "dead", "done"]
 
-    assert await lab.desk.requeue(ids[1], tenant="ada", actor="grace")
+    assert await lab.admin.requeue(ids[1], tenant="ada", actor="grace")
     lab.notify()
     await lab.until_idle()
     assert (await by_key(lab))["a"][-1] == "1"
 
 
-async def test_a_requeued_job_stands_behind_those_that_wait(lab: JobsLab) -> None:
+async def test_requeued_job_waits_behind_those_of_its_order_key(lab: JobsLab) -> None:
     line = Line(lab)
     line.fails["a 0"] = [NonRetryableError("hopeless")]
     first = await put(lab, "a", 0)
@@ -110,7 +110,7 @@ async def test_a_requeued_job_stands_behind_those_that_wait(lab: JobsLab) -> Non
     await worker.stop()
     for n in (1, 2):
         await put(lab, "a", n)
-    assert await lab.desk.requeue(first, tenant="ada", actor="grace")
+    assert await lab.admin.requeue(first, tenant="ada", actor="grace")
     assert (await lab.job(first)).view.due_at is None
     await put(lab, "a", 3)
     await worker.start()
@@ -118,11 +118,11 @@ async def test_a_requeued_job_stands_behind_those_that_wait(lab: JobsLab) -> Non
     assert (await by_key(lab))["a"] == ["1", "2", "0", "3"]
 
 
-async def test_a_lost_lease_at_the_front_lets_nobody_pass(lab: JobsLab) -> None:
+async def test_lost_lease_keeps_the_order(lab: JobsLab) -> None:
     Line(lab)
     for n in range(3):
         await put(lab, "a", n)
-    (head,) = await lab.claim("gone")
+    (head,) = await lab.claim("ended")
     assert head.decoded()["name"] == 0
     await lab.start_worker()
     await asyncio.sleep(0.1)
@@ -133,7 +133,7 @@ async def test_a_lost_lease_at_the_front_lets_nobody_pass(lab: JobsLab) -> None:
     assert (await by_key(lab))["a"] == ["0", "1", "2"]
 
 
-async def test_lines_of_two_tenants_do_not_touch(lab: JobsLab) -> None:
+async def test_order_keys_of_two_tenants_are_independent(lab: JobsLab) -> None:
     Line(lab)
     await put(lab, "a", 0, tenant="ada", delay_seconds=60)
     await put(lab, "a", 1, tenant="ada")
@@ -141,7 +141,7 @@ async def test_lines_of_two_tenants_do_not_touch(lab: JobsLab) -> None:
     await lab.start_worker()
 
     async def done() -> bool:
-        return await lab.desk.state(eve, tenant="eve") == "done"
+        return await lab.admin.state(eve, tenant="eve") == "done"
 
     await eventually(done)
     assert await lab.count("jobs") == 2, "behind one that is not due yet, one waits"
@@ -163,7 +163,7 @@ async def test_jobs_run_in_the_order_in_which_their_transactions_committed(
                 await asyncio.sleep(random.random() * 0.004)
                 name = f"{lane}.{n}"
                 await own.enqueue_in(unit.statements, "line", {"key": "a", "name": name}, order="a")
-                # From here to the commit nobody else of this key comes in between.
+                # From here to the commit no other transaction of this key can run.
                 await unit.statements.execute(
                     "INSERT INTO effects (name) VALUES (:name)", {"name": f"commits {name}"}
                 )
@@ -186,7 +186,7 @@ async def test_jobs_run_in_the_order_in_which_their_transactions_committed(
 
 
 @pytest.mark.parametrize("ends", ["done", "dead"])
-async def test_nobody_is_left_in_line_when_an_enqueue_meets_the_end_of_the_one_before(
+async def test_no_job_stays_blocked_when_an_enqueue_races_with_a_completion(
     lab: JobsLab, another_store: OpenStore, ends: str
 ) -> None:
     """Hundreds of rounds: each is enqueued at about the instant in which the last one ends."""

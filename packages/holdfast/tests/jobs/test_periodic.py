@@ -1,4 +1,4 @@
-"""Periodic work: one run per slot, whoever sees it first; a slot slept through is made up once."""
+"""Periodic jobs: each slot runs once, and only the newest missed slot is made up for."""
 
 import asyncio
 import logging
@@ -39,12 +39,12 @@ async def slots(lab: JobsLab) -> list[str]:
     return [row["resource_id"] for row in rows]
 
 
-async def test_daily_work_is_due_at_its_time_and_not_a_moment_before(lab: JobsLab) -> None:
+async def test_daily_job_is_due_exactly_at_its_time(lab: JobsLab) -> None:
     lab.jobs.daily(time(3), "clean.up", queue="housekeeping")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 2, 59, 59, 900_000, tzinfo=UTC))
     work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
     assert await work.enqueue_due() == pytest.approx(0.1)
-    assert await slots(lab) == ["2026-02-28T03:00:00+00:00"], "yesterday's, which nobody has done"
+    assert await slots(lab) == ["2026-02-28T03:00:00+00:00"], "yesterday's, which has not run"
     table.instant += timedelta(seconds=0.1)
     assert await work.enqueue_due() == timedelta(days=1).total_seconds()
     both = ["2026-02-28T03:00:00+00:00", "2026-03-01T03:00:00+00:00"]
@@ -59,7 +59,7 @@ async def test_daily_work_is_due_at_its_time_and_not_a_moment_before(lab: JobsLa
     assert (row["queue"], row["actor"]) == ("housekeeping", "clock")
 
 
-async def test_slots_that_everyone_slept_through_are_made_up_for_once(lab: JobsLab) -> None:
+async def test_only_the_newest_missed_slot_is_enqueued(lab: JobsLab) -> None:
     lab.jobs.daily(time(3), "clean.up")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 4, tzinfo=UTC))
     work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
@@ -73,13 +73,13 @@ async def test_slots_that_everyone_slept_through_are_made_up_for_once(lab: JobsL
     assert await slots(lab) == ["2026-03-01T03:00:00+00:00", "2026-03-06T03:00:00+00:00"]
 
 
-async def test_a_clock_that_is_set_back_runs_nothing_twice(lab: JobsLab) -> None:
+async def test_clock_set_back_enqueues_no_slot_twice(lab: JobsLab) -> None:
     lab.jobs.every(60, "sweep")
     table = HeldTable(lab.store, datetime(2026, 3, 1, 4, 0, 30, tzinfo=UTC))
     work = PeriodicEnqueuer(table, lab.jobs, notify=nothing)
     await work.enqueue_due()
     for job in await lab.claim("one"):
-        await lab.table.complete_alone([(job.lease, None)], worker="one")
+        await lab.job_store.complete_alone([(job.lease, None)], worker="one")
     table.instant += timedelta(minutes=1)
     await work.enqueue_due()
     table.instant -= timedelta(minutes=1)
@@ -127,22 +127,22 @@ async def test_two_workers_run_each_slot_once(lab: JobsLab, another_store: OpenS
     assert {datetime.fromisoformat(effect).microsecond for effect in effects} == {0}
 
 
-async def test_a_worker_enqueues_the_periodic_work_of_its_own_queues_only(lab: JobsLab) -> None:
-    """What nobody works would only pile up."""
+async def test_worker_enqueues_periodic_jobs_of_its_queues_only(lab: JobsLab) -> None:
+    """Jobs without a worker would accumulate."""
     lab.jobs.every(3600, "sweep", queue="housekeeping")
     lab.jobs.every(3600, "report", queue="reports")
     await lab.start_worker(queues=["reports"])
 
-    async def gone() -> bool:
+    async def has_ended() -> bool:
         return await lab.count("dead_letters") == 1
 
-    await eventually(gone)
+    await eventually(has_ended)
     (letter,) = await lab.rows("SELECT type, reason FROM dead_letters")
     assert (letter["type"], letter["reason"]) == ("report", "unknown_type")
     assert await lab.count("jobs") == 0
 
 
-async def test_a_slot_whose_job_died_is_not_run_again_by_who_comes_later(lab: JobsLab) -> None:
+async def test_slot_with_a_dead_lettered_job_is_not_enqueued_again(lab: JobsLab) -> None:
     runs: list[str] = []
 
     @lab.jobs.handler("broken", max_attempts=2)
@@ -158,26 +158,28 @@ async def test_a_slot_whose_job_died_is_not_run_again_by_who_comes_later(lab: Jo
 
     await eventually(is_dead)
     (row,) = await lab.rows("SELECT max_attempts FROM dead_letters")
-    assert row["max_attempts"] == 2, "as its handler wants it"
-    await PeriodicEnqueuer(lab.table, lab.jobs, notify=nothing).enqueue_due()
+    assert row["max_attempts"] == 2, "the handler's default"
+    await PeriodicEnqueuer(lab.job_store, lab.jobs, notify=nothing).enqueue_due()
     assert (await lab.count("jobs"), len(runs)) == (0, 1)
 
 
-async def test_trouble_ends_no_periodic_work(
+async def test_errors_do_not_stop_the_periodic_enqueuer(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(periodic, "_ERROR_SECONDS", 0.01)
-    troubles: list[Exception] = [StoreUnavailableError("away"), RuntimeError("odd")]
+    errors: list[Exception] = [StoreUnavailableError("away"), RuntimeError("odd")]
 
-    class Troubled(JobStore):
+    class FailingJobStore(JobStore):
         async def now(self) -> datetime:
-            if troubles:
-                raise troubles.pop(0)
+            if errors:
+                raise errors.pop(0)
             return await super().now()
 
     lab.jobs.every(3600, "sweep")
-    rung: list[str] = []
-    work = PeriodicEnqueuer(Troubled(lab.store), lab.jobs, notify=lambda: rung.append("ring"))
+    notifications: list[str] = []
+    work = PeriodicEnqueuer(
+        FailingJobStore(lab.store), lab.jobs, notify=lambda: notifications.append("notified")
+    )
     with caplog.at_level(logging.WARNING, "holdfast.jobs"):
         running = asyncio.create_task(work.run())
 
@@ -187,15 +189,15 @@ async def test_trouble_ends_no_periodic_work(
         await eventually(enqueued)
         running.cancel()
     assert len(caplog.records) == 2
-    assert rung == ["ring"]
+    assert notifications == ["notified"]
 
 
-@pytest.mark.parametrize("wish", [{"job_type": "a b"}, {"job_type": "ok", "queue": "a b"}])
-def test_a_senseless_name_is_refused_when_it_is_registered(wish: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [{"job_type": "a b"}, {"job_type": "ok", "queue": "a b"}])
+def test_invalid_name_is_refused_when_it_is_registered(arguments: dict[str, Any]) -> None:
     jobs = JobRegistry()
     with pytest.raises(UsageError):
-        jobs.every(60, **wish)
+        jobs.every(60, **arguments)
     with pytest.raises(UsageError):
-        jobs.daily(time(3), **wish)
+        jobs.daily(time(3), **arguments)
     assert jobs.periodic == []
     assert jobs.queues == ()

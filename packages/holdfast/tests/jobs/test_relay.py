@@ -1,4 +1,4 @@
-"""The relay: every due row is published, marked, and published again when nobody takes it."""
+"""The relay: every due row is published, marked, and published again if it is not claimed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,8 +21,8 @@ AGO = {
 }
 
 
-class Deaf:
-    """Hears nothing: these tests look at the stream."""
+class NullListener:
+    """Ignores messages: these tests check the stream."""
 
     async def on_message(self, message: Message) -> None:
         return
@@ -32,7 +32,7 @@ class Deaf:
 
 
 class Faults:
-    """Does what it is told at the next passage of a point."""
+    """Raises or runs what is planned for the next time a point is reached."""
 
     def __init__(self) -> None:
         self.plans: dict[str, Any] = {}
@@ -46,7 +46,7 @@ class Faults:
 
 
 class RelayLab:
-    """A relay that runs when it is told to."""
+    """A relay that publishes when a test calls it."""
 
     def __init__(self, lab: JobsLab, nats: NatsLab) -> None:
         self.lab, self.nats = lab, nats
@@ -69,7 +69,7 @@ class RelayLab:
 
     def another(self, *queues: str, table: JobStore | None = None) -> Relay:
         return Relay(
-            table or self.lab.table,
+            table or self.lab.job_store,
             queues or ("default",),
             self.broker,
             notifier=self.notifier,
@@ -98,14 +98,14 @@ class RelayLab:
 async def relay_lab(lab: JobsLab, nats_server: RealNats) -> AsyncIterator[RelayLab]:
     nats_server.start()
     relay_lab = RelayLab(lab, NatsLab(nats_server.url()))
-    await relay_lab.broker.open(Deaf())
+    await relay_lab.broker.open(NullListener())
     async with asyncio.timeout(15):
         await relay_lab.broker.up.wait()
     yield relay_lab
     await relay_lab.broker.close()
 
 
-async def test_what_is_due_is_published_once_and_marked(relay_lab):
+async def test_due_job_is_published_once_and_marked(relay_lab):
     await relay_lab.lab.enqueue()
     assert await relay_lab.publish() == (1, 1)
     assert await relay_lab.row() == (1, True)
@@ -113,7 +113,7 @@ async def test_what_is_due_is_published_once_and_marked(relay_lab):
     assert await relay_lab.nats.messages() == 1
 
 
-async def test_a_message_says_who_and_which_and_nothing_else(relay_lab):
+async def test_message_contains_only_tenant_and_job_id(relay_lab):
     job_id = await relay_lab.lab.enqueued(payload={"card": "4111"}, tenant="ada lovelace")
     await relay_lab.publish()
     names = await relay_lab.nats.names(relay_lab.lab.store)
@@ -124,16 +124,16 @@ async def test_a_message_says_who_and_which_and_nothing_else(relay_lab):
     assert "ada" not in str(message.subject)
 
 
-async def test_what_is_not_due_waits_for_its_time(relay_lab):
+async def test_job_that_is_not_due_is_not_published(relay_lab):
     await relay_lab.lab.enqueue(delay_seconds=60)
     assert await relay_lab.publish() == (0, 0)
-    assert 55 < (await relay_lab.lab.table.publish_due_in(["default"]) or 0) <= 60
+    assert 55 < (await relay_lab.lab.job_store.publish_due_in(["default"]) or 0) <= 60
     await relay_lab.lab.show_in(-0.001)
     assert await relay_lab.publish() == (1, 1)
-    assert await relay_lab.lab.table.publish_due_in(["default"]) is None
+    assert await relay_lab.lab.job_store.publish_due_in(["default"]) is None
 
 
-async def test_a_relay_that_dies_before_the_mark_publishes_again_under_the_same_number(relay_lab):
+async def test_relay_that_dies_before_the_mark_publishes_again_with_the_same_id(relay_lab):
     await relay_lab.lab.enqueue()
     relay_lab.faults.plans["relay_before_mark"] = RuntimeError("killed")
     with pytest.raises(RuntimeError, match="killed"):
@@ -145,7 +145,7 @@ async def test_a_relay_that_dies_before_the_mark_publishes_again_under_the_same_
     assert await relay_lab.nats.messages() == 1
 
 
-async def test_what_nobody_takes_is_published_again_and_later_each_time(relay_lab):
+async def test_job_that_is_not_claimed_is_published_again_with_growing_delay(relay_lab):
     await relay_lab.lab.enqueue()
     await relay_lab.publish()
     for published, waits in ((1, 30), (2, 60), (3, 120)):
@@ -157,18 +157,18 @@ async def test_what_nobody_takes_is_published_again_and_later_each_time(relay_la
     assert await relay_lab.nats.messages() == 4
 
 
-async def test_what_a_worker_holds_is_not_published(relay_lab):
+async def test_leased_job_is_not_published(relay_lab):
     await relay_lab.lab.enqueue()
     await relay_lab.lab.claim_one()
     assert await relay_lab.publish() == (0, 0)
 
 
-async def test_a_requeued_job_is_new_to_the_broker(relay_lab):
+async def test_requeued_job_has_a_new_message_id(relay_lab):
     job_id = await relay_lab.lab.enqueued()
     await relay_lab.publish()
     job = await relay_lab.lab.claim_one()
-    await relay_lab.lab.table.dead_letter(job, worker="by-hand", reason="error", error="no")
-    await relay_lab.lab.table.requeue("ada", job_id, actor="operator")
+    await relay_lab.lab.job_store.dead_letter(job, worker="test-worker", reason="error", error="no")
+    await relay_lab.lab.job_store.requeue("ada", job_id, actor="operator")
     assert await relay_lab.publish() == (1, 1)
     assert await relay_lab.nats.messages() == 2
 
@@ -179,44 +179,44 @@ async def test_a_job_requeued_before_the_mark_is_not_marked(relay_lab):
 
     async def requeue() -> None:
         job = await lab.claim_one()
-        await lab.table.dead_letter(job, worker="by-hand", reason="error", error="no")
-        await lab.table.requeue("ada", job_id, actor="operator")
+        await lab.job_store.dead_letter(job, worker="test-worker", reason="error", error="no")
+        await lab.job_store.requeue("ada", job_id, actor="operator")
 
     relay_lab.faults.plans["relay_before_mark"] = requeue
     assert await relay_lab.publish() == (1, 1)
     assert await relay_lab.row() == (0, False)
 
 
-async def test_a_broker_that_lost_everything_hears_of_everything_again(relay_lab):
+async def test_all_jobs_are_published_again_after_a_reset(relay_lab):
     await relay_lab.lab.enqueue(resource_id="one")
     await relay_lab.lab.enqueue(resource_id="two")
     assert await relay_lab.publish() == (2, 2)
-    assert await relay_lab.lab.table.reset_published() == 2
-    assert await relay_lab.lab.table.reset_published() == 0
+    assert await relay_lab.lab.job_store.reset_published() == 2
+    assert await relay_lab.lab.job_store.reset_published() == 0
     assert await relay_lab.publish() == (2, 2)
     assert await relay_lab.nats.messages() == 4
 
 
-async def test_queues_without_a_worker_here_are_left_to_others(relay_lab):
+async def test_queues_of_other_workers_are_not_published(relay_lab):
     await relay_lab.lab.enqueue(queue="elsewhere")
     assert await relay_lab.publish() == (0, 0)
-    assert await relay_lab.lab.table.publish_due_in(["default"]) is None
+    assert await relay_lab.lab.job_store.publish_due_in(["default"]) is None
 
 
-async def test_a_long_line_is_published_from_its_front(relay_lab, monkeypatch):
+async def test_only_the_front_of_a_long_queue_is_published(relay_lab, monkeypatch):
     monkeypatch.setattr(relays, "_FRONT", 3)
     for number in range(5):
         await relay_lab.lab.enqueue(resource_id=str(number))
     assert await relay_lab.publish() == (3, 3)
     assert await relay_lab.publish() == (0, 0)
-    taken = await relay_lab.lab.table.claim(
-        ["default"], worker="by-hand", limit=1, lease_seconds=30
+    claimed = await relay_lab.lab.job_store.claim(
+        ["default"], worker="test-worker", limit=1, lease_seconds=30
     )
-    assert [job.resource_id for job in taken] == ["0"]
+    assert [job.resource_id for job in claimed] == ["0"]
     assert await relay_lab.publish() == (1, 1)
 
 
-async def test_two_relays_do_not_publish_the_same_twice(relay_lab):
+async def test_two_relays_publish_no_job_twice(relay_lab):
     await relay_lab.lab.enqueue()
     inside, go_on = asyncio.Event(), asyncio.Event()
 
@@ -236,7 +236,7 @@ async def test_two_relays_do_not_publish_the_same_twice(relay_lab):
     assert await relay_lab.row() == (1, True)
 
 
-async def test_relays_of_other_queues_do_not_wait_for_each_other(relay_lab):
+async def test_relays_of_different_queues_do_not_wait_for_each_other(relay_lab):
     await relay_lab.lab.enqueue(queue="other")
     await relay_lab.lab.enqueue(queue="default")
     other: list[tuple[int, int]] = []
@@ -249,14 +249,14 @@ async def test_relays_of_other_queues_do_not_wait_for_each_other(relay_lab):
     assert other == [(1, 1)]
 
 
-async def test_a_relay_whose_database_fails_goes_on(relay_lab, monkeypatch, caplog):
+async def test_relay_continues_after_database_errors(relay_lab, monkeypatch, caplog):
     table = JobStore(relay_lab.lab.store)
     real = table.to_publish
-    troubles: list[Exception] = [StoreUnavailableError("gone"), RuntimeError("worse")]
+    errors: list[Exception] = [StoreUnavailableError("gone"), RuntimeError("worse")]
 
     async def fails_twice(*args: Any, **values: Any) -> Any:
-        if troubles:
-            raise troubles.pop(0)
+        if errors:
+            raise errors.pop(0)
         return await real(*args, **values)
 
     monkeypatch.setattr(table, "to_publish", fails_twice)
@@ -277,7 +277,7 @@ async def test_a_relay_whose_database_fails_goes_on(relay_lab, monkeypatch, capl
     ]
 
 
-async def test_a_broker_that_is_not_there_is_told_nothing_and_nothing_is_marked(relay_lab):
+async def test_without_a_broker_nothing_is_published_or_marked(relay_lab):
     await relay_lab.lab.enqueue()
     await relay_lab.broker.close()
     assert await relay_lab.publish() == (1, 0)

@@ -12,20 +12,20 @@ from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, wr
 
 
 class Outside:
-    """Another service: does what it is asked, and notes with which key."""
+    """Another service, which records the keys of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
 
-    def call(self, name: str, answer: Any = None) -> Any:
+    def call(self, name: str, result: Any = None) -> Any:
         async def action(key: str) -> Any:
             self.calls.append((name, key))
-            return answer
+            return result
 
         return action
 
 
-async def test_a_retry_goes_on_after_the_last_finished_step_with_what_it_gave(
+async def test_retry_continues_after_the_last_finished_step_with_its_result(
     lab: JobsLab,
 ) -> None:
     outside = Outside()
@@ -65,7 +65,7 @@ async def test_an_unfinished_step_is_repeated_with_the_same_key(lab: JobsLab) ->
             outside.calls.append((job.id, key))
             assert key == job.step_key("charge")
             if job.attempt < 3:
-                raise TimeoutError("no answer")
+                raise TimeoutError("no response")
 
         await job.step("charge", charge)
 
@@ -79,7 +79,7 @@ async def test_an_unfinished_step_is_repeated_with_the_same_key(lab: JobsLab) ->
     assert len(set.union(*keys.values())) == 3, "and another for every job"
 
 
-async def test_keys_differ_between_steps_and_are_keys_that_services_take(lab: JobsLab) -> None:
+async def test_step_keys_are_distinct_uuid4s(lab: JobsLab) -> None:
     outside = Outside()
 
     @lab.jobs.handler("order")
@@ -109,7 +109,7 @@ async def test_a_requeued_job_does_not_repeat_its_steps(lab: JobsLab) -> None:
     await lab.start_worker()
     job_id = await lab.enqueued("order")
     await lab.until(job_id, "dead")
-    assert await lab.desk.requeue(job_id, tenant="ada", actor="grace")
+    assert await lab.admin.requeue(job_id, tenant="ada", actor="grace")
     lab.notify()
     await lab.until(job_id, "done")
     assert len(outside.calls) == 1
@@ -183,7 +183,7 @@ async def test_a_step_is_not_recorded_once_the_lease_is_lost(lab: JobsLab) -> No
 @pytest.mark.parametrize(
     "garbage", [object(), float("nan"), "x" * 70_000], ids=["object", "nan", "too large"]
 )
-async def test_a_step_that_gives_garbage_is_dead_with_the_reason(
+async def test_step_result_that_is_not_json_dead_letters_the_job(
     lab: JobsLab, garbage: Any
 ) -> None:
     outside = Outside()
@@ -203,9 +203,7 @@ async def test_a_step_that_gives_garbage_is_dead_with_the_reason(
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_two_steps_of_one_name_are_refused_instead_of_one_being_left_out(
-    lab: JobsLab, *, at_once: bool
-) -> None:
+async def test_two_steps_with_one_name_are_refused(lab: JobsLab, *, at_once: bool) -> None:
     outside = Outside()
 
     @lab.jobs.handler("order")
@@ -222,7 +220,7 @@ async def test_two_steps_of_one_name_are_refused_instead_of_one_being_left_out(
     assert len(outside.calls) == 1
 
 
-async def test_different_steps_may_be_taken_at_once(lab: JobsLab) -> None:
+async def test_different_steps_may_run_concurrently(lab: JobsLab) -> None:
     both = asyncio.Barrier(2)
 
     @lab.jobs.handler("order")

@@ -24,7 +24,7 @@ from packages.holdfast.tests.jobs.conftest import OpenStore
 from packages.holdfast.tests.jobs.handlers import Gate, Stubborn, add_effect, done
 from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, write_effect
 
-# -- what a handler gets and gives --------------------------------------------------------------
+# -- handlers and their results -----------------------------------------------------------------
 
 
 async def test_effect_and_marker_commit_together_with_the_result(lab: JobsLab) -> None:
@@ -34,7 +34,7 @@ async def test_effect_and_marker_commit_together_with_the_result(lab: JobsLab) -
     async def effect(job: JobContext) -> dict[str, Any]:
         seen.append(job)
         await write_effect(job)
-        assert await lab.effects() == [], "nobody else sees it before the commit"
+        assert await lab.effects() == [], "invisible to others before the commit"
         assert await lab.state(job.id) == "running"
         return {"ü": [1, None]}
 
@@ -53,12 +53,12 @@ async def test_effect_and_marker_commit_together_with_the_result(lab: JobsLab) -
     assert job.key == "job:ada:mail:effect:order/1"
     assert (job.request_id, job.correlation_id) == ("request-1", "correlation-1")
     assert not job.is_last_attempt
-    assert abs((job.enqueued_at - await lab.table.now()).total_seconds()) < 10
+    assert abs((job.enqueued_at - await lab.job_store.now()).total_seconds()) < 10
     with pytest.raises(NoTransactionError):
         await job.transaction.execute("INSERT INTO effects (name) VALUES ('late')")
 
 
-async def test_a_job_that_writes_nothing_holds_no_transaction_and_leaves_its_marker(
+async def test_job_that_writes_nothing_opens_no_transaction_and_is_completed(
     lab: JobsLab,
 ) -> None:
     @lab.jobs.handler("quiet")
@@ -92,7 +92,7 @@ async def test_an_effect_is_undone_with_its_failed_attempt(lab: JobsLab) -> None
 
 
 class Repeating(SqlEngine):
-    """A broker at its worst: whatever any worker takes, all of them are given five times."""
+    """A broken broker: delivers every job that a worker takes five times to all workers."""
 
     anonymous: ClassVar[list["Repeating"]] = []
     copies: ClassVar[int] = 5
@@ -153,7 +153,7 @@ async def test_a_job_delivered_twenty_times_to_four_workers_has_one_effect(
     assert await lab.count("job_completions") == 1
 
 
-async def test_a_job_shown_again_and_again_while_it_runs_has_one_effect(
+async def test_job_made_visible_repeatedly_while_it_runs_has_one_effect(
     lab: JobsLab, another_store: OpenStore
 ) -> None:
     starts = 0
@@ -162,7 +162,7 @@ async def test_a_job_shown_again_and_again_while_it_runs_has_one_effect(
     async def effect(job: JobContext) -> None:
         nonlocal starts
         starts += 1
-        while starts <= 5:  # nobody ends before something was delivered twice
+        while starts <= 5:  # none ends before a job was delivered twice
             await asyncio.sleep(0.005)
         await write_effect(job)
 
@@ -183,10 +183,10 @@ async def test_a_job_shown_again_and_again_while_it_runs_has_one_effect(
     assert {await lab.state(job_id) for job_id in ids} == {"done"}
 
 
-async def test_a_key_that_is_done_is_acknowledged_without_running(lab: JobsLab) -> None:
+async def test_completed_key_is_acknowledged_without_running(lab: JobsLab) -> None:
     """The lost race of an enqueue with a completion: the job is there, and so is its marker."""
     if lab.store.name == "sqlite":
-        pytest.skip("one writer at a time: a job and its marker never stand side by side")
+        pytest.skip("one writer at a time: a job and its marker never exist together")
     runs: list[str] = []
 
     @lab.jobs.handler("effect")
@@ -210,7 +210,7 @@ async def test_a_key_that_is_done_is_acknowledged_without_running(lab: JobsLab) 
 # -- jobs that make jobs ------------------------------------------------------------------------
 
 
-async def test_ids_and_tenant_go_along_to_the_jobs_a_job_enqueues(lab: JobsLab) -> None:
+async def test_enqueued_jobs_inherit_ids_and_tenant(lab: JobsLab) -> None:
     seen: list[tuple[str, ...]] = []
 
     @lab.jobs.handler("first")
@@ -233,11 +233,11 @@ async def test_ids_and_tenant_go_along_to_the_jobs_a_job_enqueues(lab: JobsLab) 
     await eventually(dead)
     assert seen == [("ada", "mail", "job:ada:mail:second:r", "request-1", "correlation-1")]
     (row,) = await lab.rows("SELECT actor, max_attempts FROM dead_letters")
-    assert (row["actor"], row["max_attempts"]) == ("job first", 2), "as its handler wants it"
-    assert await lab.desk.jobs(tenant="eve") == [], "undone with the one that failed"
+    assert (row["actor"], row["max_attempts"]) == ("job first", 2), "the handler's default"
+    assert await lab.admin.jobs(tenant="eve") == [], "undone with the one that failed"
 
 
-async def test_a_payload_too_large_for_another_job_is_not_tried_five_times(lab: JobsLab) -> None:
+async def test_too_large_payload_of_an_enqueued_job_is_not_retried(lab: JobsLab) -> None:
     @lab.jobs.handler("first")
     async def first(job: JobContext) -> None:
         await job.enqueue("second", "x" * 2000)
@@ -253,7 +253,7 @@ async def test_a_payload_too_large_for_another_job_is_not_tried_five_times(lab: 
 # -- concurrency and stopping -------------------------------------------------------------------
 
 
-async def test_no_more_jobs_run_at_once_than_there_is_room_for(lab: JobsLab) -> None:
+async def test_no_more_jobs_run_at_once_than_concurrency_allows(lab: JobsLab) -> None:
     now_running = most = 0
 
     @lab.jobs.handler("busy")
@@ -271,7 +271,7 @@ async def test_no_more_jobs_run_at_once_than_there_is_room_for(lab: JobsLab) -> 
     assert most == 3, "at most three, and three where there is enough to do"
 
 
-async def test_stopping_finishes_what_runs_and_takes_nothing_more(lab: JobsLab) -> None:
+async def test_stop_finishes_running_jobs_and_fetches_no_more(lab: JobsLab) -> None:
     gate = Gate(lab)
     worker = await lab.start_worker(concurrency=2)
     running = await lab.enqueued("gated", 1)
@@ -288,7 +288,7 @@ async def test_stopping_finishes_what_runs_and_takes_nothing_more(lab: JobsLab) 
     await worker.stop()
 
 
-async def test_what_does_not_end_in_time_is_given_back_and_the_attempt_does_not_count(
+async def test_job_that_outlasts_shutdown_is_released_and_its_attempt_does_not_count(
     lab: JobsLab,
 ) -> None:
     gate = Gate(lab, writes_first=True)
@@ -296,7 +296,7 @@ async def test_what_does_not_end_in_time_is_given_back_and_the_attempt_does_not_
     job_id = await lab.enqueued("gated", resource_id="once")
     await gate.started.wait()
     await worker.stop()
-    # On SQLite it may just have been waiting to take more, and gives that back as well.
+    # On SQLite it may have been waiting to fetch more, and releases those as well.
     assert (set(lab.outcomes.all), gate.cancelled) == ({"given_back"}, 1)
     detail = await lab.job(job_id)
     assert (detail.view.state, detail.view.attempts) == ("waiting", 0)
@@ -308,7 +308,7 @@ async def test_what_does_not_end_in_time_is_given_back_and_the_attempt_does_not_
 
 
 @pytest.mark.parametrize("way", ["swallows", "raises"])
-async def test_a_handler_that_is_difficult_when_told_to_stop_is_given_back_all_the_same(
+async def test_job_is_released_although_its_handler_ignores_or_fails_cancellation(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     stubborn = Stubborn(lab, monkeypatch)
@@ -332,7 +332,7 @@ async def test_a_handler_that_is_difficult_when_told_to_stop_is_given_back_all_t
     detail = await lab.job(job_id)
     assert (detail.view.state, detail.view.attempts, detail.failures) == ("waiting", 0, ())
     assert await lab.effects() == []
-    stubborn.let_go.set()
+    stubborn.may_end.set()
 
 
 async def test_a_stopped_worker_can_be_started_again(lab: JobsLab) -> None:
@@ -346,19 +346,19 @@ async def test_a_stopped_worker_can_be_started_again(lab: JobsLab) -> None:
     await done(lab, job_id)
 
 
-async def test_trouble_with_taking_ends_no_worker(
+async def test_errors_while_fetching_do_not_stop_the_worker(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_effect(lab)
-    troubles: list[Exception] = [StoreUnavailableError("away"), RuntimeError("odd")]
+    errors: list[Exception] = [StoreUnavailableError("away"), RuntimeError("odd")]
     claim = JobStore.claim
 
-    async def troubled(self: JobStore, *args: Any, **options: Any) -> list[LeasedJob]:
-        if troubles:
-            raise troubles.pop(0)
+    async def failing(self: JobStore, *args: Any, **options: Any) -> list[LeasedJob]:
+        if errors:
+            raise errors.pop(0)
         return await claim(self, *args, **options)
 
-    monkeypatch.setattr(JobStore, "claim", troubled)
+    monkeypatch.setattr(JobStore, "claim", failing)
     monkeypatch.setattr("holdfast.jobs.worker._ERROR_SECONDS", 0.01)
     with caplog.at_level(logging.WARNING, "holdfast.jobs"):
         await lab.start_worker()
@@ -366,18 +366,18 @@ async def test_trouble_with_taking_ends_no_worker(
     assert len([r for r in caplog.records if "cannot be fetched" in r.message]) == 2
 
 
-async def test_trouble_with_renewing_ends_no_renewals(
+async def test_errors_while_renewing_do_not_stop_renewals(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    troubles: list[Exception] = [RuntimeError("odd")]
+    errors: list[Exception] = [RuntimeError("odd")]
     renew = JobStore.renew
 
-    async def troubled(self: JobStore, *args: Any, **options: Any) -> set[tuple[str, str]]:
-        if troubles:
-            raise troubles.pop(0)
+    async def failing(self: JobStore, *args: Any, **options: Any) -> set[tuple[str, str]]:
+        if errors:
+            raise errors.pop(0)
         return await renew(self, *args, **options)
 
-    monkeypatch.setattr(JobStore, "renew", troubled)
+    monkeypatch.setattr(JobStore, "renew", failing)
     gate = Gate(lab)
     await lab.start_worker(lease_seconds=0.9)
     job_id = await lab.enqueued("gated")
@@ -385,14 +385,14 @@ async def test_trouble_with_renewing_ends_no_renewals(
     await asyncio.sleep(1.2)
     gate.opened.set()
     assert (await done(lab, job_id)).view.attempts == 1
-    assert troubles == []
+    assert errors == []
 
 
 @pytest.mark.parametrize(
     "options",
     [{"concurrency": 0}, {"lease_seconds": 0}, {"poll_seconds": 0.5}, {"lease_seconds": -1}],
 )
-def test_a_worker_with_senseless_settings_is_refused(options: dict[str, Any]) -> None:
+def test_worker_with_invalid_settings_is_refused(options: dict[str, Any]) -> None:
     class Named:
         name = "sqlite"
 
@@ -413,7 +413,7 @@ def test_a_worker_with_senseless_settings_is_refused(options: dict[str, Any]) ->
         {"max_attempts": 1001},
     ],
 )
-def test_a_handler_with_senseless_settings_is_refused(options: dict[str, Any]) -> None:
+def test_handler_with_invalid_settings_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(Exception, match=r"should be|must be"):
         JobRegistry().handler(options.pop("job_type", "effect"), **options)
 

@@ -15,7 +15,7 @@ from packages.holdfast.tests.jobs.handlers import Stubborn, add_effect, done
 from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, write_effect
 
 
-async def test_a_poison_job_is_tried_five_times_with_the_delays_of_the_preset_and_then_dead(
+async def test_failing_job_is_tried_five_times_with_the_preset_delays_and_dead_lettered(
     lab: JobsLab,
 ) -> None:
     last: list[bool] = []
@@ -68,7 +68,7 @@ async def test_retry_later_is_a_floor_and_counts_as_an_attempt(
 
 
 @pytest.mark.parametrize("error", [NonRetryableError("never"), LookupError("never")])
-async def test_what_cannot_succeed_is_dead_at_once(lab: JobsLab, error: Exception) -> None:
+async def test_non_retryable_error_dead_letters_at_once(lab: JobsLab, error: Exception) -> None:
     @lab.jobs.handler("hopeless", never_retry=(LookupError,))
     async def hopeless(job: JobContext) -> None:
         await write_effect(job)
@@ -95,7 +95,7 @@ async def test_what_cannot_succeed_is_dead_at_once(lab: JobsLab, error: Exceptio
     ],
     ids=["object", "nan", "inf", "function", "too large", "nested"],
 )
-async def test_a_handler_that_returns_garbage_is_dead_with_the_reason_and_without_effect(
+async def test_result_that_is_not_json_dead_letters_the_job_without_effect(
     lab: JobsLab, garbage: Any
 ) -> None:
     @lab.jobs.handler("garbage")
@@ -112,7 +112,7 @@ async def test_a_handler_that_returns_garbage_is_dead_with_the_reason_and_withou
     assert await lab.effects() == []
 
 
-async def test_an_unknown_type_is_dead_with_the_reason(lab: JobsLab) -> None:
+async def test_unknown_type_is_dead_lettered_with_the_reason(lab: JobsLab) -> None:
     add_effect(lab)
     await lab.start_worker()
     job_id = await lab.enqueued("unheard.of", queue="default")
@@ -123,7 +123,9 @@ async def test_an_unknown_type_is_dead_with_the_reason(lab: JobsLab) -> None:
     )
 
 
-async def test_a_payload_above_the_workers_limit_is_dead_with_the_reason(lab: JobsLab) -> None:
+async def test_payload_above_the_workers_limit_is_dead_lettered_with_the_reason(
+    lab: JobsLab,
+) -> None:
     add_effect(lab)
     await lab.start_worker(max_payload_bytes=100)
     job_id = await lab.enqueued("effect", "x" * 200)
@@ -135,7 +137,7 @@ async def test_a_payload_above_the_workers_limit_is_dead_with_the_reason(lab: Jo
     assert await lab.effects() == []
 
 
-async def test_a_job_that_has_killed_five_workers_is_dead_with_the_reason(lab: JobsLab) -> None:
+async def test_job_that_killed_five_workers_is_dead_lettered_with_the_reason(lab: JobsLab) -> None:
     add_effect(lab)
     job_id = await lab.enqueued("effect")
     for n in range(5):
@@ -148,13 +150,13 @@ async def test_a_job_that_has_killed_five_workers_is_dead_with_the_reason(lab: J
         (n + 1, "worker_lost", f"doomed {n}") for n in range(5)
     ]
     assert await lab.effects() == []
-    assert await lab.desk.requeue(job_id, tenant="ada", actor="grace")
+    assert await lab.admin.requeue(job_id, tenant="ada", actor="grace")
     lab.notify()
     assert (await done(lab, job_id)).view.attempts == 1
     assert await lab.count("effects") == 1
 
 
-async def test_an_attempt_that_was_lost_is_told_with_its_worker_before_those_that_failed(
+async def test_lost_attempt_is_listed_with_its_worker_before_failed_ones(
     lab: JobsLab,
 ) -> None:
     @lab.jobs.handler("sick")
@@ -164,7 +166,7 @@ async def test_an_attempt_that_was_lost_is_told_with_its_worker_before_those_tha
     job_id = await lab.enqueued("sick")
     await lab.claim_one("doomed")
     await lab.show_in(-0.001)
-    before = await lab.table.now()
+    before = await lab.job_store.now()
     worker = await lab.start_worker()
     detail = await lab.until_failed(job_id, 2)
     assert [(f.attempt, f.reason, f.worker) for f in detail.failures] == [
@@ -174,7 +176,7 @@ async def test_an_attempt_that_was_lost_is_told_with_its_worker_before_those_tha
     assert abs((detail.failures[0].failed_at - before).total_seconds()) < 10
 
 
-async def test_who_dies_before_burying_a_job_has_not_attempted_it(lab: JobsLab) -> None:
+async def test_worker_that_dies_before_dead_lettering_adds_no_attempt(lab: JobsLab) -> None:
     add_effect(lab)
     job_id = await lab.enqueued("effect", max_attempts=1)
     for name in ("doomed", "grave digger", "another"):
@@ -185,18 +187,18 @@ async def test_who_dies_before_burying_a_job_has_not_attempted_it(lab: JobsLab) 
     assert [(f.attempt, f.worker) for f in dead.failures] == [(1, "doomed")]
 
 
-async def test_a_job_that_was_given_back_or_named_by_a_broker_lost_nothing(lab: JobsLab) -> None:
+async def test_released_job_has_no_lost_attempt(lab: JobsLab) -> None:
     job_id = await lab.enqueued("effect")
-    await lab.table.release(await lab.claim_one("polite"), worker="polite")
-    (job,) = await lab.table.claim_these([("ada", job_id)], worker="named", lease_seconds=30)
+    await lab.job_store.release(await lab.claim_one("polite"), worker="polite")
+    (job,) = await lab.job_store.claim_these([("ada", job_id)], worker="named", lease_seconds=30)
     assert job.attempt == 1
     await lab.show_in(-0.001)
-    await lab.table.claim_these([("ada", job_id)], worker="next", lease_seconds=30)
+    await lab.job_store.claim_these([("ada", job_id)], worker="next", lease_seconds=30)
     detail = await lab.job(job_id)
     assert [(f.attempt, f.worker) for f in detail.failures] == [(1, "named")]
 
 
-async def test_errors_with_any_text_reach_the_operator(lab: JobsLab) -> None:
+async def test_error_texts_of_any_content_are_recorded(lab: JobsLab) -> None:
     @lab.jobs.handler("odd")
     async def odd(job: JobContext) -> None:
         raise NonRetryableError(f"a\x00b 🐚 {'x' * 5000}")
@@ -214,10 +216,10 @@ async def test_errors_with_any_text_reach_the_operator(lab: JobsLab) -> None:
     assert (await lab.until(ids[1], "dead")).error == "NonRetryableError"
 
 
-async def test_a_handler_that_catches_what_its_statement_raised_does_not_commit_half(
+async def test_handler_that_swallows_a_statement_error_commits_nothing(
     lab: JobsLab,
 ) -> None:
-    """PostgreSQL spoils the transaction; SQLite goes on, and so may the handler."""
+    """PostgreSQL aborts the transaction; on SQLite the handler may continue."""
 
     @lab.jobs.handler("careless")
     async def careless(job: JobContext) -> None:
@@ -236,7 +238,7 @@ async def test_a_handler_that_catches_what_its_statement_raised_does_not_commit_
 
 
 @pytest.mark.parametrize("retried_at", ["once", "last"])
-async def test_a_handler_past_its_time_limit_is_cancelled_and_its_effect_undone(
+async def test_handler_past_its_time_limit_is_cancelled_and_rolled_back(
     lab: JobsLab, retried_at: str
 ) -> None:
     @lab.jobs.handler("hangs", time_limit_seconds=0.1, max_attempts=1)
@@ -254,7 +256,7 @@ async def test_a_handler_past_its_time_limit_is_cancelled_and_its_effect_undone(
     assert await lab.effects() == []
 
 
-async def test_a_handler_that_swallows_its_cancellation_is_left_behind_and_cannot_write(
+async def test_handler_that_ignores_cancellation_is_abandoned_and_cannot_write(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stubborn = Stubborn(lab, monkeypatch, time_limit_seconds=0.1)
@@ -266,7 +268,7 @@ async def test_a_handler_that_swallows_its_cancellation_is_left_behind_and_canno
     await done(lab, job_id)
     await lab.quiet()
     assert await lab.effects() == ["second"]
-    stubborn.let_go.set()
+    stubborn.may_end.set()
 
     async def refused() -> bool:
         return stubborn.after == ["refused"] * 3
@@ -275,12 +277,12 @@ async def test_a_handler_that_swallows_its_cancellation_is_left_behind_and_canno
     assert await lab.effects() == ["second"]
 
 
-async def test_a_handler_that_swallows_the_loss_of_its_lease_does_not_keep_its_place(
+async def test_handler_that_ignores_a_lost_lease_keeps_no_slot(
     lab: JobsLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stubborn = Stubborn(lab, monkeypatch)
     if lab.store.name == "sqlite":
-        pytest.skip("it has written, so nobody can take its lease before it ends")
+        pytest.skip("it has written, so no other worker can take its lease before it ends")
     await lab.start_worker(concurrency=1, lease_seconds=1)
     job_id = await lab.enqueued("stubborn")
     await stubborn.started.wait()
@@ -290,10 +292,10 @@ async def test_a_handler_that_swallows_the_loss_of_its_lease_does_not_keep_its_p
     await lab.quiet()
     assert lab.outcomes.all == ["lease_lost", "done"]
     assert await lab.effects() == ["second"]
-    stubborn.let_go.set()
+    stubborn.may_end.set()
 
 
-async def test_a_handler_cancelled_from_inside_has_failed_like_any_other(lab: JobsLab) -> None:
+async def test_handler_that_cancels_itself_fails_like_any_other(lab: JobsLab) -> None:
     @lab.jobs.handler("confused")
     async def confused(job: JobContext) -> None:
         raise asyncio.CancelledError
@@ -305,7 +307,7 @@ async def test_a_handler_cancelled_from_inside_has_failed_like_any_other(lab: Jo
     await lab.quiet()
 
 
-async def test_handlers_that_are_no_coroutines_are_told_apart_from_the_worker(
+async def test_handler_that_is_not_a_coroutine_fails_its_job_only(
     lab: JobsLab,
 ) -> None:
     @lab.jobs.handler("plain", max_attempts=1)

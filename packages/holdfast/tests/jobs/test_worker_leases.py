@@ -1,4 +1,4 @@
-"""Leases: renewed in time, and whoever has lost one commits nothing."""
+"""Leases are renewed in time, and a job that has lost its lease commits nothing."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ from packages.holdfast.tests.jobs.handlers import Gate, done
 from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, write_effect
 
 
-async def test_a_lease_is_renewed_before_half_of_it_is_gone(lab: JobsLab) -> None:
+async def test_lease_is_renewed_before_half_of_its_time(lab: JobsLab) -> None:
     lease_seconds = 2.0
     gate = Gate(lab)
     await lab.start_worker(lease_seconds=lease_seconds)
@@ -25,7 +25,7 @@ async def test_a_lease_is_renewed_before_half_of_it_is_gone(lab: JobsLab) -> Non
     loop = asyncio.get_running_loop()
     until = loop.time() + 1.4
     while loop.time() < until:
-        now = await lab.table.now()
+        now = await lab.job_store.now()
         due_at = (await lab.job(job_id)).view.due_at
         assert due_at is not None
         ends.add(due_at.timestamp())
@@ -39,7 +39,7 @@ async def test_a_lease_is_renewed_before_half_of_it_is_gone(lab: JobsLab) -> Non
 
 
 @pytest.mark.parametrize("writes_first", [True, False])
-async def test_a_handler_that_takes_longer_than_its_lease_succeeds_at_the_first_attempt(
+async def test_handler_that_outlasts_its_lease_succeeds_at_the_first_attempt(
     lab: JobsLab, another_store: OpenStore, *, writes_first: bool
 ) -> None:
     """On SQLite, one that has written keeps everyone from writing: it renews its lease itself."""
@@ -55,10 +55,10 @@ async def test_a_handler_that_takes_longer_than_its_lease_succeeds_at_the_first_
     assert await lab.effects() == ["slow"]
 
 
-async def test_who_holds_the_write_turn_of_sqlite_for_long_costs_nobody_the_lease(
+async def test_long_write_on_sqlite_loses_no_lease_of_another_job(
     lab: JobsLab,
 ) -> None:
-    """On PostgreSQL nobody holds one, and it must work there too."""
+    """PostgreSQL has no write turn, but the same must hold there."""
     writing = Gate(lab, writes_first=True)
     thinking = asyncio.Event()
 
@@ -80,7 +80,7 @@ async def test_who_holds_the_write_turn_of_sqlite_for_long_costs_nobody_the_leas
     assert sorted(await lab.effects()) == ["slow", "thought"]
 
 
-async def test_as_many_long_transactions_as_the_store_has_connections_keep_their_leases(
+async def test_long_transactions_on_all_connections_keep_their_leases(
     lab: JobsLab,
 ) -> None:
     """Renewals and endings must not wait for what the handlers hold."""
@@ -100,10 +100,10 @@ async def test_as_many_long_transactions_as_the_store_has_connections_keep_their
         await lab.enqueue("long", n)
     await lab.start_worker(lease_seconds=0.8, concurrency=16)
 
-    async def as_many_as_there_is_room_for() -> bool:
+    async def all_slots_are_used() -> bool:
         return started >= 8
 
-    await eventually(as_many_as_there_is_room_for)
+    await eventually(all_slots_are_used)
     await asyncio.sleep(1.4)
     gate.set()
     await lab.until_idle()
@@ -111,7 +111,7 @@ async def test_as_many_long_transactions_as_the_store_has_connections_keep_their
     assert await lab.count("effects") == 16
 
 
-async def test_a_lost_lease_ends_the_handler_and_nothing_of_it_commits(lab: JobsLab) -> None:
+async def test_lost_lease_cancels_the_handler_and_rolls_back(lab: JobsLab) -> None:
     """It finds out at the next renewal, long before it would have finished."""
     gate = Gate(lab, writes_first=lab.store.name != "sqlite")
     await lab.start_worker(lease_seconds=1, concurrency=1)
@@ -120,13 +120,13 @@ async def test_a_lost_lease_ends_the_handler_and_nothing_of_it_commits(lab: Jobs
     gate.started.clear()
     await lab.steal()
 
-    async def was_told() -> bool:
+    async def lease_loss_is_reported() -> bool:
         return lab.outcomes.all == ["lease_lost"]
 
-    await eventually(was_told, seconds=5)
+    await eventually(lease_loss_is_reported, seconds=5)
     assert gate.cancelled == 1
     assert await lab.effects() == []
-    assert await lab.state(job_id) == "running", "whoever has it now ends it"
+    assert await lab.state(job_id) == "running", "its new holder completes it"
     gate.opened.set()
     detail = await done(lab, job_id)
     assert (detail.view.attempts, await lab.count("effects")) == (2, 1)
@@ -138,7 +138,7 @@ async def test_a_lost_lease_ends_the_handler_and_nothing_of_it_commits(lab: Jobs
 async def test_a_handler_that_finishes_after_its_lease_was_lost_cannot_commit(
     lab: JobsLab, loss: str, order: str | None, *, writes: bool
 ) -> None:
-    """Also when nobody else has taken the job: an expired lease is a lost one."""
+    """Also if no other worker has leased the job: an expired lease is lost."""
     attempts: list[int] = []
 
     @lab.jobs.handler("effect")
@@ -156,7 +156,7 @@ async def test_a_handler_that_finishes_after_its_lease_was_lost_cannot_commit(
         return "lease_lost" in lab.outcomes.all
 
     await eventually(was_lost)
-    if loss == "stolen":  # whoever has it is never heard of again
+    if loss == "stolen":  # its new holder never completes it
         await lab.show_in(-0.001)
     lab.notify()
     detail = await done(lab, job_id)
@@ -165,7 +165,7 @@ async def test_a_handler_that_finishes_after_its_lease_was_lost_cannot_commit(
     assert await lab.effects() == (["attempt 2"] if writes else [])
 
 
-async def test_of_markers_written_together_a_lost_one_harms_no_other(lab: JobsLab) -> None:
+async def test_lost_lease_in_a_batch_of_completions_affects_no_other(lab: JobsLab) -> None:
     gate = asyncio.Event()
     stolen: list[str] = []
 
@@ -206,7 +206,7 @@ async def test_of_markers_written_together_a_lost_one_harms_no_other(lab: JobsLa
     assert sorted(lab.outcomes.all) == ["done"] * 20 + ["lease_lost"]
 
 
-async def test_a_store_that_fails_one_batch_of_markers_loses_no_job(lab: JobsLab) -> None:
+async def test_failed_batch_of_completions_loses_no_job(lab: JobsLab) -> None:
     @lab.jobs.handler("quiet")
     async def quiet(job: JobContext) -> None:
         return

@@ -1,4 +1,4 @@
-"""A queue for each test that asks for one."""
+"""Fixtures: a queue per test, and one server per session."""
 
 import tempfile
 from collections.abc import Iterator

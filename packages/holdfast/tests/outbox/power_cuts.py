@@ -35,7 +35,7 @@ class Delete(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The app was told something at this point."""
+    """The app got a result at this point."""
 
     what: Any
 

@@ -1,4 +1,4 @@
-"""A queue on a file of its own, and a device whose clocks move by hand."""
+"""A queue in a temporary file, and a device whose clocks the test sets."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Queueing in the app's own transaction: both are there, or neither."""
+"""Enqueueing in the app's transaction: both commit, or neither."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -117,7 +117,7 @@ def test_what_the_app_rolls_back_was_never_queued(app: Lab) -> None:
     assert app.add().sequence_number == 1
 
 
-def test_a_refused_entry_leaves_the_apps_transaction_alone(app: Lab) -> None:
+def test_an_invalid_entry_does_not_end_the_apps_transaction(app: Lab) -> None:
     with closing(connected(app)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("INSERT INTO notes VALUES (?)", ("kept",))
@@ -132,7 +132,7 @@ def test_a_connection_without_a_transaction_is_refused(app: Lab) -> None:
         app.queue.enqueue(new(), connection=connection)
 
 
-def test_a_connection_that_does_not_wait_for_the_disk_is_refused(app: Lab) -> None:
+def test_a_connection_without_synchronous_full_is_refused(app: Lab) -> None:
     with closing(connected(app)) as connection:
         connection.execute("PRAGMA synchronous = NORMAL").fetchall()
         connection.execute("BEGIN IMMEDIATE")
@@ -151,7 +151,7 @@ def test_a_connection_to_another_file_is_refused(app: Lab, quick_path: Path) -> 
     other.queue.close()
 
 
-def test_a_connection_of_the_other_library_is_refused(app: Lab) -> None:
+def test_a_connection_of_another_driver_is_refused(app: Lab) -> None:
     # Not to the same file: that is the very thing that must not happen.
     stranger: Any
     if "passphrase" in app.options:
@@ -175,7 +175,7 @@ def test_the_standard_librarys_implicit_transactions_work_too(quick_path: Path) 
     lab.queue.close()
 
 
-def test_a_writer_that_waits_too_long_for_the_apps_transaction_is_told(quick_path: Path) -> None:
+def test_enqueue_raises_file_busy_when_the_apps_transaction_is_too_long(quick_path: Path) -> None:
     from holdfast.outbox import QueueSettings
 
     lab = Lab(quick_path / "app.db", settings=QueueSettings(busy_seconds=0.05, max_entries=1))

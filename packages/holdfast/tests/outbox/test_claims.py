@@ -1,4 +1,4 @@
-"""Claims: who holds what, for how long, and what is kept of each send."""
+"""Claims, leases, and the history of attempts."""
 
 import threading
 
@@ -65,7 +65,7 @@ def test_a_lease_can_be_longer_for_one_claim(lab: Lab) -> None:
     assert len(lab.queue.watchdog()) == 1
 
 
-def test_the_watchdog_brings_back_only_what_ran_out(lab: Lab) -> None:
+def test_the_watchdog_returns_only_expired_claims(lab: Lab) -> None:
     early, late = lab.add(), lab.add()
     lab.claim()
     lab.clock.pass_by(seconds=60)
@@ -75,7 +75,7 @@ def test_the_watchdog_brings_back_only_what_ran_out(lab: Lab) -> None:
     assert lab.queue.get(late.id).status is Status.IN_FLIGHT
 
 
-def test_a_process_that_dies_again_and_again_uses_up_no_attempts(lab: Lab) -> None:
+def test_expired_claims_use_up_no_attempts(lab: Lab) -> None:
     entry = lab.add(max_attempts=2)
     for _ in range(10):
         lab.claim()
@@ -86,7 +86,7 @@ def test_a_process_that_dies_again_and_again_uses_up_no_attempts(lab: Lab) -> No
     assert [attempt.outcome for attempt in lab.queue.attempts(entry.id)] == ["watchdog"] * 10
 
 
-def test_a_claim_given_back_counts_for_nothing(lab: Lab) -> None:
+def test_a_released_claim_counts_no_attempt(lab: Lab) -> None:
     entry = lab.add()
     released = lab.queue.release(lab.claim())
     assert (released.status, released.attempt_count) == (Status.PENDING, 0)
@@ -114,7 +114,7 @@ def test_the_history_of_every_send_is_kept(lab: Lab) -> None:
     assert second.request_id == "r-2"
 
 
-def test_the_last_error_is_kept_but_not_a_whole_page_of_it(lab: Lab) -> None:
+def test_the_last_error_is_stored_up_to_a_limit(lab: Lab) -> None:
     entry = lab.add()
     lab.queue.fail(lab.claim(), http_status=422, error="x" * 100_000)
     failed = lab.queue.get(entry.id)
@@ -122,14 +122,14 @@ def test_the_last_error_is_kept_but_not_a_whole_page_of_it(lab: Lab) -> None:
     assert len(str(failed.last_error)) == 8192
 
 
-def test_success_forgets_earlier_errors(lab: Lab) -> None:
+def test_success_clears_earlier_errors(lab: Lab) -> None:
     lab.add()
     lab.queue.schedule_retry(lab.claim(), delay_seconds=0, http_status=500, error="down")
     done = lab.send()
     assert (done.last_error, done.last_error_code, done.next_retry_at) == (None, None, None)
 
 
-def test_both_sides_of_a_conflict_are_kept(lab: Lab) -> None:
+def test_both_sides_of_a_conflict_are_stored(lab: Lab) -> None:
     entry = lab.add(base={"name": "old"}, base_version="3", payload={"name": "mine"})
     lab.queue.conflict(
         lab.claim(), theirs={"name": "theirs"}, theirs_version="4", code="concurrency.x"
@@ -143,7 +143,7 @@ def test_both_sides_of_a_conflict_are_kept(lab: Lab) -> None:
     assert (kept.base_version, kept.theirs_version, kept.last_error_code) == ("3", "4", 409)
 
 
-def test_ending_one_claim_and_taking_the_next_is_one_commit(lab: Lab) -> None:
+def test_ending_one_claim_and_making_the_next_is_one_commit(lab: Lab) -> None:
     first, second = lab.queue.enqueue(walk()), lab.queue.enqueue(walk())
     claimed = lab.claim()
     with lab.queue.transaction():
@@ -171,7 +171,7 @@ def test_threads_of_one_process_claim_each_entry_once(lab: Lab) -> None:
     assert sorted(claimed.entry.id for claimed in claims) == sorted(entry.id for entry in entries)
 
 
-def test_stats_say_how_the_queue_stands(lab: Lab) -> None:
+def test_stats_count_entries_by_status_and_readiness(lab: Lab) -> None:
     ref = local()
     lab.add(local_id=ref)
     lab.add(operation="update", local_id=ref)

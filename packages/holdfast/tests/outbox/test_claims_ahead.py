@@ -1,4 +1,4 @@
-"""Entries of one lane are claimed ahead of their turn, and sent as if they were not."""
+"""Claims ahead: several entries of a lane are claimed at once and still sent in order."""
 
 import json
 import time
@@ -66,7 +66,7 @@ def refusing(
     return reply
 
 
-def test_several_claims_come_in_the_order_of_single_ones(tmp_path: Path) -> None:
+def test_claim_some_has_the_order_of_single_claims(tmp_path: Path) -> None:
     chance = Random(14)
     news = [
         new(
@@ -94,7 +94,7 @@ def test_several_claims_come_in_the_order_of_single_ones(tmp_path: Path) -> None
     assert len(orders[0]) == 60
 
 
-def test_no_more_is_claimed_than_was_asked_for(lab: Lab) -> None:
+def test_no_more_than_the_limit_is_claimed(lab: Lab) -> None:
     lab.queue.enqueue_many([walk() for _ in range(5)])
     first = lab.queue.claim_some("ada", 3)
     assert [claimed.entry.sequence_number for claimed in first] == [1, 2, 3]
@@ -106,14 +106,14 @@ def test_no_more_is_claimed_than_was_asked_for(lab: Lab) -> None:
     assert [claimed.entry.sequence_number for claimed in lab.queue.claim_some("ada", 3)] == [4, 5]
 
 
-def test_what_waits_for_another_entry_is_not_claimed_ahead(lab: Lab) -> None:
+def test_an_entry_with_open_dependencies_is_not_claimed_ahead(lab: Lab) -> None:
     ref = local()
     lab.add(local_id=ref)
     lab.add(operation="update", endpoint=f"/api/v1/activities/{{local:{ref}}}")
     assert len(lab.queue.claim_some("ada", 10)) == 1
 
 
-def test_what_waits_for_its_next_try_ends_the_run(lab: Lab) -> None:
+def test_an_entry_waiting_for_its_retry_ends_the_claims_of_its_lane(lab: Lab) -> None:
     lab.queue.enqueue_many([walk() for _ in range(4)])
     held = lab.queue.claim_some("ada", 2)
     lab.queue.schedule_retry(held[1], delay_seconds=60)
@@ -121,7 +121,7 @@ def test_what_waits_for_its_next_try_ends_the_run(lab: Lab) -> None:
     assert [claimed.entry.sequence_number for claimed in lab.queue.claim_some("ada", 10)] == [1]
 
 
-def test_a_dead_processs_run_comes_back_in_order(lab: Lab) -> None:
+def test_expired_claims_of_a_lane_are_sent_again_in_order(lab: Lab) -> None:
     entries = lab.queue.enqueue_many([walk() for _ in range(4)])
     lab.queue.succeed(lab.queue.claim_some("ada", 4)[0])
     lab.clock.pass_by(minutes=2)
@@ -157,7 +157,7 @@ def test_nothing_behind_an_entry_that_did_not_happen_is_sent(
     assert all(queue.attempts(entry.id) == [] for entry in behind)
 
 
-def test_the_lane_goes_on_in_order_after_a_retry(queue: OutboxQueue) -> None:
+def test_a_lane_continues_in_order_after_a_retry(queue: OutboxQueue) -> None:
     queue.enqueue_many(steps(40))
     server = Scripted(refusing(20, NoResponse("no response: the connection broke")))
     report = drain(queue, "ada", server, max_seconds=20, retry=SOON)
@@ -169,7 +169,7 @@ def test_the_lane_goes_on_in_order_after_a_retry(queue: OutboxQueue) -> None:
 
 
 @pytest.mark.parametrize("lanes", [(None,), ("a", "b", "c")])
-def test_a_network_that_loses_every_third_answer_does_not_find_the_same_entry_each_time(
+def test_losing_every_third_response_does_not_always_hit_the_same_entry(
     queue: OutboxQueue, lanes: tuple[str | None, ...]
 ) -> None:
     entries = [activity("ada", f"{n}", lane=lanes[n % len(lanes)]) for n in range(30)]
@@ -192,7 +192,9 @@ def test_a_network_that_loses_every_third_answer_does_not_find_the_same_entry_ea
             assert order == sorted(order, key=int)
 
 
-def test_an_entry_tried_before_goes_anywhere_but_out_of_its_lane(queue: OutboxQueue) -> None:
+def test_a_retried_entry_has_a_random_position_but_keeps_the_order_of_its_lane(
+    queue: OutboxQueue,
+) -> None:
     queue.enqueue_many([activity("ada", f"{n}", lane=lane) for n, lane in enumerate("ABABAB")])
     claims = queue.claim_some("ada", 6)
     tried, others = claims[2], [*claims[:2], *claims[3:]]
@@ -216,7 +218,7 @@ def test_an_entry_tried_before_goes_anywhere_but_out_of_its_lane(queue: OutboxQu
     assert places == {1, 2, 3}
 
 
-def test_what_is_too_old_for_the_server_lets_the_rest_of_its_lane_go(queue: OutboxQueue) -> None:
+def test_an_expired_entry_does_not_block_its_lane(queue: OutboxQueue) -> None:
     queue.enqueue_many(steps(30))
     server = Scripted(refusing(9, answer(422, {"error": "STALE_ACTION"})))
     report = drain(queue, "ada", server)
@@ -224,7 +226,7 @@ def test_what_is_too_old_for_the_server_lets_the_rest_of_its_lane_go(queue: Outb
     assert (report.succeeded, report.expired) == (29, 1)
 
 
-def test_other_lanes_go_on_past_a_refusal(queue: OutboxQueue) -> None:
+def test_other_lanes_continue_after_a_refusal(queue: OutboxQueue) -> None:
     queue.enqueue_many(
         [activity("ada", f"{lane} {n}", lane=lane) for n in range(15) for lane in ("a", "b")]
     )
@@ -243,7 +245,7 @@ def test_other_lanes_go_on_past_a_refusal(queue: OutboxQueue) -> None:
     ]
 
 
-def test_a_rebuild_decides_about_those_claimed_ahead_too(queue: OutboxQueue) -> None:
+def test_a_rebuild_includes_entries_that_were_claimed_ahead(queue: OutboxQueue) -> None:
     entries = queue.enqueue_many(steps(20))
     board = {
         "quests": [
@@ -265,7 +267,7 @@ def test_a_rebuild_decides_about_those_claimed_ahead_too(queue: OutboxQueue) -> 
     assert (report.rebuilt, report.ended) == (1, Ended.EMPTY)
 
 
-def test_when_the_network_becomes_slow_what_waits_can_be_undone_again(queue: OutboxQueue) -> None:
+def test_when_the_network_becomes_slow_claims_ahead_are_released(queue: OutboxQueue) -> None:
     entries = queue.enqueue_many(steps(60))
     now = [0.0]
 
@@ -294,7 +296,7 @@ def test_when_the_network_becomes_slow_what_waits_can_be_undone_again(queue: Out
     assert report.succeeded == 59
 
 
-def test_a_stop_gives_back_what_was_claimed_ahead(queue: OutboxQueue) -> None:
+def test_a_stop_releases_claims_ahead(queue: OutboxQueue) -> None:
     entries = queue.enqueue_many(steps(40))
     heard = []
     queue.subscribe(lambda event: heard.append(event.kind))

@@ -1,4 +1,4 @@
-"""``holdfast outbox`` from outside: what people type, and what scripts read."""
+"""``holdfast outbox`` as a process: options, output, JSON and exit codes."""
 
 import json
 import signal
@@ -92,9 +92,7 @@ def test_what_is_added_is_listed_sent_and_counted(outbox: Outbox, user: str) -> 
     assert sorted(titles_of(outbox.server.url, user)) == ["Long visit", "Other"]
 
 
-def test_answers_that_get_lost_are_sent_for_again_in_the_time_there_is(
-    outbox: Outbox, user: str
-) -> None:
+def test_lost_responses_are_retried_within_max_seconds(outbox: Outbox, user: str) -> None:
     for number in range(4):
         outbox.add(f"visit {number}")
     with CuttingProxy(outbox.server.url) as proxy:
@@ -138,9 +136,7 @@ def overloaded() -> Iterator[str]:
             thread.join()
 
 
-def test_shorter_waits_leave_each_profile_its_own_rule_of_attempts(
-    outbox: Outbox, user: str
-) -> None:
+def test_shorter_delays_keep_each_profiles_limit_of_attempts(outbox: Outbox, user: str) -> None:
     field = outbox.add("Visit")
     walk = outbox(
         "add",
@@ -160,7 +156,7 @@ def test_shorter_waits_leave_each_profile_its_own_rule_of_attempts(
     assert shown["attempt_count"] > shown["max_attempts"]
 
 
-def test_how_long_things_are_kept_can_be_set(outbox: Outbox, user: str) -> None:
+def test_retention_can_be_set_by_the_environment(outbox: Outbox, user: str) -> None:
     a_tenth_of_a_second = "0.0000012"
     outbox.add("Sent")
     outbox.drain()
@@ -177,9 +173,7 @@ def test_how_long_things_are_kept_can_be_set(outbox: Outbox, user: str) -> None:
 
 
 @pytest.mark.parametrize("variable", [*VARIABLES.values(), "HOLDFAST_OUTBOX_RETRY_SECONDS"])
-def test_a_setting_that_makes_no_sense_is_exit_2_and_one_line(
-    outbox: Outbox, user: str, variable: str
-) -> None:
+def test_an_invalid_setting_exits_2_with_one_line(outbox: Outbox, user: str, variable: str) -> None:
     outbox.add("Visit")
     drain = ("drain", "--user", user, "--server", "http://127.0.0.1:9")
     done = outbox.run(*drain, **{variable: "soon"})
@@ -221,14 +215,14 @@ def test_a_conflict_is_shown_side_by_side_and_resolved(outbox: Outbox, user: str
     assert table[0].split("\t") == ["field", "base", "mine", "theirs"]
     assert all(line.split("\t")[0] for line in table)
     told = outbox.run("drain", "--user", user, "--server", outbox.server.url).stdout.decode()
-    assert f"{entry['id']} is conflict and waits for you (resolve or discard)" in told
+    assert f"{entry['id']} is conflict and needs a decision (resolve or discard)" in told
     assert "title\t-\tMine\tTheirs" in table
     assert outbox("resolve", entry["id"], "--strategy", "client_wins")["forced"]
     assert outbox.drain()["succeeded"] == 1
     assert titles_of(outbox.server.url, user) == ["Mine"]
 
 
-def test_a_token_that_does_not_hold_is_exit_1_and_fails_nothing(outbox: Outbox, user: str) -> None:
+def test_a_refused_token_exits_1_and_fails_no_entry(outbox: Outbox, user: str) -> None:
     entry = outbox.add("Visit")
     done = outbox.run("drain", "--user", user, "--server", outbox.server.url, "--token", "x.y.z")
     assert done.returncode == 1
@@ -237,7 +231,7 @@ def test_a_token_that_does_not_hold_is_exit_1_and_fails_nothing(outbox: Outbox, 
     assert (shown["status"], shown["attempt_count"]) == ("pending", 0)
 
 
-def test_a_server_that_is_not_there_is_exit_1_and_fails_nothing(outbox: Outbox, user: str) -> None:
+def test_an_unreachable_server_exits_1_and_fails_no_entry(outbox: Outbox, user: str) -> None:
     outbox.add("Visit")
     done = outbox.run("drain", "--user", user, "--server", "http://127.0.0.1:9", "--token", "t")
     assert done.returncode == 1
@@ -280,7 +274,7 @@ def test_an_encrypted_queue_opens_with_its_passphrase_only(
         ["--op", "create", "--endpoint", "/x", "--header", "Authorization: Bearer t"],
     ],
 )
-def test_what_breaks_a_rule_is_exit_2_and_one_line(here: Here, arguments: list[str]) -> None:
+def test_an_invalid_entry_exits_2_with_one_line(here: Here, arguments: list[str]) -> None:
     done = here(*DB, "add", "--user", "ada", "--entity", "note", *arguments)
     assert (done.returncode, done.stdout) == (2, b"")
     one_line(done.stderr)
@@ -305,7 +299,7 @@ def test_bad_usage_is_one_line(here: Here, arguments: list[str], code: int) -> N
 
 
 @pytest.mark.parametrize("passphrase", [(), ("--passphrase-env", "PIN")])
-def test_a_directory_in_place_of_the_file_is_told_as_what_it_is(
+def test_a_directory_as_db_is_named_in_the_error(
     here: Here, tmp_path: Path, passphrase: tuple[str, ...]
 ) -> None:
     (tmp_path / "queues").mkdir()
@@ -318,7 +312,7 @@ def test_a_directory_in_place_of_the_file_is_told_as_what_it_is(
 
 
 @pytest.mark.parametrize("content", [b"", "a database"])
-def test_a_file_without_an_outbox_is_told_and_left_alone(
+def test_a_file_without_an_outbox_is_refused_and_not_changed(
     here: Here, tmp_path: Path, content: bytes | str
 ) -> None:
     path = tmp_path / "app.db"
@@ -334,7 +328,7 @@ def test_a_file_without_an_outbox_is_told_and_left_alone(
     assert {file.name: file.read_bytes() for file in tmp_path.glob("app.db*")} == {"app.db": before}
 
 
-def test_an_entry_that_is_not_there_is_one_line(outbox: Outbox) -> None:
+def test_an_unknown_entry_id_is_an_error_of_one_line(outbox: Outbox) -> None:
     outbox.add("Visit")
     for command in ("show", "retry", "discard", "resolve"):
         done = outbox.run(command, str(uuid4()))
@@ -348,19 +342,19 @@ def test_help_needs_no_file(here: Here) -> None:
     assert b"--max-seconds" in done.stdout
 
 
-def test_the_rest_of_the_commands_say_what_they_did(outbox: Outbox) -> None:
+def test_prune_watchdog_ls_and_show_print_their_results(outbox: Outbox) -> None:
     entry = outbox.add("Visit")
     assert outbox("prune") == {"removed": 0}
     assert outbox("watchdog") == {"revived": []}
     assert outbox.run("prune").stdout == b"0 entries removed\n"
-    assert outbox.run("watchdog").stdout == b"0 entries brought back\n"
+    assert outbox.run("watchdog").stdout == b"0 entries returned to the queue\n"
     assert outbox.run("ls").stdout.startswith(b"id\tuser\t#\twhat")
     assert b"idempotency_key" in outbox.run("show", entry["id"]).stdout
     assert b"pending\t1" in outbox.run("stats").stdout
     assert outbox.run("edit", entry["id"]).returncode == 2
 
 
-def test_ctrl_c_finishes_what_is_being_sent_and_exits_0(
+def test_ctrl_c_finishes_the_current_entry_and_exits_0(
     outbox: Outbox, user: str, tmp_path: Path
 ) -> None:
     outbox.add("Visit")

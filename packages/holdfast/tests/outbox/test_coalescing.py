@@ -1,4 +1,4 @@
-"""Coalescing, when asked for: fewer sends, the same end, nothing reordered."""
+"""Coalescing: fewer sends, the same result, nothing reordered."""
 
 from typing import Any
 
@@ -22,13 +22,13 @@ def patch(lab: Lab, payload: Any, **fields: Any) -> Entry:
     return put(lab, operation="patch", payload=payload, **fields)
 
 
-def test_nothing_is_coalesced_unless_asked_for(lab: Lab) -> None:
+def test_nothing_is_coalesced_by_default(lab: Lab) -> None:
     lab.add(operation="update", endpoint=PATH)
     lab.add(operation="update", endpoint=PATH)
     assert lab.queue.stats().unsent == 2
 
 
-def test_a_pending_update_takes_the_later_ones_payload(lab: Lab) -> None:
+def test_an_update_is_merged_into_a_pending_update(lab: Lab) -> None:
     first = put(lab, payload={"name": "one"})
     lab.clock.pass_by(seconds=5)
     second = put(lab, payload={"name": "two"})
@@ -47,7 +47,7 @@ def test_two_patches_become_one(lab: Lab) -> None:
     assert merged.operation == "patch"
 
 
-def test_a_patch_goes_into_a_pending_update(lab: Lab) -> None:
+def test_a_patch_is_merged_into_a_pending_update(lab: Lab) -> None:
     put(lab, payload={"a": 1, "b": 1})
     merged = patch(lab, {"b": 2})
     assert (merged.operation, merged.decoded()) == ("update", {"a": 1, "b": 2})
@@ -68,23 +68,21 @@ def test_an_update_replaces_a_pending_patch(lab: Lab) -> None:
         ({"a": 1}, [2]),
     ],
 )
-def test_patches_whose_sum_depends_on_the_server_stay_two(
-    lab: Lab, first: Any, second: Any
-) -> None:
+def test_patches_with_nested_objects_are_not_merged(lab: Lab, first: Any, second: Any) -> None:
     patch(lab, first)
     patch(lab, second)
     assert lab.queue.stats().unsent == 2
 
 
 @pytest.mark.parametrize("second", [{"a": None}, {"a": {"x": 1}}])
-def test_a_patch_that_a_full_update_cannot_express_stays_beside_it(lab: Lab, second: Any) -> None:
+def test_a_patch_with_null_is_not_merged_into_an_update(lab: Lab, second: Any) -> None:
     put(lab, payload={"a": 1})
     patch(lab, second)
     assert lab.queue.stats().unsent == 2
 
 
 @pytest.mark.parametrize("then", ["in_flight", "retrying", "released", "failed", "conflict"])
-def test_nothing_is_merged_into_what_was_ever_claimed(lab: Lab, then: str) -> None:
+def test_nothing_is_merged_into_an_entry_that_was_claimed(lab: Lab, then: str) -> None:
     first = put(lab, payload={"n": 1})
     claimed = lab.claim()
     if then == "retrying":
@@ -117,7 +115,7 @@ def test_only_the_end_of_a_lane_is_merged_into(lab: Lab) -> None:
     assert lab.queue.stats().unsent == 3
 
 
-def test_nothing_is_merged_past_an_entry_of_another_lane_that_waits_for_it(lab: Lab) -> None:
+def test_nothing_is_merged_into_an_entry_that_another_lane_waits_for(lab: Lab) -> None:
     first = put(lab, payload={"n": 1})
     waiting = lab.add(depends_on=(first.id,))
     second = put(lab, payload={"n": 2})
@@ -134,7 +132,7 @@ def test_nothing_is_merged_past_an_entry_of_another_lane_that_waits_for_it(lab: 
         {"profile": "planning"},
     ],
 )
-def test_requests_that_differ_in_more_than_the_payload_stay_two(
+def test_requests_that_differ_in_more_than_the_payload_are_not_merged(
     lab: Lab, difference: dict[str, Any]
 ) -> None:
     put(lab, payload={"n": 1})
@@ -142,14 +140,14 @@ def test_requests_that_differ_in_more_than_the_payload_stay_two(
     assert lab.queue.stats().unsent == 2
 
 
-def test_an_update_with_dependencies_of_its_own_stays_apart(lab: Lab) -> None:
+def test_an_update_with_dependencies_is_not_merged(lab: Lab) -> None:
     put(lab, payload={"n": 1})
     other = lab.add()
     put(lab, payload={"n": 2}, depends_on=(other.id,))
     assert lab.queue.stats().unsent == 3
 
 
-def test_a_reference_the_earlier_one_does_not_have_keeps_them_apart(lab: Lab) -> None:
+def test_an_update_with_new_references_is_not_merged(lab: Lab) -> None:
     lab.add(local_id=REF)
     first = put(lab, payload={"n": 1})
     second = put(lab, payload={"n": REF})
@@ -159,13 +157,13 @@ def test_a_reference_the_earlier_one_does_not_have_keeps_them_apart(lab: Lab) ->
     assert (third.local_refs, third.waiting_for) == ((REF,), 1)
 
 
-def test_a_change_does_not_inherit_an_old_ones_age(lab: Lab) -> None:
+def test_changes_are_not_merged_into_old_entries(lab: Lab) -> None:
     first = put(lab, payload={"n": 1})
     lab.clock.pass_by(days=2)
     assert put(lab, payload={"n": 2}).id != first.id
 
 
-def test_in_strict_order_only_neighbours_are_merged(lab: Lab) -> None:
+def test_in_strict_order_only_adjacent_entries_are_merged(lab: Lab) -> None:
     first = put(lab, payload={"n": 1}, profile="walk")
     assert put(lab, payload={"n": 2}, profile="walk").id == first.id
     put(lab, payload={"n": 3}, profile="walk", endpoint=PATH + "8")
@@ -186,7 +184,7 @@ def delete(lab: Lab, **fields: Any) -> Entry:
     )
 
 
-def test_a_create_followed_by_a_delete_disappears(lab: Lab) -> None:
+def test_a_delete_discards_a_create_that_was_never_sent(lab: Lab) -> None:
     made = lab.add(local_id=REF)
     gone = delete(lab)
     assert (gone.id, gone.status, gone.reason) == (made.id, Status.DISCARDED, Reason.COALESCED)
@@ -196,7 +194,7 @@ def test_a_create_followed_by_a_delete_disappears(lab: Lab) -> None:
     assert lab.kinds() == ["enqueued", "discarded"]
 
 
-def test_what_was_done_to_it_in_between_disappears_too(lab: Lab) -> None:
+def test_a_delete_discards_changes_after_the_create_too(lab: Lab) -> None:
     path = f"/api/v1/activities/{{local:{REF}}}"
     made = lab.add(local_id=REF)
     lab.add(operation="patch", endpoint=path, local_id=REF)
@@ -205,21 +203,21 @@ def test_what_was_done_to_it_in_between_disappears_too(lab: Lab) -> None:
     assert {entry.status for entry in lab.queue.entries()} == {Status.DISCARDED}
 
 
-def test_a_create_that_may_be_on_its_way_is_deleted_on_the_server(lab: Lab) -> None:
+def test_a_create_that_was_claimed_is_deleted_on_the_server(lab: Lab) -> None:
     lab.add(local_id=REF)
     lab.queue.release(lab.claim())
     entry = delete(lab)
     assert (entry.operation, entry.status) == ("delete", Status.PENDING)
 
 
-def test_a_create_that_others_refer_to_does_not_disappear(lab: Lab) -> None:
+def test_a_create_that_other_entries_refer_to_is_not_discarded(lab: Lab) -> None:
     lab.add(local_id=REF)
     child = lab.add(payload={"activity": REF})
     assert delete(lab).operation == "delete"
     assert lab.queue.get(child.id).status is Status.PENDING
 
 
-def test_a_delete_of_something_else_takes_nothing_away(lab: Lab) -> None:
+def test_a_delete_of_another_entity_discards_nothing(lab: Lab) -> None:
     lab.add(local_id=local())
     assert delete(lab).operation == "delete"
     assert lab.queue.stats().unsent == 2
@@ -235,7 +233,7 @@ def test_members_of_a_batch_are_coalesced_with_each_other(lab: Lab) -> None:
     assert left.decoded() == {"n": 4}
 
 
-def test_a_key_of_the_apps_own_is_known_by_what_it_was_given_for(lab: Lab) -> None:
+def test_a_merged_entry_is_found_by_the_request_its_key_was_given_for(lab: Lab) -> None:
     key = local()
     first = patch(lab, {"a": 1}, key=key)
     assert patch(lab, {"b": 2}).id == first.id
@@ -245,7 +243,7 @@ def test_a_key_of_the_apps_own_is_known_by_what_it_was_given_for(lab: Lab) -> No
         patch(lab, {"a": 1, "b": 2}, key=key)
 
 
-def test_changes_with_another_strategy_stay_two(lab: Lab) -> None:
+def test_changes_with_another_conflict_strategy_are_not_merged(lab: Lab) -> None:
     put(lab, conflict_resolution="server_wins")
     put(lab, conflict_resolution="client_wins")
     assert lab.queue.stats().unsent == 2

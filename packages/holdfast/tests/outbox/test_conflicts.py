@@ -1,4 +1,4 @@
-"""Conflicts by each strategy, against the real field service."""
+"""Conflicts with each strategy, against a real server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +64,7 @@ def scene(server: Server, tmp_path: Path) -> Iterator[Scene]:
         yield Scene(server, queue)
 
 
-def test_where_the_server_wins_the_change_is_discarded(scene: Scene) -> None:
+def test_server_wins_discards_the_change(scene: Scene) -> None:
     entry = scene.change("server_wins")
     report = scene.drain()
     assert (report.ended, report.resolved) == (Ended.EMPTY, 1)
@@ -73,9 +73,7 @@ def test_where_the_server_wins_the_change_is_discarded(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("operation", ["update", "patch", "delete"])
-def test_where_the_client_wins_the_change_is_forced_once_with_a_new_key(
-    scene: Scene, operation: str
-) -> None:
+def test_client_wins_forces_the_change_once_with_a_new_key(scene: Scene, operation: str) -> None:
     entry = scene.change("client_wins", operation)
     report = scene.drain()
     after = scene.queue.get(entry.id)
@@ -88,14 +86,14 @@ def test_where_the_client_wins_the_change_is_forced_once_with_a_new_key(
         assert (scene.contact()["phone"], scene.contact()["version"]) == ("2", 3)
 
 
-def test_a_version_in_the_body_is_forced_too(scene: Scene) -> None:
+def test_a_forced_change_has_no_version_in_the_body(scene: Scene) -> None:
     scene.change("client_wins", headers={}, payload={"title": "Bo", "phone": "2", "version": 1})
     assert scene.drain().ended is Ended.EMPTY
     assert scene.contact()["phone"] == "2"
 
 
 @pytest.mark.parametrize("strategy", ["manual", None])
-def test_by_hand_both_sides_are_kept_until_a_person_has_decided(
+def test_manual_keeps_both_sides_until_the_conflict_is_resolved(
     scene: Scene, strategy: str | None
 ) -> None:
     heard: list[EventKind] = []
@@ -113,7 +111,7 @@ def test_by_hand_both_sides_are_kept_until_a_person_has_decided(
     assert (scene.contact()["phone"], scene.contact()["city"]) == ("2", "Bern")
 
 
-def test_what_a_person_has_merged_is_sent_against_what_they_saw(scene: Scene) -> None:
+def test_a_merged_payload_is_sent_with_the_version_that_was_read(scene: Scene) -> None:
     entry = scene.change("manual")
     scene.drain()
     merged = {"title": "Bo", "phone": "2", "city": "Basel"}
@@ -138,13 +136,13 @@ def test_a_function_of_the_app_merges_base_mine_and_theirs(scene: Scene) -> None
     assert (scene.contact()["phone"], scene.contact()["city"]) == ("2", "Basel")
 
 
-def test_a_merge_may_decide_for_one_side(scene: Scene) -> None:
+def test_a_merge_function_may_return_a_resolution(scene: Scene) -> None:
     entry = scene.change("merge")
     scene.drain(merge=lambda *_: Resolution.THEIRS)
     assert scene.queue.get(entry.id).status is Status.DISCARDED
 
 
-def test_a_merge_that_fails_leaves_the_conflict_for_a_person(scene: Scene) -> None:
+def test_a_merge_function_that_raises_leaves_the_conflict_open(scene: Scene) -> None:
     def broken(*_: Any) -> Any:
         raise ValueError("cannot merge that")
 
@@ -153,7 +151,7 @@ def test_a_merge_that_fails_leaves_the_conflict_for_a_person(scene: Scene) -> No
     assert scene.queue.get(entry.id).status is Status.CONFLICT
 
 
-def test_a_merge_that_meets_a_conflict_each_time_comes_to_an_end(tmp_path: Path) -> None:
+def test_merging_ends_after_five_conflicts(tmp_path: Path) -> None:
     with OutboxQueue.open(tmp_path / "outbox.db") as queue:
         queue.add_user("ada")
         entry = queue.enqueue(
@@ -179,7 +177,7 @@ def test_a_merge_that_meets_a_conflict_each_time_comes_to_an_end(tmp_path: Path)
     assert len(server.requests) == 12
 
 
-def test_a_conflict_whose_other_side_cannot_be_read_is_looked_at_again(tmp_path: Path) -> None:
+def test_a_conflict_whose_server_side_is_unreachable_is_retried(tmp_path: Path) -> None:
     with OutboxQueue.open(tmp_path / "outbox.db") as queue:
         queue.add_user("ada")
         queue.enqueue(
@@ -236,29 +234,29 @@ def unreadable(tmp_path: Path, strategy: str | None, read: Any, **more: Any) -> 
 
 
 @pytest.mark.parametrize("status", [302, 403, 405])
-def test_a_conflict_whose_other_side_is_not_to_be_had_is_a_persons_at_once(
+def test_a_conflict_whose_server_side_cannot_be_read_waits_for_a_decision(
     tmp_path: Path, status: int
 ) -> None:
     entry, sends = unreadable(tmp_path, "manual", answer(status))
     assert (entry.status, entry.last_error_code, sends) == (Status.CONFLICT, 409, 2)
 
 
-def test_the_client_wins_without_the_other_side_where_no_version_is_needed(tmp_path: Path) -> None:
+def test_client_wins_without_a_version_where_none_is_needed(tmp_path: Path) -> None:
     entry, sends = unreadable(tmp_path, "client_wins", answer(405))
     assert (entry.status, sends) == (Status.SUCCEEDED, 3)
 
 
-def test_the_client_cannot_win_without_a_version_where_one_is_needed(tmp_path: Path) -> None:
+def test_client_wins_waits_for_a_decision_where_a_version_is_needed(tmp_path: Path) -> None:
     entry, _ = unreadable(tmp_path, "client_wins", answer(405), profile="planning")
     assert entry.status is Status.CONFLICT
 
 
-def test_a_conflict_that_cannot_be_read_often_enough_is_a_persons(tmp_path: Path) -> None:
+def test_a_conflict_that_stays_unreadable_waits_for_a_decision(tmp_path: Path) -> None:
     entry, sends = unreadable(tmp_path, "client_wins", NoResponse("no answer"))
     assert (entry.status, sends) == (Status.CONFLICT, 6)
 
 
-def test_a_token_that_does_not_hold_for_the_reading_is_no_conflict(tmp_path: Path) -> None:
+def test_a_refused_token_while_reading_a_conflict_releases_the_entry(tmp_path: Path) -> None:
     with OutboxQueue.open(tmp_path / "outbox.db") as queue:
         queue.add_user("ada")
         entry = queue.enqueue(

@@ -1,4 +1,4 @@
-"""Dependencies: waiting for parents and for ids, parking with them and coming back with them."""
+"""Dependencies on entries and local ids: blocking, parking and reviving."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_child_waits_until_all_its_parents_have_succeeded(lab: Lab) -> None:
     assert lab.claim().entry.id == child.id
 
 
-def test_a_parent_that_is_done_already_is_not_waited_for(lab: Lab) -> None:
+def test_a_parent_that_has_succeeded_is_not_awaited(lab: Lab) -> None:
     parent = lab.add()
     lab.send()
     child = lab.add(depends_on=(parent.id,))
@@ -104,7 +104,7 @@ def test_only_a_create_maps_its_local_id(lab: Lab) -> None:
     assert lab.queue.mappings("ada", [ref]) == {}
 
 
-def test_a_local_id_nobody_makes_blocks_until_it_is_mapped_by_hand(lab: Lab) -> None:
+def test_an_unknown_local_id_blocks_until_it_is_mapped(lab: Lab) -> None:
     ref = local()
     entry = lab.add(payload={"activity": f"{{local:{ref}}}"})
     assert lab.queue.claim("ada") is None
@@ -113,13 +113,13 @@ def test_a_local_id_nobody_makes_blocks_until_it_is_mapped_by_hand(lab: Lab) -> 
     assert lab.claim().entry.id == entry.id
 
 
-def test_in_strict_order_a_local_id_that_nobody_makes_is_refused(lab: Lab) -> None:
+def test_in_strict_order_an_unknown_local_id_is_refused(lab: Lab) -> None:
     with pytest.raises(EntryInvalidError) as caught:
         lab.queue.enqueue(walk(payload={"a": f"{{local:{local()}}}"}))
     assert caught.value.rule == "dependency_ids_must_exist_in_queue"
 
 
-def test_a_create_without_an_id_in_its_answer_leaves_references_blocked(lab: Lab) -> None:
+def test_a_create_without_an_id_in_its_response_leaves_references_blocked(lab: Lab) -> None:
     ref = local()
     lab.add(local_id=ref)
     child = lab.add(payload={"activity": ref})
@@ -129,12 +129,12 @@ def test_a_create_without_an_id_in_its_answer_leaves_references_blocked(lab: Lab
     assert lab.claim().entry.id == child.id
 
 
-def test_a_uuid_that_is_nobodys_local_id_is_just_a_value(lab: Lab) -> None:
+def test_a_uuid_that_is_no_local_id_is_a_plain_value(lab: Lab) -> None:
     entry = lab.add(payload={"server": local()})
     assert (entry.local_refs, entry.waiting_for) == ((), 0)
 
 
-def test_one_users_local_ids_are_nothing_to_another(lab: Lab) -> None:
+def test_local_ids_of_another_user_are_not_resolved(lab: Lab) -> None:
     lab.queue.add_user("bob")
     ref = local()
     mine = lab.add(local_id=ref)
@@ -148,7 +148,7 @@ def test_one_users_local_ids_are_nothing_to_another(lab: Lab) -> None:
     assert lab.queue.get(mine.id).status is Status.SUCCEEDED
 
 
-def test_a_create_may_tell_the_server_its_own_local_id(lab: Lab) -> None:
+def test_a_create_may_contain_its_own_local_id(lab: Lab) -> None:
     ref = local()
     entry = lab.add(local_id=ref, payload={"clientId": ref})
     assert entry.local_refs == ()
@@ -171,7 +171,7 @@ def test_an_entry_cannot_depend_on_itself(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("ending", ["fail", "attempts", "expire", "stale", "cancel", "park"])
-def test_a_parent_that_dies_parks_its_children_and_theirs(lab: Lab, ending: str) -> None:
+def test_a_failed_parent_parks_its_dependents_transitively(lab: Lab, ending: str) -> None:
     ref = local()
     parent = lab.add(local_id=ref, max_attempts=1)
     child = lab.add(depends_on=(parent.id,))
@@ -225,7 +225,7 @@ def test_editing_the_parent_revives_its_children_too(lab: Lab) -> None:
     assert statuses(lab, parent, child) == ["pending", "pending"]
 
 
-def test_a_child_comes_back_only_when_no_parent_is_dead(lab: Lab) -> None:
+def test_a_child_is_revived_only_when_no_parent_is_dead(lab: Lab) -> None:
     one, two = lab.add(), lab.add()
     child = lab.add(depends_on=(one.id, two.id))
     lab.queue.fail(lab.claim())
@@ -236,7 +236,7 @@ def test_a_child_comes_back_only_when_no_parent_is_dead(lab: Lab) -> None:
     assert statuses(lab, child) == ["pending"]
 
 
-def test_a_diamond_is_revived_whole(lab: Lab) -> None:
+def test_a_diamond_of_dependencies_is_revived(lab: Lab) -> None:
     top = lab.add()
     left, right = lab.add(depends_on=(top.id,)), lab.add(depends_on=(top.id,))
     bottom = lab.add(depends_on=(top.id, left.id, right.id))
@@ -257,7 +257,7 @@ def test_a_parked_child_cannot_be_retried_before_its_parent(lab: Lab) -> None:
         lab.queue.retry(child.id)
 
 
-def test_a_child_edited_free_of_its_dead_parent_can_go(lab: Lab) -> None:
+def test_a_child_edited_to_drop_its_dead_parent_is_pending(lab: Lab) -> None:
     ref = local()
     parent = lab.add(local_id=ref)
     child = lab.add(depends_on=(parent.id,), payload={"a": ref})
@@ -270,7 +270,7 @@ def test_a_child_edited_free_of_its_dead_parent_can_go(lab: Lab) -> None:
     assert lab.claim().entry.id == child.id
 
 
-def test_a_failed_child_of_its_own_making_is_not_revived_by_its_parent(lab: Lab) -> None:
+def test_a_child_that_failed_itself_is_not_revived_by_its_parent(lab: Lab) -> None:
     parent = lab.add()
     child = lab.add(depends_on=(parent.id,))
     lab.queue.park(child.id, reason=Reason.REBUILD)
@@ -299,7 +299,7 @@ def test_children_of_a_conflict_wait(lab: Lab) -> None:
     assert lab.queue.claim("ada") is None
 
 
-def test_discarding_with_dependents_takes_the_parked_ones_along(lab: Lab) -> None:
+def test_discarding_with_dependents_discards_parked_entries(lab: Lab) -> None:
     parent = lab.add()
     child = lab.add(depends_on=(parent.id,))
     grandchild = lab.add(depends_on=(child.id,))
@@ -328,7 +328,7 @@ def test_a_parent_with_parked_children_is_not_pruned_before_them(lab: Lab) -> No
     assert lab.queue.prune() == 1
 
 
-def test_dependents_are_listed_directly_and_in_all(lab: Lab) -> None:
+def test_dependents_are_listed_directly_and_transitively(lab: Lab) -> None:
     ref = local()
     parent = lab.add(local_id=ref)
     child, by_reference = lab.add(depends_on=(parent.id,)), lab.add(payload={"a": ref})

@@ -1,4 +1,4 @@
-"""The drain against a real server that loses answers: everything happens once, and in order."""
+"""The drain against a real server that loses responses: one effect per entry, in order."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -129,7 +129,7 @@ def test_four_processes_draining_one_file_send_nothing_twice(
         assert workers == {"succeed"}
 
 
-def test_the_devices_clock_is_set_right_by_the_servers_date(
+def test_the_servers_date_corrects_the_devices_clock(
     server: Server, queue: OutboxQueue, user: str
 ) -> None:
     queue.enqueue(activity(user, "visit"))
@@ -165,7 +165,7 @@ def test_a_drain_stops_between_entries_and_is_resumed(
     assert kinds.count(EventKind.DRAINED) == 2
 
 
-def test_an_entry_that_was_left_in_flight_comes_back_after_the_lease(
+def test_an_entry_left_in_flight_is_sent_after_its_lease(
     server: Server, tmp_path: Path, user: str
 ) -> None:
     settings = QueueSettings(lease_seconds=0.2)

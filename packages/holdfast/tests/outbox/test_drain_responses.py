@@ -1,4 +1,4 @@
-"""What each answer does to the queue, with a server that says what it is told to say."""
+"""What each response does to the queue, with a scripted server."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -158,7 +158,7 @@ def test_an_action_that_the_server_finds_stale_expires_with_an_event(
     assert EventKind.EXPIRED in kinds(events)
 
 
-def test_a_connection_lost_in_the_middle_leaves_the_rest_with_their_keys(
+def test_a_connection_lost_in_the_middle_keeps_the_keys_of_the_rest(
     queue: OutboxQueue,
 ) -> None:
     entries = queue.enqueue_many([step(number) for number in range(1, 6)])
@@ -182,9 +182,7 @@ def test_the_same_key_enqueued_twice_is_sent_once(queue: OutboxQueue) -> None:
     assert server.keys == [key]
 
 
-def test_a_key_that_the_server_knows_with_another_payload_fails_loudly(
-    queue: OutboxQueue, events: list[Event]
-) -> None:
+def test_a_payload_mismatch_fails_the_entry(queue: OutboxQueue, events: list[Event]) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
     drain(queue, "ada", Scripted([answer(409, code="idempotency.payload_mismatch")]))
     failed = queue.get(entry.id)
@@ -198,7 +196,7 @@ def test_a_replayed_success_is_a_success(queue: OutboxQueue) -> None:
     assert drain(queue, "ada", Scripted([replay])).ended is Ended.EMPTY
 
 
-def test_five_errors_in_a_row_wait_5_10_20_40_and_80_seconds(
+def test_five_errors_in_a_row_are_delayed_5_10_20_40_and_80_seconds(
     queue: OutboxQueue, events: list[Event]
 ) -> None:
     queue.enqueue(step(1))
@@ -218,7 +216,7 @@ def _make_due(queue: OutboxQueue) -> None:
         connection.execute("UPDATE offline_sync_queue SET due_ms = NULL, next_retry_at = NULL")
 
 
-def test_after_twelve_tries_of_one_wake_up_an_entry_stays_queued_for_the_next(
+def test_after_twelve_attempts_of_one_wake_up_an_entry_stays_queued(
     queue: OutboxQueue,
 ) -> None:
     entry = queue.enqueue(step(1))
@@ -238,7 +236,7 @@ def test_after_twelve_tries_of_one_wake_up_an_entry_stays_queued_for_the_next(
 # -- transient failures ---------------------------------------------------------------------------
 
 
-def test_an_entry_that_had_its_attempts_fails_and_is_shown(queue: OutboxQueue) -> None:
+def test_an_entry_fails_after_max_attempts(queue: OutboxQueue) -> None:
     entry = queue.enqueue(activity("ada", "visit", max_attempts=3))
     server = Scripted(lambda _: answer(500))
     report = drain(queue, "ada", server, max_seconds=5, retry=SOON)
@@ -267,7 +265,7 @@ def test_without_a_network_one_entry_is_tried_and_not_all_of_them(queue: OutboxQ
     assert len(server.requests) == 1
 
 
-def test_silence_after_silence_is_the_networks_fault(queue: OutboxQueue) -> None:
+def test_three_sends_without_a_response_hold_the_drain(queue: OutboxQueue) -> None:
     queue.enqueue_many([activity("ada", f"visit {number}") for number in range(9)])
     server = Scripted(lambda _: SILENCE)
     assert drain(queue, "ada", server).ended is Ended.OFFLINE
@@ -293,7 +291,7 @@ def test_a_redirect_is_not_followed_and_fails_no_entry(queue: OutboxQueue) -> No
     assert (attempt.status, attempt.code) == (302, "unreachable")
 
 
-def test_one_endpoint_that_points_elsewhere_holds_up_nobody(queue: OutboxQueue) -> None:
+def test_a_redirect_of_one_endpoint_does_not_hold_other_entries(queue: OutboxQueue) -> None:
     moved = queue.enqueue(activity("ada", "moved"))
     queue.enqueue(activity("ada", "here"))
 
@@ -310,7 +308,7 @@ def test_one_endpoint_that_points_elsewhere_holds_up_nobody(queue: OutboxQueue) 
 @pytest.mark.parametrize(
     "location", ["/api/v1/activities/", "http://HERE:8000/base/api/v1/Activities/?x=1"]
 )
-def test_a_path_that_has_moved_on_the_server_is_the_entrys_fault(
+def test_a_redirect_to_another_path_of_the_server_fails_the_entry(
     queue: OutboxQueue, location: str
 ) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
@@ -323,7 +321,7 @@ def test_a_path_that_has_moved_on_the_server_is_the_entrys_fault(
 @pytest.mark.parametrize(
     "location", ["https://here:8000/api/v1/activities", "/login?next=/api/v1/activities", "", "//["]
 )
-def test_a_redirect_to_another_door_fails_no_entry(queue: OutboxQueue, location: str) -> None:
+def test_a_redirect_to_another_host_fails_no_entry(queue: OutboxQueue, location: str) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
     server = Scripted([answer(302, headers={"location": location})])
     server.origin = "http://here:8000"  # type: ignore[attr-defined]
@@ -331,7 +329,7 @@ def test_a_redirect_to_another_door_fails_no_entry(queue: OutboxQueue, location:
     assert queue.get(entry.id).status is Status.PENDING
 
 
-def test_an_unknown_422_has_one_second_chance_whatever_comes_between(queue: OutboxQueue) -> None:
+def test_an_unknown_422_is_retried_once_whatever_comes_between(queue: OutboxQueue) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
     odd, busy = answer(422, code="surprise"), answer(503)
     tokens = iter("abcdefgh")
@@ -348,7 +346,7 @@ def test_an_unknown_422_is_sent_once_more_and_then_fails(queue: OutboxQueue) -> 
     assert queue.get(entry.id).status is Status.FAILED
 
 
-def test_a_transport_that_breaks_leaves_the_entry_for_the_next_drain(queue: OutboxQueue) -> None:
+def test_a_transport_that_raises_leaves_the_entry_pending(queue: OutboxQueue) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
 
     def broken(_: Request) -> Response:
@@ -375,7 +373,7 @@ def test_401_pauses_the_queue_and_is_no_failure_of_the_entry(
     assert EventKind.PAUSED in kinds(events)
 
 
-def test_a_token_that_was_renewed_meanwhile_is_taken_at_once(queue: OutboxQueue) -> None:
+def test_a_token_that_was_renewed_meanwhile_is_used_at_once(queue: OutboxQueue) -> None:
     queue.enqueue(activity("ada", "visit"))
     tokens = iter(["old", "new", "new"])
 
@@ -389,7 +387,7 @@ def test_a_token_that_was_renewed_meanwhile_is_taken_at_once(queue: OutboxQueue)
     assert len(set(server.keys)) == 1
 
 
-def test_a_server_that_takes_no_token_is_not_asked_for_ever(queue: OutboxQueue) -> None:
+def test_a_second_refused_token_ends_the_drain(queue: OutboxQueue) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
     minted = iter(range(1000))
     server = Scripted(lambda _: answer(401, headers={"x-request-id": "r"}, code="auth.required"))
@@ -400,7 +398,7 @@ def test_a_server_that_takes_no_token_is_not_asked_for_ever(queue: OutboxQueue) 
     assert told == [(401, "auth.required", "r")] * 2
 
 
-def test_a_token_function_that_fails_after_an_answer_gives_the_entry_back(
+def test_a_token_function_that_raises_after_a_response_releases_the_entry(
     queue: OutboxQueue,
 ) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
@@ -417,7 +415,7 @@ def test_a_user_without_a_token_sends_nothing(queue: OutboxQueue) -> None:
     assert queue.attempts(entry.id) == []
 
 
-def test_a_token_function_that_fails_gives_the_entry_back(queue: OutboxQueue) -> None:
+def test_a_token_function_that_raises_releases_the_entry(queue: OutboxQueue) -> None:
     entry = queue.enqueue(activity("ada", "visit"))
 
     def broken(_: str) -> str:
@@ -480,7 +478,7 @@ def test_discard_unblocks_a_poisoned_head(queue: OutboxQueue) -> None:
     assert server.keys == [behind.idempotency_key]
 
 
-def test_what_depends_on_a_failed_entry_is_parked_and_comes_back_with_it(
+def test_dependents_of_a_failed_entry_are_parked_and_revived_with_it(
     queue: OutboxQueue,
 ) -> None:
     local = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
@@ -505,7 +503,7 @@ def test_what_depends_on_a_failed_entry_is_parked_and_comes_back_with_it(
 # -- time -----------------------------------------------------------------------------------------
 
 
-def test_a_time_box_ends_the_drain_between_entries(queue: OutboxQueue) -> None:
+def test_max_seconds_ends_the_drain_between_entries(queue: OutboxQueue) -> None:
     queue.enqueue_many([activity("ada", f"visit {number}") for number in range(5)])
     server = Scripted(created)
     report = drain(queue, "ada", server, max_seconds=0)

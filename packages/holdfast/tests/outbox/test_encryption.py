@@ -1,4 +1,4 @@
-"""Encryption at rest: nothing readable on the disk, clear words for a wrong passphrase."""
+"""Encryption at rest: no plaintext on the disk, clear errors for a wrong passphrase."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -74,7 +74,7 @@ def test_no_plaintext_reaches_the_file_its_log_or_a_temporary_file(
         assert b"offline_sync_queue" not in data
 
 
-def test_a_plain_file_is_what_it_says(lab: Lab) -> None:
+def test_a_plain_file_is_readable_without_a_key(lab: Lab) -> None:
     lab.add(payload={"note": MARK})
     lab.queue.close()
     data = lab.path.read_bytes()
@@ -82,7 +82,7 @@ def test_a_plain_file_is_what_it_says(lab: Lab) -> None:
     assert MARK.encode() in data
 
 
-def test_the_file_is_for_its_owner_only(secret: Lab) -> None:
+def test_the_file_is_readable_by_its_owner_only(secret: Lab) -> None:
     secret.add()
     for file in secret.path.parent.iterdir():
         assert file.stat().st_mode & 0o077 == 0
@@ -105,7 +105,7 @@ def test_the_file_opens_with_its_passphrase_and_no_other(quick_path: Path) -> No
         assert queue.get(entry.id).decoded() == entry.decoded()
 
 
-def test_a_wrong_passphrase_leaves_a_log_that_was_not_written_back_alone(secret: Lab) -> None:
+def test_a_wrong_passphrase_does_not_change_the_log(secret: Lab) -> None:
     entry = secret.add()
     before = contents(secret.path)
     del before["outbox.db-shm"]  # who reads what; not data
@@ -131,14 +131,14 @@ def test_a_log_left_by_a_crash_survives_wrong_passphrases(secret: Lab, quick_pat
         assert queue.get(entry.id).payload == entry.payload
 
 
-def test_without_a_passphrase_either_driver_says_that_the_file_is_encrypted(secret: Lab) -> None:
+def test_without_a_passphrase_both_drivers_report_an_encrypted_file(secret: Lab) -> None:
     secret.queue.close()
     for driver in ("sqlite3", "apsw"):
         with pytest.raises(WrongPassphraseError, match="is encrypted"):
             OutboxQueue.open(secret.path, driver=driver)
 
 
-def test_a_plain_file_opened_with_a_passphrase_says_that_it_is_plain(lab: Lab) -> None:
+def test_a_plain_file_opened_with_a_passphrase_is_reported_as_plain(lab: Lab) -> None:
     entry = lab.add()
     lab.queue.close()
     before = lab.path.read_bytes()
@@ -149,7 +149,7 @@ def test_a_plain_file_opened_with_a_passphrase_says_that_it_is_plain(lab: Lab) -
 
 
 @pytest.mark.parametrize("passphrase", [b"too short", b"", "", "nul\0inside"])
-def test_a_key_that_cannot_be_one_is_refused(quick_path: Path, passphrase: str | bytes) -> None:
+def test_an_invalid_key_is_refused(quick_path: Path, passphrase: str | bytes) -> None:
     path = quick_path / "q.db"
     with pytest.raises(ConfigurationError):
         OutboxQueue.open(path, passphrase=passphrase)
@@ -191,7 +191,7 @@ def test_the_key_can_be_changed(secret: Lab) -> None:
         assert connection.execute("PRAGMA synchronous").fetchall() == [(2,)]
 
 
-def test_the_key_is_not_changed_under_someone_else(secret: Lab) -> None:
+def test_the_key_is_not_changed_while_another_process_has_the_file_open(secret: Lab) -> None:
     entry = secret.add()
     with secret.open() as other:
         with pytest.raises(FileBusyError, match="open elsewhere"):
@@ -248,7 +248,7 @@ def test_a_kill_while_the_key_is_changed_leaves_the_old_key_or_the_new_one(tmp_p
     assert outcomes[-1] == OTHER
 
 
-def test_encrypted_and_plain_queues_do_the_same(secret: Lab) -> None:
+def test_encrypted_and_plain_queues_behave_alike(secret: Lab) -> None:
     ref = local()
     secret.add(local_id=ref)
     child = secret.add(payload={"a": ref})

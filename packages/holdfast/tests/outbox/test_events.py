@@ -1,4 +1,4 @@
-"""Events: every change is told, after it is committed, in order, and never with a payload."""
+"""Events: one for every change, after its commit, in order, never with a payload."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ from packages.holdfast.tests.outbox.queue_harness import Lab, local, new
 SECRET = "xyzzy-plugh"
 
 
-def test_each_change_is_told_once_with_the_status_after_it(lab: Lab) -> None:
+def test_each_change_emits_one_event_with_the_status_after_it(lab: Lab) -> None:
     queue = lab.queue
     entry = lab.add(payload={"note": SECRET}, max_attempts=2)
     queue.schedule_retry(lab.claim(), delay_seconds=0, error=SECRET, http_status=503)
@@ -48,7 +48,7 @@ def test_each_change_is_told_once_with_the_status_after_it(lab: Lab) -> None:
     assert (lab.events[9].error_code, lab.events[12].reason) == (422, Reason.REBUILD)
 
 
-def test_no_event_carries_a_payload_a_header_or_what_the_server_said(lab: Lab) -> None:
+def test_no_event_carries_a_payload_a_header_or_a_response_body(lab: Lab) -> None:
     lab.add(payload={"note": SECRET}, headers={"X-Note": SECRET})
     lab.queue.fail(lab.claim(), error=SECRET)
     assert len(lab.events) == 3
@@ -56,7 +56,7 @@ def test_no_event_carries_a_payload_a_header_or_what_the_server_said(lab: Lab) -
         assert SECRET.encode() not in msgspec.json.encode(event)
 
 
-def test_an_event_comes_after_its_commit(lab: Lab) -> None:
+def test_an_event_is_delivered_after_its_commit(lab: Lab) -> None:
     seen = []
 
     def look(event: Event) -> None:
@@ -71,7 +71,7 @@ def test_an_event_comes_after_its_commit(lab: Lab) -> None:
     assert seen == [("enqueued", 1), ("enqueued", 3), ("enqueued", 3)]
 
 
-def test_nothing_is_told_of_what_was_undone(lab: Lab) -> None:
+def test_rolled_back_changes_emit_no_events(lab: Lab) -> None:
     class Cut:
         def reach(self, point: str) -> None:
             if point == "enqueue.before_commit":
@@ -83,7 +83,7 @@ def test_nothing_is_told_of_what_was_undone(lab: Lab) -> None:
     assert (lab.events, lab.queue.entries()) == ([], [])
 
 
-def test_the_points_around_each_commit_have_names(lab: Lab) -> None:
+def test_every_commit_has_named_fault_points(lab: Lab) -> None:
     reached: list[str] = []
 
     class Watch:
@@ -109,7 +109,7 @@ def test_the_points_around_each_commit_have_names(lab: Lab) -> None:
     ]
 
 
-def test_a_listener_may_use_the_queue_and_hears_of_it_afterwards(lab: Lab) -> None:
+def test_a_listener_may_use_the_queue_and_gets_its_events_afterwards(lab: Lab) -> None:
     heard = []
 
     def follow(event: Event) -> None:
@@ -124,7 +124,7 @@ def test_a_listener_may_use_the_queue_and_hears_of_it_afterwards(lab: Lab) -> No
     assert heard == ["enqueued", "claimed", "succeeded"]
 
 
-def test_a_listener_that_fails_is_logged_and_the_others_hear(
+def test_a_listener_that_raises_is_logged_and_the_others_get_the_event(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: list[Event] = []
@@ -141,7 +141,7 @@ def test_a_listener_that_fails_is_logged_and_the_others_hear(
     assert SECRET not in caplog.text
 
 
-def test_listening_can_be_ended(lab: Lab) -> None:
+def test_a_listener_can_be_unsubscribed(lab: Lab) -> None:
     heard: list[Event] = []
     end = lab.queue.subscribe(heard.append)
     lab.add()
@@ -150,7 +150,7 @@ def test_listening_can_be_ended(lab: Lab) -> None:
     assert len(heard) == 1
 
 
-def test_events_of_several_threads_come_in_the_order_of_their_commits(quick_path: Path) -> None:
+def test_events_of_several_threads_are_in_commit_order(quick_path: Path) -> None:
     numbers: list[int] = []
     queue = OutboxQueue.open(quick_path / "q.db")
     queue.add_user("ada")
@@ -171,7 +171,7 @@ def test_events_of_several_threads_come_in_the_order_of_their_commits(quick_path
     queue.close()
 
 
-def test_the_drain_can_tell_events_of_its_own(lab: Lab) -> None:
+def test_emit_delivers_events_of_the_drain(lab: Lab) -> None:
     event = Event(kind=EventKind.DRAINED, at=lab.clock.now(), user_id="ada", count=3)
     lab.queue.emit(event)
     assert lab.events == [event]

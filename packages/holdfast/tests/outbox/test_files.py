@@ -1,4 +1,4 @@
-"""The file: made, migrated, read-only, damaged, too new, on a full disk. Clear words, no harm."""
+"""The file: created, migrated, read-only, damaged, too new, on a full disk."""
 
 import os
 import resource
@@ -51,7 +51,7 @@ def snapshot(directory: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_file_that_cannot_be_written_is_refused_and_left_alone(lab: Lab) -> None:
+def test_a_read_only_file_is_refused_and_not_changed(lab: Lab) -> None:
     lab.add()
     lab.queue.close()
     lab.path.chmod(0o444)
@@ -62,31 +62,31 @@ def test_a_file_that_cannot_be_written_is_refused_and_left_alone(lab: Lab) -> No
     assert snapshot(lab.path.parent) == before
 
 
-def test_a_directory_that_cannot_be_written_is_refused(lab: Lab) -> None:
+def test_a_read_only_directory_is_refused(lab: Lab) -> None:
     lab.queue.close()
     lab.path.chmod(0o666)
     lab.path.parent.chmod(0o555)
     with as_nobody():
         with pytest.raises(FileReadOnlyError):
             OutboxQueue.open(lab.path)
-        with pytest.raises(FileReadOnlyError, match="cannot be made"):
+        with pytest.raises(FileReadOnlyError, match="cannot be created"):
             OutboxQueue.open(lab.path.with_name("other.db"))
     lab.path.parent.chmod(0o755)
 
 
-def test_a_directory_that_is_not_there_is_named(quick_path: Path) -> None:
+def test_a_missing_directory_is_named(quick_path: Path) -> None:
     with pytest.raises(OutboxFileError, match="no directory"):
         OutboxQueue.open(quick_path / "missing" / "q.db")
 
 
-def test_a_directory_is_no_file(quick_path: Path) -> None:
+def test_a_directory_is_refused_as_file(quick_path: Path) -> None:
     (quick_path / "q.db").mkdir()
     with pytest.raises(OutboxFileError):
         OutboxQueue.open(quick_path / "q.db")
 
 
 @pytest.mark.parametrize("junk", [b"this is not a database\n" * 500, os.urandom(8192)])
-def test_a_file_that_is_no_database_is_refused_and_left_alone(
+def test_a_file_that_is_no_database_is_refused_and_not_changed(
     quick_path: Path, junk: bytes
 ) -> None:
     path = quick_path / "q.db"
@@ -97,7 +97,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(
     assert snapshot(quick_path) == {"q.db": junk}
 
 
-def test_a_new_file_that_another_writes_to_is_waited_for(quick_path: Path) -> None:
+def test_opening_waits_for_another_process_that_writes_a_new_file(quick_path: Path) -> None:
     # An app that makes a table of its own in the file, or another process that opens the outbox:
     # SQLite by itself refuses to switch to WAL at once, whatever the busy time-out.
     path = quick_path / "q.db"
@@ -113,7 +113,7 @@ def test_a_new_file_that_another_writes_to_is_waited_for(quick_path: Path) -> No
 
 
 @pytest.mark.parametrize("passphrase", [None, KEY])
-def test_a_new_file_may_be_opened_by_several_at_once(
+def test_a_new_file_may_be_opened_by_several_processes_at_once(
     quick_path: Path, passphrase: bytes | None
 ) -> None:
     openers = 6
@@ -131,7 +131,7 @@ def test_a_new_file_may_be_opened_by_several_at_once(
 
 
 @pytest.mark.parametrize("passphrase", [None, KEY])
-def test_a_file_too_short_to_be_a_database_is_not_written_over(
+def test_a_file_too_short_to_be_a_database_is_not_overwritten(
     quick_path: Path, passphrase: bytes | None
 ) -> None:
     path = quick_path / "q.db"
@@ -169,7 +169,7 @@ def _look_at_everything(lab: Lab) -> None:
         queue.check_integrity()
 
 
-def test_damage_that_is_met_on_the_way_says_so(lab: Lab) -> None:
+def test_damage_found_during_an_operation_raises_file_damaged(lab: Lab) -> None:
     lab.queue.enqueue_many([new(payload={"n": n, "x": "y" * 1000}) for n in range(200)])
     lab.queue.close()
     data = bytearray(lab.path.read_bytes())
@@ -190,7 +190,7 @@ def test_a_truncated_file_is_refused(lab: Lab) -> None:
     assert lab.path.read_bytes() == cut
 
 
-def test_a_file_of_a_newer_version_is_refused_and_left_alone(lab: Lab) -> None:
+def test_a_file_of_a_newer_version_is_refused_and_not_changed(lab: Lab) -> None:
     entry = lab.add()
     lab.queue.close()
     with closing(sqlite3.connect(lab.path)) as connection, connection:
@@ -226,7 +226,7 @@ def test_an_older_file_is_migrated_and_keeps_what_is_queued(
         lab.reopen()
 
 
-def test_what_may_have_happened_before_the_time_was_noted_counts_from_its_queueing(
+def test_entries_sent_before_schema_3_count_from_their_queueing(
     lab: Lab,
 ) -> None:
     unknown, sent, fresh = (lab.add(profile="planning") for _ in range(3))
@@ -264,12 +264,12 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     assert "colour" not in columns
 
 
-def test_the_steps_of_the_schema_are_numbered_without_gaps() -> None:
+def test_migrations_are_numbered_without_gaps() -> None:
     numbers = [number for number, _ in schema.load_steps()]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_an_apps_own_file_gets_the_tables_beside_its_own(quick_path: Path) -> None:
+def test_the_outbox_can_share_the_apps_database_file(quick_path: Path) -> None:
     path = quick_path / "app.db"
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE notes (text)")
@@ -281,7 +281,7 @@ def test_an_apps_own_file_gets_the_tables_beside_its_own(quick_path: Path) -> No
         assert connection.execute("SELECT text FROM notes").fetchall() == [("mine",)]
 
 
-def test_an_app_with_a_table_of_the_same_name_is_told(quick_path: Path) -> None:
+def test_a_table_of_the_same_name_is_refused(quick_path: Path) -> None:
     path = quick_path / "app.db"
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE users (name)")
@@ -305,7 +305,7 @@ def disk_of(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("passphrase", [None, KEY])
-def test_on_a_full_disk_enqueueing_fails_cleanly_and_goes_on_when_there_is_room(
+def test_on_a_full_disk_enqueue_raises_and_works_again_when_there_is_space(
     quick_path: Path, passphrase: bytes | None
 ) -> None:
     lab = Lab(quick_path / "q.db", passphrase=passphrase)
@@ -335,19 +335,19 @@ def test_a_claim_that_could_not_be_written_was_not_made(lab: Lab) -> None:
     assert lab.claim().number == 1
 
 
-def test_sqlites_word_for_a_full_disk_is_translated(quick_path: Path) -> None:
+def test_a_full_disk_raises_disk_full(quick_path: Path) -> None:
     lab = Lab(quick_path / "q.db", driver="apsw")
     with lab.queue.transaction() as connection:
         pages = connection.execute("PRAGMA page_count").fetchall()[0][0]
         connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchall()
-    with pytest.raises(DiskFullError, match="no room"):
+    with pytest.raises(DiskFullError, match="disk is full"):
         lab.add(payload={"x": "y" * 50_000})
     assert lab.queue.stats().unsent == 0
     assert lab.add().status is Status.PENDING
     lab.queue.close()
 
 
-def test_a_file_that_stays_locked_is_busy_not_broken(quick_path: Path) -> None:
+def test_a_locked_file_raises_file_busy(quick_path: Path) -> None:
     lab = Lab(quick_path / "q.db", settings=QueueSettings(busy_seconds=0.05))
     entry = lab.add()
     with closing(sqlite3.connect(lab.path, isolation_level=None)) as other:
@@ -360,7 +360,7 @@ def test_a_file_that_stays_locked_is_busy_not_broken(quick_path: Path) -> None:
     lab.queue.close()
 
 
-def test_every_commit_waits_for_the_disk(lab: Lab) -> None:
+def test_synchronous_is_full(lab: Lab) -> None:
     secret = Lab(lab.path.with_name("secret.db"), passphrase=KEY)
     for queue in (lab.queue, secret.queue):
         with queue.transaction() as connection:
@@ -374,7 +374,7 @@ def test_every_commit_waits_for_the_disk(lab: Lab) -> None:
     secret.queue.close()
 
 
-def test_a_closed_queue_says_so(lab: Lab) -> None:
+def test_a_closed_queue_raises_usage_error(lab: Lab) -> None:
     lab.queue.close()
     lab.queue.close()
     with pytest.raises(UsageError, match="closed"):
@@ -383,13 +383,15 @@ def test_a_closed_queue_says_so(lab: Lab) -> None:
         lab.add()
 
 
-def test_a_queue_is_not_used_across_a_fork(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_used_after_a_fork_raises_usage_error(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(UsageError, match="fork"):
         lab.queue.stats()
 
 
-def test_a_copy_of_the_file_is_a_queue_of_its_own(lab: Lab, quick_path: Path) -> None:
+def test_a_copy_of_the_file_is_an_independent_queue(lab: Lab, quick_path: Path) -> None:
     entry = lab.add()
     lab.queue.close()
     copy = quick_path / "with space ? and # in its name.db"
@@ -398,7 +400,7 @@ def test_a_copy_of_the_file_is_a_queue_of_its_own(lab: Lab, quick_path: Path) ->
         assert [found.id for found in queue.entries()] == [entry.id]
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     for settings in ({"lease_seconds": 0}, {"max_entries": 0}, {"max_payload_bytes": 0}):
         with pytest.raises(ConfigurationError):
             QueueSettings(**settings)  # type: ignore[arg-type]
@@ -409,7 +411,7 @@ def test_a_passphrase_needs_the_driver_that_can_encrypt(quick_path: Path) -> Non
         OutboxQueue.open(quick_path / "q.db", passphrase=KEY, driver="sqlite3")
 
 
-def test_without_the_extra_an_encrypted_queue_says_what_to_install(
+def test_without_the_extra_the_error_names_what_to_install(
     quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import sys
@@ -422,7 +424,7 @@ def test_without_the_extra_an_encrypted_queue_says_what_to_install(
 
 
 @pytest.mark.parametrize("content", [None, b"", "a database"])
-def test_a_file_without_an_outbox_gets_none_unless_asked_for(
+def test_create_false_refuses_a_file_without_an_outbox(
     quick_path: Path, content: bytes | str | None
 ) -> None:
     path = quick_path / "q.db"

@@ -1,4 +1,4 @@
-"""Order: who may be sent when, among lanes, users and priorities."""
+"""Order of sending among lanes, users and priorities."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_causal_ordering_enforced(lab: Lab) -> None:
     assert drained(lab) == [entry.id for entry in entries]
 
 
-def test_walk_has_one_entry_in_flight_whatever_the_entities_are(lab: Lab) -> None:
+def test_strict_order_has_one_entry_in_flight_whatever_the_entities_are(lab: Lab) -> None:
     lab.queue.enqueue(walk(local_id=local()))
     lab.queue.enqueue(walk(local_id=local(), entity_type="tree"))
     lab.claim()
@@ -28,7 +28,7 @@ def test_walk_has_one_entry_in_flight_whatever_the_entities_are(lab: Lab) -> Non
     assert lab.queue.stats().blocked == 1
 
 
-def test_in_lanes_independent_entries_go_by_priority_and_then_by_number(lab: Lab) -> None:
+def test_independent_entries_are_sent_by_priority_then_by_number(lab: Lab) -> None:
     kinds = ["contact", "expense", "activity", "contact", "activity"]
     entries = [lab.add(entity_type=kind) for kind in kinds]
     order = [entries[n].id for n in (2, 4, 1, 0, 3)]
@@ -36,7 +36,7 @@ def test_in_lanes_independent_entries_go_by_priority_and_then_by_number(lab: Lab
     assert lab.claimable() == order
 
 
-def test_a_priority_given_by_hand_goes_before_the_types(lab: Lab) -> None:
+def test_an_explicit_priority_overrides_the_profiles(lab: Lab) -> None:
     low, high = lab.add(entity_type="activity"), lab.add(entity_type="contact", priority=99)
     assert lab.claimable() == [high.id, low.id]
 
@@ -66,7 +66,7 @@ def test_an_entity_is_the_same_by_server_id_path_and_local_id(lab: Lab) -> None:
     assert drained(lab) == [entry.id for entry in same]
 
 
-def test_updates_of_what_only_the_server_made_stay_in_order_too(lab: Lab) -> None:
+def test_updates_by_server_id_stay_in_order(lab: Lab) -> None:
     first = lab.add(operation="update", endpoint="/api/v1/activities/7", priority=1)
     second = lab.add(operation="update", endpoint="/api/v1/activities/7", priority=9)
     assert lab.claimable() == [first.id]
@@ -86,9 +86,7 @@ def test_the_app_can_name_lanes(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("ending", ["fail", "conflict", "schedule_retry"])
-def test_a_poisoned_head_stops_its_chain_and_says_so_while_others_go_on(
-    lab: Lab, ending: str
-) -> None:
+def test_a_failed_head_blocks_its_lane_only(lab: Lab, ending: str) -> None:
     lab.queue.add_user("bob")
     ref = local()
     head = lab.add(local_id=ref)
@@ -142,14 +140,14 @@ def test_a_conflict_holds_its_lane_until_it_is_resolved(
 
 
 @pytest.mark.parametrize("name", ["succeed", "expire"])
-def test_what_is_settled_lets_the_next_one_go(lab: Lab, name: str) -> None:
+def test_a_settled_entry_passes_the_turn_on(lab: Lab, name: str) -> None:
     lab.queue.enqueue(walk())
     behind = lab.queue.enqueue(walk())
     ENDINGS[name](lab.queue, lab.claim())
     assert lab.claim().entry.id == behind.id
 
 
-def test_cancelling_in_the_middle_changes_nobodys_turn(lab: Lab) -> None:
+def test_cancelling_in_the_middle_of_a_lane_does_not_pass_the_turn(lab: Lab) -> None:
     first, middle, last = (lab.queue.enqueue(walk()) for _ in range(3))
     lab.queue.cancel(middle.id)
     assert drained(lab) == [first.id, last.id]
@@ -161,7 +159,7 @@ def test_cancelling_the_head_passes_the_turn_on(lab: Lab) -> None:
     assert drained(lab) == [second.id]
 
 
-def test_a_head_that_waits_for_its_next_try_holds_the_rest_in_walk(lab: Lab) -> None:
+def test_a_head_that_waits_for_its_retry_blocks_the_rest_in_strict_order(lab: Lab) -> None:
     lab.queue.enqueue(walk())
     lab.queue.enqueue(walk())
     lab.queue.schedule_retry(lab.claim(), delay_seconds=60)
@@ -170,7 +168,7 @@ def test_a_head_that_waits_for_its_next_try_holds_the_rest_in_walk(lab: Lab) -> 
     assert lab.claim().entry.sequence_number == 1
 
 
-def test_due_retries_come_back_in_the_order_of_priority(lab: Lab) -> None:
+def test_due_retries_are_claimed_by_priority(lab: Lab) -> None:
     entries = [lab.add(priority=n) for n in range(4)]
     for wait in (40, 30, 20, 10):
         lab.queue.schedule_retry(lab.claim(), delay_seconds=wait)
@@ -223,19 +221,19 @@ def test_a_batch_of_several_users_and_lanes_gives_each_its_turn(lab: Lab) -> Non
     assert len(lab.claimable()) == 2
 
 
-def test_an_empty_batch_is_no_batch(lab: Lab) -> None:
+def test_an_empty_batch_writes_nothing(lab: Lab) -> None:
     assert lab.queue.enqueue_many([]) == []
     assert lab.events == []
 
 
-def test_what_is_done_to_a_part_of_an_entity_stays_behind_what_is_done_to_it(lab: Lab) -> None:
+def test_entries_about_a_part_of_an_entity_share_its_lane(lab: Lab) -> None:
     first = lab.add(operation="patch", endpoint="/api/v1/activities/5")
     lab.add(operation="update", endpoint="/api/v1/activities/5/notes")
     other = lab.add(operation="update", endpoint="/api/v1/activities/6/notes")
     assert lab.claimable() == [first.id, other.id]
 
 
-def test_the_version_of_an_interface_is_no_entity(lab: Lab) -> None:
+def test_an_api_version_in_the_path_is_no_entity(lab: Lab) -> None:
     ids = [
         lab.add(operation="patch", endpoint=f"/api/v1/activities/{name}").id
         for name in ("alpha", "beta")

@@ -1,4 +1,4 @@
-"""The outbox keeps its file in order by itself, for as long as it is told to keep things."""
+"""Pruning by the outbox, and settings from the environment."""
 
 import re
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from holdfast.outbox import EventKind, OutboxQueue, maintenance
 from holdfast.outbox.outbox import Outbox
 from holdfast.outbox.settings import VARIABLES, QueueSettings
 from packages.holdfast.tests.outbox.queue_harness import Lab, new
-from packages.holdfast.tests.outbox.test_runner import eventually
+from packages.holdfast.tests.outbox.test_background import eventually
 from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, answer
 
 
 @pytest.fixture
 def outbox(lab: Lab) -> Iterator[Outbox]:
-    """An outbox on a queue whose clock moves by hand."""
+    """An outbox on a queue with a manual clock."""
     with Outbox(lab.queue, Scripted(lambda _: answer(201, {"id": 1})), "t", retry=SOON) as made:
         yield made
 
@@ -35,7 +35,7 @@ def count(lab: Lab) -> int:
     return sum(lab.queue.stats().counts.values())
 
 
-def test_the_runner_prunes_when_it_starts_however_much_there_is(
+def test_the_background_drain_prunes_everything_at_its_start(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "PRUNE_BATCH", 3)
@@ -46,7 +46,7 @@ def test_the_runner_prunes_when_it_starts_however_much_there_is(
     eventually(lambda: count(lab) == 2, 20)
 
 
-def test_what_is_queued_goes_before_the_rest_of_the_pruning(
+def test_new_entries_are_sent_before_pruning_continues(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "PRUNE_BATCH", 1)
@@ -66,7 +66,7 @@ def test_what_is_queued_goes_before_the_rest_of_the_pruning(
     assert before.count(EventKind.PRUNED) == 2
 
 
-def test_a_drain_prunes_too_and_looks_once_an_hour(
+def test_a_drain_prunes_at_most_once_an_hour(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1_000_000.0
@@ -89,7 +89,7 @@ def test_a_drain_prunes_too_and_looks_once_an_hour(
 
 
 @pytest.mark.parametrize("error", [FileBusyError, DiskFullError])
-def test_a_file_that_cannot_be_pruned_now_ends_nothing(
+def test_an_error_while_pruning_is_logged_only(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch, error: type[OutboxFileError]
 ) -> None:
     settled(lab, 1)
@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_pruned_now_ends_nothing(
     assert len(tries) == 1
 
 
-def test_a_look_that_finds_nothing_reads_little_however_much_there_is(
+def test_prune_if_due_reads_few_rows_when_nothing_is_old(
     quick_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = Lab(quick_path / "many.db")
@@ -136,7 +136,7 @@ def test_a_look_that_finds_nothing_reads_little_however_much_there_is(
 # -- what can be set ------------------------------------------------------------------------------
 
 
-def test_the_environment_sets_spans_and_fractions_of_them() -> None:
+def test_settings_from_the_environment_may_be_fractions() -> None:
     assert QueueSettings.from_environment({}) == QueueSettings()
     given = {
         "HOLDFAST_OUTBOX_LEASE_SECONDS": "0.5",
@@ -151,9 +151,7 @@ def test_the_environment_sets_spans_and_fractions_of_them() -> None:
 
 @pytest.mark.parametrize("variable", VARIABLES.values())
 @pytest.mark.parametrize("value", ["a week", "0", "-1", "nan", "inf", "1e9", "1e-12", "1,5", " "])
-def test_nonsense_in_the_environment_is_one_line_that_names_the_variable(
-    variable: str, value: str
-) -> None:
+def test_an_invalid_environment_variable_is_named(variable: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"^{variable} should be a number of \w+ .*$"):
         QueueSettings.from_environment({variable: value})
 

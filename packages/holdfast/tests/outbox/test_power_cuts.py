@@ -1,4 +1,4 @@
-"""Power cuts at the level of the file: what was acknowledged is there, whatever the disk forgot."""
+"""Power cuts: acknowledged entries are on the disk, whatever unsynced writes are lost."""
 
 import itertools
 from collections.abc import Callable
@@ -56,7 +56,7 @@ EXPECTED = {"done": Status.SUCCEEDED, "discarded": Status.DISCARDED}
 
 
 def lost(images: dict[str, bytes], known: list[Any], directory: Path, opener: Opener) -> list[Any]:
-    """Return what the app was told and the file does not know after the cut."""
+    """Return results that the app got and the file does not have after the cut."""
     restore(images, directory)
     with opener(directory / "q.db") as queue:
         queue.check_integrity()
@@ -127,7 +127,7 @@ def test_without_waiting_for_the_disk_the_same_cuts_lose_entries(quick_path: Pat
     assert losses > 5
 
 
-def test_a_cut_while_the_file_is_made_leaves_one_that_opens(quick_path: Path) -> None:
+def test_a_power_cut_while_the_file_is_created_leaves_a_file_that_opens(quick_path: Path) -> None:
     disk = record(quick_path / "disk", lambda _queue, _disk: None)
     random = Random(3)
     for position in range(0, len(disk.record), 3):

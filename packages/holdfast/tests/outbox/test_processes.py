@@ -61,7 +61,7 @@ def test_in_strict_order_processes_take_turns(processes: ForkServer, quick_path:
     assert [entry for _, word, entry in held if word == "take"] == ids
 
 
-def test_processes_that_enqueue_at_once_lose_nothing_and_share_the_numbers(
+def test_concurrent_enqueues_lose_nothing_and_have_unique_numbers(
     processes: ForkServer, quick_path: Path
 ) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
@@ -80,7 +80,7 @@ def test_processes_that_enqueue_at_once_lose_nothing_and_share_the_numbers(
         assert mine == list(range(40))
 
 
-def test_processes_that_make_an_encrypted_file_at_once_all_open_it(
+def test_processes_that_create_an_encrypted_file_at_once_all_open_it(
     processes: ForkServer, tmp_path: Path
 ) -> None:
     # A passphrase, not a key: the time it takes to stretch is the time to be overtaken in.
@@ -149,7 +149,7 @@ def test_a_kill_at_any_step_of_a_drain_leaves_every_entry_to_be_sent_with_its_ke
     assert order == sorted(order)
 
 
-def test_a_dead_processs_claims_come_back_after_the_lease(
+def test_claims_of_a_killed_process_are_returned_after_the_lease(
     processes: ForkServer, quick_path: Path
 ) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
@@ -190,7 +190,9 @@ def test_the_mapping_and_the_success_survive_a_kill_together(
             assert (queue.get(child.id).waiting_for == 0) == done
 
 
-def test_kills_at_random_instants_leave_a_sound_file(processes: ForkServer, tmp_path: Path) -> None:
+def test_kills_at_random_instants_leave_an_intact_file(
+    processes: ForkServer, tmp_path: Path
+) -> None:
     path, log = tmp_path / "q.db", tmp_path / "log"
     filled(path, 0, passphrase=KEY)
     args = {"path": str(path), "log": str(log), "encrypted": True}

@@ -186,7 +186,7 @@ def test_entries_of_the_former_default_profile_stay_where_it_is_registered(tmp_p
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_the_former_default_is_looked_at_once_per_file(tmp_path: Path) -> None:
+def test_the_former_default_is_checked_once_per_file(tmp_path: Path) -> None:
     mine = Profile(name="field")
     with open_queue(tmp_path, mine) as queue:
         entry = queue.enqueue(order(profile="field"))

@@ -1,4 +1,4 @@
-"""What ``holdfast.outbox`` offers: listed, documented, typed, and light to import."""
+"""Public names of ``holdfast.outbox``: listed, documented, typed, light to import."""
 
 import inspect
 import subprocess
@@ -47,14 +47,14 @@ def test_the_public_names_are_listed_and_no_others() -> None:
     assert device.__all__ == sorted(device.__all__)
 
 
-def test_every_class_that_is_offered_says_what_it_is() -> None:
+def test_every_public_class_has_a_docstring() -> None:
     for name in device.__all__:
         offered = getattr(device, name)
         if inspect.isclass(offered):
             assert inspect.getdoc(offered), name
 
 
-def test_every_operation_of_the_queue_is_there() -> None:
+def test_the_queue_has_every_operation() -> None:
     assert set(dir(OutboxQueue)) >= OPERATIONS
 
 

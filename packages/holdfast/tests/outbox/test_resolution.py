@@ -1,4 +1,4 @@
-"""What people do to entries: edit, retry, resolve, discard, undo, purge."""
+"""Decisions about entries: edit, retry, resolve, discard, cancel, purge."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def test_the_apps_own_key_stays_known_after_an_edit_and_a_resolved_conflict(lab:
     assert len(lab.queue.entries(user_id="ada")) == 1
 
 
-def test_an_edit_ends_a_wait_for_the_next_try(lab: Lab) -> None:
+def test_an_edit_ends_the_delay_of_a_retry(lab: Lab) -> None:
     entry = lab.add()
     lab.queue.schedule_retry(lab.claim(), http_status=500)
     edited = lab.queue.edit_payload(entry.id, {"b": 1})
@@ -70,14 +70,14 @@ def test_an_edit_ends_a_wait_for_the_next_try(lab: Lab) -> None:
         {"depends_on": ["nobody"]},
     ],
 )
-def test_an_edit_keeps_the_rules_or_changes_nothing(lab: Lab, change: dict[str, Any]) -> None:
+def test_an_invalid_edit_changes_nothing(lab: Lab, change: dict[str, Any]) -> None:
     entry = lab.add()
     with pytest.raises(EntryInvalidError):
         lab.queue.edit_payload(entry.id, **change)
     assert lab.queue.get(entry.id) == entry
 
 
-def test_a_retry_by_hand_keeps_the_key_and_gives_all_attempts_back(lab: Lab) -> None:
+def test_a_manual_retry_keeps_the_key_and_resets_the_attempts(lab: Lab) -> None:
     entry = lab.add(max_attempts=1)
     lab.queue.schedule_retry(lab.claim(), http_status=503)
     back = lab.queue.retry(entry.id)
@@ -99,12 +99,12 @@ def test_conflict_requires_resolution_strategy(lab: Lab) -> None:
     assert lab.queue.claim("ada") is None
 
 
-def test_the_servers_side_discards_ours(lab: Lab) -> None:
+def test_resolving_with_theirs_discards_the_entry(lab: Lab) -> None:
     resolved = lab.queue.resolve(in_conflict(lab), Resolution.THEIRS)
-    assert (resolved.status, resolved.reason) == (Status.DISCARDED, Reason.ANSWER)
+    assert (resolved.status, resolved.reason) == (Status.DISCARDED, Reason.RESPONSE)
 
 
-def test_our_side_is_sent_once_more_forced_with_a_new_key(lab: Lab) -> None:
+def test_resolving_with_mine_sends_it_forced_with_a_new_key(lab: Lab) -> None:
     entry_id = in_conflict(lab, headers={"If-Match": '"1"'})
     before = lab.queue.get(entry_id)
     resolved = lab.queue.resolve(entry_id, Resolution.MINE, headers={"If-Match": '"2"'})
@@ -115,7 +115,7 @@ def test_our_side_is_sent_once_more_forced_with_a_new_key(lab: Lab) -> None:
     assert lab.claim().entry.forced
 
 
-def test_a_merge_is_sent_on_top_of_the_servers_side(lab: Lab) -> None:
+def test_resolving_with_merged_takes_the_servers_side_as_base(lab: Lab) -> None:
     entry_id = in_conflict(lab)
     resolved = lab.queue.resolve(entry_id, Resolution.MERGED, payload={"n": "both"})
     assert (resolved.status, resolved.forced) == (Status.PENDING, False)
@@ -125,14 +125,14 @@ def test_a_merge_is_sent_on_top_of_the_servers_side(lab: Lab) -> None:
     assert lab.events[-1].kind == "resolved"
 
 
-def test_giving_up_keeps_both_sides_for_a_person(lab: Lab) -> None:
+def test_resolving_with_give_up_keeps_both_sides(lab: Lab) -> None:
     entry_id = in_conflict(lab)
     resolved = lab.queue.resolve(entry_id, Resolution.GIVE_UP)
     assert (resolved.status, resolved.theirs) == (Status.FAILED, '{"n":"theirs"}')
     assert lab.queue.retry(entry_id).status is Status.PENDING
 
 
-def test_undo_while_pending_takes_the_entry_back(lab: Lab) -> None:
+def test_cancel_discards_a_pending_entry(lab: Lab) -> None:
     entry = lab.add()
     undone = lab.queue.cancel(entry.id)
     assert (undone.status, undone.reason) == (Status.DISCARDED, Reason.PERSON)
@@ -173,7 +173,7 @@ def test_what_is_not_settled_counts_as_unsent(lab: Lab, ending: str) -> None:
         lab.queue.purge_user("ada")
 
 
-def test_a_user_with_nothing_unsent_is_purged_and_leaves_no_trace_in_the_file(lab: Lab) -> None:
+def test_a_purged_user_leaves_no_trace_in_the_file(lab: Lab) -> None:
     lab.add(payload={"secret": "xyzzy-plugh"})
     lab.send()
     lab.queue.purge_user("ada")
@@ -198,7 +198,7 @@ def upgraded(entry: Any) -> Rewrite:
     return Rewrite(payload={"title": body["name"]}, endpoint="/api/v2/activities")
 
 
-def test_queued_payloads_are_brought_into_the_apps_new_format(quick_path: Path) -> None:
+def test_queued_payloads_are_migrated_to_the_new_format(quick_path: Path) -> None:
     lab = Lab(quick_path / "q.db")
     fresh = lab.add(payload={"name": "fresh"})
     answered = lab.add(payload={"name": "answered"}, max_attempts=1)
@@ -237,7 +237,7 @@ def test_queued_payloads_are_brought_into_the_apps_new_format(quick_path: Path) 
     queue.close()
 
 
-def test_what_was_never_claimed_keeps_its_key_through_a_migration(lab: Lab) -> None:
+def test_entries_that_were_never_claimed_keep_their_key_in_a_migration(lab: Lab) -> None:
     entry = lab.add(payload={"name": "a"})
     queue = lab.reopen(payloads=PayloadMigration(1, upgraded))
     assert queue.get(entry.id).idempotency_key == entry.idempotency_key
@@ -258,7 +258,7 @@ def test_payloads_are_migrated_once_and_in_any_number(lab: Lab) -> None:
     assert len(seen) == 450
 
 
-def test_a_migrated_payload_keeps_the_rules_too(lab: Lab) -> None:
+def test_a_migrated_payload_is_validated(lab: Lab) -> None:
     entry = lab.add()
     queue = lab.reopen(
         payloads=PayloadMigration(1, lambda _: Rewrite(payload={"a": f"{{local:{local()}}}"}))

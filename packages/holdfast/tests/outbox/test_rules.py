@@ -1,4 +1,4 @@
-"""Every rule about what may be queued and what becomes of it, by its name."""
+"""The rules about entries, by the names that ``EntryInvalidError.rule`` has."""
 
 import json
 from datetime import datetime, timedelta
@@ -98,7 +98,7 @@ def test_payload_must_be_valid_json(lab: Lab, payload: Any) -> None:
         "\u2028 \U0001f600 \x00",
     ],
 )
-def test_a_json_value_is_kept_as_it_is(lab: Lab, payload: Any) -> None:
+def test_a_json_value_is_stored_unchanged(lab: Lab, payload: Any) -> None:
     entry = lab.add(payload=payload)
     assert lab.queue.get(entry.id).decoded() == payload
 
@@ -107,13 +107,13 @@ def test_tuples_count_as_lists(lab: Lab) -> None:
     assert lab.add(payload={"a": (1, (2,))}).decoded() == {"a": [1, [2]]}
 
 
-def test_the_bytes_of_a_json_text_are_kept_as_they_are(lab: Lab) -> None:
+def test_the_bytes_of_a_json_text_are_stored_unchanged(lab: Lab) -> None:
     entry = lab.add(payload=b'{ "b": 1.50,  "a": 2 }')
     assert entry.payload == '{ "b": 1.50,  "a": 2 }'
     assert lab.queue.get(entry.id) == entry
 
 
-def test_a_payload_has_a_largest_size(quick_path: Path) -> None:
+def test_a_payload_above_the_maximum_size_is_refused(quick_path: Path) -> None:
     lab = Lab(quick_path / "q.db", settings=QueueSettings(max_payload_bytes=20))
     lab.add(payload="x" * 18)
     refused_one = new(payload="x" * 19)
@@ -122,7 +122,7 @@ def test_a_payload_has_a_largest_size(quick_path: Path) -> None:
     lab.queue.close()
 
 
-def test_a_payload_for_walk_must_be_an_object(lab: Lab) -> None:
+def test_a_profile_may_require_payloads_that_are_objects(lab: Lab) -> None:
     refused(lab, "payload_must_be_valid_json", payload=[1], profile="walk")
     assert lab.add(payload=None, profile="walk").payload is None
 
@@ -136,7 +136,7 @@ def test_sequence_number_must_be_monotonic(lab: Lab) -> None:
         refused(lab, "sequence_number_must_be_monotonic", sequence_number=number)
 
 
-def test_sequence_numbers_are_each_users_own(lab: Lab) -> None:
+def test_sequence_numbers_are_per_user(lab: Lab) -> None:
     lab.queue.add_user("bob")
     assert [lab.add(user_id=user).sequence_number for user in ("ada", "bob", "ada", "bob")] == [
         1,
@@ -146,7 +146,7 @@ def test_sequence_numbers_are_each_users_own(lab: Lab) -> None:
     ]
 
 
-def test_sequence_numbers_are_not_used_again_after_pruning(lab: Lab) -> None:
+def test_sequence_numbers_are_not_reused_after_pruning(lab: Lab) -> None:
     lab.add()
     lab.add()
     lab.send()
@@ -253,13 +253,11 @@ def test_headers_are_kept(lab: Lab) -> None:
         ),
     ],
 )
-def test_what_no_server_could_make_sense_of_is_refused(
-    lab: Lab, rule: str, fields: dict[str, Any]
-) -> None:
+def test_invalid_fields_are_refused(lab: Lab, rule: str, fields: dict[str, Any]) -> None:
     refused(lab, rule, **fields)
 
 
-def test_planning_takes_keys_that_are_not_uuids(lab: Lab) -> None:
+def test_a_profile_may_accept_keys_that_are_not_uuids(lab: Lab) -> None:
     assert lab.add(profile="planning", key="my-key-7").idempotency_key == "my-key-7"
 
 
@@ -301,7 +299,7 @@ def test_the_same_key_twice_in_one_batch_is_one_entry(lab: Lab) -> None:
     assert lab.queue.stats().unsent == 2
 
 
-def test_the_key_is_made_once_and_stays_for_every_send(lab: Lab) -> None:
+def test_the_key_is_the_same_for_every_send(lab: Lab) -> None:
     entry = lab.add()
     keys = {entry.idempotency_key}
     for _ in range(3):
@@ -338,7 +336,7 @@ def test_exponential_backoff_on_failure(lab: Lab) -> None:
     assert delays == [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1800, 1800, 1800, 1800]
 
 
-def test_what_the_server_asks_for_is_a_floor(lab: Lab) -> None:
+def test_retry_after_seconds_is_a_floor(lab: Lab) -> None:
     lab.add()
     lab.queue.schedule_retry(lab.claim(), retry_after_seconds=3600, http_status=429)
     assert lab.queue.next_due_seconds("ada") == 3600
@@ -347,7 +345,7 @@ def test_what_the_server_asks_for_is_a_floor(lab: Lab) -> None:
     assert lab.queue.next_due_seconds("ada") == 10
 
 
-def test_an_absurd_wait_does_not_break_dates(lab: Lab) -> None:
+def test_a_very_long_retry_after_is_capped(lab: Lab) -> None:
     lab.add()
     entry = lab.queue.schedule_retry(lab.claim(), retry_after_seconds=2.0**31)
     assert entry.next_retry_at is not None
@@ -368,7 +366,7 @@ def test_max_attempts_hard_stop(lab: Lab) -> None:
     assert lab.queue.retry(entry.id).attempt_count == 0
 
 
-def test_a_wake_up_that_is_over_does_not_fail_the_entry(lab: Lab) -> None:
+def test_without_give_up_the_entry_stays_pending(lab: Lab) -> None:
     lab.add(max_attempts=1)
     entry = lab.queue.schedule_retry(lab.claim(), give_up=False)
     assert entry.status is Status.PENDING
@@ -436,13 +434,13 @@ def test_an_entry_is_kept_exactly_as_given(lab: Lab) -> None:
     assert lab.queue.by_local_id(KEY) == [kept]
 
 
-def test_the_queue_has_a_size_and_says_when_it_is_full(quick_path: Path) -> None:
+def test_a_full_queue_raises_queue_full(quick_path: Path) -> None:
     lab = Lab(quick_path / "q.db", settings=QueueSettings(max_entries=3))
     lab.queue.add_user("bob")
     lab.queue.enqueue_many([new() for _ in range(3)])
     with pytest.raises(QueueFullError, match="ada has 3"):
         lab.add()
-    # Another user has room, and so has this one again after a send; also in another process's eyes.
+    # The limit is per user, and a send frees a place; other processes see the same.
     lab.add(user_id="bob")
     lab.send()
     lab.add()
@@ -534,7 +532,7 @@ def test_entries_are_listed_by_user_status_and_entity_a_page_at_a_time(lab: Lab)
     assert queue.entries(after=theirs.id) == []
 
 
-def test_opening_again_finds_everything(lab: Lab) -> None:
+def test_reopening_the_file_keeps_all_entries(lab: Lab) -> None:
     entries = [lab.add(), lab.queue.enqueue(walk())]
     assert lab.reopen().entries() == entries
     assert OutboxQueue.__name__ == type(lab.queue).__name__

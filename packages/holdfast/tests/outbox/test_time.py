@@ -1,4 +1,4 @@
-"""Time: a device's clock that is set, stops or jumps changes no entry's fate."""
+"""The elapsed clock: setting the device's clock neither expires nor revives entries."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -17,7 +17,7 @@ from holdfast.outbox.clock import (
 from packages.holdfast.tests.outbox.queue_harness import Lab
 
 
-def test_what_is_past_the_cap_expires_and_the_person_is_told(lab: Lab) -> None:
+def test_entries_past_the_cap_expire_with_an_event(lab: Lab) -> None:
     old = lab.add()
     lab.clock.pass_by(days=6)
     young = lab.add()
@@ -31,7 +31,7 @@ def test_what_is_past_the_cap_expires_and_the_person_is_told(lab: Lab) -> None:
     assert lab.queue.expire_stale("nobody") == []
 
 
-def test_many_old_entries_expire_and_the_young_behind_them_stay(lab: Lab) -> None:
+def test_many_old_entries_expire_and_newer_ones_stay(lab: Lab) -> None:
     from packages.holdfast.tests.outbox.queue_harness import new
 
     lab.queue.enqueue_many([new() for _ in range(450)])
@@ -80,7 +80,7 @@ def test_a_clock_that_is_set_prunes_nothing_early(lab: Lab) -> None:
     assert lab.queue.prune() == 1
 
 
-def test_after_a_restart_only_the_time_since_is_certain(lab: Lab) -> None:
+def test_after_a_restart_only_the_time_since_boot_counts(lab: Lab) -> None:
     lab.add()
     lab.clock.pass_by(days=4)
     lab.reopen()
@@ -119,7 +119,7 @@ def test_the_servers_date_fills_the_time_the_device_was_off(lab: Lab) -> None:
     assert [entry.id for entry in lab.queue.expire_stale("ada")] == [after_restart.id]
 
 
-def test_a_wrong_wall_clock_after_a_restart_does_not_matter_to_the_gap(lab: Lab) -> None:
+def test_a_wrong_wall_clock_after_a_restart_does_not_change_the_gap(lab: Lab) -> None:
     real = lab.clock.now()
     lab.add()
     lab.queue.learn_server_time(real)
@@ -142,14 +142,14 @@ def test_filling_a_gap_does_not_end_the_claims_of_today(lab: Lab) -> None:
     assert len(lab.queue.watchdog()) == 1
 
 
-def test_after_a_restart_no_claim_is_alive(lab: Lab) -> None:
+def test_a_restart_ends_all_claims(lab: Lab) -> None:
     lab.add()
     lab.claim()
     lab.clock.restart(seconds=1)
     assert len(lab.queue.watchdog()) == 1
 
 
-def test_after_a_restart_what_is_due_by_the_clock_need_not_wait(lab: Lab) -> None:
+def test_after_a_restart_retries_due_by_the_wall_clock_are_sent(lab: Lab) -> None:
     soon, late = lab.add(), lab.add()
     lab.queue.schedule_retry(lab.claim(), delay_seconds=600)
     lab.queue.schedule_retry(lab.claim(), delay_seconds=7200)
@@ -159,7 +159,7 @@ def test_after_a_restart_what_is_due_by_the_clock_need_not_wait(lab: Lab) -> Non
     assert lab.claimable() == [late.id]
 
 
-def test_what_may_have_happened_is_not_expired_while_the_server_can_tell(lab: Lab) -> None:
+def test_entries_with_unknown_outcome_do_not_expire_while_the_key_is_known(lab: Lab) -> None:
     entry = lab.add()
     lab.clock.pass_by(days=5)
     lab.queue.schedule_retry(lab.claim(), outcome_unknown=True)
@@ -169,7 +169,7 @@ def test_what_may_have_happened_is_not_expired_while_the_server_can_tell(lab: La
     assert lab.queue.get(entry.id).status is Status.IN_FLIGHT
 
 
-def test_what_may_have_happened_expires_as_such_when_nobody_can_tell(lab: Lab) -> None:
+def test_entries_with_unknown_outcome_expire_when_the_key_is_expired(lab: Lab) -> None:
     lab.add()
     lab.queue.schedule_retry(lab.claim(), outcome_unknown=True)
     lab.clock.pass_by(days=8)
@@ -178,7 +178,7 @@ def test_what_may_have_happened_expires_as_such_when_nobody_can_tell(lab: Lab) -
     assert "look whether it happened" in (expired.last_error or "")
 
 
-def test_the_time_of_an_action_is_told_by_the_servers_clock_once_it_is_known(lab: Lab) -> None:
+def test_client_generated_at_uses_the_servers_clock_once_it_is_known(lab: Lab) -> None:
     assert lab.add().client_generated_at == lab.clock.now()
     real = lab.clock.now() + timedelta(days=30)
     lab.queue.learn_server_time(real)
@@ -191,7 +191,7 @@ def test_the_time_of_an_action_is_told_by_the_servers_clock_once_it_is_known(lab
     assert lab.queue.get(entry.id).client_generated_at == real
 
 
-def test_after_a_restart_the_wall_clock_speaks_for_the_server_unless_it_went_back(lab: Lab) -> None:
+def test_after_a_restart_server_time_uses_the_wall_clock_if_it_is_ahead(lab: Lab) -> None:
     lab.queue.learn_server_time(lab.clock.now() + timedelta(hours=2))
     lab.clock.restart(days=8)
     assert lab.queue.server_now() == lab.clock.now() + timedelta(hours=2)
@@ -200,7 +200,7 @@ def test_after_a_restart_the_wall_clock_speaks_for_the_server_unless_it_went_bac
     assert lab.queue.server_now() > lab.clock.now() + timedelta(days=300)
 
 
-def test_hearing_the_same_time_again_writes_nothing(lab: Lab) -> None:
+def test_the_same_server_time_again_writes_nothing(lab: Lab) -> None:
     lab.queue.learn_server_time(lab.clock.now())
     size = lab.queue.stats().file_bytes
     for _ in range(50):
@@ -216,7 +216,7 @@ def test_processes_of_one_boot_agree_on_the_time_without_writing(lab: Lab) -> No
         assert len(other.expire_stale("ada")) == 1
 
 
-def test_the_devices_own_clock_counts_up_and_knows_its_boot() -> None:
+def test_the_system_clock_counts_up_and_has_a_boot_id() -> None:
     clock = SystemDeviceClock()
     before = clock.monotonic()
     assert clock.monotonic() >= before > 0
@@ -237,7 +237,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
         max_size=40,
     )
 )
-def test_counted_time_never_goes_back_and_never_runs_ahead(
+def test_elapsed_time_never_goes_back_and_never_runs_ahead(
     steps: list[tuple[str, int, int]],
 ) -> None:
     """Whatever happens: what is counted is at most what has really passed."""

@@ -29,7 +29,7 @@ WAYS: dict[Status, Callable[[OutboxQueue, Claimed], object]] = {
     Status.DISCARDED: lambda queue, claimed: queue.cancel(queue.release(claimed).id),
 }
 
-BY_HAND: dict[str, tuple[Action, Callable[[OutboxQueue, str], Entry]]] = {
+MANUAL: dict[str, tuple[Action, Callable[[OutboxQueue, str], Entry]]] = {
     "retry": (Action.RETRY, lambda queue, id_: queue.retry(id_)),
     "edit_payload": (Action.EDIT, lambda queue, id_: queue.edit_payload(id_, {"b": 2})),
     "cancel": (Action.CANCEL, lambda queue, id_: queue.cancel(id_)),
@@ -61,9 +61,9 @@ def in_status(lab: Lab, status: Status) -> Claimed:
     return claimed
 
 
-@pytest.mark.parametrize(("name", "status"), list(itertools.product(BY_HAND, Status)))
-def test_what_a_person_does_follows_the_table(lab: Lab, name: str, status: Status) -> None:
-    action, operation = BY_HAND[name]
+@pytest.mark.parametrize(("name", "status"), list(itertools.product(MANUAL, Status)))
+def test_manual_actions_follow_the_transition_table(lab: Lab, name: str, status: Status) -> None:
+    action, operation = MANUAL[name]
     entry_id = in_status(lab, status).entry.id
     before = lab.queue.get(entry_id)
     try:
@@ -78,7 +78,7 @@ def test_what_a_person_does_follows_the_table(lab: Lab, name: str, status: Statu
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_the_servers_side_stands_only_in_a_conflict(lab: Lab, status: Status) -> None:
+def test_resolve_needs_a_conflict(lab: Lab, status: Status) -> None:
     entry_id = in_status(lab, status).entry.id
     if status is Status.CONFLICT:
         assert lab.queue.resolve(entry_id, Resolution.THEIRS).status is Status.DISCARDED
@@ -103,7 +103,7 @@ def test_a_claim_ends_once(lab: Lab, name: str, status: Status) -> None:
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_only_what_is_pending_can_be_claimed(lab: Lab, status: Status) -> None:
+def test_only_pending_entries_can_be_claimed(lab: Lab, status: Status) -> None:
     claimed = in_status(lab, status)
     again = lab.queue.claim("ada")
     if status is Status.PENDING:
@@ -114,7 +114,7 @@ def test_only_what_is_pending_can_be_claimed(lab: Lab, status: Status) -> None:
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_the_watchdog_looks_only_at_what_is_in_flight(lab: Lab, status: Status) -> None:
+def test_the_watchdog_changes_only_entries_in_flight(lab: Lab, status: Status) -> None:
     claimed = in_status(lab, status)
     lab.clock.pass_by(minutes=3)
     back = lab.queue.watchdog()
@@ -124,26 +124,26 @@ def test_the_watchdog_looks_only_at_what_is_in_flight(lab: Lab, status: Status) 
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_only_what_is_pending_becomes_too_old(lab: Lab, status: Status) -> None:
+def test_only_pending_entries_expire(lab: Lab, status: Status) -> None:
     in_status(lab, status)
     lab.clock.pass_by(days=8)
     expired = lab.queue.expire_stale("ada")
     assert len(expired) == (1 if status is Status.PENDING else 0)
 
 
-@pytest.mark.parametrize("name", list(BY_HAND))
-def test_nothing_can_be_done_to_what_is_not_there(lab: Lab, name: str) -> None:
+@pytest.mark.parametrize("name", list(MANUAL))
+def test_actions_on_an_unknown_entry_raise_entry_not_found(lab: Lab, name: str) -> None:
     with pytest.raises(EntryNotFoundError):
-        BY_HAND[name][1](lab.queue, local())
+        MANUAL[name][1](lab.queue, local())
 
 
 @pytest.mark.parametrize("look", ["get", "dependents", "attempts"])
-def test_nothing_can_be_asked_of_what_is_not_there(lab: Lab, look: str) -> None:
+def test_queries_of_an_unknown_entry_raise_entry_not_found(lab: Lab, look: str) -> None:
     with pytest.raises(EntryNotFoundError):
         getattr(lab.queue, look)(local())
 
 
-def test_keys_and_local_ids_that_are_not_there_give_nothing(lab: Lab) -> None:
+def test_unknown_keys_and_local_ids_find_nothing(lab: Lab) -> None:
     assert lab.queue.by_key("x") is None
     assert lab.queue.by_local_id("x") == []
     assert lab.queue.entries("nobody") == []
@@ -151,7 +151,9 @@ def test_keys_and_local_ids_that_are_not_there_give_nothing(lab: Lab) -> None:
 
 @pytest.mark.parametrize("how", ["watchdog", "no answer"])
 @pytest.mark.parametrize("name", ["edit_payload", "cancel"])
-def test_what_may_have_happened_is_changed_only_by_force(lab: Lab, how: str, name: str) -> None:
+def test_an_entry_with_unknown_outcome_is_changed_only_with_force(
+    lab: Lab, how: str, name: str
+) -> None:
     entry = lab.add()
     claimed = lab.claim()
     if how == "watchdog":
@@ -168,7 +170,7 @@ def test_what_may_have_happened_is_changed_only_by_force(lab: Lab, how: str, nam
     assert operation(entry.id, force=True).status in (Status.PENDING, Status.DISCARDED)
 
 
-def test_an_answer_makes_the_outcome_known_again(lab: Lab) -> None:
+def test_a_conclusive_response_makes_the_outcome_known(lab: Lab) -> None:
     entry = lab.add()
     lab.queue.schedule_retry(lab.claim(), outcome_unknown=True, delay_seconds=0)
     # Giving it back unsent tells nothing new.

@@ -1,4 +1,4 @@
-"""The transports: one request out, one answer back, and nothing that could leak or run away."""
+"""The HTTP transports: one request, one response, limits, no leaks."""
 
 import gzip
 import logging
@@ -93,7 +93,7 @@ def said(status: str, body: bytes = b"", *fields: str) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-def test_what_is_sent_is_what_was_asked_for_and_nothing_else(make: Maker) -> None:
+def test_the_request_is_sent_unchanged(make: Maker) -> None:
     with (
         Listening(lambda _: said("201 Created", b'{"id":1}', "X-Request-ID: r")) as server,
         make(server.url) as transport,
@@ -160,14 +160,14 @@ def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used_again(mak
         thread.join()
 
 
-def test_words_that_nobody_asked_for_are_no_answer_to_the_next_request() -> None:
+def test_unexpected_data_is_not_used_as_the_next_response() -> None:
     told = iter([said("200 OK", b"1") + said("200 OK", b"evil"), said("200 OK", b"2")])
     with Listening(lambda _: next(told)) as server, HttpTransport(server.url) as transport:
         got = [transport.send(GET), transport.send(GET)]
     assert [answer.body for answer in got if isinstance(answer, Response)] == [b"1", b"2"]
 
 
-def test_hints_before_the_answer_are_not_the_answer(make: Maker) -> None:
+def test_informational_responses_are_skipped(make: Maker) -> None:
     hints = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
     with (
         Listening(lambda _: hints + said("200 OK", b"yes")) as server,
@@ -189,7 +189,7 @@ def test_a_redirect_is_an_answer_and_is_not_followed(make: Maker, status: int) -
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_an_answer_without_end_is_read_up_to_a_limit(make: Maker, chunked: bool) -> None:
+def test_an_endless_response_is_read_up_to_a_limit(make: Maker, chunked: bool) -> None:
     kind = "Transfer-Encoding: chunked" if chunked else "Connection: close"
     part = b"3e8\r\n" + b"x" * 1000 + b"\r\n" if chunked else b"x" * 1000
     head = f"HTTP/1.1 200 OK\r\n{kind}\r\n\r\n".encode()
@@ -212,7 +212,7 @@ def test_an_answer_without_end_is_read_up_to_a_limit(make: Maker, chunked: bool)
         b"",
     ],
 )
-def test_an_answer_that_is_cut_off_or_none_leaves_the_outcome_unknown(
+def test_a_truncated_or_invalid_response_leaves_the_outcome_unknown(
     make: Maker, cut: bytes
 ) -> None:
     url, thread = answering(lambda connection: connection.sendall(cut))
@@ -223,7 +223,7 @@ def test_an_answer_that_is_cut_off_or_none_leaves_the_outcome_unknown(
     assert got.may_have_been_sent
 
 
-def test_a_compressed_answer_is_not_blown_up(make: Maker) -> None:
+def test_a_compressed_response_is_not_decompressed(make: Maker) -> None:
     bomb = gzip.compress(b"0" * 10_000_000)
     with (
         Listening(lambda _: said("200 OK", bomb, "Content-Encoding: gzip")) as server,
@@ -304,7 +304,7 @@ def test_a_header_that_cannot_be_sent_is_not_repeated_in_the_error(make: Maker) 
     assert "secret" not in got.reason
 
 
-def test_a_server_that_is_not_there_has_certainly_not_heard_it(make: Maker) -> None:
+def test_an_unreachable_server_has_certainly_not_got_the_request(make: Maker) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with make(f"http://127.0.0.1:{taken.getsockname()[1]}") as transport:
@@ -339,7 +339,7 @@ def test_a_connection_that_breaks_after_the_request_leaves_the_outcome_unknown(
     assert got.may_have_been_sent
 
 
-def test_a_server_that_takes_too_long_is_left(make: Maker) -> None:
+def test_a_server_that_takes_too_long_times_out(make: Maker) -> None:
     ended = threading.Event()
 
     def wait(_: socket.socket) -> None:
@@ -353,7 +353,7 @@ def test_a_server_that_takes_too_long_is_left(make: Maker) -> None:
     assert got == NoResponse("no response: the server took too long")
 
 
-def test_an_answer_that_trickles_in_is_left_as_well(make: Maker) -> None:
+def test_a_body_that_comes_too_slowly_times_out(make: Maker) -> None:
     def trickle(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n")
         for _ in range(100):
@@ -370,7 +370,7 @@ def test_an_answer_that_trickles_in_is_left_as_well(make: Maker) -> None:
     assert got == NoResponse("no response: it came too slowly")
 
 
-def test_a_head_that_trickles_in_is_left_as_well() -> None:
+def test_headers_that_come_too_slowly_time_out() -> None:
     def trickle(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n")
         for number in range(100):
@@ -433,7 +433,7 @@ def secure_server(certified: tuple[Path, Path]) -> Iterator[tuple[int, list[byte
     thread.join()
 
 
-def test_a_certificate_that_nobody_vouches_for_ends_it_before_anything_is_sent(
+def test_an_untrusted_certificate_prevents_the_send(
     make: Maker, certified: tuple[Path, Path]
 ) -> None:
     with secure_server(certified) as (port, heard), make(f"https://localhost:{port}") as transport:
@@ -444,7 +444,7 @@ def test_a_certificate_that_nobody_vouches_for_ends_it_before_anything_is_sent(
     assert heard == []
 
 
-def test_a_certificate_for_another_name_does_not_hold(
+def test_a_certificate_for_another_name_is_refused(
     make: Maker, certified: tuple[Path, Path]
 ) -> None:
     trusting = ssl.create_default_context(cafile=str(certified[0]))
@@ -486,7 +486,7 @@ def test_a_private_authority_can_be_trusted(make: Maker, certified: tuple[Path, 
         "https://[::1",
     ],
 )
-def test_an_address_that_is_none_is_refused(make: Maker, server: str) -> None:
+def test_an_invalid_server_url_is_refused(make: Maker, server: str) -> None:
     with pytest.raises(ConfigurationError, match="server URL"):
         make(server)
 
@@ -503,5 +503,5 @@ def test_an_address_that_is_none_is_refused(make: Maker, server: str) -> None:
         (b"[" * 100_000, None),
     ],
 )
-def test_a_code_is_read_in_either_dialect(body: bytes, code: str | None) -> None:
+def test_a_code_is_read_in_both_error_formats(body: bytes, code: str | None) -> None:
     assert Response(409, {}, body).code == code

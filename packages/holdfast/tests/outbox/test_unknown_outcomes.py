@@ -1,4 +1,4 @@
-"""What was sent without an answer: asked for while the server can tell, and never after that."""
+"""Unknown outcomes: sent again while the server knows the key, never after that."""
 
 import json
 from datetime import timedelta
@@ -32,7 +32,7 @@ def lost(lab: Lab, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize(("profile", "hours"), [("planning", 23), ("routes", 23), ("field", 166)])
-def test_while_the_server_remembers_the_key_it_is_asked_again(
+def test_while_the_server_knows_the_key_the_entry_is_sent_again(
     lab: Lab, profile: str, hours: int
 ) -> None:
     entry_id = lost(lab, profile=profile)
@@ -42,7 +42,7 @@ def test_while_the_server_remembers_the_key_it_is_asked_again(
 
 
 @pytest.mark.parametrize("profile", ["planning", "routes"])
-def test_a_key_that_key_expired_is_not_sent_again_unless_a_person_says_so(
+def test_a_key_that_is_forgotten_is_not_sent_again_unless_a_person_says_so(
     lab: Lab, profile: str
 ) -> None:
     entry_id = lost(lab, profile=profile)
@@ -58,7 +58,7 @@ def test_a_key_that_key_expired_is_not_sent_again_unless_a_person_says_so(
     assert drain(lab.queue, "ada", server).succeeded == 1
 
 
-def test_the_time_counts_from_the_first_send_not_from_the_tap(lab: Lab) -> None:
+def test_the_key_lifetime_counts_from_the_first_send(lab: Lab) -> None:
     entry = lab.add(profile="planning")
     lab.clock.pass_by(days=3)
     drain(lab.queue, "ada", Scripted([SILENCE]))
@@ -69,7 +69,7 @@ def test_the_time_counts_from_the_first_send_not_from_the_tap(lab: Lab) -> None:
     assert lab.queue.get(entry.id).status is Status.SUCCEEDED
 
 
-def test_an_answer_that_settles_it_ends_the_count(lab: Lab) -> None:
+def test_a_conclusive_response_ends_the_key_lifetime(lab: Lab) -> None:
     lost(lab, profile="planning")
     lab.clock.pass_by(hours=20)
     drain(lab.queue, "ada", Scripted([answer(422, code="surprise")]))
@@ -77,7 +77,7 @@ def test_an_answer_that_settles_it_ends_the_count(lab: Lab) -> None:
     assert drain(lab.queue, "ada", Scripted([answer(201, {"id": 1})])).succeeded == 1
 
 
-def test_a_claim_whose_process_died_counts_from_the_claim(lab: Lab) -> None:
+def test_the_key_lifetime_of_an_expired_claim_counts_from_the_claim(lab: Lab) -> None:
     entry = lab.add(profile="planning")
     lab.claim()
     lab.clock.pass_by(hours=24)
@@ -86,7 +86,7 @@ def test_a_claim_whose_process_died_counts_from_the_claim(lab: Lab) -> None:
     assert lab.queue.get(entry.id).reason is Reason.UNKNOWN
 
 
-def test_after_a_time_switched_off_the_server_is_asked_what_time_it_is(lab: Lab) -> None:
+def test_after_a_restart_the_servers_date_is_read_before_sending_again(lab: Lab) -> None:
     first = lab.add(profile="planning")
     drain(lab.queue, "ada", Scripted([dated(lab, 201, {"id": 1})]))
     entry_id = lost(lab, profile="planning")
@@ -102,7 +102,7 @@ PAGE = {"content-type": "text/html"}
 
 
 @pytest.mark.parametrize("said", [Response(405, PAGE, b"<html>"), answer(503), answer(302)])
-def test_a_server_that_does_not_say_the_time_holds_up_nobody(lab: Lab, said: Response) -> None:
+def test_a_server_without_a_date_does_not_block_entries(lab: Lab, said: Response) -> None:
     entry_id, other = lost(lab), lab.add()
     lab.clock.restart(hours=1)
 
@@ -115,7 +115,7 @@ def test_a_server_that_does_not_say_the_time_holds_up_nobody(lab: Lab, said: Res
     assert lab.queue.get(other.id).status is Status.SUCCEEDED
 
 
-def test_what_seems_to_be_forgotten_waits_for_the_time_and_nobody_else_does(lab: Lab) -> None:
+def test_an_entry_whose_key_may_be_expired_waits_for_the_servers_date(lab: Lab) -> None:
     entry_id, other = lost(lab), lab.add()
     lab.clock.restart(days=8)
     told = Response(405, PAGE, b"<html>")
@@ -128,7 +128,7 @@ def test_what_seems_to_be_forgotten_waits_for_the_time_and_nobody_else_does(lab:
     assert lab.queue.get(other.id).status is Status.SUCCEEDED
 
 
-def test_who_asks_for_another_try_without_having_been_told_has_not_looked(lab: Lab) -> None:
+def test_a_retry_before_the_key_expired_does_not_reset_its_lifetime(lab: Lab) -> None:
     entry_id = lost(lab, profile="planning", max_attempts=1)
     assert lab.queue.get(entry_id).reason is Reason.ATTEMPTS
     lab.clock.pass_by(hours=1)
@@ -141,7 +141,7 @@ def test_who_asks_for_another_try_without_having_been_told_has_not_looked(lab: L
     assert drain(lab.queue, "ada", server).succeeded == 1
 
 
-def test_what_turns_out_to_be_too_old_in_the_middle_of_a_drain_is_not_sent(lab: Lab) -> None:
+def test_entries_found_too_old_during_a_drain_are_not_sent(lab: Lab) -> None:
     lab.add()
     drain(lab.queue, "ada", Scripted([dated(lab, 201, {"id": 1})]))
     for _ in range(5):
@@ -164,7 +164,9 @@ def test_what_turns_out_to_be_too_old_in_the_middle_of_a_drain_is_not_sent(lab: 
         answer(307, headers={"location": "/api/v1/activities/"}),
     ],
 )
-def test_a_refusal_before_the_key_was_looked_up_settles_nothing(lab: Lab, said: Response) -> None:
+def test_a_refusal_before_the_key_lookup_leaves_the_outcome_unknown(
+    lab: Lab, said: Response
+) -> None:
     entry_id = lost(lab)
     lab.clock.pass_by(hours=1)
     drain(lab.queue, "ada", Scripted([said]))
@@ -178,7 +180,7 @@ def test_a_refusal_before_the_key_was_looked_up_settles_nothing(lab: Lab, said: 
     "said", [answer(404), answer(409, code="IDEMPOTENCY_CONFLICT"),
              answer(400, headers={"idempotency-replayed": "true"})],
 )  # fmt: skip
-def test_a_refusal_with_the_key_looked_up_settles_it(lab: Lab, said: Response) -> None:
+def test_a_refusal_after_the_key_lookup_makes_the_outcome_known(lab: Lab, said: Response) -> None:
     entry_id = lost(lab)
     lab.clock.pass_by(hours=1)
     drain(lab.queue, "ada", Scripted([said]))
@@ -200,16 +202,14 @@ def test_a_refusal_with_the_key_looked_up_settles_it(lab: Lab, said: Response) -
                          "x-request-id": "r"}),
     ],
 )  # fmt: skip
-def test_only_the_service_tells_the_time_and_only_one_that_can_be(
-    lab: Lab, portal: Response
-) -> None:
+def test_the_date_of_a_proxy_or_an_impossible_date_is_ignored(lab: Lab, portal: Response) -> None:
     lab.add()
     drain(lab.queue, "ada", Scripted([portal]))
     assert lab.queue.server_now() == lab.clock.now()
     assert lab.add().client_generated_at == lab.clock.now()
 
 
-def test_nothing_is_sent_before_it_was_made(lab: Lab) -> None:
+def test_client_submitted_at_is_never_before_client_generated_at(lab: Lab) -> None:
     made = lab.queue.enqueue(walk()).client_generated_at
     lab.clock.set_by(days=-1)
 
@@ -222,7 +222,7 @@ def test_nothing_is_sent_before_it_was_made(lab: Lab) -> None:
     assert made - lab.clock.now() == timedelta(days=1)
 
 
-def test_an_id_larger_than_any_number_of_sqlite_is_kept(lab: Lab) -> None:
+def test_an_id_too_large_for_sqlite_is_stored_as_text(lab: Lab) -> None:
     local = "0b3c0f6e-5f0e-4b4e-9d33-0d1f5f1f1f1f"
     entry = lab.add(local_id=local)
     drain(lab.queue, "ada", Scripted([answer(201, {"id": 2**64})]))

@@ -92,12 +92,12 @@ async def test_a_body_over_the_limit_is_refused(database: str, declared: bool) -
     async with open_lab(database, Policy(max_body_bytes=10)) as lab:
         connection = Connection(headers={"content-length": "11"} if declared else {})
         if not declared:
-            connection.tell(b"123456", more=True)
-            connection.tell(b"78901", more=True)
+            connection.feed(b"123456", more=True)
+            connection.feed(b"78901", more=True)
         await connection.run(lab.app)
         assert connection.status == 413
         connection = Connection(headers={"content-length": "10", "content-type": "text/plain"})
-        connection.tell(b"1234567890")
+        connection.feed(b"1234567890")
         await connection.run(lab.app)
         assert connection.status == 201
 
@@ -198,7 +198,7 @@ async def test_keys_in_headers(database: str, values: list[str], status: int) ->
         connection.scope["headers"] = [
             (b"idempotency-key", value.encode("latin-1")) for value in values
         ]
-        connection.tell(b"")
+        connection.feed(b"")
         await connection.run(lab.app)
         assert connection.status == status
         assert len(lab.runs) == (1 if status == 201 else 0)

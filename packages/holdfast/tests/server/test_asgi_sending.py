@@ -55,7 +55,7 @@ async def test_nothing_is_sent_and_no_task_runs_before_the_commit(database: str)
             seen.append((list(connection.sent), list(lab.background)))
 
         lab.store.commits.append(look_and_commit)
-        connection.tell(BODY)
+        connection.feed(BODY)
         await connection.run(lab.app)
         assert seen == [([], []), ([], [])]
         assert connection.status == 201
@@ -71,7 +71,7 @@ async def test_an_error_response_is_sent_only_after_its_record_is_committed(lab:
         await unit.commit(record, audit)
 
     lab.store.commits.append(look_and_commit)
-    connection.tell(BODY)
+    connection.feed(BODY)
     await connection.run(lab.app)
     assert (seen, connection.status) == ([], 404)
 
@@ -82,8 +82,8 @@ async def test_an_error_response_is_sent_only_after_its_record_is_committed(lab:
 async def test_a_body_in_pieces_is_one_body(lab: Lab) -> None:
     connection = Connection()
     for piece in (BODY[:3], b"", BODY[3:9]):
-        connection.tell(piece, more=True)
-    connection.tell(BODY[9:])
+        connection.feed(piece, more=True)
+    connection.feed(BODY[9:])
     await connection.run(lab.app)
     assert connection.status == 201
     again = await lab.send()
@@ -92,7 +92,7 @@ async def test_a_body_in_pieces_is_one_body(lab: Lab) -> None:
 
 async def test_a_client_that_disconnects_in_the_body_leaves_nothing(lab: Lab) -> None:
     connection = Connection()
-    connection.tell(BODY[:5], more=True)
+    connection.feed(BODY[:5], more=True)
     connection.hang_up()
     await connection.run(lab.app)
     assert connection.sent == []
@@ -106,7 +106,7 @@ async def test_a_client_that_disconnects_while_the_handler_runs_gets_a_replay_la
 ) -> None:
     async with open_lab(database) as lab:
         connection = Connection(headers={"X-Do": "wait"})
-        connection.tell(BODY)
+        connection.feed(BODY)
         running = connection.run(lab.app)
         await lab.started.wait()
         connection.hang_up()
@@ -121,7 +121,7 @@ async def test_a_client_that_disconnects_while_the_handler_runs_gets_a_replay_la
 async def test_a_response_that_cannot_be_sent_is_stored(database: str) -> None:
     async with open_lab(database) as lab:
         connection = Connection()
-        connection.tell(BODY)
+        connection.feed(BODY)
 
         async def gone(_message: Any) -> None:
             raise OSError("broken pipe")
@@ -141,7 +141,7 @@ async def test_a_request_cancelled_in_the_handler_is_rolled_back_and_its_key_is_
 ) -> None:
     async with open_lab(database) as lab:
         connection = Connection(headers={"X-Do": "wait"})
-        connection.tell(BODY)
+        connection.feed(BODY)
         running = connection.run(lab.app)
         await lab.started.wait()
         waiter = lab.send_soon()
@@ -177,7 +177,7 @@ async def test_a_request_cancelled_in_the_commit_is_committed_or_not_and_its_key
 
         lab.store.commits.append(commit_slowly)
         connection = Connection()
-        connection.tell(BODY)
+        connection.feed(BODY)
         running = connection.run(lab.app)
         await committing.wait()
         running.cancel()
@@ -193,7 +193,7 @@ async def test_a_cancelled_waiter_leaves_the_leader_alone(lab: Lab) -> None:
     first = lab.send_soon(do="wait")
     await lab.started.wait()
     connection = Connection()
-    connection.tell(BODY)
+    connection.feed(BODY)
     waiter = connection.run(lab.app)
     await asyncio.sleep(0.02)
     waiter.cancel()
@@ -246,7 +246,7 @@ async def test_an_app_without_a_response_is_a_500_and_nothing_is_stored(tmp_path
 
         for app in (silent, half):
             connection = Connection()
-            connection.tell(BODY)
+            connection.feed(BODY)
             await connection.run(lab.holdfast.middleware(app))
             assert connection.status == 500
         assert await lab.effects() == 0
@@ -275,7 +275,7 @@ async def test_headers_may_be_left_out_and_bodies_sent_in_pieces(tmp_path: Path)
         ):
             for _ in range(2):
                 connection = Connection(headers={"idempotency-key": f"key-{number}"})
-                connection.tell(BODY)
+                connection.feed(BODY)
                 await connection.run(lab.holdfast.middleware(app))
                 assert connection.status == status
                 assert body in (None, connection.body)
@@ -348,7 +348,7 @@ async def test_an_app_that_catches_everything_cannot_replace_a_discarded_respons
                 lab.store.commits.append(fail)
             sent_after: list[str] = []
             connection = Connection()
-            connection.tell(BODY)
+            connection.feed(BODY)
             await connection.run(lab.holdfast.middleware(recovering(app, sent_after)))
             assert (connection.status, len(connection.sent), sent_after) == (status, 2, [])
             assert b"recovered" not in connection.body
@@ -367,7 +367,7 @@ async def test_an_app_may_respond_to_a_commit_that_raised(tmp_path: Path) -> Non
         lab.store.commits.append(fail)
         sent_after: list[str] = []
         connection = Connection()
-        connection.tell(BODY)
+        connection.feed(BODY)
         await connection.run(lab.holdfast.middleware(recovering(bare_201, sent_after)))
         assert (connection.status, connection.body) == (418, b"recovered")
         assert sent_after == ["RuntimeError"]
@@ -385,7 +385,7 @@ async def test_a_response_started_again_replaces_the_one_before(tmp_path: Path) 
             raise RuntimeError("broken handler")
 
         connection = Connection()
-        connection.tell(BODY)
+        connection.feed(BODY)
         await connection.run(lab.holdfast.middleware(recovering(half, [])))
         assert (connection.status, connection.body) == (418, b"recovered")
 
@@ -417,12 +417,37 @@ async def test_an_exception_handler_of_a_mounted_app_sends_nothing_for_a_discard
     try:
         lab.store.commits.append(fail)
         connection = Connection("/shop/things")
-        connection.tell(BODY)
+        connection.feed(BODY)
         await connection.run(outer)
         assert (connection.status, len(connection.sent), background) == (503, 2, [])
     finally:
         await lab.client.aclose()
         await holdfast.close()
+
+
+async def test_a_base_http_middleware_runs_no_background_task_of_a_discarded_response(
+    tmp_path: Path,
+) -> None:
+    async def nod(request: Request, call_next: Any) -> Response:
+        response: Response = await call_next(request)
+        return response
+
+    async def fail(unit: Any, _record: Any, _audit: Any) -> None:
+        await unit.rollback()
+        raise StoreUnavailableError("down")
+
+    lab = Lab(f"sqlite:///{tmp_path}/lab.db")
+    lab.app.user_middleware.append(Middleware(BaseHTTPMiddleware, dispatch=nod))
+    await lab.holdfast.open()
+    try:
+        lab.store.commits.append(fail)
+        refused = await lab.send(do="quiet")
+        assert (refused.status_code, lab.background) == (503, [])
+        assert (await lab.send(do="quiet")).status_code == 201
+        assert len(lab.background) == 1
+    finally:
+        await lab.client.aclose()
+        await lab.holdfast.close()
 
 
 # -- reading ----------------------------------------------------------------------------------

@@ -14,29 +14,31 @@ import pytest
 
 from packages.holdfast.tests.support.serving import ROOT, free_port
 
-FACES = [
-    pytest.param((face, database), marks=pytest.mark.xdist_group(f"face-{face}-{database}"))
-    for face in ("fastapi", "flask", "django")
+FRAMEWORKS = [
+    pytest.param(
+        (framework, database), marks=pytest.mark.xdist_group(f"framework-{framework}-{database}")
+    )
+    for framework in ("fastapi", "flask", "django")
     for database in ("sqlite", "postgres")
 ]
 
 
-@pytest.fixture(scope="module", params=FACES, ids="-".join)
+@pytest.fixture(scope="module", params=FRAMEWORKS, ids="-".join)
 def app(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    face, database = request.param
-    folder: Path = tmp_path_factory.mktemp("face")
-    url = f"sqlite:///{folder}/face.db"
+    framework, database = request.param
+    folder: Path = tmp_path_factory.mktemp("framework")
+    url = f"sqlite:///{folder}/framework.db"
     if database == "postgres":
         server: Any = request.getfixturevalue("postgres")
         server.start()
-        url = server.create_database("face")
+        url = server.create_database("framework")
     port = free_port()
     command = [
         sys.executable,
         "-m",
-        f"packages.holdfast.tests.support.frameworks.{face}_app",
+        f"packages.holdfast.tests.support.frameworks.{framework}_app",
         url,
         str(port),
     ]

@@ -115,7 +115,7 @@ def test_each_migration_is_applied_once() -> None:
     assert rows == [("core", 1, "first"), ("core", 2, "second"), ("shop", 1, "orders")]
 
 
-def test_column_room_is_renamed_and_its_rows_count_as_applied() -> None:
+def test_old_namespace_column_is_renamed_and_its_rows_count_as_applied() -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         make_old_table(db)
         run(db, FIRST, SECOND)
@@ -124,7 +124,7 @@ def test_column_room_is_renamed_and_its_rows_count_as_applied() -> None:
         run(db, FIRST, SECOND)
 
 
-def test_newer_migrations_in_a_column_room_are_refused() -> None:
+def test_newer_migrations_in_the_old_column_are_refused() -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         make_old_table(db, 1, 9)
         with pytest.raises(ConfigurationError, match="core 0009"):

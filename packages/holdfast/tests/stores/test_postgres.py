@@ -45,7 +45,7 @@ async def terminate(store: PostgresStore, unit) -> None:
 
 
 class LosesTheAnswerTo:
-    """A wire to the server that breaks right after the server has answered one statement."""
+    """A proxy that breaks right after the server has responded to one statement."""
 
     def __init__(self, statement: bytes, url: str) -> None:
         self._statement = statement
@@ -69,25 +69,23 @@ class LosesTheAnswerTo:
         self._writers += [back, there]
         wrote = is_last = False
 
-        async def answers() -> None:
+        async def responses() -> None:
             while (data := await server.read(65536)) and not is_last:
                 back.write(data)
             back.close()
 
-        answering = asyncio.create_task(answers())
+        responding = asyncio.create_task(responses())
         with suppress(ConnectionError):
             while data := await client.read(65536):
-                # Migrations commit too; the one to lose comes after the handler's own row.
+                # Migrations commit, too; the response to lose follows the handler's row.
                 wrote = wrote or b"INSERT INTO t" in data
                 is_last = is_last or (wrote and self._statement in data)
                 there.write(data)
         there.close()
-        await answering
+        await responding
 
 
-async def test_a_stopped_server_is_an_outage_at_once_and_over_when_it_is_back(
-    store, postgres: RealPostgres
-):
+async def test_stopped_server_is_an_outage_until_it_is_back(store, postgres: RealPostgres):
     record = a_record()
     await commit(store, record)
     unit = await claimed(store, a_record("running").id)
@@ -115,9 +113,7 @@ async def test_a_stopped_server_is_an_outage_at_once_and_over_when_it_is_back(
     assert await count(store) == 0
 
 
-async def test_a_server_that_is_not_there_is_an_outage_when_opening(
-    clean_postgres_url, postgres: RealPostgres
-):
+async def test_missing_server_is_an_outage_when_opening(clean_postgres_url, postgres: RealPostgres):
     postgres.stop("fast")
     store = PostgresStore(clean_postgres_url)
     with pytest.raises(StoreUnavailableError):
@@ -128,13 +124,13 @@ async def test_a_server_that_is_not_there_is_an_outage_when_opening(
     await store.close()
 
 
-async def test_a_database_that_does_not_exist_is_a_setting_to_correct(postgres: RealPostgres):
+async def test_missing_database_is_a_configuration_error(postgres: RealPostgres):
     postgres.start()
     with pytest.raises(ConfigurationError, match="nowhere"):
         await PostgresStore(postgres.url("nowhere")).open()
 
 
-async def test_a_cut_connection_undoes_everything_and_frees_the_key(store):
+async def test_broken_connection_rolls_back_and_releases_the_key(store):
     record = a_record()
     unit = await claimed(store, record.id)
     await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
@@ -149,7 +145,7 @@ async def test_a_cut_connection_undoes_everything_and_frees_the_key(store):
 
 
 @pytest.mark.parametrize("size", [10, 100_000], ids=["inline", "as a parameter"])
-async def test_a_connection_cut_before_the_commit_leaves_the_outcome_to_be_looked_up(store, size):
+async def test_connection_broken_before_the_commit_makes_the_outcome_unknown(store, size):
     record = a_record(body=b"x" * size)
     unit = await claimed(store, record.id)
     await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
@@ -161,7 +157,7 @@ async def test_a_connection_cut_before_the_commit_leaves_the_outcome_to_be_looke
 
 
 @pytest.mark.parametrize("size", [10, 100_000], ids=["inline", "as a parameter"])
-async def test_a_commit_whose_answer_is_lost_is_unknown_and_then_found(
+async def test_commit_with_a_lost_response_is_unknown_and_then_found(
     store, clean_postgres_url, size
 ):
     """The one case that a retry must not decide by itself."""
@@ -181,7 +177,7 @@ async def test_a_commit_whose_answer_is_lost_is_unknown_and_then_found(
 
 
 @pytest.mark.parametrize("with_record", [True, False])
-async def test_a_handler_that_swallowed_an_error_cannot_commit_half(store, with_record):
+async def test_swallowed_statement_error_prevents_the_commit(store, with_record):
     record = a_record()
     unit = await claimed(store, record.id)
     await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
@@ -194,7 +190,7 @@ async def test_a_handler_that_swallowed_an_error_cannot_commit_half(store, with_
     await commit(store, record)
 
 
-async def test_a_handler_may_use_savepoints_around_what_may_fail(store):
+async def test_handler_may_use_savepoints_around_failing_statements(store):
     record = a_record()
     unit = await claimed(store, record.id)
     tx = unit.transaction
@@ -208,7 +204,7 @@ async def test_a_handler_may_use_savepoints_around_what_may_fail(store):
     assert await count(store) == 2
 
 
-async def test_a_broken_deferred_constraint_is_the_handlers_error(store):
+async def test_violated_deferred_constraint_is_the_handlers_error(store):
     setup = await store.begin()
     await setup.transaction.execute(
         "CREATE TABLE child (parent integer REFERENCES t DEFERRABLE INITIALLY DEFERRED)"
@@ -223,7 +219,7 @@ async def test_a_broken_deferred_constraint_is_the_handlers_error(store):
     await commit(store, record, audit=True)
 
 
-async def test_a_value_of_the_wrong_type_is_the_authors_error_not_an_outage(store):
+async def test_value_of_the_wrong_type_is_not_an_outage(store):
     unit = await store.begin()
     with pytest.raises(asyncpg.DataError, match="str"):
         await unit.transaction.execute("INSERT INTO t VALUES (:id, 'x')", {"id": "one"})
@@ -234,7 +230,7 @@ async def test_a_value_of_the_wrong_type_is_the_authors_error_not_an_outage(stor
         await store.read("SELECT * FROM t WHERE id = :id", {"id": "one"})
 
 
-async def test_two_statements_at_once_are_the_authors_error_not_an_outage(store):
+async def test_two_statements_at_once_are_not_an_outage(store):
     unit = await store.begin()
     slow = asyncio.ensure_future(unit.transaction.fetch_all("SELECT pg_sleep(0.2)"))
     await asyncio.sleep(0.05)
@@ -254,7 +250,7 @@ async def test_a_handler_cannot_end_the_transaction(store):
     assert await count(store) == 0
 
 
-async def test_a_transaction_that_ended_says_so(store):
+async def test_ended_transaction_raises(store):
     record = a_record()
     unit = await claimed(store, record.id)
     tx = unit.transaction
@@ -264,14 +260,14 @@ async def test_a_transaction_that_ended_says_so(store):
     assert await count(store) == 0
 
 
-async def test_a_held_key_is_told_without_waiting(store):
+async def test_held_key_is_reported_without_waiting(store):
     unit = await claimed(store, a_record().id)
     async with asyncio.timeout(10):  # to wait for the holder would be for ever
         assert isinstance(await store.claim(a_record().id, NOW), Held)
     await unit.rollback()
 
 
-async def test_no_connection_is_lost_on_any_way_out(clean_postgres_url):
+async def test_no_connection_leaks_on_any_outcome(clean_postgres_url):
     """Two connections, many ends: were one kept, the rest would wait in vain."""
     store = PostgresStore(clean_postgres_url, max_connections=2, acquire_seconds=3)
     await store.open()
@@ -295,7 +291,7 @@ async def test_no_connection_is_lost_on_any_way_out(clean_postgres_url):
         await store.close()
 
 
-async def test_a_guarded_request_takes_no_more_round_trips_than_a_bare_one(
+async def test_guarded_request_needs_no_more_round_trips_than_a_bare_one(
     postgres_url: str,
 ) -> None:
     sent: list[str] = []
@@ -311,7 +307,7 @@ async def test_a_guarded_request_takes_no_more_round_trips_than_a_bare_one(
         async with bare.transaction():
             await bare.execute("INSERT INTO boots VALUES ($1)", "bare")
         store.release(bare)
-        await asyncio.sleep(0)  # the logger is told on the next turn of the loop
+        await asyncio.sleep(0)  # the logger runs in the next iteration of the loop
         round_trips, sent[:] = len(sent), []
 
         record = a_record()

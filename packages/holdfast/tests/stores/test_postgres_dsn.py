@@ -1,4 +1,4 @@
-"""The URL of a PostgreSQL: what nobody could connect to is told before anyone tries."""
+"""Validation of PostgreSQL URLs before connecting."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from holdfast.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         ("postgresql://[bad", "Invalid IPv6"),
         ("postgresql://me:secret@127.0.0.1:abc/x", "from 1 to 65535"),
@@ -18,10 +18,10 @@ from holdfast.errors import ConfigurationError
         ("postgresql:///x?host=/tmp&port=abc", "from 1 to 65535"),
     ],
 )
-def test_an_address_nobody_could_connect_to_is_refused(url: str, told: str) -> None:
+def test_malformed_postgres_url_is_refused(url: str, expected: str) -> None:
     with pytest.raises(ConfigurationError, match="PostgreSQL URL is malformed") as error:
         open_store(url)
-    assert told in str(error.value)
+    assert expected in str(error.value)
     assert "secret" not in str(error.value)
 
 
@@ -35,18 +35,18 @@ def test_an_address_nobody_could_connect_to_is_refused(url: str, told: str) -> N
         "postgresql://localhost",
     ],
 )
-def test_every_way_to_write_an_address_is_taken(url: str) -> None:
+def test_every_valid_form_of_a_url_is_accepted(url: str) -> None:
     assert open_store(url).name == "postgresql"
 
 
 @pytest.mark.parametrize("url", ["", "mysql://[bad", "nonsense", ":"])
-def test_another_database_is_told_by_its_name(url: str) -> None:
+def test_unsupported_database_is_named_in_the_error(url: str) -> None:
     with pytest.raises(ConfigurationError, match="is not supported"):
         open_store(url)
 
 
 @pytest.mark.parametrize("mark", ["/", "#", "?"])
-def test_no_part_of_a_password_is_told(mark: str) -> None:
+def test_error_contains_no_part_of_a_password(mark: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         open_store(f"postgresql://app:s3cret{mark}x@db/name")
     assert "s3cret" not in str(refused.value)

@@ -19,7 +19,7 @@ from holdfast.stores.postgres.params import (
 from holdfast.testing.samples import AWKWARD_NAMES
 
 
-def test_names_become_numbers_in_the_order_they_come():
+def test_named_parameters_are_numbered_in_order():
     sql, values = positional("INSERT INTO t VALUES (:b, :a)", {"a": 1, "b": 2, "unused": 3})
     assert sql == "INSERT INTO t VALUES ($1, $2)"
     assert values == [2, 1]
@@ -45,11 +45,11 @@ def test_a_repeated_name_is_one_parameter():
         "SELECT 1 AS x; ",
     ],
 )
-def test_what_only_looks_like_a_parameter_is_left_alone(untouched):
+def test_text_that_looks_like_a_parameter_is_unchanged(untouched):
     assert positional(untouched, None) == (untouched, [])
 
 
-def test_parameters_next_to_such_things_are_found():
+def test_parameters_next_to_strings_and_comments_are_found():
     sql, values = positional(
         "SELECT ':x'::text, :x::int, '''' || :y -- :z\n, $q$:z$q$ WHERE a = :x", {"x": 1, "y": "q"}
     )
@@ -82,7 +82,7 @@ def test_a_handler_cannot_end_the_transaction(ending):
 
 
 @pytest.mark.parametrize("allowed", ["SAVEPOINT a", "ROLLBACK TO a", "RELEASE a", "SELECT 1"])
-def test_savepoints_are_the_handlers_own(allowed):
+def test_savepoints_are_allowed(allowed):
     assert positional(allowed, None) == (allowed, [])
 
 
@@ -99,7 +99,7 @@ def test_bytes_are_hexadecimal_digits(value):
     assert re.fullmatch(r"'\\x[0-9a-f]*'", bytes_literal(value))
 
 
-def test_nothing_is_null_and_numbers_are_numbers():
+def test_none_is_null_and_integers_are_digits():
     assert text_literal(None) == "NULL"
     assert int_literal(None) == "NULL"
     assert int_literal(-5) == "-5"

@@ -59,57 +59,57 @@ def name_of(record_id: RecordId) -> str:
     return f"idempo:test:{record_id.tenant}:{record_id.endpoint}:{record_id.key}"
 
 
-async def test_what_was_put_is_what_is_got(cache):
+async def test_cached_record_is_returned_unchanged(cache):
     record = a_record(audit_id="audit-1")
     await cache.put(record, NOW)
     assert await cache.get(record.id, NOW) == record
 
 
-async def test_what_was_not_put_is_a_miss(cache):
+async def test_unknown_key_is_a_miss(cache):
     assert await cache.get(a_record().id, NOW) is None
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-async def test_bodies_are_bytes(cache, body):
+async def test_empty_binary_and_large_bodies_are_stored_unchanged(cache, body):
     record = a_record(body=body)
     await cache.put(record, NOW)
     assert await cache.get(record.id, NOW) == record
 
 
 @pytest.mark.parametrize("name", AWKWARD_NAMES, ids=range(len(AWKWARD_NAMES)))
-async def test_names_are_data(cache, name):
+async def test_special_characters_in_names_are_cached_unchanged(cache, name):
     record = a_record(name, tenant=name, endpoint=name)
     await cache.put(record, NOW)
     assert await cache.get(record.id, NOW) == record
 
 
-async def test_half_a_surrogate_pair_is_a_miss_and_no_error(cache):
+async def test_lone_surrogate_is_a_miss_and_no_error(cache):
     record = a_record("half a \ud83d pair")
     await cache.put(record, NOW)
     assert await cache.get(record.id, NOW) is None
 
 
-async def test_the_key_and_the_life_are_the_contracts(cache, raw):
+async def test_redis_key_and_expiry_follow_the_documentation(cache, raw):
     record = a_record("k", tenant="t", endpoint="e", life=timedelta(hours=1))
     await cache.put(record, NOW + timedelta(minutes=20))
     assert await raw.keys() == [b"idempo:test:t:e:k"]
     assert 39 * 60_000 < await raw.pttl("idempo:test:t:e:k") <= 40 * 60_000
 
 
-async def test_a_record_without_life_left_is_not_put(cache, raw):
+async def test_expired_record_is_not_cached(cache, raw):
     record = a_record()
     await cache.put(record, record.expires_at)
     assert await raw.keys() == []
 
 
-async def test_an_expired_record_is_a_miss_and_goes(cache, raw):
+async def test_expired_cached_record_is_a_miss_and_deleted(cache, raw):
     record = a_record()
     await cache.put(record, NOW)
     assert await cache.get(record.id, record.expires_at) is None
     assert await raw.keys() == []
 
 
-async def test_redis_forgets_by_itself(cache, raw):
+async def test_redis_expires_records(cache, raw):
     record = a_record(life=timedelta(milliseconds=30))
     await cache.put(record, NOW)
     await asyncio.sleep(0.1)
@@ -117,7 +117,7 @@ async def test_redis_forgets_by_itself(cache, raw):
 
 
 @pytest.mark.parametrize("position", [0, 31, 32, 60, -1])
-async def test_a_changed_byte_anywhere_is_a_miss_and_goes(cache, raw, position):
+async def test_modified_value_is_a_miss_and_deleted(cache, raw, position):
     record = a_record()
     await cache.put(record, NOW)
     value = bytearray(await raw.get(name_of(record.id)))
@@ -128,7 +128,7 @@ async def test_a_changed_byte_anywhere_is_a_miss_and_goes(cache, raw, position):
 
 
 @pytest.mark.parametrize("value", [b"", b"x", b"\x00" * 32, b"\xff" * 100, b"OK"])
-async def test_rubbish_is_a_miss_and_goes(cache, raw, value):
+async def test_malformed_value_is_a_miss_and_deleted(cache, raw, value):
     await raw.set(name_of(a_record().id), value)
     assert await cache.get(a_record().id, NOW) is None
     assert await raw.keys() == []
@@ -148,7 +148,7 @@ async def test_a_record_copied_to_another_key_is_refused(cache, raw):
     assert await cache.get(record.id, NOW) == record
 
 
-async def test_tenants_that_share_a_redis_key_never_share_an_answer(cache):
+async def test_tenants_that_share_a_redis_key_never_share_a_response(cache):
     """``a`` + ``b:c`` and ``a:b`` + ``c`` are one key in Redis, and two records."""
     one = a_record("k", tenant="a", endpoint="b:c")
     two = RecordId("a:b", "c", "k")
@@ -170,7 +170,7 @@ async def test_a_value_of_another_database_is_refused(cache, redis_url):
         await other.close()
 
 
-async def test_forgotten_records_are_gone(cache, raw):
+async def test_forgotten_records_are_deleted(cache, raw):
     records = [a_record(f"key-{number}") for number in range(1200)]
     await asyncio.gather(*(cache.put(record, NOW) for record in records))
     await cache.forget([])
@@ -178,13 +178,13 @@ async def test_forgotten_records_are_gone(cache, raw):
     assert await raw.keys() == [name_of(records[0].id).encode()]
 
 
-async def test_a_database_that_does_not_tell_its_secret_is_a_miss(redis_url):
-    answers: list[object] = [StoreUnavailableError("down"), SECRET]
+async def test_unavailable_secret_is_a_miss(redis_url):
+    responses: list[object] = [StoreUnavailableError("down"), SECRET]
 
     async def sometimes() -> bytes:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
+        response = responses.pop(0)
+        if isinstance(response, Exception):
+            raise response
         return SECRET
 
     cache = RedisRecords(redis_url, environment="test", secret=sometimes, timeout_seconds=2)
@@ -196,7 +196,7 @@ async def test_a_database_that_does_not_tell_its_secret_is_a_miss(redis_url):
         await cache.close()
 
 
-async def test_a_killed_server_is_a_miss_told_once_and_used_again_when_it_is_back(
+async def test_killed_server_is_a_miss_logged_once_and_used_again_later(
     cache, clock, redis_server: RealRedis, caplog
 ):
     record = a_record()
@@ -208,8 +208,8 @@ async def test_a_killed_server_is_a_miss_told_once_and_used_again_when_it_is_bac
         await cache.put(record, NOW)
         await cache.forget([record.id])
         clock.seconds += 1.5  # past the breaker: every one of these asks and fails
-    told = [entry.levelname for entry in caplog.records]
-    assert told == ["WARNING"]
+    levels = [entry.levelname for entry in caplog.records]
+    assert levels == ["WARNING"]
     redis_server.start()
     clock.seconds += 1.5
     assert await cache.get(record.id, NOW) is None  # it forgot everything
@@ -218,9 +218,7 @@ async def test_a_killed_server_is_a_miss_told_once_and_used_again_when_it_is_bac
     assert [entry.levelname for entry in caplog.records] == ["WARNING", "INFO"]
 
 
-async def test_while_the_server_is_down_hardly_anything_asks_it(
-    cache, clock, redis_server: RealRedis
-):
+async def test_few_commands_are_sent_while_redis_is_down(cache, clock, redis_server: RealRedis):
     redis_server.kill()
     assert await cache.get(a_record().id, NOW) is None
     redis_server.start()
@@ -231,7 +229,7 @@ async def test_while_the_server_is_down_hardly_anything_asks_it(
     assert await cache.get(a_record().id, NOW) == a_record()
 
 
-async def test_a_server_that_hangs_costs_the_time_out_and_no_more():
+async def test_hanging_server_costs_one_timeout():
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -259,8 +257,8 @@ async def test_a_cancelled_look_up_does_not_disturb_the_next(cache):
         await asyncio.sleep(pause * 0.0003)
         for task in tasks[::2]:
             task.cancel()
-        answers = await asyncio.gather(*tasks, return_exceptions=True)
-        assert answers[1::2] == records[1::2]
+        responses = await asyncio.gather(*tasks, return_exceptions=True)
+        assert responses[1::2] == records[1::2]
     assert [await cache.get(record.id, NOW) for record in records] == records
 
 

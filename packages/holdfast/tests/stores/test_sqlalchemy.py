@@ -99,7 +99,7 @@ async def test_rows_added_but_not_flushed_commit_with_the_record(store):
     assert await store.find(record.id, NOW) == record
 
 
-async def test_an_error_of_the_handlers_rows_is_the_handlers_own(store):
+async def test_error_of_the_handlers_rows_reaches_the_handler(store):
     record = a_record()
     unit = await claimed(store, record.id)
     unit.transaction.add_all([Order(item="tea"), Order(item="tea")])
@@ -120,8 +120,8 @@ async def test_a_handler_cannot_commit_by_itself(store):
     assert await items(store) == []
 
 
-async def test_a_handler_that_closes_the_session_is_told(store):
-    """``async with session`` undoes what was written: to answer 201 then would be a lie."""
+async def test_handler_that_closes_the_session_gets_an_error(store):
+    """``async with session`` rolls back: a response with 201 would be wrong."""
     record = a_record()
     unit = await claimed(store, record.id)
     async with unit.transaction as session:
@@ -143,7 +143,7 @@ async def test_a_savepoint_does_not_commit_by_itself(store):
     assert await items(store) == []
 
 
-async def test_a_savepoint_saves_the_rest_from_what_fails(store):
+async def test_savepoint_limits_a_failure(store):
     record = a_record()
     unit = await claimed(store, record.id)
     session = unit.transaction
@@ -171,11 +171,11 @@ async def test_a_handler_may_roll_back_and_start_over(store):
     assert isinstance(await store.claim(record.id, NOW), Found)
 
 
-async def test_after_a_rollback_of_its_own_the_primary_key_still_judges(store):
+async def test_primary_key_still_decides_after_a_handlers_rollback(store):
     record = a_record()
     unit = await claimed(store, record.id)
     await unit.transaction.execute(text("SELECT 1"))
-    await unit.transaction.rollback()  # on PostgreSQL this lets go of the lock
+    await unit.transaction.rollback()  # on PostgreSQL this releases the lock
     if store.name == "postgresql":
         await commit(store, record)
         unit.transaction.add(Order(item="twice"))
@@ -186,7 +186,7 @@ async def test_after_a_rollback_of_its_own_the_primary_key_still_judges(store):
     assert await items(store) == []
 
 
-async def test_a_swallowed_error_cannot_commit_half(store):
+async def test_swallowed_error_prevents_the_commit(store):
     record = a_record()
     unit = await claimed(store, record.id)
     session = unit.transaction
@@ -199,11 +199,11 @@ async def test_a_swallowed_error_cannot_commit_half(store):
             await unit.commit(record, None)
         assert await items(store) == []
         return
-    await unit.commit(record, None)  # SQLite undoes the one statement, and goes on
+    await unit.commit(record, None)  # SQLite undoes only the one statement
     assert await items(store) == ["tea"]
 
 
-async def test_a_swallowed_error_is_found_out_without_a_record_too(store):
+async def test_swallowed_error_prevents_a_commit_without_record(store):
     unit = await store.begin()
     session = unit.transaction
     session.add(Order(item="tea"))
@@ -217,7 +217,7 @@ async def test_a_swallowed_error_is_found_out_without_a_record_too(store):
         await unit.rollback()
 
 
-async def test_a_unit_that_ended_takes_nothing_more(store):
+async def test_ended_unit_refuses_another_commit(store):
     record = a_record()
     unit = await claimed(store, record.id)
     await unit.commit(record, None)
@@ -225,7 +225,7 @@ async def test_a_unit_that_ended_takes_nothing_more(store):
         await unit.commit(record, None)
 
 
-async def test_the_engine_stays_the_apps_own(store, engine):
+async def test_engine_is_neither_changed_nor_disposed(store, engine):
     await store.close()
     async with engine.connect() as connection:
         assert await connection.scalar(text("SELECT count(*) FROM idempotency_records")) == 0
@@ -235,14 +235,14 @@ async def test_the_engine_stays_the_apps_own(store, engine):
 # -- what it refuses -----------------------------------------------------------------------------
 
 
-async def test_one_connection_for_all_is_refused():
+async def test_static_pool_is_refused():
     engine = create_async_engine("sqlite+aiosqlite://")
     with pytest.raises(ConfigurationError, match="file"):
         SqlAlchemyStore(async_sessionmaker(engine))
     await engine.dispose()
 
 
-async def test_an_engine_that_commits_every_statement_is_refused(postgres_only_url):
+async def test_autocommit_engine_is_refused(postgres_only_url):
     engine = create_async_engine(postgres_only_url)
     store = await opened(engine)
     careless = engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -260,7 +260,7 @@ async def test_an_engine_that_commits_every_statement_is_refused(postgres_only_u
         await engine.dispose()
 
 
-async def test_a_sqlite_that_may_forget_is_warned_about(tmp_path, caplog):
+async def test_synchronous_below_full_logs_a_warning(tmp_path, caplog):
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
 
     @event.listens_for(engine.sync_engine, "connect")
@@ -274,7 +274,7 @@ async def test_a_sqlite_that_may_forget_is_warned_about(tmp_path, caplog):
     await engine.dispose()
 
 
-async def test_the_recipe_that_begins_by_itself_is_no_obstacle(tmp_path):
+async def test_apps_begin_listener_is_tolerated(tmp_path):
     """SQLAlchemy's documentation has users emit BEGIN in a listener."""
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
 
@@ -327,7 +327,7 @@ async def test_sqlite_that_rolled_back_by_itself_cannot_commit_the_rest(tmp_path
         await engine.dispose()
 
 
-async def test_a_full_disk_is_an_outage_and_undoes_everything(tmp_path):
+async def test_full_disk_is_an_outage_and_rolls_back(tmp_path):
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
     store = await opened(engine)
     try:
@@ -360,7 +360,7 @@ async def on_postgres(postgres_only_url: str) -> AsyncIterator[SqlAlchemyStore]:
     await engine.dispose()
 
 
-async def test_a_cut_connection_undoes_everything_and_frees_the_key(on_postgres):
+async def test_broken_connection_rolls_back_and_releases_the_key(on_postgres):
     record = a_record()
     unit = await claimed(on_postgres, record.id)
     unit.transaction.add(Order(item="tea"))
@@ -368,13 +368,13 @@ async def test_a_cut_connection_undoes_everything_and_frees_the_key(on_postgres)
     await terminate(on_postgres, unit.transaction)
     with pytest.raises(DBAPIError):
         await unit.transaction.execute(text("SELECT 1"))
-    with pytest.raises(StoreUnavailableError):  # also for a handler that goes on regardless
+    with pytest.raises(StoreUnavailableError):  # also if the handler continues
         await unit.commit(record, None)
     await commit(on_postgres, record)
     assert await items(on_postgres) == []
 
 
-async def test_a_connection_cut_before_the_save_is_an_outage(on_postgres):
+async def test_connection_broken_before_the_save_is_an_outage(on_postgres):
     record = a_record()
     unit = await claimed(on_postgres, record.id)
     unit.transaction.add(Order(item="tea"))
@@ -384,7 +384,7 @@ async def test_a_connection_cut_before_the_save_is_an_outage(on_postgres):
     await commit(on_postgres, record)
 
 
-async def test_a_connection_cut_in_the_commit_leaves_the_outcome_to_be_looked_up(on_postgres):
+async def test_connection_broken_in_the_commit_makes_the_outcome_unknown(on_postgres):
     record = a_record()
     unit = await claimed(on_postgres, record.id)
     unit.transaction.add(Order(item="tea"))
@@ -402,9 +402,7 @@ async def test_a_connection_cut_in_the_commit_leaves_the_outcome_to_be_looked_up
     await commit(on_postgres, record)
 
 
-async def test_a_stopped_server_is_an_outage_and_over_when_it_is_back(
-    on_postgres, postgres: RealPostgres
-):
+async def test_stopped_postgres_is_an_outage_until_it_is_back(on_postgres, postgres: RealPostgres):
     record = a_record()
     await commit(on_postgres, record)
     postgres.stop("fast")
@@ -424,7 +422,7 @@ async def test_a_stopped_server_is_an_outage_and_over_when_it_is_back(
     await commit(on_postgres, a_record("after"))
 
 
-async def test_a_pool_with_nothing_left_is_an_outage(postgres_only_url):
+async def test_exhausted_pool_is_an_outage(postgres_only_url):
     engine = create_async_engine(postgres_only_url, pool_size=1, max_overflow=0, pool_timeout=0.1)
     store = await opened(engine)
     try:
@@ -446,7 +444,7 @@ async def test_stricter_isolation_never_leads_to_a_second_effect(postgres_only_u
         record = a_record()
         unit = await claimed(store, record.id)
         await unit.transaction.execute(select(func.count()).select_from(Order))
-        await unit.transaction.rollback()  # lets the lock go: only the primary key is left
+        await unit.transaction.rollback()  # releases the lock: only the primary key is left
         await unit.transaction.execute(select(func.count()).select_from(Order))
         await commit(store, record)
         unit.transaction.add(Order(item="twice"))
@@ -458,7 +456,7 @@ async def test_stricter_isolation_never_leads_to_a_second_effect(postgres_only_u
         await engine.dispose()
 
 
-async def test_on_sqlite_who_waits_for_a_turn_holds_no_connection(tmp_path):
+async def test_waiting_for_the_write_turn_on_sqlite_holds_no_connection(tmp_path):
     """One slow handler and a pool of two: look-ups and replays go on."""
     engine = create_async_engine(
         f"sqlite+aiosqlite:///{tmp_path / 'app.db'}", pool_size=2, max_overflow=0, pool_timeout=1
@@ -550,7 +548,7 @@ async def post(client: httpx.AsyncClient, key: str, **body: str) -> httpx.Respon
     return await client.post("/orders", json=body, headers={"Idempotency-Key": key})
 
 
-async def test_an_order_is_made_once_and_told_twice(client, store):
+async def test_order_is_created_once_and_replayed(client, store):
     first = await post(client, "key-1", item="tea")
     second = await post(client, "key-1", item="tea")
     assert first.status_code == second.status_code == 201
@@ -568,14 +566,14 @@ async def test_another_body_with_the_same_key_is_a_conflict(client, store):
     assert await items(store) == ["tea"]
 
 
-async def test_a_failed_handler_leaves_nothing_and_may_be_tried_again(client, store):
+async def test_failed_handler_writes_nothing_and_may_be_retried(client, store):
     for _ in range(2):
         assert (await post(client, "key-1", item="tea", then="fail")).status_code == 500
     assert await items(store) == []
     assert (await post(client, "key-2", item="tea")).status_code == 201
 
 
-async def test_a_refusal_undoes_its_rows_and_is_remembered_or_not_as_the_policy_says(client, store):
+async def test_refusal_rolls_back_and_is_stored_as_the_policy_says(client, store):
     first = await post(client, "key-1", item="tea", then="refuse")
     second = await post(client, "key-1", item="tea", then="refuse")
     assert first.status_code == second.status_code == 422
@@ -583,21 +581,21 @@ async def test_a_refusal_undoes_its_rows_and_is_remembered_or_not_as_the_policy_
     assert await items(store) == []
 
 
-async def test_a_handler_that_commits_fails_loudly_and_leaves_nothing(client, store):
-    answer = await client.post("/careless", headers={"Idempotency-Key": "key-1"})
-    assert answer.status_code == 500
+async def test_handler_that_commits_fails_and_writes_nothing(client, store):
+    response = await client.post("/careless", headers={"Idempotency-Key": "key-1"})
+    assert response.status_code == 500
     assert await items(store) == []
 
 
 async def test_fifty_duplicates_at_once_are_one_order(client, store):
-    answers = await asyncio.gather(*(post(client, "key-1", item="tea") for _ in range(50)))
-    assert {answer.status_code for answer in answers} == {201}
-    assert len({answer.content for answer in answers}) == 1
-    assert sum("idempotency-replayed" in answer.headers for answer in answers) == 49
+    responses = await asyncio.gather(*(post(client, "key-1", item="tea") for _ in range(50)))
+    assert {response.status_code for response in responses} == {201}
+    assert len({response.content for response in responses}) == 1
+    assert sum("idempotency-replayed" in response.headers for response in responses) == 49
     assert await items(store) == ["tea"]
 
 
 async def test_fifty_orders_at_once_are_fifty_orders(client, store):
-    answers = await asyncio.gather(*(post(client, f"k{n}", item=str(n)) for n in range(50)))
-    assert {answer.status_code for answer in answers} == {201}
+    responses = await asyncio.gather(*(post(client, f"k{n}", item=str(n)) for n in range(50)))
+    assert {response.status_code for response in responses} == {201}
     assert len(await items(store)) == 50

@@ -48,7 +48,7 @@ async def count(store: SqliteStore) -> int:
     return int((await store.read("SELECT count(*) AS n FROM t"))[0]["n"])
 
 
-async def test_commits_survive_a_power_cut(store):
+async def test_commits_are_durable(store):
     unit = await store.begin()
     assert await unit.transaction.fetch_one("PRAGMA synchronous") == {"synchronous": 2}
     assert await unit.transaction.fetch_one("PRAGMA journal_mode") == {"journal_mode": "wal"}
@@ -75,7 +75,7 @@ def test_a_new_file_may_be_opened_by_several_at_once(tmp_path):
             assert [one.exception() for one in opened] == [None] * OPENERS
 
 
-async def test_a_new_file_that_stays_locked_is_said_to_be_locked(path):
+async def test_new_file_that_stays_locked_is_an_outage(path):
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         store = SqliteStore(path, busy_seconds=0.1)
@@ -93,7 +93,7 @@ async def test_savepoints_write_no_temporary_files(store):
     await unit.rollback()
 
 
-async def test_a_finished_unit_goes_without_a_garbage_collection(store):
+async def test_finished_unit_is_freed_without_garbage_collection(store):
     def units() -> int:
         return sum(isinstance(kept, SqliteUnit) for kept in gc.get_objects())
 
@@ -102,7 +102,7 @@ async def test_a_finished_unit_goes_without_a_garbage_collection(store):
     try:
         before = units()
         unit = await store.begin()
-        await unit.transaction.execute("INSERT INTO t (value) VALUES ('ours')")
+        await unit.transaction.execute("INSERT INTO t (value) VALUES ('first')")
         await unit.commit(None, None)
         del unit
         assert units() == before
@@ -123,7 +123,7 @@ async def test_a_file_that_is_no_database_is_refused(path):
     await store.close()
 
 
-async def test_a_directory_that_is_not_there_is_an_outage(tmp_path):
+async def test_missing_directory_is_an_outage(tmp_path):
     store = SqliteStore(tmp_path / "missing" / "test.db")
     with pytest.raises(StoreUnavailableError):
         await store.open()
@@ -149,18 +149,18 @@ async def test_another_process_that_writes_makes_commits_wait(store, path):
         async def one(number: int) -> None:
             record = a_record(f"key-{number}")
             unit = await claimed(store, record.id)
-            await unit.transaction.execute("INSERT INTO t (value) VALUES ('ours')")
+            await unit.transaction.execute("INSERT INTO t (value) VALUES ('first')")
             await unit.commit(record, None)
 
         waiting = asyncio.gather(*(one(number) for number in range(5)))
-        # Reading goes on all the while: a replay does not wait for a writer.
+        # Reads continue: a replay does not wait for a writer.
         assert await asyncio.wait_for(store.find(a_record().id, NOW), 0.5) is None
         await waiting
         assert time.monotonic() - started > 0.3
     assert await count(store) == 6
 
 
-async def test_another_process_that_never_ends_is_an_outage(path):
+async def test_process_that_never_releases_the_lock_is_an_outage(path):
     store = SqliteStore(path, busy_seconds=0.2)
     await store.open()
     other = sqlite3.connect(path, isolation_level=None)
@@ -177,7 +177,7 @@ async def test_another_process_that_never_ends_is_an_outage(path):
         await store.close()
 
 
-async def test_one_wait_in_vain_is_enough_for_all_who_queue(path):
+async def test_one_timed_out_wait_fails_all_queued_requests(path):
     """Each in turn would wait for the same stuck process: the last of eight for eight waits."""
     wait, many = 0.6, 8
     store = SqliteStore(path, busy_seconds=wait)
@@ -209,14 +209,14 @@ async def test_one_wait_in_vain_is_enough_for_all_who_queue(path):
             )
         )
         assert loop.time() - started < wait
-        # And from here on there is patience again.
+        # From here on, waits are long again.
         other.execute("BEGIN IMMEDIATE")
         assert await refused_after("another") >= wait * 0.9
         other.execute("ROLLBACK")
     await store.close()
 
 
-async def test_who_leaves_the_queue_as_it_is_refused_gives_no_turn_away(path, monkeypatch):
+async def test_cancellation_while_the_queue_is_refused_passes_no_turn(path, monkeypatch):
     store = SqliteStore(path, busy_seconds=0.1)
     await store.open()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -231,31 +231,31 @@ async def test_who_leaves_the_queue_as_it_is_refused_gives_no_turn_away(path, mo
         second = asyncio.create_task(one("second"))
         while not store._writer._waiting:
             await asyncio.sleep(0)
-        refuse, give = store._writer._refuse_waiting, store._writer._pass_turn
-        given: list[None] = []
+        refuse, pass_turn = store._writer._refuse_waiting, store._writer._pass_turn
+        passed: list[None] = []
 
         def refuse_and_cancel() -> None:
             refuse()
-            second.cancel()  # told already, and not awake yet
+            second.cancel()  # already refused, but not running yet
 
         monkeypatch.setattr(store._writer, "_refuse_waiting", refuse_and_cancel)
-        monkeypatch.setattr(store._writer, "_pass_turn", lambda: given.append(give()))
+        monkeypatch.setattr(store._writer, "_pass_turn", lambda: passed.append(pass_turn()))
         for task, error in ((first, StoreUnavailableError), (second, asyncio.CancelledError)):
             with pytest.raises(error):
                 await task
-        assert len(given) == 1  # by the first: the second never had it
+        assert len(passed) == 1  # by the first: the second never had it
         other.execute("ROLLBACK")
     await asyncio.wait_for(commit(store, a_record("third")), 5)
     await store.close()
 
 
 async def fill_up(store: SqliteStore, unit, spare_pages: int) -> None:
-    """Leave room for a few pages only, as on a disk that is nearly full."""
+    """Limit the file to a few more pages, as on a disk that is nearly full."""
     row = await unit.transaction.fetch_one("PRAGMA page_count")
     await unit.transaction.execute(f"PRAGMA max_page_count = {row['page_count'] + spare_pages}")
 
 
-async def test_a_full_disk_undoes_everything(store):
+async def test_full_disk_rolls_back(store):
     record = a_record(audit_id="audit-1")
     unit = await claimed(store, record.id)
     await fill_up(store, unit, 3)
@@ -268,7 +268,7 @@ async def test_a_full_disk_undoes_everything(store):
 
 
 async def test_after_a_full_disk_nothing_commits_by_itself(store, path):
-    """SQLite may have ended the transaction: a handler that goes on must not write for good."""
+    """SQLite may have ended the transaction: a handler that continues must not commit."""
     record = a_record()
     unit = await claimed(store, record.id)
     await fill_up(store, unit, 3)
@@ -286,7 +286,7 @@ async def test_after_a_full_disk_nothing_commits_by_itself(store, path):
     await commit(store, record)
 
 
-async def test_a_disk_that_is_full_at_the_commit_undoes_everything(store):
+async def test_disk_full_at_the_commit_rolls_back(store):
     record = a_record(body=b"x" * 1_000_000)
     unit = await claimed(store, record.id)
     await fill_up(store, unit, 3)
@@ -298,8 +298,8 @@ async def test_a_disk_that_is_full_at_the_commit_undoes_everything(store):
     await commit(store, a_record("small"))
 
 
-async def test_a_full_disk_is_told_to_all_who_share_the_commit(store):
-    """Whatever became of each: a record stands beside its row, or neither is there."""
+async def test_full_disk_fails_all_members_of_the_group(store):
+    """Each request has both its record and its row, or neither."""
     unit = await store.begin()
     await fill_up(store, unit, 12)
     await unit.rollback()
@@ -323,7 +323,7 @@ async def test_a_full_disk_is_told_to_all_who_share_the_commit(store):
     assert await count(store) == sum(ends)
 
 
-async def test_a_failed_neighbour_does_not_take_others_along(store):
+async def test_failed_member_does_not_affect_the_group(store):
     """A constraint, bad SQL or a rollback is one request's own affair."""
 
     async def one(number: int) -> bool:
@@ -348,7 +348,7 @@ async def test_a_failed_neighbour_does_not_take_others_along(store):
     assert await count(store) == sum(ends) == 30
 
 
-async def test_a_broken_deferred_constraint_fails_at_the_commit(store):
+async def test_violated_deferred_constraint_fails_at_the_commit(store):
     setup = await store.begin()
     await setup.transaction.execute(
         "CREATE TABLE child (parent INTEGER REFERENCES t (id) DEFERRABLE INITIALLY DEFERRED)"
@@ -387,7 +387,7 @@ async def test_a_handler_may_use_savepoints(store):
     assert [row["value"] for row in await store.read("SELECT value FROM t")] == ["kept"]
 
 
-async def test_a_transaction_that_ended_says_so(store):
+async def test_ended_transaction_raises(store):
     record = a_record()
     unit = await claimed(store, record.id)
     await unit.commit(record, None)
@@ -396,7 +396,7 @@ async def test_a_transaction_that_ended_says_so(store):
     assert await count(store) == 0
 
 
-async def test_bad_sql_is_the_authors_error_not_an_outage(store):
+async def test_bad_sql_is_not_an_outage(store):
     unit = await store.begin()
     with pytest.raises(sqlite3.OperationalError, match="no such table"):
         await unit.transaction.execute("INSERT INTO nowhere VALUES (1)")
@@ -405,7 +405,7 @@ async def test_bad_sql_is_the_authors_error_not_an_outage(store):
         await store.read("SELECT * FROM nowhere")
 
 
-async def test_a_handler_that_thinks_before_it_writes_holds_nobody_up(store):
+async def test_handler_that_computes_before_it_writes_blocks_no_other(store):
     slow = await claimed(store, a_record("slow").id)
     await asyncio.wait_for(commit(store, a_record("quick")), 1)
     await slow.commit(a_record("slow"), None)
@@ -435,8 +435,8 @@ async def test_processes_that_open_a_new_file_at_once_all_succeed(path):
         )
         for _ in range(4)
     ]
-    answers = await asyncio.gather(
+    outputs = await asyncio.gather(
         *(asyncio.to_thread(process.communicate, "go\n", 30) for process in processes)
     )
-    assert [process.returncode for process in processes] == [0] * 4, answers
-    assert len({out for out, _ in answers}) == 1
+    assert [process.returncode for process in processes] == [0] * 4, outputs
+    assert len({out for out, _ in outputs}) == 1

@@ -234,7 +234,7 @@ class Connection:
         self.to_app: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.sent: list[dict[str, Any]] = []
 
-    def tell(self, body: bytes, *, more: bool = False) -> None:
+    def feed(self, body: bytes, *, more: bool = False) -> None:
         self.to_app.put_nowait({"type": "http.request", "body": body, "more_body": more})
 
     def hang_up(self) -> None:

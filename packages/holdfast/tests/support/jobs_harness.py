@@ -1,4 +1,4 @@
-"""Jobs under test: a lab around one store, and a worker program that can be killed and stopped.
+"""A harness for tests of jobs, and a worker program that can be killed and paused.
 
 Run as a module, with JOBS_DATABASE, JOBS_KILL_AT and others in the environment.
 """
@@ -33,8 +33,8 @@ ROOT = Path(__file__).parents[4]
 TENANT = "ada"
 T = TypeVar("T")
 
-# What is waited for shows in milliseconds; the rest is for machines that are busy.
-PATIENCE_SECONDS = 60.0
+# Most waits end within milliseconds; busy machines need more.
+TIMEOUT_SECONDS = 60.0
 
 _SERIAL = {
     "sqlite": "INTEGER PRIMARY KEY AUTOINCREMENT",
@@ -47,7 +47,7 @@ _IN_SECONDS = {
 
 
 class Outcomes:
-    """Notes how every attempt ended."""
+    """Records the outcome of every attempt."""
 
     def __init__(self) -> None:
         self.all: list[JobOutcome] = []
@@ -60,12 +60,12 @@ class Outcomes:
 
 
 class JobsLab:
-    """One store, its jobs, and as many workers as a test wants."""
+    """One store with its jobs and workers."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.table = JobStore(self.store)
-        self.desk = JobAdmin(self.store)
+        self.job_store = JobStore(self.store)
+        self.admin = JobAdmin(self.store)
         self.jobs = JobRegistry()
         self.outcomes = Outcomes()
         self.workers: list[Worker] = []
@@ -81,27 +81,27 @@ class JobsLab:
         while self.workers:
             await self.workers.pop().stop()
 
-    # -- putting in -------------------------------------------------------------------------
+    # -- enqueueing -------------------------------------------------------------------------
 
     async def enqueue(
-        self, job_type: str = "effect", payload: Any = None, *, tenant: str = TENANT, **wishes: Any
+        self, job_type: str = "effect", payload: Any = None, *, tenant: str = TENANT, **options: Any
     ) -> EnqueueOutcome:
-        """Enqueue in a transaction of its own, and wake the lab's workers."""
+        """Enqueue in a separate transaction, and wake the workers."""
         async with self.transaction() as tx:
-            outcome = await self.enqueue_in(tx, job_type, payload, tenant=tenant, **wishes)
+            outcome = await self.enqueue_in(tx, job_type, payload, tenant=tenant, **options)
         self.notify()
         return outcome
 
     async def enqueue_in(
-        self, tx: Any, job_type: str, payload: Any = None, *, tenant: str = TENANT, **wishes: Any
+        self, tx: Any, job_type: str, payload: Any = None, *, tenant: str = TENANT, **options: Any
     ) -> EnqueueOutcome:
         cause = Cause(tenant, f"{tenant}'s phone", "request-1", "correlation-1")
-        wishes.setdefault("queue", self.jobs.queue_of(job_type))
-        return await self.table.enqueue(tx, new_job(job_type, payload, cause=cause, **wishes))
+        options.setdefault("queue", self.jobs.queue_of(job_type))
+        return await self.job_store.enqueue(tx, new_job(job_type, payload, cause=cause, **options))
 
-    async def enqueued(self, *args: Any, **wishes: Any) -> str:
-        """Enqueue what must be new, and return its id."""
-        outcome = await self.enqueue(*args, **wishes)
+    async def enqueued(self, *args: Any, **options: Any) -> str:
+        """Enqueue a job, which must be new, and return its id."""
+        outcome = await self.enqueue(*args, **options)
         assert isinstance(outcome, Enqueued), outcome
         return outcome.job_id
 
@@ -119,34 +119,38 @@ class JobsLab:
         for worker in self.workers:
             worker.engine.notify()
 
-    async def claim(self, worker: str = "by-hand", *, lease_seconds: float = 30) -> list[LeasedJob]:
-        return await self.table.claim(
+    async def claim(
+        self, worker: str = "test-worker", *, lease_seconds: float = 30
+    ) -> list[LeasedJob]:
+        return await self.job_store.claim(
             self.jobs.queues or ("default",), worker=worker, limit=100, lease_seconds=lease_seconds
         )
 
-    async def claim_one(self, worker: str = "by-hand", *, lease_seconds: float = 30) -> LeasedJob:
+    async def claim_one(
+        self, worker: str = "test-worker", *, lease_seconds: float = 30
+    ) -> LeasedJob:
         (job,) = await self.claim(worker, lease_seconds=lease_seconds)
         return job
 
-    # -- tampering --------------------------------------------------------------------------
+    # -- manipulation -----------------------------------------------------------------------
 
     async def show_in(self, seconds: float, where: str = "true") -> None:
-        """Make jobs visible so many seconds from now, whoever holds them."""
+        """Make jobs visible in so many seconds, even if they are leased."""
         await self.store.write(
             f"UPDATE jobs SET visible_at = {_IN_SECONDS[self.store.name]} WHERE {where}",
             {"seconds": seconds},
         )
 
     async def hurry(self) -> None:
-        """Let nobody wait for a retry. Who stands in line behind another keeps standing."""
+        """Make retries due now. Jobs that wait for their order key keep waiting."""
         await self.show_in(-0.001, "state = 'waiting' AND attempts > 0")
         self.notify()
 
     async def steal(self) -> None:
-        """Give every lease a new number, as another worker that took the job would."""
+        """Change the number of every lease, as a claim by another worker would."""
         await self.store.write("UPDATE jobs SET lease = lease + 1")
 
-    # -- looking ----------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------
 
     async def rows(self, sql: str, **params: Any) -> Sequence[Row]:
         return await self.store.read(sql, params)
@@ -160,17 +164,17 @@ class JobsLab:
         return [row["name"] for row in rows]
 
     async def job(self, job_id: str, *, tenant: str = TENANT) -> JobDetail:
-        found = await self.desk.find(job_id, tenant=tenant)
+        found = await self.admin.find(job_id, tenant=tenant)
         assert found is not None, "there is no such job"
         return found
 
     async def state(self, job_id: str) -> str | None:
-        return await self.desk.state(job_id, tenant=TENANT)
+        return await self.admin.state(job_id, tenant=TENANT)
 
     async def until(
-        self, job_id: str, state: str, *, seconds: float = PATIENCE_SECONDS
+        self, job_id: str, state: str, *, seconds: float = TIMEOUT_SECONDS
     ) -> JobDetail:
-        """Wait until a job has come so far."""
+        """Wait until a job has a state."""
 
         async def check() -> bool:
             return await self.state(job_id) == state
@@ -188,8 +192,8 @@ class JobsLab:
         await eventually(check)
         return await self.job(job_id)
 
-    async def until_idle(self, *, hurry: bool = False, seconds: float = PATIENCE_SECONDS) -> None:
-        """Wait until the table of jobs is empty."""
+    async def until_idle(self, *, hurry: bool = False, seconds: float = TIMEOUT_SECONDS) -> None:
+        """Wait until no job is left and no worker runs any."""
 
         async def check() -> bool:
             if hurry:
@@ -200,7 +204,7 @@ class JobsLab:
         await self.quiet()
 
     async def quiet(self) -> None:
-        """Wait until no worker runs anything: what it did shows a moment before it knows so."""
+        """Wait until no worker runs a job: its commit is visible before it has finished."""
 
         async def check() -> bool:
             return not any(worker.running for worker in self.workers)
@@ -209,9 +213,9 @@ class JobsLab:
 
 
 async def eventually(
-    check: Callable[[], Awaitable[T]], *, seconds: float = PATIENCE_SECONDS, pause: float = 0.01
+    check: Callable[[], Awaitable[T]], *, seconds: float = TIMEOUT_SECONDS, pause: float = 0.01
 ) -> T:
-    """Poll until it holds; returns what it gave. Fails after the deadline with the last value."""
+    """Poll until ``check`` returns a true value, and return it. Fails after ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         value = await check()
@@ -235,7 +239,7 @@ async def make_effects(store: Store) -> None:
 
 
 async def write_effect(job: JobContext, name: str | None = None, worker: str = "") -> None:
-    """Write what a handler would write."""
+    """Insert an effect as a handler would."""
     await job.transaction.execute(
         "INSERT INTO effects (name, worker) VALUES (:name, :worker)",
         {"name": name or job.resource_id or job.id, "worker": worker},
@@ -246,11 +250,11 @@ async def write_effect(job: JobContext, name: str | None = None, worker: str = "
 
 
 class WorkerProcess:
-    """A worker as a process of its own. What it prints can be waited for."""
+    """A worker in its own process. Tests wait for the lines that it prints."""
 
     def __init__(self, database: str, **environment: str) -> None:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.heard: list[str] = []
+        self.printed: list[str] = []
         self._process = subprocess.Popen(
             [sys.executable, "-m", "packages.holdfast.tests.support.jobs_harness"],
             cwd=ROOT,
@@ -267,21 +271,21 @@ class WorkerProcess:
         for line in self._process.stdout:
             self._lines.put(line.strip())
 
-    def wait_for(self, line: str, *, seconds: float = PATIENCE_SECONDS) -> str:
-        """Wait until it says something that begins so, and return all of it."""
+    def wait_for(self, line: str, *, seconds: float = TIMEOUT_SECONDS) -> str:
+        """Wait for a line that starts like this, and return all of it."""
         deadline = time.monotonic() + seconds
         while True:
-            for said in self.heard:
-                if said.startswith(line):
-                    self.heard.remove(said)
-                    return said
+            for printed in self.printed:
+                if printed.startswith(line):
+                    self.printed.remove(printed)
+                    return printed
             try:
-                self.heard.append(self._lines.get(timeout=deadline - time.monotonic()))
+                self.printed.append(self._lines.get(timeout=deadline - time.monotonic()))
             except (queue.Empty, ValueError):
-                text = f"the worker did not say {line!r} in {seconds} s, but {self.heard}"
+                text = f"the worker did not print {line!r} in {seconds} s, but {self.printed}"
                 raise AssertionError(text) from None
 
-    def tell(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
@@ -293,7 +297,7 @@ class WorkerProcess:
         return self._process.wait(timeout=30)
 
     def end(self) -> None:
-        """End it, whatever state it is in."""
+        """Kill the process if it is running, and close its pipes."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -315,24 +319,24 @@ class _KillAt:
             await asyncio.sleep(60)
 
 
-class _Telling(Outcomes):
+class _PrintingOutcomes(Outcomes):
     def job_ended(self, queue: str, job_type: str, outcome: JobOutcome, seconds: float) -> None:
-        _say(f"ended {outcome}")
+        _print(f"ended {outcome}")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
-def handlers(*, name: str, think_seconds: float = 0.0, fail: bool = False) -> JobRegistry:
-    """Return the handlers of the program. It tells how far it has come, and whose it is."""
+def handlers(*, name: str, sleep_seconds: float = 0.0, fail: bool = False) -> JobRegistry:
+    """Return the handlers of the program, which print their progress."""
     jobs = JobRegistry()
 
     @jobs.handler("effect")
     async def effect(job: JobContext) -> dict[str, str]:
-        """Think, then write."""
-        _say(f"started {job.attempt} {time.time()}")
-        await asyncio.sleep(think_seconds)
+        """Sleep, then write."""
+        _print(f"started {job.attempt} {time.time()}")
+        await asyncio.sleep(sleep_seconds)
         await write_effect(job, worker=name)
         if fail:
             raise RuntimeError("not today")
@@ -340,12 +344,12 @@ def handlers(*, name: str, think_seconds: float = 0.0, fail: bool = False) -> Jo
 
     @jobs.handler("count")
     async def count(job: JobContext) -> None:
-        """Write, then think: a row of the business is locked meanwhile."""
+        """Write, then sleep with a locked row."""
         await job.transaction.execute(
             "UPDATE counters SET n = n + 1 WHERE name = :name", {"name": "shared"}
         )
-        _say(f"written {job.attempt}")
-        await asyncio.sleep(think_seconds)
+        _print(f"written {job.attempt}")
+        await asyncio.sleep(sleep_seconds)
 
     return jobs
 
@@ -357,37 +361,37 @@ async def _work() -> None:
     await store.open()
     await make_effects(store)
     kill_at = env.get("JOBS_KILL_AT")
-    think_seconds = float(env.get("JOBS_THINK_SECONDS", "0"))
-    registry = handlers(name=name, think_seconds=think_seconds, fail=kill_at == "job_before_retry")
+    sleep_seconds = float(env.get("JOBS_THINK_SECONDS", "0"))
+    registry = handlers(name=name, sleep_seconds=sleep_seconds, fail=kill_at == "job_before_retry")
     worker = Worker(
         store,
         registry,
         name=name,
         lease_seconds=float(env.get("JOBS_LEASE_SECONDS", "1")),
         concurrency=int(env.get("JOBS_CONCURRENCY", "16")),
-        metrics=_Telling(),
+        metrics=_PrintingOutcomes(),
         faults=_KillAt(kill_at) if kill_at else None,
     )
     if env.get("JOBS_WORK", "yes") == "yes":
         await worker.start()
     notifier = store.notifier()
-    _say("ready")
+    _print("ready")
     while line := await asyncio.to_thread(sys.stdin.readline):
         command, *rest = line.split(maxsplit=1)
-        if command == "enqueue":  # in a transaction, then ring, as a guarded request does
-            wishes = msgspec.json.decode(rest[0])
+        if command == "enqueue":  # in a transaction, then notify, as a guarded request does
+            options = msgspec.json.decode(rest[0])
             unit = await store.begin()
             cause = Cause(TENANT, "process", "request-1", "correlation-1")
-            job = new_job(wishes.pop("type"), wishes.pop("payload", None), cause=cause, **wishes)
+            job = new_job(options.pop("type"), options.pop("payload", None), cause=cause, **options)
             await JobStore(store).enqueue(unit.statements, job)
             await unit.commit(None, None)
             committed_at = time.time()
             notifier.notify()
-            _say(f"committed {committed_at}")
+            _print(f"committed {committed_at}")
 
 
 def _shift_clock(seconds: float) -> None:
-    """Let this process believe in another time. The databases read the machine's own clock."""
+    """Shift the clock of this process. The databases use the clock of the machine."""
     import datetime as dt
 
     machine_time = time.time

@@ -1,4 +1,4 @@
-"""One stream on a real NATS, and what a test wants to know about it."""
+"""A stream on a real NATS server, for tests."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -15,11 +15,11 @@ from holdfast.jobs.engines.nats_connection import StreamNames
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.worker import EngineMaker
 from holdfast.ports import Delivery, Store
-from packages.holdfast.tests.support.jobs_harness import PATIENCE_SECONDS, TENANT, eventually
+from packages.holdfast.tests.support.jobs_harness import TENANT, TIMEOUT_SECONDS, eventually
 
 
 class NatsLab:
-    """A stream of its own for every test, so that none finds another's messages."""
+    """A new stream for each test, so that no test gets the messages of another."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -30,11 +30,11 @@ class NatsLab:
         return {"url": self.url, "stream": self.stream, "subject": self.subject, **more}
 
     def engine(self, **more: Any) -> EngineMaker:
-        """Return what a worker makes its engine with."""
+        """Return an ``EngineMaker`` for a worker."""
         return jetstream(**self.options(**more))
 
     def engine_of(
-        self, table: JobStore, *queues: str, worker: str = "by-hand", **more: Any
+        self, table: JobStore, *queues: str, worker: str = "test-worker", **more: Any
     ) -> JetStreamEngine:
         """Return an engine without a worker."""
         more = {"lease_seconds": 30.0, **more}
@@ -66,7 +66,7 @@ class NatsLab:
             return info
 
     async def until_consumer(self, store: Store) -> None:
-        """Wait until an engine has made its consumer."""
+        """Wait until an engine has created its consumer."""
 
         async def is_there() -> bool:
             try:
@@ -80,18 +80,18 @@ class NatsLab:
     async def send(
         self, store: Store, data: bytes, *, queue: str = "default", times: int = 1
     ) -> None:
-        """Publish past the relay; no two of these are duplicates to the broker."""
+        """Publish without the relay, each message with a new id."""
         subject = (await self.names(store)).subject_of(queue)
         async with self.broker() as broker:
             for _ in range(times):
                 await broker.publish(subject, data, headers={"Nats-Msg-Id": secrets.token_hex(8)})
 
     async def send_job(self, store: Store, job_id: str, *, times: int = 1) -> None:
-        """Name a job once more."""
+        """Publish a job once more."""
         data = msgspec.json.encode({"tenant": TENANT, "job_id": job_id})
         await self.send(store, data, times=times)
 
-    async def until_empty(self, *, seconds: float = PATIENCE_SECONDS) -> None:
+    async def until_empty(self, *, seconds: float = TIMEOUT_SECONDS) -> None:
         """Wait until every message has been acknowledged."""
 
         async def check() -> bool:
@@ -100,8 +100,8 @@ class NatsLab:
         await eventually(check, seconds=seconds)
 
 
-async def taken(engine: JetStreamEngine, *, seconds: float = PATIENCE_SECONDS) -> Delivery:
-    """Take exactly one job, however long that takes."""
+async def taken(engine: JetStreamEngine, *, seconds: float = TIMEOUT_SECONDS) -> Delivery:
+    """Take exactly one job."""
 
     async def take() -> list[Delivery]:
         return list(await engine.take(10, 0.2))

@@ -76,7 +76,7 @@ def answer(
 
 
 class Scripted:
-    """A transport that answers as it is told, and keeps what was sent."""
+    """A transport with scripted responses; it keeps the requests."""
 
     def __init__(self, reply: Callable[[Request], Response | NoResponse] | Sequence[Any]) -> None:
         self._answers = None if callable(reply) else list(reply)

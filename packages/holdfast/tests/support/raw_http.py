@@ -1,4 +1,4 @@
-"""Connections that stay open and send at the same instant: a race needs runners, not a library."""
+"""Raw HTTP connections that send at the same time, for races."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from packages.holdfast.tests.support.serving import ShopProcess
 
 
 @dataclass(frozen=True)
-class Answer:
+class RawResponse:
     status_code: int
     head: bytes
     content: bytes
@@ -22,11 +22,11 @@ class Answer:
         return json.loads(self.content)
 
 
-class Wires:
-    """As many connections as there are runners, dealt out among the servers."""
+class RawConnections:
+    """Open connections, distributed over the servers."""
 
-    def __init__(self, shops: list[ShopProcess], runners: int) -> None:
-        self._ports = [shops[n % len(shops)].port for n in range(runners)]
+    def __init__(self, shops: list[ShopProcess], count: int) -> None:
+        self._ports = [shops[n % len(shops)].port for n in range(count)]
         self._streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def __aenter__(self) -> Self:
@@ -38,8 +38,8 @@ class Wires:
             writer.close()
             await writer.wait_closed()
 
-    async def post(self, path: str, bodies: list[dict[str, Any]], key: str) -> list[Answer]:
-        """Send one body by each connection, all before the first answer is read."""
+    async def post(self, path: str, bodies: list[dict[str, Any]], key: str) -> list[RawResponse]:
+        """Send one body by each connection, all before the first response is read."""
         for (_, writer), body in zip(self._streams, bodies, strict=True):
             text = json.dumps(body).encode()
             head = (
@@ -48,11 +48,11 @@ class Wires:
             )
             writer.write(head.encode() + text)
         async with asyncio.timeout(30):
-            return await asyncio.gather(*(_answer(reader) for reader, _ in self._streams))
+            return await asyncio.gather(*(_read_response(reader) for reader, _ in self._streams))
 
 
-async def _answer(reader: asyncio.StreamReader) -> Answer:
+async def _read_response(reader: asyncio.StreamReader) -> RawResponse:
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     at = head.index(b"content-length: ") + 16
     body = await reader.readexactly(int(head[at : head.index(b"\r", at)]))
-    return Answer(int(head[9:12]), head, body)
+    return RawResponse(int(head[9:12]), head, body)

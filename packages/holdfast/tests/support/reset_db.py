@@ -1,11 +1,11 @@
-"""Databases that are used by one test after the other: emptied, because to make one is slow."""
+"""Empty a database between tests, which is faster than creating one."""
 
 __all__ = ["empty_postgres"]
 
 
 async def empty_postgres(url: str) -> None:
-    """Throw everyone out and delete every row; the schema stays."""
-    import asyncpg  # programs of the tests that run on SQLite need not wait for it
+    """Close all connections and delete all rows; the schema stays."""
+    import asyncpg  # programs that use SQLite need not import it
 
     connection = await asyncpg.connect(url)
     try:

@@ -1,4 +1,4 @@
-"""Start real server processes, wait for them, kill them."""
+"""Start and stop the shop as a real server process."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def free_port() -> int:
-    """Take a port below the ephemeral range, so that no client socket takes it first."""
+    """Return an unused port below the ephemeral range."""
     while True:
         port = 15000 + secrets.randbelow(15000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 class ShopProcess:
-    """The shop of ``packages.holdfast.tests.support.shop`` as a process of its own."""
+    """The shop of ``packages.holdfast.tests.support.shop`` in its own process."""
 
     def __init__(self, database: str, **environment: str) -> None:
         self.port = free_port()

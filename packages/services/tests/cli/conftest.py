@@ -81,7 +81,7 @@ class Server:
 
 @pytest.fixture
 def postgres_url(postgres: RealPostgres) -> Iterator[str]:
-    """Give an empty database, without the services' tables."""
+    """Return the URL of an empty database, without the services' tables."""
     postgres.start()  # a test before this one may have stopped it
     url = postgres.create_database()
     yield url

@@ -1,6 +1,6 @@
 Feature: Route submission idempotency
-  A walker asks for a route on a shaky connection. However often the request arrives,
-  the route is asked for once, and the walker gets the same answer each time.
+  A walker submits a route on an unreliable connection. However often the request arrives,
+  the route is planned once, and the walker gets the same response each time.
 
   Background:
     Given a route service on PostgreSQL
@@ -14,7 +14,7 @@ Feature: Route submission idempotency
     And it is no replay
     And 1 route request is kept
 
-  Scenario: The same submission again gets the same answer
+  Scenario: The same submission again gets the same response
     Given she has submitted a route with a key
     When she submits the same route with the same key
     Then it is accepted with the same request id
@@ -130,12 +130,12 @@ Feature: Route submission idempotency
     And she submits the same route with the same key
     Then it is accepted with the same request id
 
-  Scenario: While the database is away the walker is told to come back
+  Scenario: While the database is unavailable the response says when to retry
     Given she has submitted a route with a key
     When PostgreSQL is stopped
     And she submits a route with a new key
     Then it is refused with 503 and "idempotency.store_unavailable"
-    And she is told when to come back
+    And the response says when to retry
     When PostgreSQL is started again
     And she submits a route with that key
     Then it is accepted with another request id

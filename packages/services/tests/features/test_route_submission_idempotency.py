@@ -35,7 +35,7 @@ OTHER_WALK = WALK | {"minutes": 30}
 
 
 class World:
-    """One service and the walkers who use it."""
+    """One service and its users."""
 
     def __init__(self, database: str) -> None:
         self._database = database
@@ -43,8 +43,8 @@ class World:
         self.clock = HeldClock()
         self.key = str(uuid4())
         self.first: httpx.Response | None = None
-        self.answer: httpx.Response
-        self.answers: list[httpx.Response] = []
+        self.response: httpx.Response
+        self.responses: list[httpx.Response] = []
         self._start()
 
     def _start(self) -> None:
@@ -96,7 +96,7 @@ class World:
     ) -> None:
         body = json.dumps(WALK if walk is None else walk).encode() if raw is None else raw
         headers = self.headers(who, key)
-        self.answer = self.run(self._ask("POST", PATH, content=body, headers=headers))
+        self.response = self.run(self._ask("POST", PATH, content=body, headers=headers))
 
     def submit_at_once(self, times: int) -> None:
         async def all_at_once() -> list[httpx.Response]:
@@ -105,11 +105,11 @@ class World:
                 *(self._ask("POST", PATH, json=WALK, headers=headers) for _ in range(times))
             )
 
-        self.answers = self.run(all_at_once())
+        self.responses = self.run(all_at_once())
 
     def look(self, path: str, who: str) -> httpx.Response:
-        answer: httpx.Response = self.run(self._ask("GET", path, headers=self.headers(who, None)))
-        return answer
+        response: httpx.Response = self.run(self._ask("GET", path, headers=self.headers(who, None)))
+        return response
 
     def kept(self) -> int:
         store = self._app.state.holdfast.store
@@ -158,8 +158,8 @@ def _(world: World) -> None:
 @given("she has submitted a route with a key")
 def _(world: World) -> None:
     world.submit(key=world.key)
-    assert world.answer.status_code == 202
-    world.first = world.answer
+    assert world.response.status_code == 202
+    world.first = world.response
 
 
 # -- when -------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ def _(world: World) -> None:
 
 @when("she submits a route without a key")
 def _(world: World) -> None:
-    if hasattr(world, "answer"):
-        world.first = world.answer
+    if hasattr(world, "response"):
+        world.first = world.response
     world.submit(key=None)
 
 
@@ -254,70 +254,70 @@ def _(postgres: RealPostgres) -> None:
 def _(postgres: RealPostgres, world: World) -> None:
     postgres.kill()
     postgres.start()
-    world.restart()  # and whatever the service remembered by itself
+    world.restart()  # clears the service's memory
 
 
 # -- then -------------------------------------------------------------------------------------
 
 
-def request_id(answer: httpx.Response | None) -> str:
-    assert answer is not None
-    return str(UUID(answer.json()["request_id"]))
+def request_id(response: httpx.Response | None) -> str:
+    assert response is not None
+    return str(UUID(response.json()["request_id"]))
 
 
 @then("it is accepted with a request id")
 def _(world: World) -> None:
-    answer = world.answer
-    assert answer.status_code == 202, answer.text
-    assert answer.json() == {"request_id": request_id(answer), "status": "accepted"}
-    assert answer.headers["location"] == f"{PATH}/{request_id(answer)}"
-    assert world.look(answer.headers["location"], "ada").json()["status"] == "queued"
+    response = world.response
+    assert response.status_code == 202, response.text
+    assert response.json() == {"request_id": request_id(response), "status": "accepted"}
+    assert response.headers["location"] == f"{PATH}/{request_id(response)}"
+    assert world.look(response.headers["location"], "ada").json()["status"] == "queued"
 
 
 @then("it is accepted with the same request id")
 def _(world: World) -> None:
     assert world.first is not None
-    assert (world.answer.status_code, world.answer.content) == (202, world.first.content)
-    assert world.answer.headers["location"] == world.first.headers["location"]
+    assert (world.response.status_code, world.response.content) == (202, world.first.content)
+    assert world.response.headers["location"] == world.first.headers["location"]
 
 
 @then("it is accepted with another request id")
 def _(world: World) -> None:
-    assert world.answer.status_code == 202, world.answer.text
-    assert request_id(world.answer) != request_id(world.first)
+    assert world.response.status_code == 202, world.response.text
+    assert request_id(world.response) != request_id(world.first)
 
 
 @then("it is a replay")
 def _(world: World) -> None:
     assert world.first is not None
-    assert world.answer.headers["idempotency-replayed"] == "true"
-    original = world.answer.headers["x-original-request-id"]
+    assert world.response.headers["idempotency-replayed"] == "true"
+    original = world.response.headers["x-original-request-id"]
     assert original == world.first.headers["x-request-id"]
 
 
 @then("it is no replay")
 def _(world: World) -> None:
-    assert "idempotency-replayed" not in world.answer.headers
+    assert "idempotency-replayed" not in world.response.headers
 
 
 @then(parsers.parse('it is refused with {status:d} and "{code}"'))
 def _(world: World, status: int, code: str) -> None:
-    assert world.answer.status_code == status, world.answer.text
-    problem = world.answer.json()
+    assert world.response.status_code == status, world.response.text
+    problem = world.response.json()
     assert (problem["status"], problem["code"]) == (status, code)
     assert problem["detail"]
-    assert world.answer.headers["content-type"] == "application/problem+json"
+    assert world.response.headers["content-type"] == "application/problem+json"
 
 
 @then("the refusal shows both hashes")
 def _(world: World) -> None:
-    details = world.answer.json()["details"]
+    details = world.response.json()["details"]
     assert details["expectedHash"] != details["receivedHash"]
 
 
-@then("she is told when to come back")
+@then("the response says when to retry")
 def _(world: World) -> None:
-    assert int(world.answer.headers["retry-after"]) >= 1
+    assert int(world.response.headers["retry-after"]) >= 1
 
 
 @then(parsers.parse("{number:d} route request is kept"))
@@ -335,5 +335,5 @@ def _(world: World) -> None:
 
 @then("all of them are accepted with one request id")
 def _(world: World) -> None:
-    assert {answer.status_code for answer in world.answers} == {202}
-    assert len({answer.content for answer in world.answers}) == 1
+    assert {response.status_code for response in world.responses} == {202}
+    assert len({response.content for response in world.responses}) == 1

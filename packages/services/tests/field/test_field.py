@@ -29,9 +29,9 @@ async def client(serve: Serve, database_url: str) -> AsyncIterator[httpx.AsyncCl
 
 
 async def created(client: httpx.AsyncClient, path: str, **fields: Any) -> dict[str, Any]:
-    answer = await client.post(path, json=fields, headers=key())
-    assert answer.status_code == 201, answer.text
-    document: dict[str, Any] = answer.json()
+    response = await client.post(path, json=fields, headers=key())
+    assert response.status_code == 201, response.text
+    document: dict[str, Any] = response.json()
     return document
 
 
@@ -63,7 +63,7 @@ async def test_a_document_is_created_read_changed_and_deleted(
     assert (await client.put(one, json={}, headers=key())).status_code == 404
 
 
-async def test_a_replay_gives_the_first_answer_and_changes_nothing(
+async def test_replay_is_the_first_response_and_changes_nothing(
     client: httpx.AsyncClient,
 ) -> None:
     again = key()
@@ -95,7 +95,7 @@ async def test_an_old_version_is_refused_and_a_star_forces(client: httpx.AsyncCl
     assert missing.status_code == 404
 
 
-async def test_a_delete_is_held_against_the_version_in_its_body(client: httpx.AsyncClient) -> None:
+async def test_delete_checks_the_version_in_its_body(client: httpx.AsyncClient) -> None:
     document = await created(client, CONTACTS, name="Ada")
     one = f"{CONTACTS}/{document['id']}"
     await client.put(one, json={"name": "Bea"}, headers=key())
@@ -128,18 +128,18 @@ async def test_a_delete_that_says_no_version_deletes_what_is_there(
 
 
 @pytest.mark.parametrize("tag", ['W/"1"', "1", "", '"1', "x" * 3000])
-async def test_a_tag_that_cannot_be_read_is_refused(client: httpx.AsyncClient, tag: str) -> None:
+async def test_malformed_etag_is_rejected(client: httpx.AsyncClient, tag: str) -> None:
     document = await created(client, CONTACTS, name="Ada")
-    answer = await client.delete(f"{CONTACTS}/{document['id']}", headers=key(If_Match=tag))
-    assert (answer.status_code, answer.json()["code"]) == (400, "request.invalid")
+    response = await client.delete(f"{CONTACTS}/{document['id']}", headers=key(If_Match=tag))
+    assert (response.status_code, response.json()["code"]) == (400, "request.invalid")
     assert (await client.get(f"{CONTACTS}/{document['id']}")).status_code == 200
 
 
 @pytest.mark.parametrize("tag", ['"0"', '"-1"', '"9223372036854775808"', '"abc"'])
-async def test_a_tag_of_no_version_never_matches(client: httpx.AsyncClient, tag: str) -> None:
+async def test_etag_of_no_version_never_matches(client: httpx.AsyncClient, tag: str) -> None:
     document = await created(client, CONTACTS, name="Ada")
-    answer = await client.delete(f"{CONTACTS}/{document['id']}", headers=key(If_Match=tag))
-    assert (answer.status_code, answer.json()["code"]) == (409, "concurrency.version_mismatch")
+    response = await client.delete(f"{CONTACTS}/{document['id']}", headers=key(If_Match=tag))
+    assert (response.status_code, response.json()["code"]) == (409, "concurrency.version_mismatch")
 
 
 async def test_an_expense_names_things_of_ones_own(client: httpx.AsyncClient) -> None:
@@ -165,28 +165,28 @@ async def test_an_expense_names_things_of_ones_own(client: httpx.AsyncClient) ->
     assert "activity_id" not in cleared.json()
 
 
-async def test_another_users_document_is_as_good_as_none(client: httpx.AsyncClient) -> None:
+async def test_document_of_another_user_is_not_found(client: httpx.AsyncClient) -> None:
     document = await created(client, ACTIVITIES, title="mine")
     for item_id in (document["id"], NOWHERE, "..", "%00", "x" * 400):
         one = f"{ACTIVITIES}/{item_id}"
         for method in ("GET", "PUT", "PATCH", "DELETE"):
             headers = signed_in("bob") | ({} if method == "GET" else key())
             content: Any = {} if method in ("PUT", "PATCH") else None
-            answer = await client.request(method, one, headers=headers, json=content)
-            assert answer.status_code in (404, 405), (method, item_id, answer.text)
+            response = await client.request(method, one, headers=headers, json=content)
+            assert response.status_code in (404, 405), (method, item_id, response.text)
     assert (await client.get(ACTIVITIES, headers=signed_in("bob"))).json()["items"] == []
 
 
 @pytest.mark.parametrize("body", ["[]", "1", '"x"', "null", "{", ""])
 async def test_a_body_that_is_no_object_is_refused(client: httpx.AsyncClient, body: str) -> None:
     headers = key() | {"content-type": "application/json"}
-    answer = await client.post(ACTIVITIES, content=body, headers=headers)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["code"] == "request.invalid"
+    response = await client.post(ACTIVITIES, content=body, headers=headers)
+    assert response.status_code == 400, response.text
+    assert response.json()["code"] == "request.invalid"
     assert (await client.get(ACTIVITIES)).json()["items"] == []
 
 
-async def test_what_the_server_gives_cannot_be_set(client: httpx.AsyncClient) -> None:
+async def test_server_fields_cannot_be_set(client: httpx.AsyncClient) -> None:
     made = await created(client, ACTIVITIES, id=NOWHERE, version=9, created_at="x", title="t")
     assert made["id"] != NOWHERE
     assert made["version"] == 1
@@ -204,8 +204,8 @@ async def test_pages_show_everything_once(client: httpx.AsyncClient) -> None:
             break
     assert seen == wanted
     for params in ({"limit": 0}, {"limit": 501}, {"after": "x"}, {"after": "-1"}, {"limit": "a"}):
-        answer = await client.get(ACTIVITIES, params=params)
-        assert answer.status_code in (400, 422), params
+        response = await client.get(ACTIVITIES, params=params)
+        assert response.status_code in (400, 422), params
 
 
 class MovedClock(SystemClock):
@@ -236,7 +236,7 @@ async def test_a_device_pulls_what_it_has_missed(serve: Serve, database_url: str
         assert odd.status_code == 400
 
 
-async def test_the_servers_clock_going_back_loses_no_change(
+async def test_no_change_is_lost_when_the_server_clock_goes_back(
     serve: Serve, database_url: str
 ) -> None:
     clock = MovedClock()
@@ -255,26 +255,26 @@ async def test_of_many_writers_one_wins_each_version(client: httpx.AsyncClient) 
     document = await created(client, CONTACTS, n=0)
     one = f"{CONTACTS}/{document['id']}"
     for version in range(1, 6):
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(
                 client.put(one, json={"n": n}, headers=key(If_Match=f'"{version}"'))
                 for n in range(16)
             )
         )
-        won = [answer for answer in answers if answer.status_code == 200]
+        won = [response for response in responses if response.status_code == 200]
         assert len(won) == 1
-        assert {answer.status_code for answer in answers} == {200, 409}
+        assert {response.status_code for response in responses} == {200, 409}
         current = (await client.get(one)).json()
         assert current == won[0].json()
         assert current["version"] == version + 1
 
 
 async def test_a_key_is_required(client: httpx.AsyncClient) -> None:
-    answer = await client.post(ACTIVITIES, json={})
-    assert (answer.status_code, answer.json()["code"]) == (400, "idempotency.key_required")
+    response = await client.post(ACTIVITIES, json={})
+    assert (response.status_code, response.json()["code"]) == (400, "idempotency.key_required")
 
 
-async def test_refused_answers_are_remembered_for_their_key(client: httpx.AsyncClient) -> None:
+async def test_error_responses_are_stored_for_their_key(client: httpx.AsyncClient) -> None:
     again = key()
     first = await client.post(EXPENSES, json={"activity_id": NOWHERE}, headers=again)
     second = await client.post(EXPENSES, json={"activity_id": NOWHERE}, headers=again)

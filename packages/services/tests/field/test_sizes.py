@@ -1,4 +1,4 @@
-"""Documents at the limits of their size: what is valid is kept, what is not is refused for good."""
+"""Documents at the limits of their size."""
 
 import json
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast_services.field.model import OURS_BYTES, shown, written
+from holdfast_services.field.model import SERVER_FIELDS_BYTES, document_json, encode
 from packages.services.tests.conftest import Serve
 
 ACTIVITIES = "/api/v1/activities"
@@ -38,12 +38,12 @@ async def listed(client: httpx.AsyncClient) -> list[Any]:
 
 
 async def refused(client: httpx.AsyncClient, method: str, path: str, body: bytes) -> None:
-    """Expect the same final answer as often as it is sent."""
+    """Check that retries get the same response."""
     before, again = await listed(client), key()
     for _ in range(2):
-        answer = await client.request(method, path, content=body, headers=again)
-        assert (answer.status_code, answer.json()["code"]) == (413, "request.too_large")
-    assert answer.headers["idempotency-replayed"] == "true"
+        response = await client.request(method, path, content=body, headers=again)
+        assert (response.status_code, response.json()["code"]) == (413, "request.too_large")
+    assert response.headers["idempotency-replayed"] == "true"
     assert await listed(client) == before
 
 
@@ -70,7 +70,7 @@ async def test_a_document_that_outgrows_the_limit_by_a_merge_is_refused(
     assert less.status_code == 200
 
 
-async def test_numbers_that_are_longer_written_out_are_counted_as_they_are_kept(
+async def test_document_size_is_that_of_the_stored_encoding(
     client: httpx.AsyncClient,
 ) -> None:
     body = b'{"a":[' + b",".join([b"1e9"] * 100_000) + b"]}"
@@ -92,13 +92,13 @@ async def test_whatever_the_limits_are_nothing_is_an_internal_error(
 ) -> None:
     async with serve(sqlite_url, **limits) as client:
         for size in (500, 700, 744, 745, 900, 1000, 1001, 2 * LIMIT - 100, 2 * LIMIT, 3 * LIMIT):
-            answer = await client.post(ACTIVITIES, content=of_bytes(size), headers=key())
-            assert answer.status_code in (201, 413), (size, answer.text[:300])
+            response = await client.post(ACTIVITIES, content=of_bytes(size), headers=key())
+            assert response.status_code in (201, 413), (size, response.text[:300])
 
 
-def test_what_the_server_adds_fits_its_share() -> None:
+def test_server_fields_fit_their_size_limit() -> None:
     now = SystemClock().now()
-    largest = shown(
+    largest = document_json(
         document_id=str(uuid4()), version=2**63 - 1, fields={}, created_at=now, updated_at=now
     )
-    assert len(written(largest)) < OURS_BYTES
+    assert len(encode(largest)) < SERVER_FIELDS_BYTES

@@ -106,7 +106,7 @@ def test_where_a_step_is_missing_the_chain_is_parked_and_the_person_told(
     assert EventKind.PAUSED in heard
 
 
-def test_steps_that_stand_in_the_wrong_order_are_renumbered(queue: OutboxQueue) -> None:
+def test_steps_in_the_wrong_order_are_renumbered(queue: OutboxQueue) -> None:
     entries = queue.enqueue_many([step("ada", 3), step("ada", 2), complete("ada")])
     server = Quests(steps=3, current=2)
     report = drain(queue, "ada", Scripted(server))

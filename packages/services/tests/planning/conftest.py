@@ -1,4 +1,4 @@
-"""An office on both databases."""
+"""A planning server on both databases."""
 
 from collections.abc import AsyncIterator
 
@@ -6,25 +6,25 @@ import pytest
 
 from packages.services.tests.conftest import Serve
 
-from .fixtures import Office, OpenOffice, opener
+from .fixtures import OpenPlanning, PlanningServer, opener
 
 
 @pytest.fixture
-def open_office(serve: Serve, database_url: str, monkeypatch: pytest.MonkeyPatch) -> OpenOffice:
-    """Give ``async with open_office(planning_cache_bytes=0) as office``."""
+def open_planning(serve: Serve, database_url: str, monkeypatch: pytest.MonkeyPatch) -> OpenPlanning:
+    """Return ``open_planning(**settings)``, an async context manager of a server."""
     return opener(serve, database_url, monkeypatch)
 
 
 @pytest.fixture
-async def office(open_office: OpenOffice) -> AsyncIterator[Office]:
-    async with open_office() as opened:
+async def planning(open_planning: OpenPlanning) -> AsyncIterator[PlanningServer]:
+    async with open_planning() as opened:
         yield opened
 
 
 @pytest.fixture
-async def sqlite_office(
+async def sqlite_planning(
     serve: Serve, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Office]:
-    """For what no database has a say in."""
+) -> AsyncIterator[PlanningServer]:
+    """For tests that do not depend on the database."""
     async with opener(serve, sqlite_url, monkeypatch)() as opened:
         yield opened

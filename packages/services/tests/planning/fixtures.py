@@ -1,4 +1,4 @@
-"""A member of an organization at work: signed in, with a new key for every action unless told."""
+"""A planning server, and authenticated members of organizations."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +20,7 @@ NOWHERE = "01970000-0000-7000-8000-000000000000"
 
 
 def token(sub: str, org: str | None) -> dict[str, str]:
-    """Return what signs a person of an organization in."""
+    """Return the Authorization header of a member."""
     made = mint_token(SECRET, sub=sub, org=org, lifetime=timedelta(hours=1), now=datetime.now(UTC))
     return {"Authorization": f"Bearer {made}"}
 
@@ -65,16 +65,16 @@ class Member:
     # -- making -----------------------------------------------------------------------------------
 
     async def project(self, name: str = "Harbour") -> str:
-        """Begin a project and return its path."""
+        """Create a project and return its path."""
         return made(await self.post("/v1/projects", {"name": name}))
 
     async def mission(self, project: str | None = None, **fields: Any) -> str:
-        """Add a mission and return its path."""
+        """Create a mission and return its path."""
         project = project or await self.project()
         return made(await self.post(f"{project}/missions", {"title": "Survey"} | fields))
 
     async def assignment(self, mission: str | None = None, assignee: str = "bob") -> str:
-        """Assign someone and return the assignment's path."""
+        """Create an assignment and return its path."""
         mission = mission or await self.mission()
         return made(await self.post(f"{mission}/assignments", {"assignee": assignee}))
 
@@ -82,7 +82,7 @@ class Member:
         return ok(await self.get(path))
 
     async def pages(self, path: str, limit: int) -> list[list[Any]]:
-        """Walk a list to its end."""
+        """Read all pages of a list."""
         glue = "&" if "?" in path else "?"
         found, cursor = [], ""
         while True:
@@ -93,8 +93,8 @@ class Member:
             cursor = f"&after={page['next']}"
 
 
-class Office(Member):
-    """A running server as tests see it: people outside, tables and workers inside."""
+class PlanningServer(Member):
+    """A running server with access to its clients, tables and workers."""
 
     def __init__(self, client: httpx.AsyncClient, holdfast: Holdfast, cache: ReadCache) -> None:
         super().__init__(client)
@@ -113,7 +113,7 @@ class Office(Member):
 
     @asynccontextmanager
     async def working(self, **options: Any) -> AsyncIterator[Any]:
-        """Run the server's own worker."""
+        """Run a worker of the server."""
         worker = self.holdfast.worker(queues=["planning"], **options)
         await worker.start()
         try:
@@ -122,37 +122,37 @@ class Office(Member):
             await worker.stop()
 
     async def all_jobs_done(self, **options: Any) -> None:
-        """Work until there is nothing left to do."""
+        """Run a worker until there are no jobs."""
         async with self.working(**options), asyncio.timeout(30):
             while await self.count("jobs"):
                 await asyncio.sleep(0.01)
 
 
-def made(answer: httpx.Response) -> str:
-    assert answer.status_code == 201, answer.text
-    return answer.headers["location"]
+def made(response: httpx.Response) -> str:
+    assert response.status_code == 201, response.text
+    return response.headers["location"]
 
 
-def ok(answer: httpx.Response) -> Any:
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+def ok(response: httpx.Response) -> Any:
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-def refused(answer: httpx.Response, status: int, code: str) -> Any:
+def refused(response: httpx.Response, status: int, code: str) -> Any:
     """Check an error's status, code and shape; returns its details."""
-    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert set(answer.json()) == {
+    assert (response.status_code, response.json()["code"]) == (status, code), response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert set(response.json()) == {
         "type", "title", "status", "detail", "code", "details", "requestId",
     }  # fmt: skip
-    assert answer.json()["detail"]
-    return answer.json()["details"]
+    assert response.json()["detail"]
+    return response.json()["details"]
 
 
-OpenOffice = Callable[..., Any]
+OpenPlanning = Callable[..., Any]
 
 
-def opener(serve: Serve, database_url: str, monkeypatch: Any) -> OpenOffice:
+def opener(serve: Serve, database_url: str, monkeypatch: Any) -> OpenPlanning:
     caches: list[ReadCache] = []
 
     class Watched(ReadCache):
@@ -163,9 +163,9 @@ def opener(serve: Serve, database_url: str, monkeypatch: Any) -> OpenOffice:
     monkeypatch.setattr(api, "ReadCache", Watched)
 
     @asynccontextmanager
-    async def open_office(**settings: Any) -> AsyncIterator[Office]:
+    async def open_planning(**settings: Any) -> AsyncIterator[PlanningServer]:
         apps: list[Any] = []
         async with serve(database_url, prepare=apps.append, **settings) as client:
-            yield Office(client, apps[0].state.holdfast, caches[-1])
+            yield PlanningServer(client, apps[0].state.holdfast, caches[-1])
 
-    return open_office
+    return open_planning

@@ -4,35 +4,37 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from .fixtures import NOWHERE, Office, made, ok, refused, tag, token
+from .fixtures import NOWHERE, PlanningServer, made, ok, refused, tag, token
 
 TIMES = {"starts_at": "2026-06-01T09:00:00+02:00", "ends_at": "2026-06-01T15:00:00Z"}
 
 
-async def test_a_project_is_created_read_and_listed(office: Office) -> None:
-    answer = await office.post("/v1/projects", {"name": "Harbour", "description": "two\nlines"})
-    assert answer.status_code == 201
-    project = answer.json()
+async def test_a_project_is_created_read_and_listed(planning: PlanningServer) -> None:
+    response = await planning.post("/v1/projects", {"name": "Harbour", "description": "two\nlines"})
+    assert response.status_code == 201
+    project = response.json()
     assert set(project) == {"id", "name", "description", "version", "created_at", "updated_at"}
-    assert answer.headers["location"] == f"/v1/projects/{UUID(project['id'])}"
-    assert (answer.headers["etag"], project["version"]) == ('"1"', 1)
+    assert response.headers["location"] == f"/v1/projects/{UUID(project['id'])}"
+    assert (response.headers["etag"], project["version"]) == ('"1"', 1)
     assert datetime.fromisoformat(project["created_at"]).tzinfo is not None
 
-    read = await office.get(answer.headers["location"])
+    read = await planning.get(response.headers["location"])
     assert (ok(read), read.headers["etag"]) == (project, '"1"')
-    assert await office.read("/v1/projects") == {"items": [project], "next": None}
+    assert await planning.read("/v1/projects") == {"items": [project], "next": None}
 
 
-async def test_a_mission_is_created_read_changed_replaced_and_deleted(office: Office) -> None:
-    project = await office.project()
-    answer = await office.post(f"{project}/missions", {"title": "Survey", **TIMES})
-    path, mission = made(answer), answer.json()
+async def test_a_mission_is_created_read_changed_replaced_and_deleted(
+    planning: PlanningServer,
+) -> None:
+    project = await planning.project()
+    response = await planning.post(f"{project}/missions", {"title": "Survey", **TIMES})
+    path, mission = made(response), response.json()
     assert path == f"/v1/missions/{UUID(mission['id'])}"
     assert (mission["status"], mission["description"], mission["version"]) == ("planned", None, 1)
     assert mission["starts_at"] == "2026-06-01T07:00:00.000000Z"
     assert mission["project_id"] == project.rpartition("/")[2]
 
-    patched = await office.patch(path, {"status": "active", "starts_at": None}, **tag(1))
+    patched = await planning.patch(path, {"status": "active", "starts_at": None}, **tag(1))
     assert patched.headers["etag"] == '"2"'
     assert ok(patched) == mission | {
         "status": "active",
@@ -40,42 +42,44 @@ async def test_a_mission_is_created_read_changed_replaced_and_deleted(office: Of
         "version": 2,
         "updated_at": patched.json()["updated_at"],
     }
-    put = ok(await office.put(path, {"title": "Dive", "description": "deep", "version": 2}))
+    put = ok(await planning.put(path, {"title": "Dive", "description": "deep", "version": 2}))
     assert (put["title"], put["description"], put["status"]) == ("Dive", "deep", "planned")
     assert (put["starts_at"], put["ends_at"], put["version"]) == (None, None, 3)
     assert put["created_at"] == mission["created_at"]
-    assert await office.read(path) == put
+    assert await planning.read(path) == put
 
-    gone = await office.delete(path, **tag(3))
+    gone = await planning.delete(path, **tag(3))
     assert (gone.status_code, gone.content) == (204, b"")
-    for answer in (
-        await office.get(path),
-        await office.patch(path, {}, **tag(4)),
-        await office.put(path, {"title": "x"}, **tag(4)),
-        await office.delete(path, **tag(4)),
-        await office.post(f"{path}/assignments", {"assignee": "bob"}),
-        await office.get(f"{path}/assignments"),
+    for response in (
+        await planning.get(path),
+        await planning.patch(path, {}, **tag(4)),
+        await planning.put(path, {"title": "x"}, **tag(4)),
+        await planning.delete(path, **tag(4)),
+        await planning.post(f"{path}/assignments", {"assignee": "bob"}),
+        await planning.get(f"{path}/assignments"),
     ):
-        assert refused(answer, 404, "resource.not_found") == {}
-    assert (await office.read(f"{project}/missions"))["items"] == []
+        assert refused(response, 404, "resource.not_found") == {}
+    assert (await planning.read(f"{project}/missions"))["items"] == []
 
 
-async def test_a_deletion_may_say_its_version_in_the_body(office: Office) -> None:
-    path = await office.mission()
-    refused(await office.send("DELETE", path, {"version": 2}), 409, "concurrency.version_mismatch")
-    assert (await office.send("DELETE", path, {"version": 1})).status_code == 204
+async def test_a_deletion_may_say_its_version_in_the_body(planning: PlanningServer) -> None:
+    path = await planning.mission()
+    refused(
+        await planning.send("DELETE", path, {"version": 2}), 409, "concurrency.version_mismatch"
+    )
+    assert (await planning.send("DELETE", path, {"version": 1})).status_code == 204
 
 
-async def test_an_assignment_is_created_read_and_moved(office: Office) -> None:
-    first, second = await office.mission(), await office.mission()
-    answer = await office.post(f"{first}/assignments", {"assignee": "bob", "role": "diver"})
-    path, assignment = made(answer), answer.json()
+async def test_an_assignment_is_created_read_and_moved(planning: PlanningServer) -> None:
+    first, second = await planning.mission(), await planning.mission()
+    response = await planning.post(f"{first}/assignments", {"assignee": "bob", "role": "diver"})
+    path, assignment = made(response), response.json()
     assert path == f"/v1/assignments/{UUID(assignment['id'])}"
     assert assignment["mission_id"] == first.rpartition("/")[2]
-    assert await office.read(path) == assignment
+    assert await planning.read(path) == assignment
 
-    there = await office.read(second)
-    moved = await office.post(f"{path}/move", {"mission_id": there["id"]}, **tag(1))
+    there = await planning.read(second)
+    moved = await planning.post(f"{path}/move", {"mission_id": there["id"]}, **tag(1))
     assert ok(moved) == assignment | {
         "mission_id": there["id"],
         "project_id": there["project_id"],
@@ -83,25 +87,27 @@ async def test_an_assignment_is_created_read_and_moved(office: Office) -> None:
         "updated_at": moved.json()["updated_at"],
     }
     assert moved.headers["etag"] == '"2"'
-    assert await office.read(path) == moved.json()
-    assert (await office.read(f"{first}/assignments"))["items"] == []
-    assert (await office.read(f"{second}/assignments"))["items"] == [moved.json()]
+    assert await planning.read(path) == moved.json()
+    assert (await planning.read(f"{first}/assignments"))["items"] == []
+    assert (await planning.read(f"{second}/assignments"))["items"] == [moved.json()]
 
 
-async def test_an_assignment_of_a_deleted_mission_stays_and_can_be_moved(office: Office) -> None:
-    mission, other = await office.mission(), await office.mission()
-    path = await office.assignment(mission)
-    await office.delete(mission, **tag(1))
-    stranded = await office.read(path)
+async def test_an_assignment_of_a_deleted_mission_stays_and_can_be_moved(
+    planning: PlanningServer,
+) -> None:
+    mission, other = await planning.mission(), await planning.mission()
+    path = await planning.assignment(mission)
+    await planning.delete(mission, **tag(1))
+    stranded = await planning.read(path)
     assert stranded["mission_id"] == mission.rpartition("/")[2]
-    back = await office.post(f"{path}/move", {"mission_id": stranded["mission_id"], "version": 1})
+    back = await planning.post(f"{path}/move", {"mission_id": stranded["mission_id"], "version": 1})
     refused(back, 404, "resource.not_found")
-    ok(await office.post(f"{path}/move", {"mission_id": other.rpartition("/")[2], "version": 1}))
+    ok(await planning.post(f"{path}/move", {"mission_id": other.rpartition("/")[2], "version": 1}))
 
 
-async def test_a_replay_gives_the_first_answer_of_every_write(office: Office) -> None:
-    mission, other = await office.mission(), await office.mission()
-    assignment = await office.assignment(mission)
+async def test_replay_is_the_first_response_of_every_write(planning: PlanningServer) -> None:
+    mission, other = await planning.mission(), await planning.mission()
+    assignment = await planning.assignment(mission)
     target = {"mission_id": other.rpartition("/")[2], "version": 1}
     for method, path, body in (
         ("POST", "/v1/projects", {"name": "Harbour"}),
@@ -110,17 +116,21 @@ async def test_a_replay_gives_the_first_answer_of_every_write(office: Office) ->
         ("PUT", mission, {"title": "Dive", "version": 2}),
         ("DELETE", mission, {"version": 3}),
     ):
-        first = await office.send(method, path, body, key=f"the {method} {path}".replace(" ", "-"))
-        again = await office.send(method, path, body, key=f"the {method} {path}".replace(" ", "-"))
+        first = await planning.send(
+            method, path, body, key=f"the {method} {path}".replace(" ", "-")
+        )
+        again = await planning.send(
+            method, path, body, key=f"the {method} {path}".replace(" ", "-")
+        )
         assert first.status_code < 300, first.text
         assert (again.status_code, again.content) == (first.status_code, first.content)
         assert again.headers.get("etag") == first.headers.get("etag")
         assert again.headers["idempotency-replayed"] == "true"
-    assert (await office.read(assignment))["version"] == 2
+    assert (await planning.read(assignment))["version"] == 2
 
 
-async def test_what_belongs_to_nothing_is_not_found(office: Office) -> None:
-    assignment = await office.assignment()
+async def test_child_of_an_unknown_parent_is_not_found(planning: PlanningServer) -> None:
+    assignment = await planning.assignment()
     for method, path, body in (
         ("GET", f"/v1/projects/{NOWHERE}", None),
         ("GET", f"/v1/projects/{NOWHERE}/dashboard", None),
@@ -135,14 +145,14 @@ async def test_what_belongs_to_nothing_is_not_found(office: Office) -> None:
         ("PATCH", f"/v1/missions/{NOWHERE}", {}),  # not 428: there is nothing that has a version
         ("PATCH", f"/v1/missions/{NOWHERE}", {"version": 1}),
     ):
-        answer = await office.send(method, path, body)
-        assert refused(answer, 404, "resource.not_found") == {}, (method, path)
+        response = await planning.send(method, path, body)
+        assert refused(response, 404, "resource.not_found") == {}, (method, path)
 
 
-async def test_a_malformed_id_is_not_found(office: Office) -> None:
+async def test_a_malformed_id_is_not_found(planning: PlanningServer) -> None:
     for item_id in ("1", "x" * 500, "%00", "%F0%9F%8C%B2", NOWHERE.upper()):
         for path in (f"/v1/projects/{item_id}", f"/v1/missions/{item_id}"):
-            refused(await office.get(path), 404, "resource.not_found")
+            refused(await planning.get(path), 404, "resource.not_found")
 
 
 MALFORMED: list[dict[str, Any]] = [
@@ -170,38 +180,38 @@ NOT_ALLOWED: list[dict[str, Any]] = [
 ]
 
 
-async def test_a_strange_or_mistyped_field_is_400_and_a_value_that_is_not_allowed_422(
-    sqlite_office: Office,
+async def test_unknown_or_mistyped_field_is_400_and_disallowed_value_is_422(
+    sqlite_planning: PlanningServer,
 ) -> None:
-    path = await sqlite_office.mission()
+    path = await sqlite_planning.mission()
     changes = [(400, change) for change in MALFORMED] + [(422, change) for change in NOT_ALLOWED]
     for status, change in changes:
-        for answer in (
-            await sqlite_office.patch(path, change, **tag(1)),
-            await sqlite_office.put(path, {"title": "x"} | change, **tag(1)),
+        for response in (
+            await sqlite_planning.patch(path, change, **tag(1)),
+            await sqlite_planning.put(path, {"title": "x"} | change, **tag(1)),
         ):
-            details = refused(answer, status, "request.invalid")
+            details = refused(response, status, "request.invalid")
             assert details["fields"][0]["field"] == next(iter(change))
-    assert (await sqlite_office.read(path))["version"] == 1
+    assert (await sqlite_planning.read(path))["version"] == 1
 
 
-async def test_a_period_is_checked_as_a_whole_after_the_merge(office: Office) -> None:
-    path = await office.mission(**TIMES)
-    early = await office.patch(path, {"ends_at": "2026-06-01T06:59:59.999999Z", "version": 1})
+async def test_a_period_is_checked_as_a_whole_after_the_merge(planning: PlanningServer) -> None:
+    path = await planning.mission(**TIMES)
+    early = await planning.patch(path, {"ends_at": "2026-06-01T06:59:59.999999Z", "version": 1})
     refused(early, 422, "request.invalid")
-    assert (await office.read(path))["ends_at"] == "2026-06-01T15:00:00.000000Z"
-    same = await office.patch(path, {"ends_at": "2026-06-01T07:00:00Z", "version": 1})
+    assert (await planning.read(path))["ends_at"] == "2026-06-01T15:00:00.000000Z"
+    same = await planning.patch(path, {"ends_at": "2026-06-01T07:00:00Z", "version": 1})
     assert ok(same)["version"] == 2
 
 
-async def test_an_empty_change_is_a_change(office: Office) -> None:
-    path = await office.mission()
-    before = await office.read(path)
-    after = ok(await office.patch(path, {}, **tag(1)))
+async def test_an_empty_change_is_a_change(planning: PlanningServer) -> None:
+    path = await planning.mission()
+    before = await planning.read(path)
+    after = ok(await planning.patch(path, {}, **tag(1)))
     assert after == before | {"version": 2, "updated_at": after["updated_at"]}
 
 
-async def test_a_project_takes_a_name_and_nothing_strange(sqlite_office: Office) -> None:
+async def test_a_project_takes_a_name_and_nothing_strange(sqlite_planning: PlanningServer) -> None:
     bodies: list[Any] = [
         {},
         {"name": ""},
@@ -211,81 +221,81 @@ async def test_a_project_takes_a_name_and_nothing_strange(sqlite_office: Office)
         {"name": "x" * 201},
     ]
     for body in bodies:
-        answer = await sqlite_office.post("/v1/projects", body)
-        assert answer.status_code in (400, 422)
-        assert answer.json()["code"] == "request.invalid"
-    assert await sqlite_office.count("planning_projects") == 0
+        response = await sqlite_planning.post("/v1/projects", body)
+        assert response.status_code in (400, 422)
+        assert response.json()["code"] == "request.invalid"
+    assert await sqlite_planning.count("planning_projects") == 0
 
 
-async def test_a_read_with_the_tag_at_hand_is_304(office: Office) -> None:
-    mission = await office.mission()
-    project = f"/v1/projects/{(await office.read(mission))['project_id']}"
+async def test_read_with_the_current_etag_is_304(planning: PlanningServer) -> None:
+    mission = await planning.mission()
+    project = f"/v1/projects/{(await planning.read(mission))['project_id']}"
     for path, current in (
         (mission, '"1"'), (project, '"1"'), (f"{project}/dashboard", '"0"'),
     ):  # fmt: skip
         for at_hand in (current, f"W/{current}", f'"x", {current}', "*"):
-            answer = await office.get(path, If_None_Match=at_hand)
-            assert (answer.status_code, answer.content) == (304, b"")
-            assert answer.headers["etag"] == current
+            response = await planning.get(path, If_None_Match=at_hand)
+            assert (response.status_code, response.content) == (304, b"")
+            assert response.headers["etag"] == current
         for other in ('"7"', "1", "", '"'):
-            ok(await office.get(path, If_None_Match=other))
+            ok(await planning.get(path, If_None_Match=other))
     refused(
-        await office.get(f"/v1/missions/{NOWHERE}", If_None_Match="*"), 404, "resource.not_found"
+        await planning.get(f"/v1/missions/{NOWHERE}", If_None_Match="*"), 404, "resource.not_found"
     )
 
 
-async def test_lists_are_walked_page_by_page_oldest_first(office: Office) -> None:
-    project = await office.project("first")
-    missions = [await office.mission(project, title=f"m{n}") for n in range(5)]
+async def test_lists_are_walked_page_by_page_oldest_first(planning: PlanningServer) -> None:
+    project = await planning.project("first")
+    missions = [await planning.mission(project, title=f"m{n}") for n in range(5)]
     for n in range(4):
-        await office.assignment(missions[0], f"p{n}")
-    await office.project("second")
-    await office.delete(missions[2], **tag(1))
-    pages = await office.pages("/v1/projects", 1)
+        await planning.assignment(missions[0], f"p{n}")
+    await planning.project("second")
+    await planning.delete(missions[2], **tag(1))
+    pages = await planning.pages("/v1/projects", 1)
     assert [[item["name"] for item in page] for page in pages] == [["first"], ["second"]]
-    pages = await office.pages(f"{project}/missions", 2)
+    pages = await planning.pages(f"{project}/missions", 2)
     assert [[item["title"] for item in page] for page in pages] == [["m0", "m1"], ["m3", "m4"]]
-    pages = await office.pages(f"{missions[0]}/assignments", 3)
+    pages = await planning.pages(f"{missions[0]}/assignments", 3)
     assert [[item["assignee"] for item in page] for page in pages] == [["p0", "p1", "p2"], ["p3"]]
-    one = await office.pages(f"{project}/missions", 200)
+    one = await planning.pages(f"{project}/missions", 200)
     assert len(one) == 1
 
 
-async def test_a_cursor_that_was_never_given_is_400(office: Office) -> None:
+async def test_invalid_cursor_is_400(planning: PlanningServer) -> None:
     for _ in range(2):
-        await office.project()
-    given = (await office.read("/v1/projects?limit=1"))["next"]
-    assert len((await office.read(f"/v1/projects?after={given}"))["items"]) == 1
-    twisted = given[:-1] + chr(ord(given[-1]) + 1)  # the same bytes in another spelling, or none
+        await planning.project()
+    given = (await planning.read("/v1/projects?limit=1"))["next"]
+    assert len((await planning.read(f"/v1/projects?after={given}"))["items"]) == 1
+    twisted = given[:-1] + chr(ord(given[-1]) + 1)  # the same bytes in another encoding, or invalid
     for strange in ("x", "", given + "A", given + "=", NOWHERE, "é" * 23, "%00" * 23, twisted):
-        answer = await office.get(f"/v1/projects?after={strange}")
-        refused(answer, 400, "request.invalid")
-    refused(await office.get(f"/v1/audit?after={given}"), 400, "request.invalid")
+        response = await planning.get(f"/v1/projects?after={strange}")
+        refused(response, 400, "request.invalid")
+    refused(await planning.get(f"/v1/audit?after={given}"), 400, "request.invalid")
 
 
-async def test_a_limit_out_of_bounds_is_refused(sqlite_office: Office) -> None:
+async def test_a_limit_out_of_bounds_is_refused(sqlite_planning: PlanningServer) -> None:
     for limit, status in (("0", 422), ("201", 422), ("-1", 422), ("x", 400)):
         for path in ("/v1/projects", "/v1/audit"):
-            answer = await sqlite_office.get(f"{path}?limit={limit}")
-            refused(answer, status, "request.invalid")
-    assert len(await sqlite_office.pages("/v1/projects", 200)) == 1
+            response = await sqlite_planning.get(f"{path}?limit={limit}")
+            refused(response, status, "request.invalid")
+    assert len(await sqlite_planning.pages("/v1/projects", 200)) == 1
 
 
-async def test_a_token_without_an_organization_is_refused(sqlite_office: Office) -> None:
+async def test_a_token_without_an_organization_is_refused(sqlite_planning: PlanningServer) -> None:
     headers = token("ada", None) | {"Idempotency-Key": "k"}
     for method in ("GET", "POST"):
-        answer = await sqlite_office.client.request(
+        response = await sqlite_planning.client.request(
             method, "/v1/projects", headers=headers, json={"name": "x"}
         )
-        assert refused(answer, 401, "auth.required") == {}
-        assert '"org"' in answer.json()["detail"]
-    assert await sqlite_office.count("planning_projects") == 0
+        assert refused(response, 401, "auth.required") == {}
+        assert '"org"' in response.json()["detail"]
+    assert await sqlite_planning.count("planning_projects") == 0
 
 
-async def test_a_write_takes_a_key_and_a_read_takes_none(sqlite_office: Office) -> None:
-    answer = await sqlite_office.client.post(
-        "/v1/projects", json={"name": "x"}, headers=sqlite_office._signed_in
+async def test_a_write_takes_a_key_and_a_read_takes_none(sqlite_planning: PlanningServer) -> None:
+    response = await sqlite_planning.client.post(
+        "/v1/projects", json={"name": "x"}, headers=sqlite_planning._signed_in
     )
-    refused(answer, 400, "idempotency.key_required")
-    await sqlite_office.read("/v1/projects")
-    assert await sqlite_office.count("idempotency_records") == 0
+    refused(response, 400, "idempotency.key_required")
+    await sqlite_planning.read("/v1/projects")
+    assert await sqlite_planning.count("idempotency_records") == 0

@@ -43,7 +43,7 @@ def test_idempotency_key_validation_refuses_the_rest(key: str) -> None:
 # -- payload hash canonicalization ----------------------------------------------------------------
 
 
-def test_payload_hash_canonicalization_knows_no_order_no_spaces_and_no_spelling() -> None:
+def test_payload_hash_canonicalization_ignores_order_whitespace_and_escapes() -> None:
     same = {
         b'{"title":"Survey","nested":{"a":1,"b":2}}',
         b' { "nested" : {"b":2.0, "a":1}, "title" : "S\\u0075rvey" } ',
@@ -51,7 +51,7 @@ def test_payload_hash_canonicalization_knows_no_order_no_spaces_and_no_spelling(
     assert len({body_hash(body, JSON) for body in same}) == 1
 
 
-def test_payload_hash_canonicalization_tells_nested_fields_apart() -> None:
+def test_payload_hash_canonicalization_includes_nested_fields() -> None:
     bodies = [b'{"a":{"b":1}}', b'{"a":{"b":2}}', b'{"a":{"c":1}}', b'{"a":[1]}', b'{"version":1}']
     assert len({body_hash(body, JSON) for body in bodies}) == len(bodies)
 
@@ -59,7 +59,9 @@ def test_payload_hash_canonicalization_tells_nested_fields_apart() -> None:
 # -- optimistic lock evaluator --------------------------------------------------------------------
 
 
-def test_optimistic_lock_evaluator_passes_the_seen_version_and_tells_the_current_one() -> None:
+def test_optimistic_lock_evaluator_accepts_the_expected_version_and_reports_the_current_one() -> (
+    None
+):
     check_version(expected_version(if_match=['"3"']), 3)
     check_version(expected_version(in_body=3), 3)
     with pytest.raises(VersionMismatchError) as moved_on:
@@ -70,7 +72,7 @@ def test_optimistic_lock_evaluator_passes_the_seen_version_and_tells_the_current
 
 
 class Row:
-    """One row that has a version, and what happens to it between our statements."""
+    """A row with a version, and what happens to it between two statements."""
 
     def __init__(self, version: int | None, *meanwhile: int | None) -> None:
         self.version = version
@@ -96,13 +98,13 @@ class Row:
         return int(row["version"])
 
 
-async def test_a_write_over_the_seen_version_takes_one_statement() -> None:
+async def test_update_of_the_expected_version_is_one_statement() -> None:
     row = Row(4)
     assert await row.update_with_version('"4"') == 5
     assert row.writes == 1
 
 
-async def test_a_write_over_an_old_version_is_a_mismatch_and_over_nothing_not_found() -> None:
+async def test_update_of_an_old_version_conflicts_and_of_nothing_is_not_found() -> None:
     with pytest.raises(VersionMismatchError) as moved_on:
         await Row(5).update_with_version('"4"')
     assert moved_on.value.details["currentVersion"] == 5
@@ -113,13 +115,13 @@ async def test_a_write_over_an_old_version_is_a_mismatch_and_over_nothing_not_fo
         await Row(5, None).update_with_version('"4"')  # deleted between the two statements
 
 
-async def test_a_version_reached_between_two_statements_is_written_over_after_all() -> None:
+async def test_version_reached_between_two_statements_is_updated() -> None:
     row = Row(3, 4)
     assert await row.update_with_version('"4"') == 5
     assert row.writes == 2
 
 
-async def test_a_star_writes_over_whatever_there_is_where_it_may() -> None:
+async def test_star_matches_any_version_where_allowed() -> None:
     row = Row(7, 8)
     assert await row.update_with_version("*", allow_any=True) == 9
     assert row.writes == 1
@@ -129,7 +131,7 @@ async def test_a_star_writes_over_whatever_there_is_where_it_may() -> None:
         await Row(7).update_with_version("*")
 
 
-async def test_of_several_tags_the_current_one_is_written_over() -> None:
+async def test_one_current_etag_among_several_is_enough_for_a_write() -> None:
     assert await Row(7).update_with_version('"3", "7"') == 8
     row = Row(7)
     with pytest.raises(VersionMismatchError):

@@ -1,4 +1,4 @@
-"""The bundled places are fit for walks, and a file that is not fit is refused with the reason."""
+"""The bundled places are valid, and an invalid file is rejected with the reason."""
 
 import json
 from typing import Any
@@ -87,7 +87,7 @@ def test_a_place_cannot_be_changed():
     assert isinstance(place.interests, tuple)
 
 
-def test_the_edges_of_the_globe_are_places_too():
+def test_extreme_coordinates_are_accepted():
     corners = [(90, 180), (-90, -180), (0, 0)]
     places = parse(*(PLACE | {"id": str(at), "lat": at[0], "lon": at[1]} for at in corners))
     assert [(place.lat, place.lon) for place in places] == corners
@@ -107,7 +107,7 @@ def test_the_edges_of_the_globe_are_places_too():
         ({"minutes": 0}, r">= 1 - at `\$\[1\].minutes`"),
         ({"minutes": 12.5}, r"`int`, got `float` - at `\$\[1\].minutes`"),
         ({"name": ""}, r"length >= 1 - at `\$\[1\].name`"),
-        ({"id": "a"}, "the id 'a' is there 2 times"),
+        ({"id": "a"}, "the id 'a' occurs 2 times"),
         ({"colour": "red"}, "unknown field `colour`"),
     ],
 )
@@ -124,6 +124,6 @@ def test_a_place_with_a_field_missing_is_refused(field: str):
 
 
 @pytest.mark.parametrize("data", [b"", b"[", b"{}", b"[NaN]", b'["\xff"]', b"null"])
-def test_what_is_no_list_of_places_is_refused(data: bytes):
+def test_invalid_list_of_places_is_rejected(data: bytes):
     with pytest.raises(ConfigurationError, match=r"^here: "):
         parse_places(data, "here")

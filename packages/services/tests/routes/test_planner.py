@@ -1,4 +1,4 @@
-"""Routes fit the time, begin and end at the start, prefer what was asked for, and are good."""
+"""Routes fit the time, begin and end at the start, and prefer matching interests."""
 
 import json
 import time
@@ -63,7 +63,7 @@ def town(seed: int, count: int) -> tuple[Point, list[Place]]:
 
 @st.composite
 def villages(draw: st.DrawFn, most: int = 40) -> tuple[Point, list[Place]]:
-    """Draw a start and places on a grid around it: in line, at one point, and as near as others."""
+    """Draw a start and places on a grid around it, with collinear and coincident points."""
     start = Point(draw(st.integers(-60, 60)), draw(st.integers(-180, 180)))
     step = st.integers(-5, 5).map(lambda steps: steps / 500)
     tags = st.lists(st.sampled_from(INTERESTS), min_size=1, max_size=3, unique=True)
@@ -84,12 +84,12 @@ def towns(most: int = 40) -> st.SearchStrategy[tuple[Point, list[Place]]]:
     return villages(most) | st.builds(town, st.integers(0, 2**32), st.integers(0, most))
 
 
-wishes = st.lists(st.sampled_from([*INTERESTS, "☕", "History "]), max_size=5)
+interest_lists = st.lists(st.sampled_from([*INTERESTS, "☕", "History "]), max_size=5)
 durations = st.one_of(st.integers(1, 1440), st.integers(20, 240), st.floats(1, 1440))
 
 
 @quick
-@given(towns(), durations, wishes)
+@given(towns(), durations, interest_lists)
 def test_a_route_begins_and_ends_at_the_start_and_fits_the_time(around, minutes, interests):
     start, places = around
     route = plan_route(start, minutes, interests, places)
@@ -100,7 +100,7 @@ def test_a_route_begins_and_ends_at_the_start_and_fits_the_time(around, minutes,
 
 
 @quick
-@given(towns(), durations, wishes)
+@given(towns(), durations, interest_lists)
 def test_no_place_comes_twice_and_each_is_one_of_the_places(around, minutes, interests):
     start, places = around
     by_id = {place.id: place for place in places}
@@ -113,7 +113,7 @@ def test_no_place_comes_twice_and_each_is_one_of_the_places(around, minutes, int
 
 
 @quick
-@given(towns(), durations, wishes)
+@given(towns(), durations, interest_lists)
 def test_each_stop_is_reached_after_the_visits_and_the_walk_before_it(around, minutes, interests):
     start, places = around
     route = plan_route(start, minutes, interests, places)
@@ -127,7 +127,7 @@ def test_each_stop_is_reached_after_the_visits_and_the_walk_before_it(around, mi
 
 
 @quick
-@given(towns(), durations, wishes, st.randoms(use_true_random=False))
+@given(towns(), durations, interest_lists, st.randoms(use_true_random=False))
 def test_the_order_of_places_and_interests_does_not_matter(around, minutes, interests, random):
     start, places = around
     route = plan_route(start, minutes, interests, places)
@@ -137,7 +137,7 @@ def test_the_order_of_places_and_interests_does_not_matter(around, minutes, inte
 
 
 @quick
-@given(towns(), durations, wishes)
+@given(towns(), durations, interest_lists)
 def test_no_two_legs_could_be_exchanged_for_shorter_ones(around, minutes, interests):
     start, places = around
     stops = plan_route(start, minutes, interests, places).stops
@@ -148,7 +148,7 @@ def test_no_two_legs_could_be_exchanged_for_shorter_ones(around, minutes, intere
 
 
 @quick
-@given(towns(), durations, wishes)
+@given(towns(), durations, interest_lists)
 def test_nothing_more_would_fit(around, minutes, interests):
     start, places = around
     route = plan_route(start, minutes, interests, places)
@@ -164,7 +164,7 @@ def test_nothing_more_would_fit_in_a_town_with_more_to_see_than_there_is_time():
 
 
 def fitting(start: Point, minutes: int, route: Route, places: Sequence[Place]) -> list[str]:
-    """Return what would still fit somewhere in the route, with a metre to spare for each leg."""
+    """Return the places that would still fit into the route, with a metre to spare per leg."""
     free = minutes - sum(stop.visit_minutes for stop in route.stops)
     on_it = {stop.id for stop in route.stops}
     return [
@@ -192,7 +192,7 @@ def test_exchanging_stops_finds_better_routes(monkeypatch: pytest.MonkeyPatch):
 
 
 def best_score(start: Point, minutes: int, interests: Sequence[str], places: list[Place]) -> int:
-    """Try every order of every choice, with some metres less than there are, for the rounding."""
+    """Try every order of every subset, with a few metres less to allow for rounding."""
 
     def best(here: Any, left: float, remaining: list[Place]) -> int:
         most = 0
@@ -206,10 +206,10 @@ def best_score(start: Point, minutes: int, interests: Sequence[str], places: lis
     return best(start, minutes * 75 - 5, places)
 
 
-# The same examples each time: nothing promises four fifths in every case there is. In 17,000
+# The same examples each time: four fifths is not guaranteed in every case. In 17,000
 # random towns of up to seven places, 99.98 % of the routes were the best ones, the worst had 87 %.
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(towns(most=6), st.integers(20, 240), wishes)
+@given(towns(most=6), st.integers(20, 240), interest_lists)
 def test_a_route_scores_at_least_four_fifths_of_the_best(around, minutes, interests):
     start, places = around
     route = plan_route(start, minutes, interests, places)
@@ -268,7 +268,7 @@ def test_a_place_scores_for_each_interest_in_common_and_a_little_anyway(interest
     assert score(place("a", 0, 0, "art", "food"), interests) == points
 
 
-def test_where_nothing_matches_there_is_still_a_walk():
+def test_route_without_matching_interests_has_stops():
     route = plan_route(EDINBURGH, 120, ["knitting"], bundled_places())
     assert route == plan_route(EDINBURGH, 120, [], bundled_places())
     assert len(route.stops) >= 3
@@ -301,7 +301,7 @@ def test_a_place_at_the_start_takes_no_walk():
 
 
 @pytest.mark.parametrize("start", [Point(-17, 180), Point(-17, -180), Point(-17, 179.999)])
-def test_the_antimeridian_is_no_wall(start: Point):
+def test_route_may_cross_the_antimeridian(start: Point):
     route = plan_route(start, 60, [], [place("e", -17, -179.999), place("w", -17, 179.999)])
     assert {stop.id for stop in route.stops} == {"e", "w"}
     assert route.distance_m == pytest.approx(length(start, route.stops), abs=3)
@@ -333,7 +333,7 @@ def test_a_route_as_json_is_plain():
 
 
 @pytest.mark.parametrize("interests", [["history", "coffee"], ["nature"], ["music", "food"]])
-def test_who_names_interests_sees_more_of_them(interests: list[str]):
+def test_route_has_more_places_that_match_the_interests(interests: list[str]):
     asked = plan_route(EDINBURGH, 180, interests, bundled_places())
     unasked = plan_route(EDINBURGH, 180, [], bundled_places())
     most, some = (worth(route, interests, bundled_places()) for route in (asked, unasked))
@@ -346,8 +346,8 @@ def test_a_day_in_a_town_is_enough_for_all_of_it():
     assert {stop.id for stop in route.stops} == there
 
 
-def test_a_whole_catalogue_in_one_town_takes_no_time_to_speak_of():
-    # As many as are bundled, all of them in reach of each other, and the longest walk there is.
+def test_route_through_a_full_catalogue_is_planned_quickly():
+    # As many places as are bundled, close together, with the longest duration.
     crowd = [
         place(str(n), n % 20 / 500, n // 20 / 500, *there.interests, minutes=there.minutes)
         for n, there in enumerate(bundled_places())
@@ -359,7 +359,7 @@ def test_a_whole_catalogue_in_one_town_takes_no_time_to_speak_of():
     assert len(route.stops) > 40
 
 
-def ground(*spots: tuple[float, float, int], minutes: int) -> TourProblem:
+def problem(*spots: tuple[float, float, int], minutes: int) -> TourProblem:
     """Lay out spots by latitude, longitude and score, with no visits; spot 0 is at (0, 0)."""
     spots = ((0, 0, 0), *spots)
     return TourProblem(
@@ -370,23 +370,23 @@ def ground(*spots: tuple[float, float, int], minutes: int) -> TourProblem:
     )
 
 
-def test_a_crossing_is_taken_out():
-    square = ground((0, 0.01, 1), (0.01, 0.01, 1), (0.01, 0, 1), minutes=240)
+def test_crossing_legs_are_replaced():
+    square = problem((0, 0.01, 1), (0.01, 0.01, 1), (0.01, 0, 1), minutes=240)
     crossed = Tour(square, [2, 1, 3])
-    crossed.untangle()
+    crossed.shorten()
     assert crossed.spots in ([0, 1, 2, 3], [0, 3, 2, 1])
-    assert crossed.room == Tour(square, [1, 2, 3]).room
+    assert crossed.slack == Tour(square, [1, 2, 3]).slack
 
 
-def test_what_scores_more_for_the_time_it_adds_comes_in_first():
-    # Either fits, not both: a little for 20 minutes, or much for 40.
-    tour = Tour(ground((0.005, 0, 1), (-0.01, 0, 10), minutes=40))
+def test_spot_with_the_best_score_per_added_time_is_inserted_first():
+    # One of both fits: a low score for 20 minutes, or a high one for 40.
+    tour = Tour(problem((0.005, 0, 1), (-0.01, 0, 10), minutes=40))
     search._insert(tour)
     assert tour.spots == [0, 2]
 
 
-def test_what_scores_little_but_adds_less_comes_in_first():
-    tour = Tour(ground((0.001, 0, 10), (-0.01, 0, 20), minutes=40))
+def test_low_score_with_a_short_detour_is_inserted_first():
+    tour = Tour(problem((0.001, 0, 10), (-0.01, 0, 20), minutes=40))
     search._insert(tour)
     assert tour.spots == [0, 1]
 
@@ -395,7 +395,7 @@ def test_what_scores_little_but_adds_less_comes_in_first():
     ("old", "new"), [((0.005, 0, 1), (-0.01, 0, 10)), ((-0.01, 0, 10), (0.005, 0, 10))]
 )
 def test_a_spot_is_exchanged_for_a_better_one_or_one_as_good_nearer_by(old, new):
-    tour = Tour(ground(old, new, minutes=40), [1])
+    tour = Tour(problem(old, new, minutes=40), [1])
     assert search._exchange(tour)
     assert tour.spots == [0, 2]
     assert not search._exchange(tour)
@@ -403,7 +403,7 @@ def test_a_spot_is_exchanged_for_a_better_one_or_one_as_good_nearer_by(old, new)
 
 def test_a_new_spot_comes_in_where_it_adds_least_and_not_where_the_old_one_was():
     # East are 1 and 2, west is 3: in the place of 1, spot 4 beside 3 would take a second way west.
-    line = ground((0, 0.004, 1), (0, 0.008, 5), (0, -0.008, 5), (0, -0.007, 9), minutes=62)
+    line = problem((0, 0.004, 1), (0, 0.008, 5), (0, -0.008, 5), (0, -0.007, 9), minutes=62)
     tour = Tour(line, [1, 2, 3])
     assert search._exchange(tour)
     assert tour.spots in ([0, 2, 3, 4], [0, 2, 4, 3])
@@ -411,13 +411,13 @@ def test_a_new_spot_comes_in_where_it_adds_least_and_not_where_the_old_one_was()
 
 @quick
 @given(st.integers(0, 2**32))
-def test_what_each_spot_would_add_is_right_after_each_one_that_came_in(seed):
+def test_insertion_costs_are_correct_after_each_insertion(seed):
     start, places = town(seed, 20)
     vectors = [vector(start), *(vector(place) for place in places)]
     tour = Tour(TourProblem(vectors, [0] * 21, [0] + [1] * 20, 10**6))
     costs = {spot: tour.cheapest(spot) for spot in range(1, 21)}
     for new in range(1, 11):
-        tour.put(new, costs.pop(new)[1])
-        search._reckon(tour, new, costs)
+        tour.insert(new, costs.pop(new)[1])
+        search._update_costs(tour, new, costs)
         least = {spot: tour.cheapest(spot)[0] for spot in costs}
         assert {spot: added for spot, (added, _) in costs.items()} == least

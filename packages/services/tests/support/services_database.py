@@ -7,7 +7,7 @@ __all__ = ["migrate"]
 
 
 async def migrate(url: str) -> None:
-    """Make everyone's tables."""
+    """Create the tables of all services."""
     store = open_store(url, migration_packages=migration_packages())
     await store.open()
     await store.close()

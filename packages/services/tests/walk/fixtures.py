@@ -1,4 +1,4 @@
-"""A walker's device against the server, and a clock that only a test moves."""
+"""A walk server, devices of walkers, and a fake clock."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ CATALOGUE = bundled_catalogue()
 
 
 class HeldClock(SystemClock):
-    """Stands still until it is moved."""
+    """A clock that changes only by ``move``."""
 
     def __init__(self, at: datetime = NOON) -> None:
         self.at = at
@@ -33,7 +33,7 @@ class HeldClock(SystemClock):
 
 
 def text(instant: datetime) -> str:
-    """Write an instant as a device does."""
+    """Format an instant as a device does."""
     return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -42,7 +42,7 @@ def new_key() -> str:
 
 
 class Device:
-    """One signed-in device. Every action gets a key and the time on the clock, unless told."""
+    """One authenticated device. Actions get a new key and the current time by default."""
 
     def __init__(self, client: httpx.AsyncClient, clock: Any, walker: str = "ada") -> None:
         self._client = client
@@ -100,7 +100,7 @@ class Device:
     # -- whole ways --------------------------------------------------------------------------------
 
     async def finish(self, *quest_ids: str) -> int:
-        """Take quests from start to end; returns the points banked then."""
+        """Complete quests; returns the points banked."""
         points = 0
         for quest_id in quest_ids:
             ok(await self.start(quest_id))
@@ -132,23 +132,23 @@ class Device:
         return list(page["items"])
 
 
-def ok(answer: httpx.Response) -> Any:
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+def ok(response: httpx.Response) -> Any:
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-def refused(answer: httpx.Response, status: int, code: str) -> Any:
+def refused(response: httpx.Response, status: int, code: str) -> Any:
     """Check an error's status, code and shape; returns its details."""
-    assert (answer.status_code, answer.json()["error"]) == (status, code), answer.text
-    assert set(answer.json()) == {"error", "message", "details", "requestId"}
-    assert answer.json()["message"]
-    assert answer.json()["requestId"] == answer.headers["x-request-id"]
-    assert answer.headers["content-type"] == "application/json"
-    return answer.json()["details"]
+    assert (response.status_code, response.json()["error"]) == (status, code), response.text
+    assert set(response.json()) == {"error", "message", "details", "requestId"}
+    assert response.json()["message"]
+    assert response.json()["requestId"] == response.headers["x-request-id"]
+    assert response.headers["content-type"] == "application/json"
+    return response.json()["details"]
 
 
-class World:
-    """A running server as tests see it: devices outside, tables inside, a clock above."""
+class Game:
+    """A running server with access to its clients, tables and clock."""
 
     def __init__(self, client: httpx.AsyncClient, clock: HeldClock, holdfast: Holdfast) -> None:
         self.client = client
@@ -189,7 +189,7 @@ class World:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
-        """Give a transaction as a job has it; commits at the end."""
+        """Yield a transaction as a job has it; commits at the end."""
         unit = await self.store.begin()
         try:
             yield unit.transaction
@@ -199,14 +199,14 @@ class World:
         await unit.commit(None, None)
 
 
-OpenWorld = Callable[..., Any]
+OpenGame = Callable[..., Any]
 
 
-def opener(serve: Serve, database_url: str) -> OpenWorld:
+def opener(serve: Serve, database_url: str) -> OpenGame:
     @asynccontextmanager
-    async def open_world(
+    async def open_game(
         clock: HeldClock | None = None, prepare: Any = None, **settings: Any
-    ) -> AsyncIterator[World]:
+    ) -> AsyncIterator[Game]:
         held = clock or HeldClock()
         apps: list[Any] = []
 
@@ -216,6 +216,6 @@ def opener(serve: Serve, database_url: str) -> OpenWorld:
                 prepare(app)
 
         async with serve(database_url, clock=held, prepare=keep, **settings) as client:
-            yield World(client, held, apps[0].state.holdfast)
+            yield Game(client, held, apps[0].state.holdfast)
 
-    return open_world
+    return open_game

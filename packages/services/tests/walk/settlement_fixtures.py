@@ -1,4 +1,4 @@
-"""What a settled day leaves behind, and days made to go wrong."""
+"""Rows of settled days, and helpers that quarantine or reject a day."""
 
 from datetime import date
 from typing import Any
@@ -10,21 +10,21 @@ NODE = "node.even-stride"
 
 
 async def backwards(steps: Stepping, day: date = TODAY, **fields: Any) -> None:
-    """Have a day quarantined: its counter goes back."""
+    """Quarantine a day with a counter that decreases."""
     await steps.walk(day, 5000, hours=(6, 10), **fields)
     await steps.walk(day, 3000, hours=(6, 11), **fields)
 
 
 async def take(steps: Stepping, node: str = NODE) -> None:
-    """Take a node while steps are pending."""
-    device = steps.world.device()
+    """Allocate a node while steps are pending."""
+    device = steps.game.device()
     await device.finish("quest.001")
     (allocation,) = ok(await device.allocate(node))["allocations"]
     assert allocation["provisional"] is True
 
 
 async def allocations(steps: Stepping) -> list[tuple[str, bool]]:
-    tree = await steps.world.device().tree()
+    tree = await steps.game.device().tree()
     return [(each["nodeId"], each["provisional"]) for each in tree["allocations"]]
 
 

@@ -1,4 +1,4 @@
-"""Devices that report steps, App Check tokens good and bad, and a worker to settle the days."""
+"""Devices that report steps, App Check tokens, and a worker that settles days."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from holdfast.ports import FaultPoints, Row
 from holdfast.server.jwt_auth import mint_token
 from packages.services.tests.conftest import SECRET
 
-from .fixtures import OpenWorld, World, new_key, ok, text
+from .fixtures import Game, OpenGame, new_key, ok, text
 
 AUDIENCE = "projects/42"
 ISSUER = "https://firebaseappcheck.googleapis.com/42"
@@ -33,7 +33,7 @@ PARTY: dict[str, Any] = {"app_check_audience": AUDIENCE, "app_check_issuer": ISS
 
 @cache
 def signing_key(name: str) -> RSAPrivateKey:
-    """Give the same key for the same name, made once: that takes a while."""
+    """Return an RSA key by name, generated once."""
     assert name
     return generate_private_key(65_537, 2048)
 
@@ -51,12 +51,12 @@ def days_ago(days: int) -> date:
 
 
 class Stepping:
-    """A world in which people walk."""
+    """A walk server whose walkers report steps."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.clock = world.clock
-        self.client = world.client
+    def __init__(self, game: Game) -> None:
+        self.game = game
+        self.clock = game.clock
+        self.client = game.client
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Stepping:
         return await self.send(self.body(day, count, **fields), walker=walker)
 
     async def walk(self, day: date = TODAY, count: int = 3000, **fields: Any) -> Any:
-        """Report steps that are taken; returns the answer."""
+        """Report steps and check that they are accepted; returns the response."""
         return ok(await self.report(day, count, **fields))
 
     async def resolve(
@@ -142,8 +142,8 @@ class Stepping:
         lease_seconds: float = 30,
         until: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """Run a worker until nothing of this service is due, and what is wanted has come about."""
-        holdfast = self.world.holdfast
+        """Run a worker until no job of walk is due and ``until`` holds."""
+        holdfast = self.game.holdfast
         worker = holdfast.worker(queues=["walk"], faults=faults, lease_seconds=lease_seconds)
         await worker.start()
         pause_seconds = 0.01
@@ -155,21 +155,21 @@ class Stepping:
                     and (until is None or await until())
                 ):
                     await asyncio.sleep(pause_seconds)
-                    # A lease that has to run out takes a second: no need to ask a hundred times.
+                    # A lease takes a second to expire, so poll slowly.
                     pause_seconds = min(pause_seconds * 1.5, 0.1)
         finally:
             await worker.stop()
 
     async def is_idle(self) -> bool:
-        due_in = await self.world.holdfast.job_store.due_in(["walk"])
-        # A job that someone holds is due when its lease ends, which is no less than a second.
+        due_in = await self.game.holdfast.job_store.due_in(["walk"])
+        # A leased job is due when its lease ends, after at least a second.
         return due_in is None or due_in > 60
 
     # -- looking -----------------------------------------------------------------------------------
 
     async def log(self, walker: str = "ada", query: str = "") -> Any:
-        answer = await self.client.get(f"/step/log{query}", headers=self.signed_in(walker))
-        return ok(answer)
+        response = await self.client.get(f"/step/log{query}", headers=self.signed_in(walker))
+        return ok(response)
 
     async def days(self, walker: str = "ada") -> dict[str, Any]:
         return {item["day"]: item for item in (await self.log(walker))["items"]}
@@ -183,7 +183,7 @@ class Stepping:
         return list(page["items"])
 
     async def attestations(self, walker: str = "ada") -> list[Row]:
-        return await self.world.rows(
+        return await self.game.rows(
             "SELECT verdict, code, anti_cheat, token_id, day, summary, created_at"
             " FROM attestation_logs WHERE tenant = :tenant ORDER BY id",
             tenant=walker,
@@ -193,7 +193,7 @@ class Stepping:
         return sorted(row["verdict"] for row in await self.attestations(walker))
 
     async def streak(self, walker: str = "ada") -> Row:
-        rows = await self.world.rows(
+        rows = await self.game.rows(
             "SELECT current_length_days, last_attested_date, bonus_tier, decay_at,"
             " total_lifetime_steps FROM streak_states WHERE tenant = :tenant",
             tenant=walker,
@@ -201,15 +201,15 @@ class Stepping:
         return rows[0]
 
     async def energy(self, walker: str = "ada") -> int:
-        return await self.world.balance_is_the_sum(walker)
+        return await self.game.balance_is_the_sum(walker)
 
     async def event_types(self, walker: str = "ada") -> list[str]:
-        return [event["type"] for event in await self.world.device(walker).events()]
+        return [event["type"] for event in await self.game.device(walker).events()]
 
 
 @asynccontextmanager
-async def stepping(open_world: OpenWorld, **settings: Any) -> AsyncIterator[Stepping]:
-    """Open a world whose App Check keys are ours, and whose days are settled at once."""
+async def stepping(open_game: OpenGame, **settings: Any) -> AsyncIterator[Stepping]:
+    """Open a server with test keys for App Check that settles days at once."""
     with TemporaryDirectory() as directory:
         path = Path(directory) / "jwks.json"
         path.write_text(jwks())
@@ -219,5 +219,5 @@ async def stepping(open_world: OpenWorld, **settings: Any) -> AsyncIterator[Step
             "step_ingest_rate_limit": "10000/minute",
             "step_source_bundles": f"{PHONE},{WATCH}",
         }
-        async with open_world(**(usual | settings)) as world:
-            yield Stepping(world)
+        async with open_game(**(usual | settings)) as game:
+            yield Stepping(game)

@@ -1,4 +1,4 @@
-"""App Check: only what the app itself sent is taken, and who cannot tell says so."""
+"""App Check: only reports with a valid token are accepted."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from holdfast_services.walk.steps.attestation import mint_app_check
 from holdfast_services.walk.steps.settings import DEVELOPMENT_AUDIENCE, DEVELOPMENT_ISSUER
 from packages.services.tests.conftest import Serve
 
-from .fixtures import OpenWorld, ok, opener, refused
+from .fixtures import OpenGame, ok, opener, refused
 from .step_fixtures import KID, PARTY, Stepping, jwks, signing_key, stepping
 
 
@@ -29,18 +29,18 @@ async def sqlite_steps(serve: Serve, sqlite_url: str) -> AsyncIterator[Stepping]
 
 
 async def is_rejected(steps: Stepping, token: str | None, **fields: Any) -> str:
-    """Check that a token gets nothing done but a row in the log; returns the log's token id."""
-    answer = await steps.send(steps.body(**fields), token=token)
-    refused(answer, 401, "ATTESTATION_INVALID")
+    """Check that a token is rejected and only logged; returns the logged token id."""
+    response = await steps.send(steps.body(**fields), token=token)
+    refused(response, 401, "ATTESTATION_INVALID")
     (row,) = await steps.attestations()
     assert (row["verdict"], row["code"], row["anti_cheat"]) == (
         "REJECTED",
         "ATTESTATION_INVALID",
         0,
     )
-    assert await steps.world.count("step_logs") == 0
-    assert await steps.world.count("step_reports") == 0
-    assert await steps.world.count("jobs") == 0
+    assert await steps.game.count("step_logs") == 0
+    assert await steps.game.count("step_reports") == 0
+    assert await steps.game.count("jobs") == 0
     return str(row["token_id"])
 
 
@@ -66,7 +66,7 @@ def by_the_public_key_as_a_secret(steps: Stepping) -> str:
         signing_key(KID).public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     )
     signer = jwt.api_jws.PyJWS(algorithms=["HS256"])
-    # PyJWT itself refuses to do this, so its check is gone round.
+    # PyJWT refuses to do this, so its check is bypassed.
     algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)
     monkey: Any = algorithm
     monkey.prepare_key = lambda key: key
@@ -110,15 +110,13 @@ def changed_after_signing(steps: Stepping) -> str:
         *("no ASCII", "too long"),
     ],
 )
-async def test_a_token_that_does_not_hold_is_rejected_and_logged(
-    sqlite_steps: Stepping, forge: Any
-) -> None:
+async def test_invalid_token_is_rejected_and_logged(sqlite_steps: Stepping, forge: Any) -> None:
     token = forge(sqlite_steps)
     if token.isascii():
         token_id = await is_rejected(sqlite_steps, token)
     else:
         token_id = await is_rejected(sqlite_steps, None, attestationToken=token)
-    # A token that does not hold has no say in its name.
+    # The id of an invalid token is a digest.
     assert token_id.startswith("sha256:")
 
 
@@ -129,7 +127,7 @@ async def test_on_either_database_a_rejection_is_kept_and_the_key_is_free(steps:
     assert await steps.verdicts() == ["ACCEPTED", "REJECTED"]
 
 
-async def test_a_token_is_good_for_five_minutes(steps: Stepping) -> None:
+async def test_token_is_accepted_for_five_minutes(steps: Stepping) -> None:
     token = steps.token()
     steps.clock.move(timedelta(minutes=5))
     ok(await steps.send(steps.body(), token=token))
@@ -143,7 +141,7 @@ async def test_attestation_does_not_count_as_cheating(sqlite_steps: Stepping) ->
     assert await sqlite_steps.reviews() == []
 
 
-# -- where it stands -------------------------------------------------------------------------------
+# -- header and body -------------------------------------------------------------------------------
 
 
 async def test_no_token_at_all_is_rejected(sqlite_steps: Stepping) -> None:
@@ -157,7 +155,7 @@ async def test_the_body_may_carry_it_alone_or_the_same_once_more(sqlite_steps: S
     assert len(await sqlite_steps.attestations()) == 2
 
 
-async def test_two_different_tokens_are_none_even_if_both_hold(sqlite_steps: Stepping) -> None:
+async def test_two_different_valid_tokens_are_rejected(sqlite_steps: Stepping) -> None:
     other = sqlite_steps.token()
     assert (
         await is_rejected(sqlite_steps, sqlite_steps.token(), attestationToken=other) == "several"
@@ -208,42 +206,44 @@ def by_url(url: str) -> dict[str, Any]:
 
 
 async def test_keys_of_a_url_are_fetched_once_for_many(
-    open_world: OpenWorld, key_server: KeyServer
+    open_game: OpenGame, key_server: KeyServer
 ) -> None:
-    async with stepping(open_world, **by_url(key_server.url)) as steps:
-        answers = await asyncio.gather(*(steps.report(count=n) for n in range(8)))
-        assert {answer.status_code for answer in answers} == {200}
+    async with stepping(open_game, **by_url(key_server.url)) as steps:
+        responses = await asyncio.gather(*(steps.report(count=n) for n in range(8)))
+        assert {response.status_code for response in responses} == {200}
         assert key_server.asked == 1
 
 
-async def test_a_new_key_is_looked_for(open_world: OpenWorld, key_server: KeyServer) -> None:
+async def test_unknown_key_id_refetches_the_jwks(
+    open_game: OpenGame, key_server: KeyServer
+) -> None:
     key_server.keys = None
-    async with stepping(open_world, **by_url(key_server.url)) as steps:
+    async with stepping(open_game, **by_url(key_server.url)) as steps:
         assert (await steps.report()).status_code == 503
     key_server.keys = jwks("another", KID)
-    async with stepping(open_world, **by_url(key_server.url)) as steps:
+    async with stepping(open_game, **by_url(key_server.url)) as steps:
         assert (await steps.report()).status_code == 200
 
 
-async def test_while_no_keys_can_be_had_nobody_is_called_a_liar(open_world: OpenWorld) -> None:
-    """Port 9 is closed. The report is neither taken nor rejected: it is to be sent again."""
-    async with stepping(open_world, **by_url("http://127.0.0.1:9/keys")) as steps:
-        answer = await steps.report()
-        refused(answer, 503, "STORE_UNAVAILABLE")
-        assert int(answer.headers["retry-after"]) >= 1
-        assert await steps.world.count("step_logs") == 0
+async def test_unavailable_key_server_is_an_outage_and_not_a_rejection(open_game: OpenGame) -> None:
+    """Port 9 is closed. The report is neither accepted nor rejected and can be retried."""
+    async with stepping(open_game, **by_url("http://127.0.0.1:9/keys")) as steps:
+        response = await steps.report()
+        refused(response, 503, "STORE_UNAVAILABLE")
+        assert int(response.headers["retry-after"]) >= 1
+        assert await steps.game.count("step_logs") == 0
         (row,) = await steps.attestations()
         assert (row["verdict"], row["anti_cheat"]) == ("UNVERIFIED", 0)
-        # What cannot hold in any case needs no key to be told so.
+        # A malformed token is rejected without the keys.
         unsigned_answer = await steps.send(steps.body(), token=unsigned(steps))
         refused(unsigned_answer, 401, "ATTESTATION_INVALID")
 
 
-async def test_an_outage_under_load_does_not_use_up_the_connections(open_world: OpenWorld) -> None:
+async def test_an_outage_under_load_does_not_use_up_the_connections(open_game: OpenGame) -> None:
     settings = by_url("http://127.0.0.1:9/keys") | {"pool_size": 2}
-    async with stepping(open_world, **settings) as steps:
-        answers = await asyncio.gather(*(steps.report(count=n) for n in range(20)))
-        assert {answer.status_code for answer in answers} == {503}
+    async with stepping(open_game, **settings) as steps:
+        responses = await asyncio.gather(*(steps.report(count=n) for n in range(20)))
+        assert {response.status_code for response in responses} == {503}
         assert await steps.verdicts() == ["UNVERIFIED"] * 20
 
 
@@ -267,7 +267,7 @@ async def test_without_settings_the_key_of_the_home_directory_counts(
         ok(await steps.send(steps.body(), token=token))
 
 
-async def test_a_home_that_cannot_be_is_an_outage_not_a_lie(
+async def test_unusable_home_is_an_outage_and_not_a_rejection(
     serve: Serve, sqlite_url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "home").write_text("no directory")

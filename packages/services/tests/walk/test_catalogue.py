@@ -1,4 +1,4 @@
-"""The catalogue: what comes with the package holds together, and what does not is told."""
+"""The bundled catalogue is consistent, and errors in a catalogue are reported."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def quest(id_: str, *requires: str) -> str:
     return QUEST.replace('"q"', f'"{id_}"') + f"requires = {list(requires)}\n"
 
 
-def test_the_bundled_tree_can_be_taken_whole_with_what_quests_award() -> None:
+def test_points_of_all_quests_pay_for_the_whole_tree() -> None:
     catalogue = bundled_catalogue()
     cost = sum(node.points for node in catalogue.nodes.values())
     award = sum(quest.points for quest in catalogue.quests.values())
@@ -45,7 +45,7 @@ def test_a_small_catalogue_is_read_in_the_order_of_its_files() -> None:
     assert catalogue.quests["h"].hidden
 
 
-def test_what_stands_on_a_node_is_found_however_far_up() -> None:
+def test_indirect_dependents_are_found() -> None:
     text = node("a") + node("b", "a") + node("c", "b") + node("d") + node("e", "d", "c")
     catalogue = parse_catalogue(text.encode(), QUEST.encode())
     held = ["a", "b", "c", "d", "e", "gone-from-the-file"]
@@ -55,15 +55,15 @@ def test_what_stands_on_a_node_is_found_however_far_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "quests", "told"),
+    ("nodes", "quests", "message"),
     [
         (node("a", "b"), QUEST, "nodes.toml: 'a' requires 'b', and there is no such node"),
         (NODE, quest("q", "r"), "quests.toml: 'q' requires 'r', and there is no such quest"),
         (NODE, quest("q", "a"), "quests.toml: 'q' requires 'a', and there is no such quest"),
         (node("a", "a"), QUEST, "nodes.toml: these require each other: a → a"),
         (NODE, quest("q", "r") + quest("r", "q"), "quests.toml: these require each other: "),
-        (NODE + NODE, QUEST, "nodes.toml: the id 'a' is there 2 times"),
-        (NODE, QUEST * 3, "quests.toml: the id 'q' is there 3 times"),
+        (NODE + NODE, QUEST, "nodes.toml: the id 'a' occurs 2 times"),
+        (NODE, QUEST * 3, "quests.toml: the id 'q' occurs 3 times"),
         (NODE, HIDDEN, "quests.toml: 'h' is hidden and no keystone reveals it"),
         (KEYSTONE, QUEST, "nodes.toml: 'k' reveals 'h', and there is no such quest"),
         (
@@ -91,21 +91,19 @@ def test_what_stands_on_a_node_is_found_however_far_up() -> None:
             "quests.toml: quest 1: Expected `int` >= 1",
         ),
         (NODE, QUEST.replace("1", '"1"', 1), "quests.toml: quest 1: Expected `int`, got `str`"),
-        (NODE, NODE, "quests.toml: there should be [[quest]] tables and nothing else"),
-        ("", QUEST, "nodes.toml: there should be [[node]] tables and nothing else"),
+        (NODE, NODE, "quests.toml: expected only [[quest]] tables"),
+        ("", QUEST, "nodes.toml: expected only [[node]] tables"),
         ('[node]\nid = "a"\n', QUEST, "nodes.toml: write [[node]] with two brackets"),
         ("[[node", QUEST, "nodes.toml: "),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line_with_its_file(
-    nodes: str, quests: str, told: str
-) -> None:
+def test_catalogue_error_names_the_file_in_one_line(nodes: str, quests: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_catalogue(nodes.encode(), quests.encode())
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
-def test_bytes_that_are_no_text_are_told() -> None:
+def test_bytes_that_are_not_text_are_reported() -> None:
     with pytest.raises(ConfigurationError, match=r"nodes\.toml: "):
         parse_catalogue(b"\xff", QUEST.encode())

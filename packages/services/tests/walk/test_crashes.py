@@ -1,4 +1,4 @@
-"""A server that dies at any instant: all of an action is there, or none of it."""
+"""A server killed at any point leaves an action complete or absent."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ import pytest
 
 from holdfast.server.idempotency import FAULT_POINTS
 
-from .fixtures import Device, OpenWorld, World, new_key, ok
+from .fixtures import Device, Game, OpenGame, new_key, ok
 
 ROOT = "node.even-stride"
 
 
 class Fuse:
-    """Raises at one point, once."""
+    """Raises once at one fault point."""
 
     def __init__(self) -> None:
         self.at: str | None = None
@@ -24,13 +24,13 @@ class Fuse:
             raise RuntimeError(f"died at {point}")
 
 
-async def everything(world: World) -> Any:
+async def everything(game: Game) -> Any:
     tables = ("walkers", "tree_allocations", "quest_progress", "energy_ledger", "walker_events")
     order = {"walkers": "tenant", "tree_allocations": "seq", "quest_progress": "quest_id"}
     return {
         table: [
             dict(row)
-            for row in await world.rows(f"SELECT * FROM {table} ORDER BY {order.get(table, 'seq')}")
+            for row in await game.rows(f"SELECT * FROM {table} ORDER BY {order.get(table, 'seq')}")
         ]
         for table in tables
     }
@@ -61,30 +61,30 @@ async def _allocate(device: Device, key: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("point", FAULT_POINTS)
-async def test_a_death_at_any_instant_leaves_an_action_whole_or_not_there(
-    open_world: OpenWorld, point: str
+async def test_process_killed_at_any_point_leaves_an_action_complete_or_absent(
+    open_game: OpenGame, point: str
 ) -> None:
     fuse = Fuse()
 
     def light(app: Any) -> None:
         app.state.holdfast.idempotency.faults = fuse
 
-    async with open_world(prepare=light) as world:
-        ada = world.ada
+    async with open_game(prepare=light) as game:
+        ada = game.ada
         await prepare(ada)
         for act in (_start, _advance, _complete, _allocate):
             key = new_key()
-            before = await everything(world)
+            before = await everything(game)
             fuse.at = point
             assert (await act(ada, key)).status_code == 500
-            after_death = await everything(world)
-            answer = await act(ada, key)
-            after = await everything(world)
-            assert ok(answer)
+            after_death = await everything(game)
+            response = await act(ada, key)
+            after = await everything(game)
+            assert ok(response)
             assert after != before
-            # Either the whole action was there, and the retry is told so, or none of it was.
-            replayed = "idempotency-replayed" in answer.headers
+            # Either the action was complete and the retry is a replay, or nothing was written.
+            replayed = "idempotency-replayed" in response.headers
             assert replayed is (point == "after_commit")
             assert after_death == (after if replayed else before)
             ok(await act(ada, key))
-            assert await everything(world) == after
+            assert await everything(game) == after

@@ -1,4 +1,4 @@
-"""What a walker's devices are told: pages after a cursor, and a stream that goes on."""
+"""Events of a walker: pages after a cursor, and a stream."""
 
 import asyncio
 import json
@@ -14,22 +14,22 @@ from holdfast_services.walk import api
 from holdfast_services.walk.events import add_event
 from holdfast_services.walk.walkers import lock_walker
 
-from .fixtures import OpenWorld, World, ok, refused, text
+from .fixtures import Game, OpenGame, ok, refused, text
 
 
-async def happen(world: World, *types: str, walker: str = "ada") -> list[int]:
-    """Add events as a job in another process does: nobody here is woken."""
-    async with world.transaction() as tx:
-        await lock_walker(tx, walker, world.clock.at)
-        return [await add_event(tx, walker, t, {"n": t}, world.clock.at) for t in types]
+async def happen(game: Game, *types: str, walker: str = "ada") -> list[int]:
+    """Add events as a job in another process does, without a notification here."""
+    async with game.transaction() as tx:
+        await lock_walker(tx, walker, game.clock.at)
+        return [await add_event(tx, walker, t, {"n": t}, game.clock.at) for t in types]
 
 
 # -- pages ----------------------------------------------------------------------------------------
 
 
-async def test_nothing_has_happened_to_a_new_walker(world: World) -> None:
-    assert ok(await world.ada.get("/walker/events")) == {"items": [], "next": None}
-    assert await world.ada.me() == {
+async def test_nothing_has_happened_to_a_new_walker(game: Game) -> None:
+    assert ok(await game.ada.get("/walker/events")) == {"items": [], "next": None}
+    assert await game.ada.me() == {
         "walkerId": "ada",
         "pointsBanked": 0,
         "energyBalance": 0,
@@ -44,10 +44,10 @@ async def test_nothing_has_happened_to_a_new_walker(world: World) -> None:
     }
 
 
-async def test_every_action_is_told_in_the_order_it_was_done(world: World) -> None:
-    await world.ada.finish("quest.001")
-    ok(await world.ada.allocate("node.even-stride"))
-    events = await world.ada.events()
+async def test_events_have_the_order_of_the_actions(game: Game) -> None:
+    await game.ada.finish("quest.001")
+    ok(await game.ada.allocate("node.even-stride"))
+    events = await game.ada.events()
     assert [event["id"] for event in events] == [1, 2, 3, 4, 5]
     assert [event["type"] for event in events] == [
         "quest.started",
@@ -60,38 +60,38 @@ async def test_every_action_is_told_in_the_order_it_was_done(world: World) -> No
         "id": 4,
         "type": "quest.completed",
         "data": {"questId": "quest.001", "pointsAwarded": 2, "pointsBanked": 2},
-        "createdAt": text(world.clock.at),
+        "createdAt": text(game.clock.at),
     }
-    assert (await world.ada.me())["lastEventId"] == 5
+    assert (await game.ada.me())["lastEventId"] == 5
 
 
-async def test_a_refused_or_replayed_action_is_not_told(world: World) -> None:
-    await world.ada.start("quest.001")
-    await world.ada.start("quest.001")
+async def test_failed_or_replayed_action_adds_no_event(game: Game) -> None:
+    await game.ada.start("quest.001")
+    await game.ada.start("quest.001")
     key = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
-    await world.ada.advance("quest.001", 1, key=key)
-    await world.ada.advance("quest.001", 1, key=key)
-    await world.ada.advance("quest.001", 9)
-    assert [event["type"] for event in await world.ada.events()] == [
+    await game.ada.advance("quest.001", 1, key=key)
+    await game.ada.advance("quest.001", 1, key=key)
+    await game.ada.advance("quest.001", 9)
+    assert [event["type"] for event in await game.ada.events()] == [
         "quest.started",
         "quest.advanced",
     ]
 
 
-async def test_pages_follow_one_another_without_a_gap_or_an_overlap(world: World) -> None:
-    assert await happen(world, *(f"e{n}" for n in range(7))) == [1, 2, 3, 4, 5, 6, 7]
+async def test_pages_follow_one_another_without_a_gap_or_an_overlap(game: Game) -> None:
+    assert await happen(game, *(f"e{n}" for n in range(7))) == [1, 2, 3, 4, 5, 6, 7]
     seen: list[int] = []
     after: int | None = 0
     for size in (3, 3, 1):
-        page = ok(await world.ada.get(f"/walker/events?limit=3&after={after}"))
+        page = ok(await game.ada.get(f"/walker/events?limit=3&after={after}"))
         assert len(page["items"]) == size
         seen += [event["id"] for event in page["items"]]
         after = page["next"]
     assert (seen, after) == ([1, 2, 3, 4, 5, 6, 7], None)
-    exact = ok(await world.ada.get("/walker/events?limit=7"))
+    exact = ok(await game.ada.get("/walker/events?limit=7"))
     assert (len(exact["items"]), exact["next"]) == (7, None)
-    assert ok(await world.ada.get("/walker/events?after=7")) == {"items": [], "next": None}
-    assert ok(await world.ada.get(f"/walker/events?after={2**63 - 1}"))["items"] == []
+    assert ok(await game.ada.get("/walker/events?after=7")) == {"items": [], "next": None}
+    assert ok(await game.ada.get(f"/walker/events?after={2**63 - 1}"))["items"] == []
 
 
 @pytest.mark.parametrize(
@@ -105,34 +105,34 @@ async def test_pages_follow_one_another_without_a_gap_or_an_overlap(world: World
         ("limit=1.5", 400),
     ],
 )
-async def test_a_cursor_or_a_limit_that_cannot_be_is_refused(
-    sqlite_world: World, query: str, status: int
+async def test_invalid_cursor_or_limit_is_rejected(
+    sqlite_game: Game, query: str, status: int
 ) -> None:
-    answer = await sqlite_world.ada.get(f"/walker/events?{query}")
-    assert refused(answer, status, "BAD_REQUEST")["fields"][0]["field"] == query.partition("=")[0]
+    response = await sqlite_game.ada.get(f"/walker/events?{query}")
+    assert refused(response, status, "BAD_REQUEST")["fields"][0]["field"] == query.partition("=")[0]
 
 
-async def test_walkers_are_numbered_and_told_apart(world: World) -> None:
-    await happen(world, "a")
-    await happen(world, "b", "c", walker="eve")
-    assert [(e["id"], e["type"]) for e in await world.ada.events()] == [(1, "a")]
-    eves = await world.device("eve").events()
+async def test_events_are_numbered_per_walker(game: Game) -> None:
+    await happen(game, "a")
+    await happen(game, "b", "c", walker="eve")
+    assert [(e["id"], e["type"]) for e in await game.ada.events()] == [(1, "a")]
+    eves = await game.device("eve").events()
     assert [(e["id"], e["type"]) for e in eves] == [(1, "b"), (2, "c")]
 
 
-async def test_any_text_comes_back_as_it_was(world: World) -> None:
+async def test_any_text_comes_back_as_it_was(game: Game) -> None:
     data = {"text": 'line\nbreak \u2028 ☕ \x00 "quotes"', "deep": {"list": [1, None, True]}}
-    async with world.transaction() as tx:
-        await lock_walker(tx, "ada", world.clock.at)
-        await add_event(tx, "ada", "odd", data, world.clock.at)
-    assert (await world.ada.events())[0]["data"] == data
+    async with game.transaction() as tx:
+        await lock_walker(tx, "ada", game.clock.at)
+        await add_event(tx, "ada", "odd", data, game.clock.at)
+    assert (await game.ada.events())[0]["data"] == data
 
 
 # -- the stream -----------------------------------------------------------------------------------
 
 
 class Reader:
-    """Reads a stream as it comes. httpx's ASGI transport would wait for its end."""
+    """Reads a stream incrementally. httpx's ASGI transport would wait for its end."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -175,11 +175,11 @@ Listen = Callable[..., Any]
 
 @asynccontextmanager
 async def listening(
-    world: World, query: str = "", walker: str = "ada", **headers: str
+    game: Game, query: str = "", walker: str = "ada", **headers: str
 ) -> AsyncIterator[Reader]:
-    """Open a stream on the app itself, and hang up at the end."""
+    """Open a stream on the app, and disconnect at the end."""
     reader, gone = Reader(), asyncio.Event()
-    sent = {"accept": "text/event-stream"} | world.device(walker).headers() | headers
+    sent = {"accept": "text/event-stream"} | game.device(walker).headers() | headers
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -199,7 +199,7 @@ async def listening(
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    transport: Any = world.client._transport
+    transport: Any = game.client._transport
     task = asyncio.create_task(transport.app(scope, receive, reader.send))
     try:
         assert await reader.block() == "retry: 2000\n\n"
@@ -209,33 +209,33 @@ async def listening(
         await asyncio.wait_for(task, 10)
 
 
-async def test_a_stream_tells_what_was_and_then_what_comes(world: World) -> None:
-    await happen(world, "a", "b")
-    async with listening(world) as reader:
+async def test_stream_has_past_events_and_then_new_ones(game: Game) -> None:
+    await happen(game, "a", "b")
+    async with listening(game) as reader:
         assert reader.status == 200
         assert reader.headers["content-type"].startswith("text/event-stream")
         assert reader.headers["cache-control"] == "no-store"
         assert "x-request-id" in reader.headers
         first = await reader.event()
-        assert first == (await world.ada.events())[0]
+        assert first == (await game.ada.events())[0]
         assert (await reader.event())["id"] == 2
-        ok(await world.ada.start("quest.001"))
+        ok(await game.ada.start("quest.001"))
         assert (await reader.event())["type"] == "quest.started"
 
 
-async def test_an_action_of_this_process_is_told_at_once(open_world: OpenWorld) -> None:
-    async with open_world(walk_events_poll_seconds=3600) as world, listening(world) as reader:
+async def test_event_of_this_process_is_streamed_at_once(open_game: OpenGame) -> None:
+    async with open_game(walk_events_poll_seconds=3600) as game, listening(game) as reader:
         await asyncio.sleep(0.1)
-        ok(await world.ada.start("quest.001"))
+        ok(await game.ada.start("quest.001"))
         assert (await reader.event(within=1))["type"] == "quest.started"
-        ok(await world.ada.advance("quest.001", 1))
+        ok(await game.ada.advance("quest.001", 1))
         assert (await reader.event(within=1))["type"] == "quest.advanced"
 
 
-async def test_what_another_process_adds_is_found_by_looking(world: World) -> None:
-    async with listening(world) as reader:
+async def test_events_of_another_process_are_found_by_polling(game: Game) -> None:
+    async with listening(game) as reader:
         await asyncio.sleep(0.1)
-        await happen(world, "from elsewhere")
+        await happen(game, "from elsewhere")
         assert (await reader.event(within=5))["type"] == "from elsewhere"
 
 
@@ -249,93 +249,93 @@ async def test_what_another_process_adds_is_found_by_looking(world: World) -> No
         ("limit=1", {}, 1),
     ],
 )
-async def test_a_reader_that_comes_back_goes_on_where_it_was(
-    sqlite_world: World, query: str, headers: dict[str, str], first: int
+async def test_reader_resumes_after_the_last_event_id(
+    sqlite_game: Game, query: str, headers: dict[str, str], first: int
 ) -> None:
-    await happen(sqlite_world, "a", "b", "c", "d")
-    async with listening(sqlite_world, query, **headers) as reader:
+    await happen(sqlite_game, "a", "b", "c", "d")
+    async with listening(sqlite_game, query, **headers) as reader:
         got = [(await reader.event())["id"] for _ in range(first, 5)]
         assert got == list(range(first, 5))
 
 
-async def test_nothing_is_lost_in_a_backlog_longer_than_a_page(sqlite_world: World) -> None:
-    await happen(sqlite_world, *(f"e{n}" for n in range(250)))
-    async with listening(sqlite_world) as reader:
+async def test_nothing_is_lost_in_a_backlog_longer_than_a_page(sqlite_game: Game) -> None:
+    await happen(sqlite_game, *(f"e{n}" for n in range(250)))
+    async with listening(sqlite_game) as reader:
         assert [(await reader.event())["id"] for _ in range(250)] == list(range(1, 251))
 
 
 @pytest.mark.parametrize("last", ["x", "-1", "1.0", "9" * 20, "²"])
-async def test_an_id_that_is_none_is_refused(sqlite_world: World, last: str) -> None:
+async def test_an_id_that_is_none_is_refused(sqlite_game: Game, last: str) -> None:
     headers = {"Accept": "text/event-stream", "Last-Event-ID": last}
-    client, device = sqlite_world.client, sqlite_world.ada
-    answer = await client.get(
+    client, device = sqlite_game.client, sqlite_game.ada
+    response = await client.get(
         "/walker/events",
         headers={k.encode(): v.encode() for k, v in (device.headers() | headers).items()},
     )
-    refused(answer, 400, "BAD_REQUEST")
-    assert "Last-Event-ID" in answer.json()["message"]
+    refused(response, 400, "BAD_REQUEST")
+    assert "Last-Event-ID" in response.json()["message"]
 
 
-async def test_a_stream_tells_nothing_of_others(sqlite_world: World) -> None:
-    async with listening(sqlite_world, walker="eve") as reader:
-        ok(await sqlite_world.ada.start("quest.001"))
+async def test_stream_has_no_events_of_other_walkers(sqlite_game: Game) -> None:
+    async with listening(sqlite_game, walker="eve") as reader:
+        ok(await sqlite_game.ada.start("quest.001"))
         assert await reader.is_silent(1.5)
 
 
-async def test_a_stream_takes_a_sign_in(sqlite_world: World) -> None:
+async def test_stream_needs_authentication(sqlite_game: Game) -> None:
     headers = {"Accept": "text/event-stream", "Authorization": "Bearer nonsense"}
-    refused(
-        await sqlite_world.client.get("/walker/events", headers=headers), 401, "UNAUTHENTICATED"
-    )
-    assert await sqlite_world.count("walkers") == 0
+    refused(await sqlite_game.client.get("/walker/events", headers=headers), 401, "UNAUTHENTICATED")
+    assert await sqlite_game.count("walkers") == 0
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/json", "", "text/html, */*;q=0.1"])
-async def test_who_does_not_ask_for_a_stream_gets_a_page(sqlite_world: World, accept: str) -> None:
-    answer = await sqlite_world.ada.get("/walker/events", Accept=accept)
-    assert answer.headers["content-type"] == "application/json"
-    assert ok(answer) == {"items": [], "next": None}
+async def test_without_the_stream_media_type_events_are_a_page(
+    sqlite_game: Game, accept: str
+) -> None:
+    response = await sqlite_game.ada.get("/walker/events", Accept=accept)
+    assert response.headers["content-type"] == "application/json"
+    assert ok(response) == {"items": [], "next": None}
 
 
-async def test_a_silent_stream_says_that_it_is_still_there(open_world: OpenWorld) -> None:
-    async with open_world(walk_events_keep_alive_seconds=1) as world, listening(world) as reader:
+async def test_idle_stream_sends_keep_alives(open_game: OpenGame) -> None:
+    async with open_game(walk_events_keep_alive_seconds=1) as game, listening(game) as reader:
         assert await reader.block() == ": still here\n\n"
         assert await reader.block() == ": still here\n\n"
 
 
-async def test_a_stream_ends_with_the_token(sqlite_world: World) -> None:
-    async with listening(sqlite_world) as reader:
-        sqlite_world.clock.move(timedelta(hours=1))
+async def test_a_stream_ends_with_the_token(sqlite_game: Game) -> None:
+    async with listening(sqlite_game) as reader:
+        sqlite_game.clock.move(timedelta(hours=1))
         assert await reader.block() is None
 
 
-async def test_a_stream_ends_when_the_server_wants_to(
-    sqlite_world: World, monkeypatch: pytest.MonkeyPatch
+async def test_stream_ends_when_the_server_stops(
+    sqlite_game: Game, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopping = asyncio.Event()
     monkeypatch.setattr(api, "server_is_stopping", stopping.is_set)
-    async with listening(sqlite_world) as reader:
+    async with listening(sqlite_game) as reader:
         assert await reader.is_silent(0.2)
         stopping.set()
         assert await reader.block(within=3) is None
 
 
-async def test_a_stream_ends_when_the_store_is_away(
-    sqlite_world: World, monkeypatch: pytest.MonkeyPatch
+async def test_stream_ends_when_the_store_is_unavailable(
+    sqlite_game: Game, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_args: Any) -> Any:
         raise StoreUnavailableError("away")
 
-    async with listening(sqlite_world) as reader:
-        monkeypatch.setattr(sqlite_world.store, "read", away)
+    async with listening(sqlite_game) as reader:
+        monkeypatch.setattr(sqlite_game.store, "read", away)
         assert await reader.block(within=5) is None
 
 
-async def test_a_reader_that_hangs_up_leaves_nothing_behind(sqlite_world: World) -> None:
+async def test_disconnected_reader_is_unregistered(sqlite_game: Game) -> None:
     tasks = asyncio.all_tasks()
-    async with listening(sqlite_world) as reader, listening(sqlite_world):
-        ok(await sqlite_world.ada.start("quest.001"))
+    async with listening(sqlite_game) as reader, listening(sqlite_game):
+        ok(await sqlite_game.ada.start("quest.001"))
         assert (await reader.event())["id"] == 1
     await asyncio.sleep(0.05)
     assert asyncio.all_tasks() <= tasks
-    ok(await sqlite_world.ada.advance("quest.001", 1))
+    ok(await sqlite_game.ada.advance("quest.001", 1))

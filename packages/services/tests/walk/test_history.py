@@ -1,4 +1,4 @@
-"""A long history costs nothing: every query finds its rows by an index of the tenant's."""
+"""Every query uses an index of the tenant, so a long history costs nothing."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.stores.sql_loader import load_queries
 
-from .fixtures import World, ok
+from .fixtures import Game, ok
 
 HISTORY = 3000
 TABLES = [
@@ -18,7 +18,7 @@ TABLES = [
     "energy_ledger",
     "walker_events",
 ]
-# What each query is asked with here; those that only insert have nothing to find.
+# The parameters of each query. Inserts are not listed.
 SMALL = {"walkers", "quest_progress", "tree_allocations", "streak_states", "step_logs"}
 PARAMS: dict[str, dict[str, Any]] = {
     "profile": {},
@@ -31,7 +31,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "advance_quest": {"quest_id": "quest.001", "steps_done": 1},
     "complete_quest": {"quest_id": "quest.001", "points": 1},
 }
-# The database makes the rows by itself: one statement for each takes longer than all the tests.
+# The database generates the rows: single inserts would take longer than all tests.
 NUMBERS = (
     "WITH RECURSIVE numbers (n) AS"
     f" (SELECT 1000 UNION ALL SELECT n + 1 FROM numbers WHERE n < {1000 + HISTORY - 1})"
@@ -46,13 +46,13 @@ LONG_AGO = {
 }
 
 
-async def live_long(world: World) -> None:
-    """Give Ada a long history, and others one of their own."""
-    await world.ada.finish("quest.001")
-    ok(await world.ada.allocate("node.even-stride"))
-    now = world.clock.at
+async def live_long(game: Game) -> None:
+    """Insert a long history for Ada and for others."""
+    await game.ada.finish("quest.001")
+    ok(await game.ada.allocate("node.even-stride"))
+    now = game.clock.at
     for walker in ("ada", "eve", "bob"):
-        unit = await world.store.begin()
+        unit = await game.store.begin()
         for columns, values in LONG_AGO.items():
             await unit.transaction.execute(
                 f"{NUMBERS} INSERT INTO {columns} SELECT {values} FROM numbers",
@@ -62,7 +62,7 @@ async def live_long(world: World) -> None:
 
 
 def in_place(sql: str, params: dict[str, Any]) -> str:
-    """Write the values into the text: EXPLAIN of a prepared statement may show another plan."""
+    """Inline the values: EXPLAIN of a prepared statement may show another plan."""
 
     def literal(match: re.Match[str]) -> str:
         value = params[match[1]]
@@ -72,41 +72,41 @@ def in_place(sql: str, params: dict[str, Any]) -> str:
     return re.sub(r"(?<!:):(\w+)", literal, without_comments)
 
 
-async def test_no_query_walks_through_a_history(world: World) -> None:
-    await live_long(world)
-    is_sqlite = world.store.name == "sqlite"
+async def test_no_query_scans_a_long_history(game: Game) -> None:
+    await live_long(game)
+    is_sqlite = game.store.name == "sqlite"
     if not is_sqlite:
-        unit = await world.store.begin()
+        unit = await game.store.begin()
         await unit.transaction.execute("ANALYZE")
         await unit.commit(None, None)
     queries = load_queries("holdfast_services.walk")
     for name, given in PARAMS.items():
-        params = {"tenant": "ada", "now": world.clock.at.isoformat()} | given
+        params = {"tenant": "ada", "now": game.clock.at.isoformat()} | given
         explain = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN "
-        rows = await world.store.read(explain + in_place(queries[name], params))
+        rows = await game.store.read(explain + in_place(queries[name], params))
         plan = "\n".join(str(row["detail" if is_sqlite else "QUERY PLAN"]) for row in rows)
         if is_sqlite:
             assert "SCAN" not in plan, f"{name}: {plan}"
             assert "tenant=?" in plan, f"{name}: {plan}"
         else:
-            # Tables that are small here are read whole, and rightly so.
+            # Small tables are scanned, which is fine.
             scanned = set(re.findall(r"Seq Scan on (\w+)", plan))
             assert scanned <= SMALL, f"{name}: {plan}"
 
 
-async def test_what_was_given_back_long_ago_is_neither_shown_nor_read(world: World) -> None:
-    await live_long(world)
-    assert await world.ada.allocated() == ["node.even-stride"]
-    ok(await world.ada.allocate("node.light-pack"))
-    assert await world.ada.allocated() == ["node.even-stride", "node.light-pack"]
+async def test_old_refunds_are_neither_listed_nor_read(game: Game) -> None:
+    await live_long(game)
+    assert await game.ada.allocated() == ["node.even-stride"]
+    ok(await game.ada.allocate("node.light-pack"))
+    assert await game.ada.allocated() == ["node.even-stride", "node.light-pack"]
 
 
 @pytest.mark.parametrize("table", TABLES)
-async def test_every_key_and_index_begins_with_the_tenant(sqlite_world: World, table: str) -> None:
-    indexes = await sqlite_world.rows(f"SELECT name FROM pragma_index_list('{table}')")
+async def test_every_key_and_index_begins_with_the_tenant(sqlite_game: Game, table: str) -> None:
+    indexes = await sqlite_game.rows(f"SELECT name FROM pragma_index_list('{table}')")
     assert indexes
     for index in indexes:
-        columns = await sqlite_world.rows(
+        columns = await sqlite_game.rows(
             f"SELECT name FROM pragma_index_info('{index['name']}') ORDER BY seqno"
         )
         assert columns[0]["name"] == "tenant"

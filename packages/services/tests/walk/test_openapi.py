@@ -1,4 +1,4 @@
-"""What is documented: every operation in OpenAPI, every code on the page for mobile developers."""
+"""Every operation is in the OpenAPI document, every code on the page for mobile developers."""
 
 import re
 from typing import Any
@@ -81,14 +81,14 @@ def test_bodies_are_documented_by_their_names_on_the_wire(document: Any) -> None
     assert schema["properties"]["clientGeneratedAt"]["format"] == "date-time"
 
 
-def test_every_refusal_is_on_the_page_with_its_status() -> None:
+def test_every_error_code_is_documented_with_its_status() -> None:
     page = (DOCS / "how-to/walk-offline.md").read_text(encoding="utf-8")
-    told = dict(re.findall(r"^\| `([A-Z_]+)` \| (\d{3}) \|", page, re.MULTILINE))
-    assert {code: str(status) for code, status in STATUSES.items()}.items() <= told.items()
+    expected = dict(re.findall(r"^\| `([A-Z_]+)` \| (\d{3}) \|", page, re.MULTILINE))
+    assert {code: str(status) for code, status in STATUSES.items()}.items() <= expected.items()
 
 
 @pytest.mark.parametrize("code", STATUSES)
-def test_a_refusal_carries_its_status_and_details(code: str) -> None:
+def test_walk_error_has_its_status_and_details(code: str) -> None:
     error = walk_error(code, "because", nodeId="n")
     assert (error.status, error.code, error.message) == (STATUSES[code], code, "because")
     assert error.details == {"nodeId": "n"}

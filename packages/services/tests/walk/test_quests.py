@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from .fixtures import World, new_key, ok, refused
+from .fixtures import Game, new_key, ok, refused
 
 QUEST = "quest.001"
 HIDDEN = "quest.hidden-spring"
 TO_THE_KEYSTONE = ("node.light-pack", "node.trail-reader", "keystone.dowser")
 
 
-async def test_a_new_walker_sees_the_quests_that_are_open_and_no_others(world: World) -> None:
-    board = ok(await world.ada.get("/quest/available"))
+async def test_a_new_walker_sees_the_quests_that_are_open_and_no_others(game: Game) -> None:
+    board = ok(await game.ada.get("/quest/available"))
     assert board == {
         "quests": [
             {
@@ -35,8 +35,8 @@ async def test_a_new_walker_sees_the_quests_that_are_open_and_no_others(world: W
     }
 
 
-async def test_a_quest_goes_from_its_start_step_by_step_to_its_points(world: World) -> None:
-    ada = world.ada
+async def test_a_quest_goes_from_its_start_step_by_step_to_its_points(game: Game) -> None:
+    ada = game.ada
     view = {"questId": QUEST, "title": "First light", "steps": 2, "pointsAwarded": 2}
     assert ok(await ada.start(QUEST)) == view | {"status": "in_progress", "currentStep": 1}
     assert ok(await ada.advance(QUEST, 1)) == view | {"status": "in_progress", "currentStep": 2}
@@ -48,30 +48,30 @@ async def test_a_quest_goes_from_its_start_step_by_step_to_its_points(world: Wor
     assert (await ada.quests())[QUEST]["status"] == "completed"
 
 
-async def test_a_completed_quest_opens_those_that_require_it(world: World) -> None:
-    refused(await world.ada.start("quest.003"), 422, "PREREQUISITES_NOT_MET")
-    await world.ada.finish(QUEST)
-    assert set(await world.ada.quests()) == {QUEST, "quest.002", "quest.003"}
-    ok(await world.ada.start("quest.003"))
+async def test_a_completed_quest_opens_those_that_require_it(game: Game) -> None:
+    refused(await game.ada.start("quest.003"), 422, "PREREQUISITES_NOT_MET")
+    await game.ada.finish(QUEST)
+    assert set(await game.ada.quests()) == {QUEST, "quest.002", "quest.003"}
+    ok(await game.ada.start("quest.003"))
 
 
-async def test_a_quest_that_requires_others_names_them(sqlite_world: World) -> None:
-    details = refused(await sqlite_world.ada.start("quest.006"), 422, "PREREQUISITES_NOT_MET")
+async def test_a_quest_that_requires_others_names_them(sqlite_game: Game) -> None:
+    details = refused(await sqlite_game.ada.start("quest.006"), 422, "PREREQUISITES_NOT_MET")
     assert details == {"questId": "quest.006", "missing": ["quest.004", "quest.005"]}
 
 
-async def test_every_quest_can_be_completed_and_pays_once(world: World) -> None:
+async def test_every_quest_can_be_completed_and_pays_once(game: Game) -> None:
     order = ["quest.001", "quest.002", "quest.003", "quest.004", "quest.005", "quest.006"]
-    assert await world.ada.finish(*order) == 2 + 2 + 3 + 3 + 4 + 5
-    paid = [e["data"] for e in await world.ada.events() if e["type"] == "quest.completed"]
+    assert await game.ada.finish(*order) == 2 + 2 + 3 + 3 + 4 + 5
+    paid = [e["data"] for e in await game.ada.events() if e["type"] == "quest.completed"]
     assert [each["questId"] for each in paid] == order
 
 
 # -- the hidden one -------------------------------------------------------------------------------
 
 
-async def test_a_keystone_reveals_a_hidden_quest(world: World) -> None:
-    ada = world.ada
+async def test_a_keystone_reveals_a_hidden_quest(game: Game) -> None:
+    ada = game.ada
     await ada.finish("quest.001", "quest.002")
     assert HIDDEN not in await ada.quests()
     details = refused(await ada.start(HIDDEN), 422, "PREREQUISITES_NOT_MET")
@@ -87,10 +87,10 @@ async def test_a_keystone_reveals_a_hidden_quest(world: World) -> None:
     assert await ada.finish(HIDDEN) == 3
 
 
-async def test_one_walkers_keystone_reveals_nothing_to_another(sqlite_world: World) -> None:
-    await sqlite_world.ada.finish("quest.001", "quest.002")
-    ok(await sqlite_world.ada.allocate(*TO_THE_KEYSTONE))
-    eve = sqlite_world.device("eve")
+async def test_one_walkers_keystone_reveals_nothing_to_another(sqlite_game: Game) -> None:
+    await sqlite_game.ada.finish("quest.001", "quest.002")
+    ok(await sqlite_game.ada.allocate(*TO_THE_KEYSTONE))
+    eve = sqlite_game.device("eve")
     assert HIDDEN not in await eve.quests()
     refused(await eve.start(HIDDEN), 422, "PREREQUISITES_NOT_MET")
 
@@ -98,82 +98,82 @@ async def test_one_walkers_keystone_reveals_nothing_to_another(sqlite_world: Wor
 # -- refusals -------------------------------------------------------------------------------------
 
 
-async def test_a_second_start_is_refused_with_a_key_and_without(world: World) -> None:
-    ok(await world.ada.start(QUEST))
-    refused(await world.ada.start(QUEST), 409, "QUEST_ALREADY_IN_PROGRESS")
-    details = refused(await world.ada.start(QUEST, key=new_key()), 409, "QUEST_ALREADY_IN_PROGRESS")
+async def test_a_second_start_is_refused_with_a_key_and_without(game: Game) -> None:
+    ok(await game.ada.start(QUEST))
+    refused(await game.ada.start(QUEST), 409, "QUEST_ALREADY_IN_PROGRESS")
+    details = refused(await game.ada.start(QUEST, key=new_key()), 409, "QUEST_ALREADY_IN_PROGRESS")
     assert details == {"questId": QUEST}
 
 
-async def test_a_start_with_its_key_again_is_a_replay(world: World) -> None:
+async def test_retried_start_is_a_replay(game: Game) -> None:
     key = new_key()
-    first = await world.ada.start(QUEST, key=key)
-    ok(await world.ada.advance(QUEST, 1))
-    again = await world.ada.start(QUEST, key=key)
+    first = await game.ada.start(QUEST, key=key)
+    ok(await game.ada.advance(QUEST, 1))
+    again = await game.ada.start(QUEST, key=key)
     assert (again.status_code, again.content) == (200, first.content)
     assert again.headers["idempotency-replayed"] == "true"
-    assert (await world.ada.quests())[QUEST]["currentStep"] == 2
+    assert (await game.ada.quests())[QUEST]["currentStep"] == 2
 
 
-async def test_a_start_without_a_key_leaves_no_record(sqlite_world: World) -> None:
-    ok(await sqlite_world.ada.start(QUEST))
-    assert await sqlite_world.count("idempotency_records") == 0
-    assert await sqlite_world.count("audit_events") == 1
+async def test_a_start_without_a_key_leaves_no_record(sqlite_game: Game) -> None:
+    ok(await sqlite_game.ada.start(QUEST))
+    assert await sqlite_game.count("idempotency_records") == 0
+    assert await sqlite_game.count("audit_events") == 1
 
 
-async def test_a_start_takes_the_times_a_queue_adds_and_none_is_too_old(
-    sqlite_world: World,
+async def test_start_accepts_times_and_ignores_their_age(
+    sqlite_game: Game,
 ) -> None:
     body = {
         "questId": QUEST,
         "clientGeneratedAt": "2001-01-01T00:00:00Z",
         "clientSubmittedAt": "2026-05-22T12:00:00Z",
     }
-    ok(await sqlite_world.ada.post("/quest/start", body, key=new_key()))
+    ok(await sqlite_game.ada.post("/quest/start", body, key=new_key()))
     malformed = body | {"questId": "quest.002", "clientGeneratedAt": "yesterday"}
-    answer = await sqlite_world.ada.post("/quest/start", malformed)
-    assert refused(answer, 400, "BAD_REQUEST")["fields"][0]["field"] == "clientGeneratedAt"
+    response = await sqlite_game.ada.post("/quest/start", malformed)
+    assert refused(response, 400, "BAD_REQUEST")["fields"][0]["field"] == "clientGeneratedAt"
 
 
 async def test_a_completed_quest_cannot_be_started_advanced_or_completed_again(
-    world: World,
+    game: Game,
 ) -> None:
-    await world.ada.finish(QUEST)
-    refused(await world.ada.start(QUEST), 409, "QUEST_ALREADY_COMPLETED")
-    refused(await world.ada.advance(QUEST, 1), 409, "QUEST_ALREADY_COMPLETED")
-    refused(await world.ada.complete(QUEST), 409, "QUEST_ALREADY_COMPLETED")
-    assert await world.ada.points() == 2
+    await game.ada.finish(QUEST)
+    refused(await game.ada.start(QUEST), 409, "QUEST_ALREADY_COMPLETED")
+    refused(await game.ada.advance(QUEST, 1), 409, "QUEST_ALREADY_COMPLETED")
+    refused(await game.ada.complete(QUEST), 409, "QUEST_ALREADY_COMPLETED")
+    assert await game.ada.points() == 2
 
 
-async def test_a_quest_that_is_not_started_cannot_be_advanced_or_completed(world: World) -> None:
-    refused(await world.ada.advance(QUEST, 1), 422, "QUEST_NOT_IN_PROGRESS")
-    refused(await world.ada.complete(QUEST), 422, "QUEST_NOT_IN_PROGRESS")
-    assert await world.count("quest_progress") == 0
+async def test_a_quest_that_is_not_started_cannot_be_advanced_or_completed(game: Game) -> None:
+    refused(await game.ada.advance(QUEST, 1), 422, "QUEST_NOT_IN_PROGRESS")
+    refused(await game.ada.complete(QUEST), 422, "QUEST_NOT_IN_PROGRESS")
+    assert await game.count("quest_progress") == 0
 
 
-async def test_a_quest_with_steps_left_cannot_be_completed(world: World) -> None:
-    ok(await world.ada.start(QUEST))
-    ok(await world.ada.advance(QUEST, 1))
-    details = refused(await world.ada.complete(QUEST), 422, "QUEST_INCOMPLETE")
+async def test_a_quest_with_steps_left_cannot_be_completed(game: Game) -> None:
+    ok(await game.ada.start(QUEST))
+    ok(await game.ada.advance(QUEST, 1))
+    details = refused(await game.ada.complete(QUEST), 422, "QUEST_INCOMPLETE")
     assert details == {"questId": QUEST, "currentStep": 2, "steps": 2}
-    assert await world.ada.points() == 0
+    assert await game.ada.points() == 0
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 4, -1, 10**30])
-async def test_only_the_next_step_can_be_done(world: World, step: int) -> None:
-    ok(await world.ada.start("quest.002"))
-    ok(await world.ada.advance("quest.002", 1))
-    details = refused(await world.ada.advance("quest.002", step), 422, "STEP_OUT_OF_ORDER")
+async def test_only_the_next_step_can_be_done(game: Game, step: int) -> None:
+    ok(await game.ada.start("quest.002"))
+    ok(await game.ada.advance("quest.002", 1))
+    details = refused(await game.ada.advance("quest.002", step), 422, "STEP_OUT_OF_ORDER")
     assert details == {"questId": "quest.002", "step": step, "currentStep": 2, "steps": 3}
-    assert (await world.ada.quests())["quest.002"]["currentStep"] == 2
+    assert (await game.ada.quests())["quest.002"]["currentStep"] == 2
 
 
-async def test_there_is_no_step_after_the_last(sqlite_world: World) -> None:
-    ok(await sqlite_world.ada.start(QUEST))
-    ok(await sqlite_world.ada.advance(QUEST, 1))
-    ok(await sqlite_world.ada.advance(QUEST, 2))
-    refused(await sqlite_world.ada.advance(QUEST, 3), 422, "STEP_OUT_OF_ORDER")
-    assert ok(await sqlite_world.ada.complete(QUEST))["status"] == "completed"
+async def test_there_is_no_step_after_the_last(sqlite_game: Game) -> None:
+    ok(await sqlite_game.ada.start(QUEST))
+    ok(await sqlite_game.ada.advance(QUEST, 1))
+    ok(await sqlite_game.ada.advance(QUEST, 2))
+    refused(await sqlite_game.ada.advance(QUEST, 3), 422, "STEP_OUT_OF_ORDER")
+    assert ok(await sqlite_game.ada.complete(QUEST))["status"] == "completed"
 
 
 @pytest.mark.parametrize(
@@ -194,19 +194,19 @@ async def test_there_is_no_step_after_the_last(sqlite_world: World) -> None:
         "-0",
     ],
 )
-async def test_a_step_is_a_whole_number_in_its_one_spelling(sqlite_world: World, step: str) -> None:
-    ok(await sqlite_world.ada.start(QUEST))
-    refused(await sqlite_world.ada.advance(QUEST, step), 400, "BAD_REQUEST")
-    assert (await sqlite_world.ada.quests())[QUEST]["currentStep"] == 1
+async def test_step_must_be_a_canonical_whole_number(sqlite_game: Game, step: str) -> None:
+    ok(await sqlite_game.ada.start(QUEST))
+    refused(await sqlite_game.ada.advance(QUEST, step), 400, "BAD_REQUEST")
+    assert (await sqlite_game.ada.quests())[QUEST]["currentStep"] == 1
 
 
 @pytest.mark.parametrize("quest_id", ["quest.999", "x", "node.even-stride", "a\0b", "🌲"])
-async def test_an_unknown_quest_is_not_found(world: World, quest_id: str) -> None:
-    refused(await world.ada.start(quest_id), 404, "NOT_FOUND")
-    refused(await world.ada.complete(quest_id), 404, "NOT_FOUND")
+async def test_an_unknown_quest_is_not_found(game: Game, quest_id: str) -> None:
+    refused(await game.ada.start(quest_id), 404, "NOT_FOUND")
+    refused(await game.ada.complete(quest_id), 404, "NOT_FOUND")
     if quest_id.isprintable():
-        refused(await world.ada.advance(quest_id, 1), 404, "NOT_FOUND")
-    assert await world.count("walkers") == 0
+        refused(await game.ada.advance(quest_id, 1), 404, "NOT_FOUND")
+    assert await game.count("walkers") == 0
 
 
 @pytest.mark.parametrize(
@@ -226,76 +226,74 @@ async def test_an_unknown_quest_is_not_found(world: World, quest_id: str) -> Non
         ),
     ],
 )
-async def test_a_body_that_is_not_as_agreed_is_400(
-    sqlite_world: World, path: str, body: Any
-) -> None:
-    answer = await sqlite_world.ada.post(path, body, key=new_key())
-    assert refused(answer, 400, "BAD_REQUEST")["fields"]
+async def test_invalid_body_is_400(sqlite_game: Game, path: str, body: Any) -> None:
+    response = await sqlite_game.ada.post(path, body, key=new_key())
+    assert refused(response, 400, "BAD_REQUEST")["fields"]
 
 
 # -- the same action again ------------------------------------------------------------------------
 
 
-async def test_a_completion_with_its_key_again_is_the_same_answer_and_pays_once(
-    world: World,
+async def test_retried_completion_is_replayed_and_awards_points_once(
+    game: Game,
 ) -> None:
-    ok(await world.ada.start(QUEST))
-    ok(await world.ada.advance(QUEST, 1))
-    ok(await world.ada.advance(QUEST, 2))
+    ok(await game.ada.start(QUEST))
+    ok(await game.ada.advance(QUEST, 1))
+    ok(await game.ada.advance(QUEST, 2))
     key = new_key()
-    first = await world.ada.complete(QUEST, key=key)
-    ok(await world.ada.allocate("node.even-stride"))
-    again = await world.ada.complete(QUEST, key=key)
+    first = await game.ada.complete(QUEST, key=key)
+    ok(await game.ada.allocate("node.even-stride"))
+    again = await game.ada.complete(QUEST, key=key)
     assert ok(again)["pointsAwarded"] == 2
     assert (again.content, again.headers["idempotency-replayed"]) == (first.content, "true")
-    assert await world.ada.points() == 1
+    assert await game.ada.points() == 1
 
 
-async def test_a_step_with_its_key_again_is_the_same_answer_and_no_second_step(
-    world: World,
+async def test_retried_step_is_replayed_and_counts_once(
+    game: Game,
 ) -> None:
-    ok(await world.ada.start(QUEST))
+    ok(await game.ada.start(QUEST))
     key = new_key()
-    first = await world.ada.advance(QUEST, 1, key=key)
-    again = await world.ada.advance(QUEST, 1, key=key)
+    first = await game.ada.advance(QUEST, 1, key=key)
+    again = await game.ada.advance(QUEST, 1, key=key)
     assert (again.content, again.headers["idempotency-replayed"]) == (first.content, "true")
-    assert (await world.ada.quests())[QUEST]["currentStep"] == 2
+    assert (await game.ada.quests())[QUEST]["currentStep"] == 2
 
 
-async def test_the_same_key_on_another_step_or_another_quest_is_a_conflict(world: World) -> None:
-    ok(await world.ada.start(QUEST))
-    ok(await world.ada.start("quest.002"))
+async def test_the_same_key_on_another_step_or_another_quest_is_a_conflict(game: Game) -> None:
+    ok(await game.ada.start(QUEST))
+    ok(await game.ada.start("quest.002"))
     key = new_key()
-    ok(await world.ada.advance(QUEST, 1, key=key))
-    refused(await world.ada.advance(QUEST, 2, key=key), 409, "IDEMPOTENCY_CONFLICT")
-    refused(await world.ada.advance("quest.002", 1, key=key), 409, "IDEMPOTENCY_CONFLICT")
-    assert (await world.ada.quests())["quest.002"]["currentStep"] == 1
+    ok(await game.ada.advance(QUEST, 1, key=key))
+    refused(await game.ada.advance(QUEST, 2, key=key), 409, "IDEMPOTENCY_CONFLICT")
+    refused(await game.ada.advance("quest.002", 1, key=key), 409, "IDEMPOTENCY_CONFLICT")
+    assert (await game.ada.quests())["quest.002"]["currentStep"] == 1
 
 
-async def test_the_same_key_on_another_operation_is_another_action(world: World) -> None:
+async def test_the_same_key_on_another_operation_is_another_action(game: Game) -> None:
     key = new_key()
-    ok(await world.ada.start(QUEST, key=key))
-    ok(await world.ada.advance(QUEST, 1, key=key))
-    ok(await world.ada.advance(QUEST, 2))
-    ok(await world.ada.complete(QUEST, key=key))
-    ok(await world.ada.allocate("node.even-stride", key=key))
-    assert await world.ada.points() == 1
+    ok(await game.ada.start(QUEST, key=key))
+    ok(await game.ada.advance(QUEST, 1, key=key))
+    ok(await game.ada.advance(QUEST, 2))
+    ok(await game.ada.complete(QUEST, key=key))
+    ok(await game.ada.allocate("node.even-stride", key=key))
+    assert await game.ada.points() == 1
 
 
-async def test_a_step_refused_as_out_of_order_may_come_again_under_its_key(world: World) -> None:
-    ok(await world.ada.start(QUEST))
+async def test_a_step_refused_as_out_of_order_may_come_again_under_its_key(game: Game) -> None:
+    ok(await game.ada.start(QUEST))
     key = new_key()
-    refused(await world.ada.advance(QUEST, 2, key=key), 422, "STEP_OUT_OF_ORDER")
-    ok(await world.ada.advance(QUEST, 1))
-    ok(await world.ada.advance(QUEST, 2, key=key))
-    assert (await world.ada.quests())[QUEST]["currentStep"] == 3
+    refused(await game.ada.advance(QUEST, 2, key=key), 422, "STEP_OUT_OF_ORDER")
+    ok(await game.ada.advance(QUEST, 1))
+    ok(await game.ada.advance(QUEST, 2, key=key))
+    assert (await game.ada.quests())[QUEST]["currentStep"] == 3
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [("/quest/complete", {"questId": QUEST}), (f"/quest/{QUEST}/step/1/advance", {})],
 )
-async def test_steps_and_completions_need_a_key(sqlite_world: World, path: str, body: Any) -> None:
-    answer = await sqlite_world.ada.post(path, body | sqlite_world.ada.times())
-    refused(answer, 400, "IDEMPOTENCY_KEY_REQUIRED")
-    assert await sqlite_world.count("walkers") == 0
+async def test_steps_and_completions_need_a_key(sqlite_game: Game, path: str, body: Any) -> None:
+    response = await sqlite_game.ada.post(path, body | sqlite_game.ada.times())
+    refused(response, 400, "IDEMPOTENCY_KEY_REQUIRED")
+    assert await sqlite_game.count("walkers") == 0

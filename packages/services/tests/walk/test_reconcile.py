@@ -1,4 +1,4 @@
-"""Reconciliation: what becomes of days, streaks and energy."""
+"""Reconciliation of days, streaks and energy."""
 
 import asyncio
 import random
@@ -6,7 +6,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from .fixtures import OpenWorld
+from .fixtures import OpenGame
 from .settlement_fixtures import backwards, outcome
 from .step_fixtures import PHONE, TODAY, WATCH, Stepping, days_ago, stepping
 
@@ -14,14 +14,14 @@ from .step_fixtures import PHONE, TODAY, WATCH, Stepping, days_ago, stepping
 
 
 async def test_a_day_is_settled_a_minute_after_the_first_report_and_once(
-    open_world: OpenWorld,
+    open_game: OpenGame,
 ) -> None:
-    async with stepping(open_world, step_reconcile_delay_seconds=60) as steps:
+    async with stepping(open_game, step_reconcile_delay_seconds=60) as steps:
         for count in (1000, 2000, 3000):
             await steps.walk(count=count, hours=(6, 8 + count / 1000))
         await steps.walk(days_ago(1))
-        assert await steps.world.count("jobs") == 2
-        table = steps.world.holdfast.job_store
+        assert await steps.game.count("jobs") == 2
+        table = steps.game.holdfast.job_store
         due_in = await table.due_in(["walk"])
         assert due_in is not None
         assert 50 < due_in <= 60
@@ -41,7 +41,7 @@ async def test_steps_that_grow_are_accepted_with_everything_that_follows(steps: 
     streak = await steps.streak()
     assert (streak["current_length_days"], streak["total_lifetime_steps"]) == (1, 4000)
     assert await steps.event_types() == ["steps.accepted"]
-    (event,) = await steps.world.device().events()
+    (event,) = await steps.game.device().events()
     assert event["data"] == {
         "day": "2026-05-22",
         "acceptedCount": 4000,
@@ -55,7 +55,7 @@ async def test_a_later_report_credits_only_the_difference(steps: Stepping) -> No
         await steps.walk(count=count, hours=(6, 11))
         await steps.work()
         assert await steps.energy() == count
-    assert await steps.world.count("energy_ledger") == 2
+    assert await steps.game.count("energy_ledger") == 2
     assert (await steps.streak())["total_lifetime_steps"] == 5000
 
 
@@ -71,8 +71,8 @@ async def test_a_day_counts_for_the_streak_from_the_threshold_on(
     assert await steps.energy() == count
 
 
-async def test_what_a_step_is_worth_is_a_setting(open_world: OpenWorld) -> None:
-    async with stepping(open_world, step_energy_per_step=0.1) as steps:
+async def test_energy_per_step_is_a_setting(open_game: OpenGame) -> None:
+    async with stepping(open_game, step_energy_per_step=0.1) as steps:
         assert (await steps.walk(count=2999))["provisionalEnergy"] == 299
         await steps.work()
         assert await steps.energy() == 299
@@ -124,11 +124,11 @@ async def test_one_walk_does_not_count_for_seven_days(steps: Stepping) -> None:
         await steps.walk(days_ago(ago), sampleSpan=this_morning)
     await steps.work()
     statuses = [day["reconciliationStatus"] for day in (await steps.days()).values()]
-    # On the eve it is that day somewhere; before that, nowhere.
+    # On the day before, it is that day in some time zone; earlier, in none.
     assert statuses == ["ACCEPTED"] * 2 + ["QUARANTINED"] * 6
 
 
-async def test_what_was_accepted_stays_while_a_later_report_is_doubted(steps: Stepping) -> None:
+async def test_accepted_steps_stay_while_a_later_report_is_quarantined(steps: Stepping) -> None:
     await steps.walk(count=5000, hours=(6, 10))
     await steps.work()
     await steps.walk(count=3000, hours=(6, 11))
@@ -162,7 +162,7 @@ async def test_bundles_that_add_up_to_too_much_are_rejected_and_taken_back(
     assert [(row["code"], row["anti_cheat"]) for row in rejected] == [("STEP_COUNT_EXCEEDED", 1)]
 
 
-async def test_walkers_are_settled_apart(steps: Stepping) -> None:
+async def test_walkers_are_settled_independently(steps: Stepping) -> None:
     await backwards(steps)
     await steps.walk(walker="eve")
     await steps.work()
@@ -185,7 +185,7 @@ async def test_a_missing_day_in_between_is_healed_when_it_comes_in(steps: Steppi
     assert (streak["current_length_days"], streak["bonus_tier"]) == (5, 1)
 
 
-async def test_a_day_that_falls_below_the_goal_breaks_the_row(steps: Stepping) -> None:
+async def test_day_that_falls_below_the_goal_ends_the_streak(steps: Stepping) -> None:
     for ago in (2, 0):
         await steps.walk(days_ago(ago))
     await steps.walk(days_ago(1), 1999)
@@ -194,17 +194,17 @@ async def test_a_day_that_falls_below_the_goal_breaks_the_row(steps: Stepping) -
     assert (streak["current_length_days"], streak["last_attested_date"]) == (1, "2026-05-22")
 
 
-async def test_a_week_later_the_row_is_over_and_the_tiers_are_going(steps: Stepping) -> None:
+async def test_streak_ends_and_tiers_decay_after_a_week(steps: Stepping) -> None:
     for ago in range(7):
         await steps.walk(days_ago(ago))
     await steps.work()
     assert (await steps.streak())["bonus_tier"] == 2
     steps.clock.move(timedelta(days=3))
-    # Two days were missed: a new row begins, and of two tiers none is left.
-    answer = await steps.walk(TODAY + timedelta(days=3), 2000)
-    assert answer["streakState"]["currentLengthDays"] == 1
-    assert answer["streakState"]["bonusTier"] == 0
-    assert answer["streakState"]["totalLifetimeSteps"] == 21_000
+    # Two days were missed: a new streak begins, and both tiers are lost.
+    response = await steps.walk(TODAY + timedelta(days=3), 2000)
+    assert response["streakState"]["currentLengthDays"] == 1
+    assert response["streakState"]["bonusTier"] == 0
+    assert response["streakState"]["totalLifetimeSteps"] == 21_000
 
 
 # -- seven days offline ----------------------------------------------------------------------------
@@ -233,7 +233,7 @@ async def test_a_week_offline_comes_out_the_same_in_any_order(steps: Stepping, s
         for number, (day, count) in enumerate(order):
             await steps.walk(day, count, walker=walker)
             if number == 3 and rng.random() < 0.5:
-                await steps.work()  # some are settled while others are still under way
+                await steps.work()  # some days are settled before others are reported
     await steps.work()
     outcomes = [await outcome(steps, walker) for walker in walkers]
     assert outcomes == [outcomes[0]] * len(orders)
@@ -244,8 +244,8 @@ async def test_a_week_sent_at_once_comes_out_as_one_sent_in_order(steps: Steppin
     week = [(days_ago(ago), 2000 + ago) for ago in range(8)]
     for day, count in week:
         await steps.walk(day, count, walker="slow")
-    answers = await asyncio.gather(*(steps.report(day, count) for day, count in week * 2))
-    assert {answer.status_code for answer in answers} == {200}
+    responses = await asyncio.gather(*(steps.report(day, count) for day, count in week * 2))
+    assert {response.status_code for response in responses} == {200}
     await steps.work()
     assert await outcome(steps, "ada") == await outcome(steps, "slow")
     assert (await steps.streak())["current_length_days"] == 8

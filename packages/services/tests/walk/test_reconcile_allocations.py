@@ -1,4 +1,4 @@
-"""What was taken on steps that were not settled yet: confirmed, doubted, given back."""
+"""Provisional allocations: confirmed or refunded by reconciliation."""
 
 from datetime import timedelta
 
@@ -7,14 +7,14 @@ import pytest
 from holdfast_services.walk.steps import reconcile
 from holdfast_services.walk.steps.settings import StepSettings
 
-from .fixtures import OpenWorld, ok
+from .fixtures import OpenGame, ok
 from .settlement_fixtures import NODE, allocations, backwards, take
 from .step_fixtures import TODAY, WATCH, Stepping, days_ago, stepping
 
 SETTINGS = StepSettings.model_validate({})
 
 
-async def test_what_was_taken_on_pending_steps_stands_once_the_day_is_attested(
+async def test_allocation_on_pending_steps_is_confirmed_once_the_day_is_attested(
     steps: Stepping,
 ) -> None:
     await steps.walk()
@@ -30,7 +30,7 @@ async def test_it_waits_for_the_last_pending_day_whichever_that_is(steps: Steppi
         for ago in order:
             # One day reaches the goal, the other does not.
             await steps.walk(days_ago(ago), 3000 if ago else 100, walker=walker)
-        device = steps.world.device(walker)
+        device = steps.game.device(walker)
         await device.finish("quest.001")
         ok(await device.allocate(NODE))
         await steps.work()
@@ -59,13 +59,13 @@ async def test_a_day_attested_before_they_were_taken_confirms_nothing(steps: Ste
     assert await allocations(steps) == [(NODE, True)]
 
 
-async def test_a_balance_below_zero_confirms_nothing(open_world: OpenWorld) -> None:
-    """Spent on a day that was taken back; then the server stops asking for energy."""
+async def test_a_balance_below_zero_confirms_nothing(open_game: OpenGame) -> None:
+    """Energy of a rejected day was spent; then the server stops requiring energy."""
     settings = {"step_energy_per_step": 0.1, "step_attested_threshold": 1000}
-    async with stepping(open_world, walk_energy_required=True, **settings) as steps:
+    async with stepping(open_game, walk_energy_required=True, **settings) as steps:
         await steps.walk(days_ago(1), 6000, hours=(6, 10))
         await steps.work()
-        device = steps.world.device()
+        device = steps.game.device()
         await device.finish("quest.001")
         ok(await device.allocate("node.light-pack"))
         await steps.walk(days_ago(1), 300, hours=(6, 11))
@@ -73,9 +73,9 @@ async def test_a_balance_below_zero_confirms_nothing(open_world: OpenWorld) -> N
         (review,) = await steps.reviews()
         ok(await steps.resolve(review["id"], "reject"))
         assert await steps.energy() == -500
-    async with stepping(open_world, **settings) as steps:
+    async with stepping(open_game, **settings) as steps:
         await steps.walk(count=1000)
-        ok(await steps.world.device().allocate(NODE))
+        ok(await steps.game.device().allocate(NODE))
         await steps.work()
         assert (await steps.day())["attested"] is True
         assert await allocations(steps) == [("node.light-pack", False), (NODE, True)]
@@ -85,7 +85,7 @@ async def test_a_balance_below_zero_confirms_nothing(open_world: OpenWorld) -> N
         assert await allocations(steps) == [("node.light-pack", False), (NODE, False)]
 
 
-async def test_a_doubted_day_keeps_them_provisional_until_someone_decides(
+async def test_allocations_stay_provisional_while_a_day_is_quarantined(
     steps: Stepping,
 ) -> None:
     await backwards(steps)
@@ -98,7 +98,7 @@ async def test_a_doubted_day_keeps_them_provisional_until_someone_decides(
     assert await allocations(steps) == [(NODE, False)]
 
 
-async def test_after_a_rejection_they_stay_for_a_day_and_are_then_given_back(
+async def test_allocations_are_refunded_a_day_after_a_rejection(
     steps: Stepping,
 ) -> None:
     await backwards(steps)
@@ -106,16 +106,16 @@ async def test_after_a_rejection_they_stay_for_a_day_and_are_then_given_back(
     await steps.work()
     (review,) = await steps.reviews()
     ok(await steps.resolve(review["id"], "reject"))
-    points = await steps.world.device().points()
+    points = await steps.game.device().points()
     steps.clock.move(timedelta(hours=23, minutes=59))
-    async with steps.world.transaction() as tx:
+    async with steps.game.transaction() as tx:
         await reconcile.settle_day(tx, "ada", TODAY, settings=SETTINGS, now=steps.clock.now())
     assert await allocations(steps) == [(NODE, True)]
     steps.clock.move(timedelta(minutes=1))
     await steps.work()
     assert await allocations(steps) == []
-    assert await steps.world.device().points() == points + 1
-    events = await steps.world.device().events()
+    assert await steps.game.device().points() == points + 1
+    events = await steps.game.device().events()
     (reverted,) = [event for event in events if event["type"] == "allocation.reverted"]
     assert reverted["data"]["nodeId"] == NODE
     assert reverted["data"]["reason"] == "steps_rejected"
@@ -130,7 +130,7 @@ async def test_a_refund_that_comes_too_early_waits_for_its_time(steps: Stepping)
     # The database's clock is months ahead of ours, so the job is due there at once.
     await steps.work()
     assert await allocations(steps) == [(NODE, True)]
-    due_in = await steps.world.holdfast.job_store.due_in(["walk"])
+    due_in = await steps.game.holdfast.job_store.due_in(["walk"])
     assert due_in == pytest.approx(24 * 3600, abs=60)
 
 
@@ -145,15 +145,15 @@ async def test_another_good_day_does_not_make_up_for_a_rejected_one(steps: Stepp
     assert (await steps.day(days_ago(1)))["attested"] is True
     assert await allocations(steps) == [(NODE, True)]
     steps.clock.move(timedelta(hours=25))
-    async with steps.world.transaction() as tx:
+    async with steps.game.transaction() as tx:
         await reconcile.settle_day(tx, "ada", TODAY, settings=SETTINGS, now=steps.clock.now())
     assert await allocations(steps) == []
 
 
-async def test_a_verdict_that_comes_after_the_deadline_does_not_bring_them_back(
+async def test_late_verdict_does_not_cancel_a_due_refund(
     steps: Stepping,
 ) -> None:
-    """Nobody works for two days: first what is due is given back, then the day is settled."""
+    """No worker runs for two days: due refunds come first, then the day is settled."""
     await backwards(steps)
     await take(steps)
     await steps.work()
@@ -169,8 +169,8 @@ async def test_a_verdict_that_comes_after_the_deadline_does_not_bring_them_back(
     assert len(reverted) == 1
 
 
-async def test_a_day_that_turns_good_again_saves_what_rests_on_it(steps: Stepping) -> None:
-    """Rejected for its sum, and in doubt before: a person who accepts the one ends the other."""
+async def test_day_accepted_again_cancels_the_refund(steps: Stepping) -> None:
+    """A day quarantined and then rejected: an admin's acceptance ends both."""
     await backwards(steps)
     await steps.work()
     await take(steps)
@@ -187,19 +187,19 @@ async def test_a_day_that_turns_good_again_saves_what_rests_on_it(steps: Steppin
     assert await allocations(steps) == [(NODE, False)]
 
 
-async def test_energy_that_was_spent_and_taken_back_confirms_nothing(
-    open_world: OpenWorld,
+async def test_negative_balance_after_a_rejection_confirms_nothing(
+    open_game: OpenGame,
 ) -> None:
-    async with stepping(open_world, walk_energy_required=True) as steps:
+    async with stepping(open_game, walk_energy_required=True) as steps:
         await steps.walk(days_ago(1), 600, hours=(6, 10))
         await steps.work()
-        await steps.walk(days_ago(1), 300, hours=(6, 11))  # in doubt from now on
+        await steps.walk(days_ago(1), 300, hours=(6, 11))  # quarantined from now on
         await take(steps)
         assert await steps.energy() == 100
         await steps.work()
         (review,) = await steps.reviews()
         ok(await steps.resolve(review["id"], "reject"))
-        # What the day was worth is taken back, spent or not; the refund will make up for it.
+        # The energy of the day is taken back even if spent; the refund restores it.
         assert await steps.energy() == -500
         steps.clock.move(timedelta(hours=24))
         await steps.work()

@@ -1,4 +1,4 @@
-"""Reconciliation run twice, weeks late, and by a worker that is killed."""
+"""Reconciliation run twice, weeks late, and by a killed worker."""
 
 from datetime import date, timedelta
 from functools import wraps
@@ -17,17 +17,17 @@ from .step_fixtures import TODAY, Stepping, days_ago, stepping
 
 
 async def settle_again(steps: Stepping, day: date = TODAY) -> None:
-    """Let the job of a day run once more, as if it had been delivered again."""
-    holdfast = steps.world.holdfast
+    """Run the job of a day again, as after a second delivery."""
+    holdfast = steps.game.holdfast
     handler = holdfast.jobs.find(RECONCILE)
     assert handler is not None
-    async with steps.world.transaction() as tx:
+    async with steps.game.transaction() as tx:
         run: Any = type("Run", (), {"transaction": tx, "tenant": "ada"})()
         run.payload = {"day": day.isoformat()}
         await handler.handler(run)
 
 
-async def test_run_again_it_changes_nothing(steps: Stepping) -> None:
+async def test_reconciling_again_changes_nothing(steps: Stepping) -> None:
     await steps.walk()
     await take(steps)
     await steps.work()
@@ -38,7 +38,7 @@ async def test_run_again_it_changes_nothing(steps: Stepping) -> None:
     assert after == before
 
 
-async def test_a_day_nobody_reported_is_passed_over(steps: Stepping) -> None:
+async def test_day_without_reports_is_skipped(steps: Stepping) -> None:
     await steps.walk()
     await steps.work()
     before = await outcome(steps, "ada")
@@ -59,11 +59,11 @@ async def test_a_day_is_settled_weeks_late_as_it_would_have_been_in_time(steps: 
 
 
 class Killed(BaseException):
-    """Nothing an ``except Exception`` would catch: as sudden as a signal."""
+    """Not an ``Exception``, so that no handler catches it."""
 
 
 class KilledOnce:
-    """Kills the first to pass a point."""
+    """Raises ``Killed`` at the first pass of a fault point."""
 
     def __init__(self, point: str) -> None:
         self._point = point
@@ -79,7 +79,7 @@ async def expected_in_the_end(steps: Stepping) -> None:
     day = await steps.day()
     assert (day["reconciliationStatus"], day["acceptedCount"]) == ("ACCEPTED", 3000)
     assert await steps.energy() == 3000
-    assert await steps.world.count("energy_ledger") == 1
+    assert await steps.game.count("energy_ledger") == 1
     assert (await steps.streak())["total_lifetime_steps"] == 3000
     assert (await steps.event_types()).count("steps.accepted") == 1
     assert await allocations(steps) == [(NODE, False)]
@@ -120,7 +120,7 @@ async def test_a_worker_killed_after_any_step_does_it_all_again(
 
 
 @pytest.mark.parametrize("step", ["book", "confirm_allocations"])
-async def test_on_postgresql_too(
+async def test_on_postgresql(
     serve: Serve, postgres_url: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stepping(opener(serve, postgres_url)) as steps:

@@ -1,4 +1,4 @@
-"""Reviews: opened once, seen and decided by admins only, and with consequences."""
+"""Reviews: opened once, listed and resolved by admins only."""
 
 import asyncio
 from datetime import timedelta
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .fixtures import OpenWorld, new_key, ok, refused
+from .fixtures import OpenGame, new_key, ok, refused
 from .step_fixtures import PHONE, TODAY, WATCH, Stepping, days_ago, stepping
 
 
@@ -16,7 +16,7 @@ async def cheat(steps: Stepping, times: int = 1, **fields: Any) -> None:
 
 
 async def quarantine(steps: Stepping, **fields: Any) -> str:
-    """Have a day quarantined; returns the id of its review."""
+    """Quarantine a day; returns the id of its review."""
     await steps.walk(count=5000, hours=(6, 10), **fields)
     await steps.walk(count=3000, hours=(6, 11), **fields)
     await steps.work()
@@ -59,8 +59,8 @@ async def test_all_kinds_of_cheating_count_and_other_rejections_do_not(steps: St
 
 
 async def test_five_at_once_open_one_review(steps: Stepping) -> None:
-    answers = await asyncio.gather(*(steps.report(count=60_000) for _ in range(5)))
-    assert {answer.status_code for answer in answers} == {422}
+    responses = await asyncio.gather(*(steps.report(count=60_000) for _ in range(5)))
+    assert {response.status_code for response in responses} == {422}
     assert len(await steps.reviews()) == 1
     assert len((await steps.reviews())[0]["reasons"]) == 5
 
@@ -73,7 +73,7 @@ async def test_twenty_at_once_of_two_walkers_open_one_review_each(steps: Steppin
     assert len(await steps.attestations()) == 10
 
 
-async def test_only_a_day_counts(steps: Stepping) -> None:
+async def test_only_calendar_days_are_accepted(steps: Stepping) -> None:
     await cheat(steps, 4)
     steps.clock.move(timedelta(hours=24, seconds=1))
     await cheat(steps, 4)
@@ -84,14 +84,14 @@ async def test_only_a_day_counts(steps: Stepping) -> None:
 
 
 async def test_the_same_report_sent_again_is_the_same_rejection(steps: Stepping) -> None:
-    """An answer was lost, so the device sends it again, and is told again."""
+    """The response was lost, so the device sends the report again."""
     key = new_key()
     await cheat(steps, 6, key=key)
     assert await steps.reviews() == []
     assert len(await steps.attestations()) == 6
 
 
-async def test_what_a_person_has_looked_at_does_not_count_again(steps: Stepping) -> None:
+async def test_reviewed_rejections_do_not_count_again(steps: Stepping) -> None:
     await cheat(steps, 5)
     (review,) = await steps.reviews()
     steps.clock.move(timedelta(minutes=1))
@@ -103,8 +103,8 @@ async def test_what_a_person_has_looked_at_does_not_count_again(steps: Stepping)
     assert len(await steps.reviews()) == 1
 
 
-async def test_days_rejected_by_reconciliation_count_too(open_world: OpenWorld) -> None:
-    async with stepping(open_world, step_review_rejections=2) as steps:
+async def test_days_rejected_by_reconciliation_count_too(open_game: OpenGame) -> None:
+    async with stepping(open_game, step_review_rejections=2) as steps:
         for ago in (1, 0):
             await steps.walk(days_ago(ago), 30_000, sourceBundleId=PHONE, hours=(6, 8))
             await steps.walk(days_ago(ago), 30_000, sourceBundleId=WATCH, hours=(9, 11))
@@ -116,19 +116,19 @@ async def test_days_rejected_by_reconciliation_count_too(open_world: OpenWorld) 
 # -- the queue -------------------------------------------------------------------------------------
 
 
-async def test_without_the_role_nobody_sees_or_decides_anything(steps: Stepping) -> None:
+async def test_reviews_need_the_admin_role(steps: Stepping) -> None:
     review_id = await quarantine(steps)
     for roles in ((), ("walker",), ("Admin",)):
         who = steps.signed_in("ada", *roles)
         refused(await steps.client.get("/admin/review-queue", headers=who), 403, "FORBIDDEN")
-        answer = await steps.client.post(
+        response = await steps.client.post(
             f"/admin/review-queue/{review_id}/resolve",
             json={"decision": "accept"},
             headers=who | {"Idempotency-Key": new_key()},
         )
-        refused(answer, 403, "FORBIDDEN")
-    nobody = {"Authorization": "Bearer nonsense"}
-    refused(await steps.client.get("/admin/review-queue", headers=nobody), 401, "UNAUTHENTICATED")
+        refused(response, 403, "FORBIDDEN")
+    invalid = {"Authorization": "Bearer nonsense"}
+    refused(await steps.client.get("/admin/review-queue", headers=invalid), 401, "UNAUTHENTICATED")
     (review,) = await steps.reviews()
     assert review["status"] == "open"
 
@@ -154,11 +154,11 @@ async def test_the_queue_is_read_page_by_page_open_or_resolved(steps: Stepping) 
 
 
 @pytest.mark.parametrize("query", ["status=all", "limit=0", "after=x", "after=%00"])
-async def test_a_page_that_cannot_be_is_refused(steps: Stepping, query: str) -> None:
+async def test_invalid_page_parameters_are_rejected(steps: Stepping, query: str) -> None:
     headers = steps.signed_in("boss", "admin")
-    answer = await steps.client.get(f"/admin/review-queue?{query}", headers=headers)
-    assert answer.status_code in (400, 422)
-    assert answer.json()["error"] == "BAD_REQUEST"
+    response = await steps.client.get(f"/admin/review-queue?{query}", headers=headers)
+    assert response.status_code in (400, 422)
+    assert response.json()["error"] == "BAD_REQUEST"
 
 
 # -- decisions -------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ async def test_an_accepted_day_counts_with_its_highest_reading(steps: Stepping) 
     assert await steps.energy() == 5000
     assert (await steps.streak())["current_length_days"] == 1
     assert await steps.event_types() == ["steps.quarantined", "steps.accepted"]
-    # A counter that goes on from where it was is not doubted again.
+    # A counter that continues from the accepted value is not quarantined again.
     await steps.walk(count=6000, hours=(6, 11.5))
     await steps.work()
     assert (await steps.day())["acceptedCount"] == 6000
@@ -195,9 +195,9 @@ async def test_an_admin_may_accept_less_than_was_reported(steps: Stepping) -> No
 async def test_a_rejected_day_stays_rejected_whatever_is_reported_then(steps: Stepping) -> None:
     review_id = await quarantine(steps)
     ok(await steps.resolve(review_id, "reject"))
-    answer = await steps.walk(count=9000, hours=(6, 11.5))
-    assert answer["provisionalEnergy"] == 0
-    assert answer["streakState"]["currentLengthDays"] == 0
+    response = await steps.walk(count=9000, hours=(6, 11.5))
+    assert response["provisionalEnergy"] == 0
+    assert response["streakState"]["currentLengthDays"] == 0
     await steps.work()
     day = await steps.day()
     assert (day["reconciliationStatus"], day["acceptedCount"]) == ("REJECTED", 0)
@@ -205,7 +205,7 @@ async def test_a_rejected_day_stays_rejected_whatever_is_reported_then(steps: St
     assert await steps.event_types() == ["steps.quarantined", "steps.rejected"]
 
 
-async def test_a_rejection_takes_back_what_was_accepted_before(steps: Stepping) -> None:
+async def test_rejection_reverses_steps_accepted_before(steps: Stepping) -> None:
     for ago in (2, 1, 0):
         await steps.walk(days_ago(ago), 4000)
     await steps.work()
@@ -230,7 +230,7 @@ async def test_a_review_of_a_walker_is_closed_and_changes_nothing_else(steps: St
     assert (await steps.day())["reconciliationStatus"] == "ACCEPTED"
 
 
-async def test_a_second_decision_is_told_what_the_first_one_was(steps: Stepping) -> None:
+async def test_second_resolution_reports_the_first(steps: Stepping) -> None:
     review_id = await quarantine(steps)
     key = new_key()
     first = await steps.resolve(review_id, "accept", key=key)
@@ -241,19 +241,19 @@ async def test_a_second_decision_is_told_what_the_first_one_was(steps: Stepping)
     assert (await steps.day())["reconciliationStatus"] == "ACCEPTED"
 
 
-async def test_of_two_who_decide_at_once_one_does(steps: Stepping) -> None:
+async def test_one_of_two_concurrent_resolutions_wins(steps: Stepping) -> None:
     review_id = await quarantine(steps)
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(steps.resolve(review_id, decision) for decision in ("accept", "reject") * 3)
     )
-    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 5
+    assert sorted(response.status_code for response in responses) == [200] + [409] * 5
     (resolved,) = await steps.reviews("?status=resolved")
     status = "ACCEPTED" if resolved["decision"] == "accept" else "REJECTED"
     assert (await steps.day())["reconciliationStatus"] == status
 
 
 @pytest.mark.parametrize("review_id", ["0190163d-8694-739b-aea5-966c26f8ad91", "1", "x" * 300])
-async def test_a_review_that_is_none_is_not_found(steps: Stepping, review_id: str) -> None:
+async def test_unknown_review_is_not_found(steps: Stepping, review_id: str) -> None:
     refused(await steps.resolve(review_id, "accept"), 404, "NOT_FOUND")
 
 
@@ -270,7 +270,7 @@ async def test_a_review_that_is_none_is_not_found(steps: Stepping, review_id: st
         ({"decision": "accept", "why": "x"}, 400),
     ],
 )
-async def test_a_decision_that_cannot_be_changes_nothing(
+async def test_invalid_decision_changes_nothing(
     steps: Stepping, body: dict[str, Any], status: int
 ) -> None:
     review_id = await quarantine(steps)
@@ -281,10 +281,10 @@ async def test_a_decision_that_cannot_be_changes_nothing(
     assert (await steps.day())["reconciliationStatus"] == "QUARANTINED"
 
 
-async def test_a_decision_takes_a_key(steps: Stepping) -> None:
+async def test_resolution_needs_a_key(steps: Stepping) -> None:
     review_id = await quarantine(steps)
     path = f"/admin/review-queue/{review_id}/resolve"
     headers = steps.signed_in("boss", "admin")
-    answer = await steps.client.post(path, json={"decision": "accept"}, headers=headers)
-    refused(answer, 400, "IDEMPOTENCY_KEY_REQUIRED")
+    response = await steps.client.post(path, json={"decision": "accept"}, headers=headers)
+    refused(response, 400, "IDEMPOTENCY_KEY_REQUIRED")
     assert (await steps.day(TODAY))["reconciliationStatus"] == "QUARANTINED"

@@ -1,4 +1,4 @@
-"""The stream on a real server: through sockets, and through the server's end."""
+"""The event stream of a real server, over sockets and during shutdown."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ from holdfast.server.jwt_auth import mint_token
 from packages.services.tests.cli.conftest import Server
 from packages.services.tests.conftest import SECRET
 
-# Long enough for a busy machine, much shorter than the half minute a server waits for answers.
+# Long enough for a busy machine, much shorter than the half minute a server waits for responses.
 SOON = 10.0
 
 
@@ -38,9 +38,9 @@ def device(server: Server) -> httpx.Client:
 @contextmanager
 def listening(client: httpx.Client, **headers: str) -> Iterator[Iterator[str]]:
     headers = {"Accept": "text/event-stream"} | headers
-    with client.stream("GET", "/walker/events", headers=headers) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        yield answer.iter_lines()
+    with client.stream("GET", "/walker/events", headers=headers) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield response.iter_lines()
 
 
 def next_event(lines: Iterator[str]) -> dict[str, object]:
@@ -51,7 +51,7 @@ def next_event(lines: Iterator[str]) -> dict[str, object]:
     pytest.fail("the stream ended")
 
 
-def test_a_device_hears_what_another_one_does_and_may_come_back(server: Server) -> None:
+def test_device_streams_events_of_another_device_and_may_reconnect(server: Server) -> None:
     with device(server) as phone, device(server) as watch:
         with listening(phone) as lines:
             watch.post("/quest/start", json={"questId": "quest.001"}).raise_for_status()
@@ -74,7 +74,7 @@ def test_a_server_with_streams_open_stops_at_once_and_ends_them(server: Server) 
         with device(server) as client, listening(client) as lines:
             for _ in lines:
                 pass
-        ended.set()  # by its end, not by an error: that would have been raised above
+        ended.set()  # by its end; an error would have been raised above
 
     thread = threading.Thread(target=listen)
     thread.start()

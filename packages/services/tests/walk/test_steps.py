@@ -1,4 +1,4 @@
-"""Reports of steps over HTTP: what is taken, what is not, and what each call leaves behind."""
+"""Reports of steps over HTTP: responses and rows."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from holdfast_services.walk.steps.settings import StepSettings
 from holdfast_services.walk.steps.streak_view import read_streak
 from packages.services.tests.conftest import Serve
 
-from .fixtures import HeldClock, OpenWorld, new_key, ok, opener, refused, text
+from .fixtures import HeldClock, OpenGame, new_key, ok, opener, refused, text
 from .step_fixtures import PHONE, TODAY, WATCH, Stepping, days_ago, stepping
 
 
@@ -26,7 +26,7 @@ async def sqlite_steps(serve: Serve, sqlite_url: str) -> AsyncIterator[Stepping]
 # -- what is taken ---------------------------------------------------------------------------------
 
 
-async def test_a_report_is_taken_and_answered_provisionally(steps: Stepping) -> None:
+async def test_report_is_accepted_with_a_provisional_response(steps: Stepping) -> None:
     assert await steps.walk(count=4200) == {
         "provisional": True,
         "provisionalEnergy": 4200,
@@ -49,7 +49,7 @@ async def test_a_report_is_taken_and_answered_provisionally(steps: Stepping) -> 
     assert (row["verdict"], row["code"], row["day"]) == ("ACCEPTED", None, "2026-05-22")
 
 
-async def test_the_log_names_the_token_and_does_not_tell_it(steps: Stepping) -> None:
+async def test_attestation_log_has_the_token_id_and_not_the_token(steps: Stepping) -> None:
     token = steps.token(jti="the-id")
     ok(await steps.send(steps.body(), token=token))
     (row,) = await steps.attestations()
@@ -58,18 +58,18 @@ async def test_the_log_names_the_token_and_does_not_tell_it(steps: Stepping) -> 
     assert token.split(".")[2] not in str(row)
 
 
-async def test_later_reports_of_a_day_may_not_run_away_from_the_first(steps: Stepping) -> None:
+async def test_provisional_credit_of_later_reports_is_limited(steps: Stepping) -> None:
     energies = [
         (await steps.walk(count=count))["provisionalEnergy"] for count in (2000, 2500, 9000)
     ]
     assert energies == [2000, 2500, 3750]
     assert (await steps.walk(days_ago(1), 9000))["provisionalEnergy"] == 9000
     assert (await steps.day())["reportedCount"] == 9000
-    assert await steps.world.count("step_logs") == 2
-    assert await steps.world.count("step_reports") == 4
+    assert await steps.game.count("step_logs") == 2
+    assert await steps.game.count("step_reports") == 4
 
 
-async def test_the_streak_is_shown_as_if_what_was_walked_were_attested(steps: Stepping) -> None:
+async def test_provisional_streak_counts_the_reported_day_as_attested(steps: Stepping) -> None:
     lengths = [
         (await steps.walk(days_ago(ago)))["streakState"]["currentLengthDays"]
         for ago in (3, 1, 2, 0)
@@ -79,7 +79,7 @@ async def test_the_streak_is_shown_as_if_what_was_walked_were_attested(steps: St
     assert (await steps.walk(count=1))["streakState"]["bonusTier"] == 1
 
 
-async def test_a_replay_is_the_same_answer_and_needs_no_new_token(steps: Stepping) -> None:
+async def test_replay_is_the_same_response_and_needs_no_new_token(steps: Stepping) -> None:
     body = steps.body()
     first = await steps.send(body)
     steps.clock.move(timedelta(minutes=30))
@@ -89,7 +89,7 @@ async def test_a_replay_is_the_same_answer_and_needs_no_new_token(steps: Steppin
     )
     assert (again.status_code, again.content) == (200, first.content)
     assert again.headers["idempotency-replayed"] == "true"
-    assert await steps.world.count("step_reports") == 1
+    assert await steps.game.count("step_reports") == 1
     assert len(await steps.attestations()) == 1
 
 
@@ -101,18 +101,18 @@ async def test_one_key_for_two_reports_is_a_conflict(steps: Stepping) -> None:
     assert (await steps.day())["reportedCount"] == 3000
 
 
-async def test_twenty_at_once_with_one_key_are_one_report(steps: Stepping) -> None:
+async def test_twenty_concurrent_reports_with_one_key_are_one_report(steps: Stepping) -> None:
     body = steps.body()
-    answers = await asyncio.gather(*(steps.send(body) for _ in range(20)))
-    assert {answer.status_code for answer in answers} == {200}
-    assert len({answer.content for answer in answers}) == 1
-    assert await steps.world.count("step_reports") == 1
+    responses = await asyncio.gather(*(steps.send(body) for _ in range(20)))
+    assert {response.status_code for response in responses} == {200}
+    assert len({response.content for response in responses}) == 1
+    assert await steps.game.count("step_reports") == 1
 
 
 async def test_many_reports_of_one_walker_at_once_are_all_kept(steps: Stepping) -> None:
-    answers = await asyncio.gather(*(steps.report(count=100 * n) for n in range(1, 11)))
-    assert [answer.status_code for answer in answers] == [200] * 10
-    rows = await steps.world.rows("SELECT number FROM step_reports ORDER BY number")
+    responses = await asyncio.gather(*(steps.report(count=100 * n) for n in range(1, 11)))
+    assert [response.status_code for response in responses] == [200] * 10
+    rows = await steps.game.rows("SELECT number FROM step_reports ORDER BY number")
     assert [row["number"] for row in rows] == list(range(1, 11))
 
 
@@ -163,8 +163,8 @@ async def test_a_rejected_report_leaves_a_row_in_the_log_and_nothing_else(
     (row,) = await steps.attestations()
     assert (row["verdict"], row["code"], row["anti_cheat"]) == ("REJECTED", code, is_anti_cheat)
     for table in ("step_logs", "step_reports", "streak_states", "jobs"):
-        assert await steps.world.count(table) == 0, table
-    # Nothing is stored under the key: the same key may do better.
+        assert await steps.game.count(table) == 0, table
+    # Nothing is stored under the key, so a retry may succeed.
     ok(await steps.report(key=key))
     assert await steps.verdicts() == ["ACCEPTED", "REJECTED"]
 
@@ -174,18 +174,18 @@ async def test_a_jump_of_more_than_twelve_hours_within_a_day_is_rejected(steps: 
     steps.clock.move(timedelta(hours=20))
     details = refused(await steps.report(tz="Pacific/Auckland"), 422, "TZ_JUMP")
     assert details == {"jumpHours": 19.0, "maxJumpHours": 12.0}
-    # The walker was last heard of in Los Angeles: a rejected claim does not move anybody.
+    # The last report was from Los Angeles: a rejected report does not change the time zone.
     refused(await steps.report(tz="Pacific/Auckland"), 422, "TZ_JUMP")
     steps.clock.move(timedelta(hours=4, seconds=1))
     await steps.walk(tz="Pacific/Auckland")
     assert await steps.verdicts() == ["ACCEPTED", "ACCEPTED", "REJECTED", "REJECTED"]
 
 
-async def test_without_a_sign_in_nothing_is_written(steps: Stepping) -> None:
+async def test_unauthenticated_request_writes_nothing(steps: Stepping) -> None:
     headers = {"Authorization": "Bearer nonsense", "X-Firebase-AppCheck": steps.token()}
-    answer = await steps.client.post("/step/ingest", json=steps.body(), headers=headers)
-    refused(answer, 401, "UNAUTHENTICATED")
-    assert await steps.world.count("attestation_logs") == 0
+    response = await steps.client.post("/step/ingest", json=steps.body(), headers=headers)
+    refused(response, 401, "UNAUTHENTICATED")
+    assert await steps.game.count("attestation_logs") == 0
 
 
 @pytest.mark.parametrize(
@@ -208,12 +208,12 @@ async def test_without_a_sign_in_nothing_is_written(steps: Stepping) -> None:
         ({"steps": 5}, "steps"),
     ],
 )
-async def test_a_missing_strange_or_mistyped_field_is_400(
+async def test_missing_unknown_or_mistyped_field_is_400(
     sqlite_steps: Stepping, change: dict[str, Any], field: str
 ) -> None:
     body = sqlite_steps.body() | change
-    answer = await sqlite_steps.send({n: v for n, v in body.items() if v is not None})
-    details = refused(answer, 400, "BAD_REQUEST")
+    response = await sqlite_steps.send({n: v for n, v in body.items() if v is not None})
+    details = refused(response, 400, "BAD_REQUEST")
     assert details["fields"][0]["field"] == field
 
 
@@ -250,9 +250,9 @@ async def test_the_key_is_a_field_of_the_body_and_a_uuid(
     sqlite_steps: Stepping, key: Any, code: str
 ) -> None:
     body = sqlite_steps.body() | {"idempotencyKey": key}
-    answer = await sqlite_steps.send({n: v for n, v in body.items() if v is not None})
-    refused(answer, 400, code)
-    assert await sqlite_steps.world.count("attestation_logs") == 0
+    response = await sqlite_steps.send({n: v for n, v in body.items() if v is not None})
+    refused(response, 400, code)
+    assert await sqlite_steps.game.count("attestation_logs") == 0
 
 
 # -- clocks ----------------------------------------------------------------------------------------
@@ -261,13 +261,13 @@ async def test_the_key_is_a_field_of_the_body_and_a_uuid(
 @pytest.mark.parametrize(
     ("off", "code"), [(-30, "OFFLINE_CAP_EXCEEDED"), (30, "FUTURE_DATED")], ids=["slow", "fast"]
 )
-async def test_a_device_whose_clock_is_thirty_days_off_gets_nowhere(
+async def test_reports_of_a_device_with_a_clock_thirty_days_off_are_rejected(
     steps: Stepping, off: int, code: str
 ) -> None:
     its_today = TODAY + timedelta(days=off)
     its_now = steps.clock.now() + timedelta(days=off)
     refused(await steps.report(its_today, clientSubmittedAt=text(its_now)), 422, code)
-    # Only the day counts: a wrong time of sending is neither here nor there.
+    # Only the day counts; the time of sending is ignored.
     await steps.walk(TODAY, clientSubmittedAt=text(its_now))
 
 
@@ -275,9 +275,9 @@ async def test_days_are_counted_in_the_walkers_zone(steps: Stepping) -> None:
     """At noon UTC it is the 23rd on Kiritimati and the 22nd on Pago Pago."""
     tomorrow, after_that = TODAY + timedelta(days=1), TODAY + timedelta(days=2)
     there: dict[str, Any] = {"tz": "Pacific/Kiritimati"}
-    answer = await steps.walk(tomorrow, **there)
+    response = await steps.walk(tomorrow, **there)
     # Their day ends at ten in the morning, UTC.
-    assert answer["streakState"]["decayAt"] == "2026-05-24T10:00:00Z"
+    assert response["streakState"]["decayAt"] == "2026-05-24T10:00:00Z"
     await steps.walk(after_that, **there)
     refused(await steps.report(after_that + timedelta(days=1), **there), 422, "FUTURE_DATED")
     refused(await steps.report(days_ago(7), **there), 422, "OFFLINE_CAP_EXCEEDED")
@@ -289,15 +289,15 @@ async def test_days_are_counted_in_the_walkers_zone(steps: Stepping) -> None:
     refused(await steps.report(after_that, **here), 422, "FUTURE_DATED")
 
 
-async def test_a_day_of_25_hours_is_one_day(open_world: OpenWorld) -> None:
+async def test_a_day_of_25_hours_is_one_day(open_game: OpenGame) -> None:
     """In Warsaw the 25th of October 2026 lasts from 22:00 to 23:00 UTC of the next day."""
     last_minute = HeldClock(datetime.fromisoformat("2026-10-25T22:59:00+00:00"))
-    async with stepping(open_world, clock=last_minute) as steps:
+    async with stepping(open_game, clock=last_minute) as steps:
         day = date(2026, 10, 25)
         warsaw: dict[str, Any] = {"tz": "Europe/Warsaw", "hours": (-2, 22.9)}
-        answer = await steps.walk(day, 20_000, **warsaw)
-        assert answer["streakState"]["currentLengthDays"] == 1
-        assert answer["streakState"]["decayAt"] == "2026-10-26T23:00:00Z"
+        response = await steps.walk(day, 20_000, **warsaw)
+        assert response["streakState"]["currentLengthDays"] == 1
+        assert response["streakState"]["decayAt"] == "2026-10-26T23:00:00Z"
         tomorrow = day + timedelta(days=1)
         refused(
             await steps.report(tomorrow + timedelta(days=1), tz="Europe/Warsaw"),
@@ -326,28 +326,28 @@ async def test_days_come_newest_first_page_by_page(steps: Stepping) -> None:
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=501", "limit=x", "after=yesterday", "after=%00"]
 )
-async def test_a_page_that_cannot_be_is_refused(sqlite_steps: Stepping, query: str) -> None:
+async def test_invalid_page_parameters_are_rejected(sqlite_steps: Stepping, query: str) -> None:
     headers = sqlite_steps.signed_in("ada")
-    answer = await sqlite_steps.client.get(f"/step/log?{query}", headers=headers)
-    assert answer.status_code in (400, 422)
-    assert answer.json()["error"] == "BAD_REQUEST"
+    response = await sqlite_steps.client.get(f"/step/log?{query}", headers=headers)
+    assert response.status_code in (400, 422)
+    assert response.json()["error"] == "BAD_REQUEST"
 
 
-async def test_reading_takes_a_sign_in(sqlite_steps: Stepping) -> None:
+async def test_reading_needs_authentication(sqlite_steps: Stepping) -> None:
     headers = {"Authorization": "nobody"}
-    answer = await sqlite_steps.client.get("/step/log", headers=headers)
-    refused(answer, 401, "UNAUTHENTICATED")
+    response = await sqlite_steps.client.get("/step/log", headers=headers)
+    refused(response, 401, "UNAUTHENTICATED")
 
 
 # -- the streak ------------------------------------------------------------------------------------
 
 
-async def test_the_settled_streak_is_read_as_it_stands_now(steps: Stepping) -> None:
+async def test_settled_streak_is_computed_as_of_now(steps: Stepping) -> None:
     settings = StepSettings.model_validate({})
 
     async def now(walker: str = "ada") -> StreakView:
         at = steps.clock.now()
-        return await read_streak(steps.world.store, walker, settings=settings, now=at)
+        return await read_streak(steps.game.store, walker, settings=settings, now=at)
 
     assert (await now("nobody")).current_length_days == 0
     for ago in (2, 1, 0):
@@ -360,7 +360,7 @@ async def test_the_settled_streak_is_read_as_it_stands_now(steps: Stepping) -> N
         1,
         9000,
     )
-    steps.clock.move(timedelta(days=2))  # nobody writes, and a day is missed
+    steps.clock.move(timedelta(days=2))  # no report, so a day is missed
     streak = await now()
     assert (streak.current_length_days, streak.bonus_tier) == (0, 0)
     assert streak.last_attested_date == TODAY
@@ -369,17 +369,17 @@ async def test_the_settled_streak_is_read_as_it_stands_now(steps: Stepping) -> N
 # -- settings --------------------------------------------------------------------------------------
 
 
-async def test_which_bundles_are_taken_is_a_setting(serve: Serve, sqlite_url: str) -> None:
+async def test_accepted_bundles_are_a_setting(serve: Serve, sqlite_url: str) -> None:
     async with stepping(opener(serve, sqlite_url), step_source_bundles=f" {WATCH} ,") as steps:
         refused(await steps.report(sourceBundleId=PHONE), 403, "SOURCE_NOT_ALLOWED")
         await steps.walk(sourceBundleId=WATCH)
 
 
 async def test_old_logs_are_deleted_in_batches_and_younger_ones_stay(
-    open_world: OpenWorld, monkeypatch: pytest.MonkeyPatch
+    open_game: OpenGame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast_services.walk.jobs._BATCH", 3)
-    async with stepping(open_world) as steps:
+    async with stepping(open_game) as steps:
         for number in range(8):
             refused(await steps.report(count=60_000 + number), 422, "STEP_COUNT_EXCEEDED")
         steps.clock.move(timedelta(days=30))
@@ -389,7 +389,7 @@ async def test_old_logs_are_deleted_in_batches_and_younger_ones_stay(
         async def is_clean() -> bool:
             return len(await steps.attestations()) == 1
 
-        await steps.work(until=is_clean)  # the first worker of a day finds the clean-up to do
+        await steps.work(until=is_clean)  # the first worker of a day runs the clean-up
         (row,) = await steps.attestations()
         assert row["day"] == TODAY.isoformat()
         assert row["code"] == "STEP_COUNT_EXCEEDED"

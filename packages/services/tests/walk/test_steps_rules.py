@@ -1,4 +1,4 @@
-"""What a report may claim, and what a day's reports say together. No server in here."""
+"""Checks of one report, and the assessment of a day. No server."""
 
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -14,7 +14,7 @@ from holdfast_services.walk.steps.day_assessment import (
     Rejected,
     Ruling,
     Verdict,
-    judge,
+    assess_day,
 )
 from holdfast_services.walk.steps.rules import (
     LastSync,
@@ -64,7 +64,7 @@ def test_a_day_has_at_most_so_many_steps(count: int, found: str | None) -> None:
         (1, 0, "BURST_RATE_EXCEEDED"),
     ],
 )
-def test_legs_are_only_so_fast(count: int, seconds: int, found: str | None) -> None:
+def test_step_rate_is_limited(count: int, seconds: int, found: str | None) -> None:
     span = Span(NOON, NOON + timedelta(seconds=seconds))
     assert code(a_report(count=count, span=span)) == found
 
@@ -96,7 +96,7 @@ def test_a_jump_counts_only_within_a_day_of_the_last_sync(hours: float, found: s
     assert code(a_report(zone=find_zone("Pacific/Auckland")), last) == found
 
 
-def test_summer_time_is_no_jump() -> None:
+def test_daylight_saving_change_is_not_a_time_zone_jump() -> None:
     warsaw = find_zone("Europe/Warsaw")
     before = datetime(2026, 3, 29, 0, 59, tzinfo=UTC)
     offset = before.astimezone(warsaw).utcoffset()
@@ -124,12 +124,14 @@ def test_summer_time_is_no_jump() -> None:
         ("UTC", date(9999, 12, 31), "FUTURE_DATED"),
     ],
 )
-def test_a_day_is_judged_in_the_walkers_zone(zone: str, day: date, found: str | None) -> None:
+def test_age_of_a_day_is_checked_in_the_walkers_time_zone(
+    zone: str, day: date, found: str | None
+) -> None:
     now = at(1) if zone == "Pacific/Pago_Pago" else NOON
     assert code(a_report(zone=find_zone(zone), day=day), now=now) == found
 
 
-def test_a_strange_source_comes_before_all_else_and_is_no_cheating() -> None:
+def test_unknown_source_is_checked_first_and_is_not_anti_cheat() -> None:
     fault = find_rejection(a_report(bundle="fake", count=10**9), LIMITS, None, NOON)
     assert fault is not None
     assert (fault.status, fault.code, fault.is_anti_cheat) == (403, "SOURCE_NOT_ALLOWED", False)
@@ -142,7 +144,7 @@ def test_a_strange_source_comes_before_all_else_and_is_no_cheating() -> None:
         *("right/Europe/Paris", "posix/Europe/Paris", "Europe/Warsaw\0", "Factory", "a" * 300),
     ],
 )
-def test_only_zones_of_the_database_are_zones(name: str) -> None:
+def test_only_iana_time_zones_are_accepted(name: str) -> None:
     with pytest.raises(ValueError, match="IANA"):
         find_zone(name)
 
@@ -151,11 +153,13 @@ def test_only_zones_of_the_database_are_zones(name: str) -> None:
     ("count", "prior", "credit"),
     [(3000, None, 3000), (3000, 2000, 3000), (3001, 2000, 3000), (10, 0, 0), (10, 5, 7)],
 )
-def test_provisional_credit_does_not_run_away(count: int, prior: int | None, credit: int) -> None:
+def test_provisional_credit_is_limited_by_the_previous_count(
+    count: int, prior: int | None, credit: int
+) -> None:
     assert provisional_credit(count, prior, 1.5) == credit
 
 
-def test_a_tenth_is_a_tenth() -> None:
+def test_factors_are_decimal() -> None:
     assert scaled(30, 0.1) == 3
 
 
@@ -169,7 +173,7 @@ def reading(
 
 
 def verdict(*readings: Reading, ruling: Ruling | None = None) -> Verdict:
-    return judge(DAY, readings, LIMITS, ruling)
+    return assess_day(DAY, readings, LIMITS, ruling)
 
 
 def test_a_counter_that_grows_is_accepted_with_its_newest_count() -> None:
@@ -178,7 +182,7 @@ def test_a_counter_that_grows_is_accepted_with_its_newest_count() -> None:
 
 
 @given(st.permutations(range(5)))
-def test_what_arrives_late_is_put_where_it_belongs(order: list[int]) -> None:
+def test_late_report_is_ordered_by_its_samples(order: list[int]) -> None:
     readings = [reading(number, 1000 * hour, end=7 + hour) for number, hour in enumerate(order, 1)]
     assert verdict(*readings) == Accepted(4000)
 
@@ -220,14 +224,14 @@ def test_bundles_that_add_up_to_too_much_are_rejected() -> None:
     assert both == Rejected("STEP_COUNT_EXCEEDED", is_anti_cheat=True)
 
 
-def test_samples_of_a_time_when_it_was_that_day_nowhere_are_quarantined() -> None:
+def test_samples_outside_the_day_in_every_time_zone_are_quarantined() -> None:
     assert verdict(reading(1, 3000, -14, 36)) == Accepted(3000)
     for start, end in (-14.1, 10), (6, 36.1):
         outside = verdict(reading(1, 3000, start, end))
         assert outside == Quarantined(("SPAN_OUTSIDE_DAY",))
 
 
-def test_what_a_person_accepted_is_not_doubted_again() -> None:
+def test_readings_accepted_by_an_admin_are_not_assessed_again() -> None:
     readings = [reading(1, 5000), reading(2, 3000, end=12)]
     ruling = Ruling(accepted=True, up_to=2, count=4500)
     assert verdict(*readings, ruling=ruling) == Accepted(4500)
@@ -237,6 +241,6 @@ def test_what_a_person_accepted_is_not_doubted_again() -> None:
     assert again == Quarantined(("COUNT_WENT_BACKWARDS",))
 
 
-def test_what_a_person_rejected_stays_rejected() -> None:
+def test_day_rejected_by_an_admin_stays_rejected() -> None:
     ruling = Ruling(accepted=False, up_to=1, count=0)
     assert verdict(reading(1, 3000), reading(2, 4000), ruling=ruling) == Rejected("RULING")

@@ -1,4 +1,4 @@
-"""Settings of steps: what does not hold together is told at start-up, in one line."""
+"""Settings of steps: invalid combinations are reported in one line."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from holdfast_services.settings import load_settings
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         (
             {"app_check_jwks_file": Path("a"), "app_check_jwks_url": "https://b.example"},
@@ -18,24 +18,36 @@ from holdfast_services.settings import load_settings
         ),
         (
             {"app_check_jwks_url": "https://b.example", "app_check_issuer": "i"},
-            "need HOLDFAST_APP_CHECK_AUDIENCE and HOLDFAST_APP_CHECK_ISSUER",
+            "needs HOLDFAST_APP_CHECK_AUDIENCE and HOLDFAST_APP_CHECK_ISSUER",
         ),
-        ({"step_source_bundles": " , "}, "HOLDFAST_STEP_SOURCE_BUNDLES should be names"),
-        ({"step_streak_tiers": "3,2"}, "HOLDFAST_STEP_STREAK_TIERS should be growing"),
-        ({"step_streak_tiers": "0,2"}, "HOLDFAST_STEP_STREAK_TIERS should be growing"),
-        ({"step_streak_tiers": "three"}, "HOLDFAST_STEP_STREAK_TIERS should be growing"),
+        (
+            {"step_source_bundles": " , "},
+            "HOLDFAST_STEP_SOURCE_BUNDLES should be a comma-separated list",
+        ),
+        (
+            {"step_streak_tiers": "3,2"},
+            "HOLDFAST_STEP_STREAK_TIERS should be a comma-separated list",
+        ),
+        (
+            {"step_streak_tiers": "0,2"},
+            "HOLDFAST_STEP_STREAK_TIERS should be a comma-separated list",
+        ),
+        (
+            {"step_streak_tiers": "three"},
+            "HOLDFAST_STEP_STREAK_TIERS should be a comma-separated list",
+        ),
         ({"step_max_per_day": 0}, "HOLDFAST_STEP_MAX_PER_DAY should be a whole number of steps"),
         ({"step_energy_per_step": 0}, "HOLDFAST_STEP_ENERGY_PER_STEP should be a number above 0"),
     ],
 )
-def test_what_cannot_work_is_told_in_one_line(given: dict[str, Any], told: str) -> None:
+def test_invalid_setting_is_reported_in_one_line(given: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigurationError) as found:
         load_settings(**given)
-    assert told in str(found.value)
+    assert expected in str(found.value)
     assert "\n" not in str(found.value)
 
 
-def test_lists_are_words_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_STEP_SOURCE_BUNDLES", "a, b,,c")
     monkeypatch.setenv("HOLDFAST_STEP_STREAK_TIERS", "2, 5")
     settings = load_settings()

@@ -1,4 +1,4 @@
-"""Streaks: a function of the set of attested days, whatever the order they came in."""
+"""Streaks: a function of the set of attested days, in any order."""
 
 from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
@@ -31,7 +31,7 @@ def last_of(numbers: Iterable[int], rules: StreakRules = RULES) -> AttestedDay |
 
 
 def calendar(numbers: set[int], until: int, rules: StreakRules) -> tuple[int, int]:
-    """Walk through the calendar one day at a time: the definition, the slow way."""
+    """Compute the streak day by day, as it is defined."""
     length = tier = 0
     for number in range(until + 1):
         if number in numbers:
@@ -48,7 +48,7 @@ def calendar(numbers: set[int], until: int, rules: StreakRules) -> tuple[int, in
     tiers=st.sets(st.integers(1, 12), min_size=1, max_size=4),
     decay=st.integers(0, 3),
 )
-def test_it_is_what_a_walk_through_the_calendar_gives(
+def test_streak_equals_that_of_a_day_by_day_computation(
     numbers: set[int], later: int, tiers: set[int], decay: int
 ) -> None:
     rules = StreakRules(tuple(sorted(tiers)), decay)
@@ -73,7 +73,7 @@ def test_tiers_are_reached_on_their_day(days: int, tier: int) -> None:
     assert last == AttestedDay(day(days - 1), days, tier)
 
 
-def test_a_missed_day_ends_the_row_and_costs_one_tier() -> None:
+def test_missed_day_ends_the_streak_and_costs_one_tier() -> None:
     state = streak_on(last_of(range(7)), day(8), UTC_ZONE, RULES)
     assert (state.length, state.tier, state.last_attested) == (0, 1, day(6))
 
@@ -93,7 +93,7 @@ def test_decay_comes_at_the_end_of_the_next_day_and_then_every_midnight() -> Non
     assert (gone.tier, gone.decay_at) == (0, None)
 
 
-def test_someone_who_never_walked_has_nothing_to_lose() -> None:
+def test_walker_without_attested_days_has_an_empty_streak() -> None:
     state = streak_on(None, FIRST, UTC_ZONE, RULES)
     assert (state.length, state.tier, state.decay_at, state.last_attested) == (0, 0, None, None)
 
@@ -110,7 +110,7 @@ def test_someone_who_never_walked_has_nothing_to_lose() -> None:
         ("Europe/Warsaw", datetime(2026, 3, 29, 22, 0, tzinfo=UTC), date(2026, 3, 30)),
     ],
 )
-def test_the_day_is_the_walkers_own(zone: str, now: datetime, today: date) -> None:
+def test_day_is_in_the_walkers_time_zone(zone: str, now: datetime, today: date) -> None:
     assert today_in(ZoneInfo(zone), now) == today
 
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from .fixtures import CATALOGUE, Device, OpenWorld, World, new_key, ok, refused, text
+from .fixtures import CATALOGUE, Device, Game, OpenGame, new_key, ok, refused, text
 
 ROOT = "node.even-stride"
 CHILD = "node.long-breath"
 
 
-async def test_a_new_walker_has_nothing_and_sees_every_node(world: World) -> None:
-    tree = await world.ada.tree()
+async def test_a_new_walker_has_nothing_and_sees_every_node(game: Game) -> None:
+    tree = await game.ada.tree()
     assert set(tree) == {"walkerId", "pointsBanked", "allocations", "nodes"}
     assert (tree["walkerId"], tree["pointsBanked"], tree["allocations"]) == ("ada", 0, [])
     assert [node["nodeId"] for node in tree["nodes"]] == list(CATALOGUE.nodes)
@@ -26,53 +26,53 @@ async def test_a_new_walker_has_nothing_and_sees_every_node(world: World) -> Non
     }
 
 
-async def test_looking_at_the_tree_writes_nothing(world: World) -> None:
-    await world.ada.tree()
-    await world.ada.quests()
-    await world.ada.me()
-    await world.ada.events()
-    assert await world.count("walkers") == 0
-    assert await world.count("idempotency_records") == 0
+async def test_reading_the_tree_writes_nothing(game: Game) -> None:
+    await game.ada.tree()
+    await game.ada.quests()
+    await game.ada.me()
+    await game.ada.events()
+    assert await game.count("walkers") == 0
+    assert await game.count("idempotency_records") == 0
 
 
-async def test_an_allocation_takes_points_and_answers_with_the_tree(world: World) -> None:
-    await world.ada.finish("quest.001")
-    answer = ok(await world.ada.allocate(ROOT))
-    assert answer["pointsBanked"] == 1
-    assert answer["allocations"] == [
+async def test_allocation_costs_points_and_returns_the_tree(game: Game) -> None:
+    await game.ada.finish("quest.001")
+    response = ok(await game.ada.allocate(ROOT))
+    assert response["pointsBanked"] == 1
+    assert response["allocations"] == [
         {
             "nodeId": ROOT,
             "kind": "node",
             "provisional": False,
-            "allocatedAt": text(world.clock.at),
+            "allocatedAt": text(game.clock.at),
         }
     ]
-    energy = answer.pop("energyBalance")
-    assert (energy, answer) == (0, await world.ada.tree())
+    energy = response.pop("energyBalance")
+    assert (energy, response) == (0, await game.ada.tree())
 
 
-async def test_allocations_are_listed_in_the_order_they_were_made(world: World) -> None:
-    await world.ada.finish("quest.001", "quest.002")
-    await world.ada.allocate("node.light-pack")
-    await world.ada.allocate(ROOT, CHILD)
-    assert await world.ada.allocated() == ["node.light-pack", ROOT, CHILD]
+async def test_allocations_are_listed_in_the_order_they_were_made(game: Game) -> None:
+    await game.ada.finish("quest.001", "quest.002")
+    await game.ada.allocate("node.light-pack")
+    await game.ada.allocate(ROOT, CHILD)
+    assert await game.ada.allocated() == ["node.light-pack", ROOT, CHILD]
 
 
-async def test_a_keystone_is_told_apart(world: World) -> None:
-    await world.ada.finish("quest.001", "quest.002")
-    ok(await world.ada.allocate("node.light-pack", "node.trail-reader", "keystone.dowser"))
-    kinds = [each["kind"] for each in (await world.ada.tree())["allocations"]]
+async def test_keystone_has_its_kind(game: Game) -> None:
+    await game.ada.finish("quest.001", "quest.002")
+    ok(await game.ada.allocate("node.light-pack", "node.trail-reader", "keystone.dowser"))
+    kinds = [each["kind"] for each in (await game.ada.tree())["allocations"]]
     assert kinds == ["node", "node", "keystone"]
 
 
-async def test_a_batch_may_bring_what_it_requires_in_order(world: World) -> None:
-    await world.ada.finish("quest.001")
-    details = refused(await world.ada.allocate(CHILD, ROOT), 422, "PREREQUISITES_NOT_MET")
+async def test_batch_may_contain_prerequisites_in_order(game: Game) -> None:
+    await game.ada.finish("quest.001")
+    details = refused(await game.ada.allocate(CHILD, ROOT), 422, "PREREQUISITES_NOT_MET")
     assert details == {"nodeId": CHILD, "missing": [ROOT]}
-    assert await world.ada.allocated() == []
-    ok(await world.ada.allocate(ROOT, CHILD))
-    assert await world.ada.allocated() == [ROOT, CHILD]
-    assert await world.ada.points() == 0
+    assert await game.ada.allocated() == []
+    ok(await game.ada.allocate(ROOT, CHILD))
+    assert await game.ada.allocated() == [ROOT, CHILD]
+    assert await game.ada.points() == 0
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ async def test_a_batch_may_bring_what_it_requires_in_order(world: World) -> None
         ),
     ],
 )
-async def test_a_batch_that_cannot_be_had_whole_changes_nothing(
-    world: World, nodes: list[str], status: int, code: str, details: Any
+async def test_batch_with_one_invalid_node_changes_nothing(
+    game: Game, nodes: list[str], status: int, code: str, details: Any
 ) -> None:
-    await world.ada.finish("quest.001")
-    ok(await world.ada.allocate(ROOT))
-    before = await world.ada.tree(), await world.ada.events()
-    assert refused(await world.ada.allocate(*nodes), status, code) == details
-    assert (await world.ada.tree(), await world.ada.events()) == before
+    await game.ada.finish("quest.001")
+    ok(await game.ada.allocate(ROOT))
+    before = await game.ada.tree(), await game.ada.events()
+    assert refused(await game.ada.allocate(*nodes), status, code) == details
+    assert (await game.ada.tree(), await game.ada.events()) == before
 
 
 @pytest.mark.parametrize(
@@ -114,53 +114,53 @@ async def test_a_batch_that_cannot_be_had_whole_changes_nothing(
         ([CHILD, "node.none"], "UNKNOWN_NODE"),
     ],
 )
-async def test_a_walker_without_points_is_told_what_is_wrong_first(
-    sqlite_world: World, nodes: list[str], code: str
+async def test_prerequisites_are_checked_before_points(
+    sqlite_game: Game, nodes: list[str], code: str
 ) -> None:
-    refused(await sqlite_world.ada.allocate(*nodes), 422, code)
-    assert await sqlite_world.count("walkers") == 0
+    refused(await sqlite_game.ada.allocate(*nodes), 422, code)
+    assert await sqlite_game.count("walkers") == 0
 
 
 # -- the same action again ------------------------------------------------------------------------
 
 
-async def test_a_replay_is_the_first_answer_byte_for_byte_and_takes_nothing(world: World) -> None:
-    await world.ada.finish("quest.001")
+async def test_replay_is_the_first_response_byte_for_byte_and_costs_nothing(game: Game) -> None:
+    await game.ada.finish("quest.001")
     key = new_key()
-    first = await world.ada.allocate(ROOT, key=key)
-    ok(await world.ada.allocate(CHILD))  # the tree has moved on since
-    again = await world.ada.allocate(ROOT, key=key)
+    first = await game.ada.allocate(ROOT, key=key)
+    ok(await game.ada.allocate(CHILD))  # the tree has changed meanwhile
+    again = await game.ada.allocate(ROOT, key=key)
     assert (again.status_code, again.content) == (200, first.content)
     assert again.headers["idempotency-replayed"] == "true"
     assert again.headers["x-original-request-id"] == first.headers["x-request-id"]
-    assert await world.ada.points() == 0
-    assert await world.ada.allocated() == [ROOT, CHILD]
+    assert await game.ada.points() == 0
+    assert await game.ada.allocated() == [ROOT, CHILD]
 
 
-async def test_the_same_key_with_other_nodes_is_a_conflict(world: World) -> None:
-    await world.ada.finish("quest.001")
+async def test_the_same_key_with_other_nodes_is_a_conflict(game: Game) -> None:
+    await game.ada.finish("quest.001")
     key = new_key()
-    ok(await world.ada.allocate(ROOT, key=key))
+    ok(await game.ada.allocate(ROOT, key=key))
     details = refused(
-        await world.ada.allocate("node.light-pack", key=key), 409, "IDEMPOTENCY_CONFLICT"
+        await game.ada.allocate("node.light-pack", key=key), 409, "IDEMPOTENCY_CONFLICT"
     )
     assert set(details) == {"expectedHash", "receivedHash"}
     assert details["expectedHash"] != details["receivedHash"]
-    assert await world.ada.allocated() == [ROOT]
+    assert await game.ada.allocated() == [ROOT]
 
 
-async def test_the_time_of_sending_is_not_part_of_the_action(world: World) -> None:
-    await world.ada.finish("quest.001")
+async def test_the_time_of_sending_is_not_part_of_the_action(game: Game) -> None:
+    await game.ada.finish("quest.001")
     key = new_key()
-    at = text(world.clock.at)
-    first = await world.ada.allocate(ROOT, key=key, clientSubmittedAt=at)
-    later = await world.ada.allocate(ROOT, key=key, clientSubmittedAt="2026-05-23T00:00:00Z")
+    at = text(game.clock.at)
+    first = await game.ada.allocate(ROOT, key=key, clientSubmittedAt=at)
+    later = await game.ada.allocate(ROOT, key=key, clientSubmittedAt="2026-05-23T00:00:00Z")
     assert later.content == first.content
     assert later.headers["idempotency-replayed"] == "true"
 
 
-async def test_another_node_order_is_another_request(sqlite_world: World) -> None:
-    ada = sqlite_world.ada
+async def test_another_node_order_is_another_request(sqlite_game: Game) -> None:
+    ada = sqlite_game.ada
     await ada.finish("quest.001")
     key = new_key()
     ok(await ada.allocate(ROOT, "node.light-pack", key=key))
@@ -168,35 +168,35 @@ async def test_another_node_order_is_another_request(sqlite_world: World) -> Non
     assert await ada.allocated() == [ROOT, "node.light-pack"]
 
 
-async def test_a_second_allocation_under_its_own_key_is_refused_as_allocated(world: World) -> None:
-    await world.ada.finish("quest.001")
-    ok(await world.ada.allocate(ROOT))
-    refused(await world.ada.allocate(ROOT), 409, "ALREADY_ALLOCATED")
-    assert await world.ada.points() == 1
+async def test_a_second_allocation_under_its_own_key_is_refused_as_allocated(game: Game) -> None:
+    await game.ada.finish("quest.001")
+    ok(await game.ada.allocate(ROOT))
+    refused(await game.ada.allocate(ROOT), 409, "ALREADY_ALLOCATED")
+    assert await game.ada.points() == 1
 
 
-async def test_a_refusal_is_not_remembered_so_the_same_key_may_succeed_later(world: World) -> None:
-    key, at = new_key(), world.clock.at
-    refused(await world.ada.allocate(ROOT, key=key, at=at), 422, "INSUFFICIENT_POINTS")
-    assert await world.count("idempotency_records") == 0
-    await world.ada.finish("quest.001")
-    ok(await world.ada.allocate(ROOT, key=key, at=at))
-    assert await world.ada.allocated() == [ROOT]
+async def test_error_is_not_stored_so_the_same_key_may_succeed_later(game: Game) -> None:
+    key, at = new_key(), game.clock.at
+    refused(await game.ada.allocate(ROOT, key=key, at=at), 422, "INSUFFICIENT_POINTS")
+    assert await game.count("idempotency_records") == 0
+    await game.ada.finish("quest.001")
+    ok(await game.ada.allocate(ROOT, key=key, at=at))
+    assert await game.ada.allocated() == [ROOT]
 
 
-async def test_an_allocation_needs_a_key(sqlite_world: World) -> None:
-    body = {"allocations": [{"nodeId": ROOT}], **sqlite_world.ada.times()}
-    answer = await sqlite_world.ada.post("/tree/allocate", body)
-    refused(answer, 400, "IDEMPOTENCY_KEY_REQUIRED")
-    assert await sqlite_world.count("walkers") == 0
+async def test_an_allocation_needs_a_key(sqlite_game: Game) -> None:
+    body = {"allocations": [{"nodeId": ROOT}], **sqlite_game.ada.times()}
+    response = await sqlite_game.ada.post("/tree/allocate", body)
+    refused(response, 400, "IDEMPOTENCY_KEY_REQUIRED")
+    assert await sqlite_game.count("walkers") == 0
 
 
 @pytest.mark.parametrize("key", ["nope", "", "7F0F5BD0-4C0A-4B2E-9B0E-0D6D3F9C9A10"])
-async def test_a_malformed_key_is_refused(sqlite_world: World, key: str) -> None:
-    body = {"allocations": [{"nodeId": ROOT}], **sqlite_world.ada.times()}
-    answer = await sqlite_world.ada.post("/tree/allocate", body, key=key)
-    refused(answer, 400, "IDEMPOTENCY_KEY_INVALID")
-    assert await sqlite_world.count("walkers") == 0
+async def test_a_malformed_key_is_refused(sqlite_game: Game, key: str) -> None:
+    body = {"allocations": [{"nodeId": ROOT}], **sqlite_game.ada.times()}
+    response = await sqlite_game.ada.post("/tree/allocate", body, key=key)
+    refused(response, 400, "IDEMPOTENCY_KEY_INVALID")
+    assert await sqlite_game.count("walkers") == 0
 
 
 # -- bodies ---------------------------------------------------------------------------------------
@@ -219,38 +219,38 @@ async def test_a_malformed_key_is_refused(sqlite_world: World, key: str) -> None
         ({"allocations": [{"nodeId": f"n{n}"} for n in range(101)]}, 422, "allocations"),
     ],
 )
-async def test_a_body_that_is_not_as_agreed_is_refused(
-    sqlite_world: World, change: Any, status: int, field: str
+async def test_invalid_body_is_rejected(
+    sqlite_game: Game, change: Any, status: int, field: str
 ) -> None:
-    body = {"allocations": [{"nodeId": ROOT}], **sqlite_world.ada.times()} | change
-    answer = await sqlite_world.ada.post("/tree/allocate", body, key=new_key())
-    details = refused(answer, status, "BAD_REQUEST")
+    body = {"allocations": [{"nodeId": ROOT}], **sqlite_game.ada.times()} | change
+    response = await sqlite_game.ada.post("/tree/allocate", body, key=new_key())
+    details = refused(response, status, "BAD_REQUEST")
     assert details["fields"][0]["field"] == field
-    assert await sqlite_world.count("idempotency_records") == 0
+    assert await sqlite_game.count("idempotency_records") == 0
 
 
 @pytest.mark.parametrize("body", [[], "x", 3, None, True])
-async def test_a_body_that_is_no_object_is_400(sqlite_world: World, body: Any) -> None:
-    answer = await sqlite_world.ada.post("/tree/allocate", body, key=new_key())
-    refused(answer, 400, "BAD_REQUEST")
-    assert await sqlite_world.count("idempotency_records") == 0
+async def test_a_body_that_is_no_object_is_400(sqlite_game: Game, body: Any) -> None:
+    response = await sqlite_game.ada.post("/tree/allocate", body, key=new_key())
+    refused(response, 400, "BAD_REQUEST")
+    assert await sqlite_game.count("idempotency_records") == 0
 
 
 # -- who ------------------------------------------------------------------------------------------
 
 
-async def test_another_walkers_tree_is_out_of_sight_and_out_of_reach(world: World) -> None:
-    eve = world.device("eve")
-    await world.ada.finish("quest.001")
+async def test_tree_of_another_walker_is_neither_readable_nor_writable(game: Game) -> None:
+    eve = game.device("eve")
+    await game.ada.finish("quest.001")
     key = new_key()
-    ok(await world.ada.allocate(ROOT, key=key))
-    before = await world.ada.tree(), await world.ada.events()
+    ok(await game.ada.allocate(ROOT, key=key))
+    before = await game.ada.tree(), await game.ada.events()
     assert (await eve.tree())["allocations"] == []
     assert await eve.points() == 0
     assert await eve.events() == []
-    # Ada's key is nothing to Eve: no replay of Ada's answer, and no points of Ada's either.
+    # Eve gets neither a replay of Ada's response nor Ada's points.
     refused(await eve.allocate(ROOT, key=key), 422, "INSUFFICIENT_POINTS")
-    assert (await world.ada.tree(), await world.ada.events()) == before
+    assert (await game.ada.tree(), await game.ada.events()) == before
 
 
 @pytest.mark.parametrize(
@@ -266,20 +266,22 @@ async def test_another_walkers_tree_is_out_of_sight_and_out_of_reach(world: Worl
         ("GET", "/walker/events"),
     ],
 )
-async def test_everything_takes_a_sign_in(sqlite_world: World, method: str, path: str) -> None:
-    answer = await sqlite_world.client.request(
+async def test_every_operation_needs_authentication(
+    sqlite_game: Game, method: str, path: str
+) -> None:
+    response = await sqlite_game.client.request(
         method, path, headers={"Authorization": "Bearer nonsense"}, json={}
     )
-    refused(answer, 401, "UNAUTHENTICATED")
-    assert answer.headers["www-authenticate"] == "Bearer"
+    refused(response, 401, "UNAUTHENTICATED")
+    assert response.headers["www-authenticate"] == "Bearer"
 
 
-async def test_the_audit_names_the_walker_and_what_was_done_once(world: World) -> None:
-    await world.ada.finish("quest.001")
+async def test_the_audit_names_the_walker_and_what_was_done_once(game: Game) -> None:
+    await game.ada.finish("quest.001")
     key = new_key()
-    await world.ada.allocate(ROOT, key=key)
-    await world.ada.allocate(ROOT, key=key)
-    found = await world.rows(
+    await game.ada.allocate(ROOT, key=key)
+    await game.ada.allocate(ROOT, key=key)
+    found = await game.rows(
         "SELECT actor, resource, status FROM audit_events WHERE endpoint = 'tree.allocate'"
     )
     assert [dict(row) for row in found] == [
@@ -287,9 +289,9 @@ async def test_the_audit_names_the_walker_and_what_was_done_once(world: World) -
     ]
 
 
-async def test_the_rate_limit_of_walk_holds(open_world: OpenWorld) -> None:
-    async with open_world(walk_rate_limit="2/minute") as world:
-        ada: Device = world.ada
-        answers = [await ada.allocate(ROOT) for _ in range(3)]
-        assert [answer.status_code for answer in answers] == [422, 422, 429]
-        refused(answers[2], 429, "RATE_LIMITED")
+async def test_the_rate_limit_of_walk_holds(open_game: OpenGame) -> None:
+    async with open_game(walk_rate_limit="2/minute") as game:
+        ada: Device = game.ada
+        responses = [await ada.allocate(ROOT) for _ in range(3)]
+        assert [response.status_code for response in responses] == [422, 422, 429]
+        refused(responses[2], 429, "RATE_LIMITED")

@@ -1,4 +1,4 @@
-"""Two devices of one walker at once, each through a server of its own on the same database."""
+"""Two devices of one walker at once, each through a separate server on the same database."""
 
 import asyncio
 import os
@@ -14,14 +14,14 @@ import pytest
 from holdfast_services.walk.ledger import credit
 from holdfast_services.walk.walkers import lock_walker
 
-from .fixtures import CATALOGUE, Device, OpenWorld, World, new_key, ok
+from .fixtures import CATALOGUE, Device, Game, OpenGame, new_key, ok
 
-# As many as the torture run asks for, or enough to be told of a fault by chance.
+# The number of random runs; the long run sets a larger one.
 ROUNDS = max(4, int(os.environ.get("HOLDFAST_TEST_ROUNDS", "200")) // 20)
 
 Action = tuple[str, Any, str]
 
-# What an answer to an honest action may be. Anything else is a fault of the server.
+# The possible responses to a valid action. Any other is a bug.
 ANSWERS: dict[int, set[str | None]] = {
     200: {None},
     409: {"ALREADY_ALLOCATED", "QUEST_ALREADY_IN_PROGRESS", "QUEST_ALREADY_COMPLETED"},
@@ -37,7 +37,7 @@ ANSWERS: dict[int, set[str | None]] = {
 
 
 def a_days_actions(dice: random.Random) -> list[Action]:
-    """Make up what a person does in a day, with a key for each; some of it cannot be done."""
+    """Generate the actions of a day, each with a key; some of them are invalid."""
     actions: list[Action] = []
     for quest in dice.sample(list(CATALOGUE.quests.values()), k=4):
         actions.append(("start", quest.id, new_key()))
@@ -66,19 +66,19 @@ async def do(device: Device, action: Action, at: datetime) -> httpx.Response:
 async def spend_the_day(
     device: Device, actions: list[Action], dice: random.Random, at: datetime
 ) -> list[tuple[Action, httpx.Response]]:
-    """Send a queue in its order, some of it again and again, with pauses of chance."""
-    answers = []
+    """Send actions in order, some repeatedly, with random pauses."""
+    responses = []
     for action in actions:
         for _ in range(dice.choice([1, 1, 2])):
             if dice.random() < 0.5:
                 await asyncio.sleep(dice.random() * 0.002)
-            answers.append((action, await do(device, action, at)))
-    return answers
+            responses.append((action, await do(device, action, at)))
+    return responses
 
 
-async def everything_adds_up(world: World, walker: str) -> None:
+async def everything_adds_up(game: Game, walker: str) -> None:
     """Check a walker's rows against one another."""
-    device = world.device(walker)
+    device = game.device(walker)
     tree = await device.tree()
     allocated = [each["nodeId"] for each in tree["allocations"]]
     quests = await device.quests()
@@ -96,10 +96,12 @@ async def everything_adds_up(world: World, walker: str) -> None:
         event["data"]["questId"] for event in events if event["type"] == "quest.completed"
     )
     assert done == dict.fromkeys(completed, 1)
-    told = [id_ for e in events if e["type"] == "tree.allocated" for id_ in e["data"]["nodeIds"]]
-    assert told == allocated
+    announced = [
+        id_ for e in events if e["type"] == "tree.allocated" for id_ in e["data"]["nodeIds"]
+    ]
+    assert announced == allocated
 
-    balance = await world.balance_is_the_sum(walker)
+    balance = await game.balance_is_the_sum(walker)
     energy = sum(CATALOGUE.nodes[id_].energy for id_ in allocated)
     assert balance == START_ENERGY - energy >= 0
 
@@ -108,11 +110,11 @@ START_ENERGY = 9000
 
 
 async def test_two_devices_at_once_never_spend_or_earn_a_point_twice(
-    open_world: OpenWorld,
+    open_game: OpenGame,
 ) -> None:
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(open_world(walk_energy_required=True))
-        second = await stack.enter_async_context(open_world(first.clock, walk_energy_required=True))
+        first = await stack.enter_async_context(open_game(walk_energy_required=True))
+        second = await stack.enter_async_context(open_game(first.clock, walk_energy_required=True))
         now = first.clock.at
         answered = Counter[int]()
         for number in range(ROUNDS):
@@ -121,7 +123,7 @@ async def test_two_devices_at_once_never_spend_or_earn_a_point_twice(
                 await lock_walker(tx, walker, now)
                 await credit(tx, walker, START_ENERGY, reason="steps", reference="d", now=now)
             mine, theirs = a_days_actions(dice), a_days_actions(dice)
-            # Some actions reach both servers: a queue copied to a new device, say.
+            # Some actions reach both servers, for example after a queue was copied to a new device.
             for action in dice.sample(mine, k=6):
                 theirs.insert(dice.randrange(len(theirs) + 1), action)
             both = await asyncio.gather(
@@ -129,98 +131,100 @@ async def test_two_devices_at_once_never_spend_or_earn_a_point_twice(
                 spend_the_day(second.device(walker), theirs, random.Random(number), now),
             )
             done: dict[str, bytes] = {}
-            for (_, _, key), answer in both[0] + both[1]:
-                answered[answer.status_code] += 1
-                code = None if answer.status_code == 200 else answer.json()["error"]
-                assert code in ANSWERS[answer.status_code], answer.text
-                if answer.status_code == 200:  # once done, always the same answer
-                    assert done.setdefault(key, answer.content) == answer.content
+            for (_, _, key), response in both[0] + both[1]:
+                answered[response.status_code] += 1
+                code = None if response.status_code == 200 else response.json()["error"]
+                assert code in ANSWERS[response.status_code], response.text
+                if response.status_code == 200:  # a replay
+                    assert done.setdefault(key, response.content) == response.content
             await everything_adds_up(first, walker)
         assert min(answered[200], answered[409], answered[422]) > 0
 
 
 async def test_the_same_action_from_both_devices_at_once_is_one_action(
-    open_world: OpenWorld,
+    open_game: OpenGame,
 ) -> None:
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(open_world())
-        second = await stack.enter_async_context(open_world(first.clock))
+        first = await stack.enter_async_context(open_game())
+        second = await stack.enter_async_context(open_game(first.clock))
         for number in range(ROUNDS):
             one, other = first.device(f"w{number}"), second.device(f"w{number}")
             ok(await one.start("quest.001"))
             ok(await one.advance("quest.001", 1))
             ok(await one.advance("quest.001", 2))
             key = new_key()
-            answers = await asyncio.gather(
+            responses = await asyncio.gather(
                 *(d.complete("quest.001", key=key) for d in (one, other, one, other))
             )
-            assert {answer.status_code for answer in answers} == {200}
-            assert len({answer.content for answer in answers}) == 1
+            assert {response.status_code for response in responses} == {200}
+            assert len({response.content for response in responses}) == 1
             assert await one.points() == 2
 
 
-async def test_of_two_actions_for_the_last_points_one_is_done(open_world: OpenWorld) -> None:
+async def test_one_of_two_concurrent_actions_spends_the_last_points(open_game: OpenGame) -> None:
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(open_world())
-        second = await stack.enter_async_context(open_world(first.clock))
+        first = await stack.enter_async_context(open_game())
+        second = await stack.enter_async_context(open_game(first.clock))
         for number in range(ROUNDS):
             one, other = first.device(f"w{number}"), second.device(f"w{number}")
             await one.finish("quest.001")
             ok(await one.allocate("node.even-stride"))
-            answers = await asyncio.gather(
+            responses = await asyncio.gather(
                 one.allocate("node.light-pack"), other.allocate("node.long-breath")
             )
-            assert sorted(answer.status_code for answer in answers) == [200, 422]
+            assert sorted(response.status_code for response in responses) == [200, 422]
             assert await one.points() == 0
             assert len(await other.allocated()) == 2
 
 
 @pytest.mark.parametrize("way", ["start", "complete", "allocate"])
-async def test_twenty_at_once_under_keys_of_their_own_are_done_once(world: World, way: str) -> None:
-    ada = world.ada
+async def test_twenty_concurrent_requests_with_different_keys_execute_once(
+    game: Game, way: str
+) -> None:
+    ada = game.ada
     if way == "allocate":
         await ada.finish("quest.001")
-        answers = await asyncio.gather(*(ada.allocate("node.even-stride") for _ in range(20)))
+        responses = await asyncio.gather(*(ada.allocate("node.even-stride") for _ in range(20)))
     elif way == "start":
-        answers = await asyncio.gather(*(ada.start("quest.001") for _ in range(20)))
+        responses = await asyncio.gather(*(ada.start("quest.001") for _ in range(20)))
     else:
         ok(await ada.start("quest.001"))
         ok(await ada.advance("quest.001", 1))
         ok(await ada.advance("quest.001", 2))
-        answers = await asyncio.gather(*(ada.complete("quest.001") for _ in range(20)))
-    assert Counter(answer.status_code for answer in answers) == {200: 1, 409: 19}
+        responses = await asyncio.gather(*(ada.complete("quest.001") for _ in range(20)))
+    assert Counter(response.status_code for response in responses) == {200: 1, 409: 19}
     expected = {"allocate": 1, "start": 0, "complete": 2}[way]
     assert await ada.points() == expected
 
 
-async def in_line(world: World) -> int:
-    """Count who waits: for the walker's row on PostgreSQL, for the one turn on SQLite."""
-    if world.store.name == "sqlite":
-        store: Any = world.store
+async def in_line(game: Game) -> int:
+    """Count waiters: for the walker's row on PostgreSQL, for the write lock on SQLite."""
+    if game.store.name == "sqlite":
+        store: Any = game.store
         return len(store._writer._waiting)
-    rows = await world.rows(
+    rows = await game.rows(
         "SELECT count(*) AS n FROM pg_stat_activity"
         " WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
     return int(rows[0]["n"])
 
 
-async def test_actions_commit_in_the_order_they_get_in_line(world: World) -> None:
-    """A walker's row is locked first: the second waits for the first, whatever it wants."""
-    await world.ada.finish("quest.001")
-    unit = await world.store.begin()
-    await lock_walker(unit.transaction, "ada", world.clock.at)
+async def test_actions_commit_in_the_order_they_get_in_line(game: Game) -> None:
+    """A walker's row is locked first, so the second action waits for the first."""
+    await game.ada.finish("quest.001")
+    unit = await game.store.begin()
+    await lock_walker(unit.transaction, "ada", game.clock.at)
     waiting = []
     for number, node in enumerate(("node.even-stride", "node.light-pack"), 1):
-        waiting.append(asyncio.create_task(world.ada.allocate(node)))
+        waiting.append(asyncio.create_task(game.ada.allocate(node)))
         async with asyncio.timeout(30):
-            while await in_line(world) < number:
+            while await in_line(game) < number:
                 await asyncio.sleep(0.01)
     assert not any(task.done() for task in waiting)
     # Another walker does not wait on PostgreSQL; SQLite has one writer.
-    if world.store.name == "postgresql":
-        ok(await world.device("eve").start("quest.001"))
+    if game.store.name == "postgresql":
+        ok(await game.device("eve").start("quest.001"))
     await unit.rollback()
     for task in waiting:
         ok(await task)
-    assert await world.ada.allocated() == ["node.even-stride", "node.light-pack"]
+    assert await game.ada.allocated() == ["node.even-stride", "node.light-pack"]

@@ -1,4 +1,4 @@
-"""Commands on the server's database: schema and expiry."""
+"""``holdfast migrate`` and ``holdfast sweep``: the schema and expired records of a database."""
 
 import asyncio
 import sqlite3
@@ -31,17 +31,17 @@ _APPLIED_ANY_VERSION: Final = "SELECT * FROM holdfast_migrations"
 
 @asynccontextmanager
 async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
-    """Open the database of a URL, and close it in any case."""
-    # An app of one's own has the core's tables only: enough for records.
+    """Open the database of a URL and close it afterwards. Raises ``Failure``."""
+    # Apps other than the bundled services have the tables of the core only.
     store = open_store(url, migration_packages=() if must_exist else _migration_packages())
-    # SQLite would make an empty file of every misspelt name.
+    # SQLite would create an empty file for a misspelt name.
     if must_exist and _is_missing_file(url):
         raise CommandError(
             f"{url.removeprefix(_SQLITE)} does not exist: "
-            f"give the right --database, or make it with: holdfast migrate --database {url}"
+            f"check --database, or create it with: holdfast migrate --database {url}"
         )
     try:
-        # Looking must not change anything: the schema is made and brought up to date by migrate.
+        # Only the migrate command changes the schema.
         if must_exist and not await _is_up_to_date(url):
             raise CommandError(
                 f"{redact_password(url)} does not have this version's tables: "
@@ -57,7 +57,7 @@ async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
 
 
 def migrate(url: str, *, as_json: bool) -> None:
-    """Apply what is missing and say what that was."""
+    """Apply missing migrations and print them."""
     applied, present = asyncio.run(_migrate(url))
     if as_json:
         keys = ("namespace", "number", "name")
@@ -91,7 +91,7 @@ def _is_missing_file(url: str) -> bool:
 
 
 async def _is_up_to_date(url: str) -> bool:
-    """Tell whether opening the store would apply nothing; an unreachable one is told by itself."""
+    """Check whether all migrations of the core are applied; True if that is unknown."""
     applied = await _applied_before(url, _APPLIED, unreachable=None)
     database = "sqlite" if url.startswith(_SQLITE) else "postgres"
     known = load_migrations("core", f"holdfast.stores.{database}.migrations")
@@ -116,7 +116,7 @@ def _applied_on_sqlite(path: str, query: str, unreachable: _Applied | None) -> _
             return {row[:2] for row in database.execute(query)}
     except sqlite3.OperationalError:  # no such table, or no such column
         return set()
-    except sqlite3.Error:  # not a database: the store says it better
+    except sqlite3.Error:  # not a database: opening the store reports it
         return unreachable
 
 
@@ -128,7 +128,7 @@ async def _applied_on_postgres(
     try:
         connection = await asyncpg.connect(url, timeout=5)
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
-        return unreachable  # the store says it better
+        return unreachable  # opening the store reports it
     try:
         return {(row[0], row[1]) for row in await connection.fetch(query)}
     except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
@@ -138,28 +138,28 @@ async def _applied_on_postgres(
 
 
 class _Counted:
-    """The store as the sweeper sees it, with a word to the terminal after each batch."""
+    """Passes sweeps to the store and shows progress in the terminal."""
 
     def __init__(self, store: Store, status: Any) -> None:
         self._store = store
         self._status = status
-        self._gone = 0
+        self._deleted = 0
 
     async def sweep(self, now: datetime, limit: int) -> int:
-        gone = await self._store.sweep(now, limit)
-        self._gone += gone
+        deleted = await self._store.sweep(now, limit)
+        self._deleted += deleted
         if self._status is not None:
-            self._status.update(f"{self._gone} expired records deleted")
-        return gone
+            self._status.update(f"{self._deleted} expired records deleted")
+        return deleted
 
 
 def sweep(url: str, *, as_json: bool) -> None:
-    """Delete everything expired and say how much that was."""
-    gone = asyncio.run(_sweep(url))
+    """Delete all expired records and print how many."""
+    deleted = asyncio.run(_sweep(url))
     if as_json:
-        print_json({"deleted": gone})
+        print_json({"deleted": deleted})
     else:
-        print(f"{gone} expired record{'' if gone == 1 else 's'} deleted")
+        print(f"{deleted} expired record{'' if deleted == 1 else 's'} deleted")
 
 
 async def _sweep(url: str) -> int:

@@ -1,4 +1,4 @@
-"""The device's queue on the command line: what waits, what is stuck, and what to do about it."""
+"""The work of ``holdfast outbox``: the commands and their options are in ``outbox_commands.py``."""
 
 import os
 import signal
@@ -19,8 +19,8 @@ from holdfast.cli.outbox_output import (
     print_entry,
     print_report,
     print_sides,
+    print_status,
     sending_bar,
-    tell_entry,
 )
 from holdfast.cli.output import CommandError, print_json, print_table
 from holdfast.core.outbox_entry import NewEntry, Resolution, Status
@@ -29,7 +29,7 @@ from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox.conflicts import resolve_conflict
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import Ended
-from holdfast.outbox.profile import Profile
+from holdfast.outbox.profile import Profile, unknown_profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.settings import QueueSettings, span_in
 from holdfast.outbox.transport import HttpTransport
@@ -59,31 +59,28 @@ _RESOLUTIONS: Final[Mapping[str, Resolution]] = {
     "give_up": Resolution.GIVE_UP,
 }
 _LONGEST_WAIT: Final = DEVICE.ceiling_seconds / DEVICE.first_seconds
-"""How many times the first wait the longest is."""
+"""Ratio of the longest to the first delay."""
 
 _ADVICE: Final[Mapping[Ended, str]] = {
-    Ended.SIGNED_OUT: "give another --token; nothing was lost",
-    Ended.OFFLINE: "what is queued stays queued",
-    Ended.BLOCKED: "nothing was lost",
+    Ended.SIGNED_OUT: "use another --token; nothing was lost",
+    Ended.OFFLINE: "the entries stay queued",
 }
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Which queue, and how to open it."""
+    """The file of a queue, and where its passphrase is."""
 
     path: Path
     passphrase_env: str | None
 
     @contextmanager
     def opened(self, *, must_exist: bool = True) -> Iterator[OutboxQueue]:
-        """Open the queue, and tell what breaks a rule as bad input."""
+        """Open the queue; a broken rule ends the command as bad input."""
         if self.path.is_dir():
             raise CommandError(f"{self.path} is a directory: --db should name the file of a queue")
-        # SQLite would make an empty file of every misspelt name.
+        # SQLite would create an empty file for every misspelt name.
         if must_exist and not self.path.exists():
-            raise CommandError(
-                f"{self.path} does not exist: the first holdfast outbox … add makes it"
-            )
+            raise CommandError(f"{self.path} does not exist: holdfast outbox … add creates it")
         try:
             with OutboxQueue.open(
                 self.path,
@@ -101,7 +98,7 @@ class Place(msgspec.Struct, frozen=True):
         found = os.environ.get(self.passphrase_env)
         if not found:
             raise CommandError(
-                f"the variable {self.passphrase_env} holds no passphrase", _BAD_INPUT
+                f"the variable {self.passphrase_env} is empty: set it to the passphrase", _BAD_INPUT
             )
         return found
 
@@ -118,7 +115,7 @@ def add(
     as_json: bool,
     **more: Any,
 ) -> None:
-    """Queue one mutation; the user becomes known by it."""
+    """Queue one mutation, and add the user."""
     new = NewEntry(
         user_id=user,
         operation=operation,
@@ -131,7 +128,7 @@ def add(
     with place.opened(must_exist=False) as queue, queue.transaction():
         queue.add_user(user)
         entry = queue.enqueue(new)
-    tell_entry(entry, as_json=as_json)
+    print_status(entry, as_json=as_json)
 
 
 def list_entries(
@@ -170,7 +167,7 @@ def drain_user(
     max_seconds: float | None,
     as_json: bool,
 ) -> None:
-    """Send what a user's queue holds, and say what came of it."""
+    """Send what a user's queue holds, and print the report."""
     stop = Flag()
     with (
         place.opened() as queue,
@@ -179,11 +176,13 @@ def drain_user(
         sending_bar(queue, user),
     ):
         if user not in queue.users():
-            raise CommandError(f"{place.path} knows no user {user}")
+            raise CommandError(f"{place.path} has no user {user}")
         report = _drain(queue, transport, token).run(user, max_seconds=max_seconds, stop=stop)
         stuck = queue.blocked_by(user)
     print_report(report, stuck, as_json=as_json)
-    if report.ended in _ADVICE and report.detail is not None:
+    if report.unknown_profiles:
+        raise CommandError(unknown_profile(report.unknown_profiles[0]))
+    if report.ended in _ADVICE:
         raise CommandError(f"{report.detail}: {_ADVICE[report.ended]}")
 
 
@@ -191,25 +190,25 @@ def retry(place: Place, entry_id: str, *, as_json: bool) -> None:
     """Send a failed entry again."""
     with place.opened() as queue:
         entry = queue.retry(entry_id)
-    tell_entry(entry, as_json=as_json)
+    print_status(entry, as_json=as_json)
 
 
 def discard(
     place: Place, entry_id: str, *, with_dependents: bool, force: bool, as_json: bool
 ) -> None:
-    """Give an entry up: a failed or conflicting one, or one that was not sent yet."""
+    """Discard an entry that is failed, in conflict or not sent yet."""
     with place.opened() as queue:
         if queue.get(entry_id).status is Status.PENDING:
             entry = queue.cancel(entry_id, force=force)
         else:
             entry = queue.discard(entry_id, with_dependents=with_dependents)
-    tell_entry(entry, as_json=as_json)
+    print_status(entry, as_json=as_json)
 
 
 def resolve(
     place: Place, entry_id: str, *, strategy: str | None, payload: str | None, as_json: bool
 ) -> None:
-    """End a conflict; without a strategy, show both sides."""
+    """Resolve a conflict; without a strategy, show both sides."""
     if strategy is not None and strategy not in _RESOLUTIONS:
         raise CommandError(f"--strategy should be one of {', '.join(_RESOLUTIONS)}", _BAD_INPUT)
     with place.opened() as queue:
@@ -219,7 +218,7 @@ def resolve(
             return
         merged = UNSET if payload is None else msgspec.json.decode(_checked(_raw(payload)))
         entry = resolve_conflict(queue, entry, _RESOLUTIONS[strategy], payload=merged)
-    tell_entry(entry, as_json=as_json)
+    print_status(entry, as_json=as_json)
 
 
 def edit(
@@ -232,11 +231,9 @@ def edit(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Replace what an entry will send; it gets a new key."""
+    """Change the request of an entry; it gets a new key."""
     if payload is None and endpoint is None and not headers:
-        raise CommandError(
-            "say what is to be different: --payload, --endpoint or --header", _BAD_INPUT
-        )
+        raise CommandError("nothing to change: use --payload, --endpoint or --header", _BAD_INPUT)
     with place.opened() as queue:
         entry = queue.edit_payload(
             entry_id,
@@ -245,11 +242,11 @@ def edit(
             headers=_headers(headers) if headers else UNSET,
             force=force,
         )
-    tell_entry(entry, as_json=as_json)
+    print_status(entry, as_json=as_json)
 
 
 def stats(place: Place, *, user: str | None, as_json: bool) -> None:
-    """Count what is there."""
+    """Count entries."""
     with place.opened() as queue:
         found = queue.stats(user)
     counts = {status.value: number for status, number in found.counts.items()}
@@ -269,7 +266,7 @@ def stats(place: Place, *, user: str | None, as_json: bool) -> None:
 
 
 def prune(place: Place, *, limit: int | None, as_json: bool) -> None:
-    """Remove what was settled long ago."""
+    """Remove old settled entries."""
     with place.opened() as queue:
         removed = queue.prune(limit=limit)
     if as_json:
@@ -279,27 +276,27 @@ def prune(place: Place, *, limit: int | None, as_json: bool) -> None:
 
 
 def watchdog(place: Place, *, as_json: bool) -> None:
-    """Bring back what dead processes had claimed."""
+    """Return the claims of ended processes to the queue."""
     with place.opened() as queue:
         back = queue.watchdog()
     if as_json:
         print_json({"revived": [entry.id for entry in back]})
     else:
-        print(f"{counted(len(back))} brought back")
+        print(f"{counted(len(back))} returned to the queue")
 
 
-# ------------------------------------------------------------------ what can be set
+# ------------------------------------------------------------------ draining
 
 
 def _drain(queue: OutboxQueue, transport: HttpTransport, token: str | None) -> Drain:
-    """Return what sends; with shorter waits if that is set."""
+    """Return a drain, with shorter delays if the environment sets them."""
     first = span_in(os.environ, "HOLDFAST_OUTBOX_RETRY_SECONDS")
     if first is None:
         return Drain(queue, transport, token)
     seconds = first.total_seconds()
 
     def sooner(profile: Profile) -> RetryPolicy:
-        """Wait less, and give up when any other drain would."""
+        """Shorten the delays, not the number of attempts."""
         return replace(
             profile.retry, first_seconds=seconds, ceiling_seconds=seconds * _LONGEST_WAIT
         )
@@ -309,7 +306,7 @@ def _drain(queue: OutboxQueue, transport: HttpTransport, token: str | None) -> D
 
 @contextmanager
 def _stopping(stop: Flag) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the drain after the entry that is being sent."""
+    """Make Ctrl-C and SIGTERM end the drain after the entry that is being sent."""
     before = {
         number: signal.signal(number, lambda *_: stop.set())
         for number in (signal.SIGINT, signal.SIGTERM)
@@ -321,7 +318,7 @@ def _stopping(stop: Flag) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# ------------------------------------------------------------------ reading and writing values
+# ------------------------------------------------------------------ parsing options
 
 
 def _raw(given: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The commands of ``holdfast outbox`` and their options. The work is in ``outbox.py``."""
+"""The commands and options of ``holdfast outbox``. The work is in ``outbox.py``."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from holdfast.cli.output import CommandError
 __all__ = ["outbox_app"]
 
 outbox_app = typer.Typer(
-    help="Look at a device's queue, and send it.",
+    help="Inspect and drain the outbox of a device.",
     no_args_is_help=False,
     rich_markup_mode="markdown",
 )
@@ -31,16 +31,16 @@ _JSON_OR_FILE = "JSON, @FILE, or - for standard input."
 def outbox(
     context: typer.Context,
     db: Annotated[
-        Path | None, typer.Option("--db", metavar="FILE", help="The file the queue is kept in.")
+        Path | None, typer.Option("--db", metavar="FILE", help="The file of the outbox.")
     ] = None,
     passphrase_env: Annotated[
         str | None,
         typer.Option(
-            metavar="VAR", help="The variable with the passphrase, if the file is encrypted."
+            metavar="VAR", help="Environment variable with the passphrase, for an encrypted file."
         ),
     ] = None,
 ) -> None:
-    """Look at a device's queue, and send it.
+    """Inspect and drain the outbox of a device.
 
     For example:
 
@@ -50,35 +50,35 @@ def outbox(
 
     if context.invoked_subcommand is None:
         raise CommandError(
-            "say what to do with the outbox: add, ls, show, drain, retry, discard, resolve, edit, "
+            "name a command: add, ls, show, drain, retry, discard, resolve, edit, "
             "stats, prune or watchdog (try: holdfast outbox --help)",
             2,
         )
     if db is None:
         if "--help" in sys.argv:
-            return  # to read about a command takes no file
-        raise CommandError("say which file: holdfast outbox --db FILE … (try: --help)", 2)
+            return  # help needs no file
+        raise CommandError("name the file: holdfast outbox --db FILE … (try: --help)", 2)
     context.obj = Place(db, passphrase_env)
 
 
 @outbox_app.command("add")
 def outbox_add(  # noqa: PLR0917 - typer turns them into options
     context: typer.Context,
-    user: Annotated[str, typer.Option(help="Whose action it is.")],
+    user: Annotated[str, typer.Option(help="The user whose action it is.")],
     op: Annotated[str, typer.Option(help="create, update, patch or delete.")],
-    entity: Annotated[str, typer.Option(help="The type of the entity, such as note.")],
+    entity: Annotated[str, typer.Option(help="Type of the entity, such as note.")],
     endpoint: Annotated[str, typer.Option(help="The path on the server.")],
     payload: Annotated[str | None, typer.Option(help=_JSON_OR_FILE)] = None,
     header: Header = None,
     local_id: Annotated[
-        str | None, typer.Option(help="The entity's id on the device: a lowercase UUID.")
+        str | None, typer.Option(help="Id of the entity on the device: a lowercase UUID.")
     ] = None,
     depends_on: Annotated[
         list[str] | None,
-        typer.Option(help="An entry, or a local id, that has to come first. May be repeated."),
+        typer.Option(help="An entry id, or a local id, that must succeed first. May be repeated."),
     ] = None,
     priority: Annotated[
-        int | None, typer.Option(help="Higher goes first.", show_default="by entity")
+        int | None, typer.Option(help="Higher goes first.", show_default="by entity type")
     ] = None,
     conflict: Annotated[
         str | None, typer.Option(help="server_wins, client_wins, manual or merge.")
@@ -86,12 +86,10 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
     key: Annotated[
         str | None, typer.Option(help="The idempotency key.", show_default="a new one")
     ] = None,
-    profile: Annotated[
-        str, typer.Option(help="The profile of the API it is for, by name.")
-    ] = "default",
+    profile: Annotated[str, typer.Option(help="Name of the profile of the API.")] = "default",
     json: Json = False,
 ) -> None:
-    """Queue one mutation. The file and the user are made if they are not there.
+    """Queue one mutation. Creates the file and the user if they do not exist.
 
     For example:
 
@@ -121,12 +119,15 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
 @outbox_app.command("ls")
 def outbox_ls(  # noqa: PLR0917 - typer turns them into options
     context: typer.Context,
-    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only entries of this user.")] = None,
     status: Annotated[
-        str | None, typer.Option(help="Only pending, in_flight, failed, conflict … ones.")
+        str | None,
+        typer.Option(help="Only entries with this status: pending, in_flight, failed, conflict …"),
     ] = None,
-    entity: Annotated[str | None, typer.Option(help="Only about this type of entity.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many.")] = 1000,
+    entity: Annotated[
+        str | None, typer.Option(help="Only entries about this type of entity.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most this many.")] = 1000,
     json: Json = False,
 ) -> None:
     """List entries in the order in which they were queued.
@@ -142,7 +143,7 @@ def outbox_ls(  # noqa: PLR0917 - typer turns them into options
 
 @outbox_app.command("show")
 def outbox_show(context: typer.Context, entry_id: EntryId, json: Json = False) -> None:
-    """Show everything about one entry: what it sends, what it waits for, every send so far.
+    """Show one entry: its request, its dependencies, and every attempt.
 
     For example:
 
@@ -156,18 +157,18 @@ def outbox_show(context: typer.Context, entry_id: EntryId, json: Json = False) -
 @outbox_app.command("drain")
 def outbox_drain(  # noqa: PLR0917 - typer turns them into options
     context: typer.Context,
-    user: Annotated[str, typer.Option(help="Whose queue.")],
-    server: Annotated[str, typer.Option(metavar="URL", help="Where to send it.")],
+    user: Annotated[str, typer.Option(help="The user whose queue is sent.")],
+    server: Annotated[str, typer.Option(metavar="URL", help="URL of the server.")],
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="HOLDFAST_OUTBOX_TOKEN", metavar="T", help="The user's token. Never stored."
+            envvar="HOLDFAST_OUTBOX_TOKEN", metavar="T", help="Token of the user. Never stored."
         ),
     ] = None,
     max_seconds: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Take at most so long, and wait for retries that fall due in that time."
+            min=0, help="Stop after this long; retries that fall due in that time are sent."
         ),
     ] = None,
     json: Json = False,
@@ -175,8 +176,8 @@ def outbox_drain(  # noqa: PLR0917 - typer turns them into options
     """Send what a user's queue holds.
 
     Without --max-seconds it ends when nothing can be sent now. Ctrl-C or SIGTERM finishes the entry
-    that is being sent and ends with exit code 0. Ends with exit code 1 if the server cannot be
-    reached or does not take the token; no entry has failed by that.
+    that is being sent and exits with 0. Exits with 1 if the server cannot be reached or does not
+    accept the token; no entry fails because of that.
 
     For example:
 
@@ -197,7 +198,7 @@ def outbox_drain(  # noqa: PLR0917 - typer turns them into options
 
 @outbox_app.command("retry")
 def outbox_retry(context: typer.Context, entry_id: EntryId, json: Json = False) -> None:
-    """Send a failed entry again, with the same key; what was parked behind it comes back too."""
+    """Send a failed entry again, with the same key; its parked dependents are revived."""
     from holdfast.cli.outbox import retry
 
     retry(context.obj, entry_id, as_json=json)
@@ -208,14 +209,15 @@ def outbox_discard(
     context: typer.Context,
     entry_id: EntryId,
     with_dependents: Annotated[
-        bool, typer.Option("--with-dependents", help="And all that were parked because of it.")
+        bool,
+        typer.Option("--with-dependents", help="Also all entries that were parked because of it."),
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Even if it was sent and may have happened.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Give an entry up: a failed or conflicting one, or one that was not sent yet."""
+    """Discard an entry that is failed, in conflict or not sent yet."""
     from holdfast.cli.outbox import discard
 
     discard(context.obj, entry_id, with_dependents=with_dependents, force=force, as_json=json)
@@ -232,7 +234,7 @@ def outbox_resolve(
     payload: Annotated[str | None, typer.Option(help=f"With merged: {_JSON_OR_FILE}")] = None,
     json: Json = False,
 ) -> None:
-    """End a conflict. Without --strategy, show mine and theirs beside each other.
+    """Resolve a conflict. Without --strategy, show mine and theirs side by side.
 
     For example:
 
@@ -249,14 +251,14 @@ def outbox_edit(  # noqa: PLR0917 - typer turns them into options
     context: typer.Context,
     entry_id: EntryId,
     payload: Annotated[str | None, typer.Option(help=_JSON_OR_FILE)] = None,
-    endpoint: Annotated[str | None, typer.Option(help="Another path on the server.")] = None,
+    endpoint: Annotated[str | None, typer.Option(help="New path on the server.")] = None,
     header: Header = None,
     force: Annotated[
         bool, typer.Option("--force", help="Even if it was sent and may have happened.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Replace what an entry will send. It gets a new key and keeps its place."""
+    """Change the request of an entry. It gets a new key and keeps its place."""
     from holdfast.cli.outbox import edit
 
     edit(
@@ -273,10 +275,10 @@ def outbox_edit(  # noqa: PLR0917 - typer turns them into options
 @outbox_app.command("stats")
 def outbox_stats(
     context: typer.Context,
-    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only entries of this user.")] = None,
     json: Json = False,
 ) -> None:
-    """Count what is there."""
+    """Count entries."""
     from holdfast.cli.outbox import stats
 
     stats(context.obj, user=user, as_json=json)
@@ -285,10 +287,10 @@ def outbox_stats(
 @outbox_app.command("prune")
 def outbox_prune(
     context: typer.Context,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
     json: Json = False,
 ) -> None:
-    """Remove what succeeded 7 days ago, and what was otherwise settled 30 days ago."""
+    """Remove entries that succeeded 7 days ago or were otherwise settled 30 days ago."""
     from holdfast.cli.outbox import prune
 
     prune(context.obj, limit=limit, as_json=json)
@@ -296,7 +298,7 @@ def outbox_prune(
 
 @outbox_app.command("watchdog")
 def outbox_watchdog(context: typer.Context, json: Json = False) -> None:
-    """Bring back what was claimed by a process that is gone, after its lease of two minutes."""
+    """Return entries to the queue that an ended process had claimed, after two minutes."""
     from holdfast.cli.outbox import watchdog
 
     watchdog(context.obj, as_json=json)

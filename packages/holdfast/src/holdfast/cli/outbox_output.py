@@ -1,4 +1,4 @@
-"""The device's queue as people see it: tables, both sides of a conflict, a bar while it sends."""
+"""Output of ``holdfast outbox``: tables, both sides of a conflict, a progress bar."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,11 @@ __all__ = [
     "print_entry",
     "print_report",
     "print_sides",
+    "print_status",
     "sending_bar",
-    "tell_entry",
 ]
 
-_MOST_NAMED: Final = 5
+_MAX_LISTED: Final = 5
 _SETTLED: Final = frozenset(
     {
         EventKind.SUCCEEDED,
@@ -36,8 +36,8 @@ _SETTLED: Final = frozenset(
 )
 
 
-def tell_entry(entry: Entry, *, as_json: bool) -> None:
-    """Say how an entry stands after what was done to it."""
+def print_status(entry: Entry, *, as_json: bool) -> None:
+    """Print an entry's id and status, or all of it as JSON."""
     if as_json:
         print_json(_facts(entry))
     else:
@@ -45,7 +45,7 @@ def tell_entry(entry: Entry, *, as_json: bool) -> None:
 
 
 def print_entries(found: Sequence[Entry], *, as_json: bool) -> None:
-    """List entries, one line each."""
+    """Print entries, one line each."""
     if as_json:
         print_json([_facts(entry) for entry in found])
         return
@@ -71,7 +71,7 @@ def print_entries(found: Sequence[Entry], *, as_json: bool) -> None:
 def print_entry(
     entry: Entry, attempts: Sequence[Attempt], dependents: Sequence[Entry], *, as_json: bool
 ) -> None:
-    """Show everything about one entry, its sends included."""
+    """Print everything about one entry, with its attempts."""
     facts = _facts(entry) | {"dependents": [one.id for one in dependents]}
     if as_json:
         print_json(facts | {"attempts": [_attempt(attempt) for attempt in attempts]})
@@ -101,7 +101,7 @@ def print_entry(
 
 
 def print_report(report: DrainReport, stuck: Sequence[Entry], *, as_json: bool) -> None:
-    """Say what a drain did, and which entries a person has to look at."""
+    """Print what a drain did, and which entries need a decision."""
     if as_json:
         waiting = [{"id": one.id, "status": one.status.value} for one in stuck]
         print_json(msgspec.to_builtins(report) | {"stuck": waiting})
@@ -111,19 +111,19 @@ def print_report(report: DrainReport, stuck: Sequence[Entry], *, as_json: bool) 
         for name, value in msgspec.to_builtins(report).items()
         if isinstance(value, int) and value
     ]
-    print(f"{report.ended}: {counted(report.succeeded)} sent and done, {report.unsent} left")
+    print(f"{report.ended}: {counted(report.succeeded)} succeeded, {report.unsent} left")
     if rows:
         print_table(("what", "count"), rows)
-    for one in stuck[:_MOST_NAMED]:
+    for one in stuck[:_MAX_LISTED]:
         ways = "resolve" if one.status is Status.CONFLICT else "retry, edit"
-        said = f": {_short(one.last_error)}" if one.last_error else ""
-        print(f"{one.id} is {_status(one)} and waits for you ({ways} or discard){said}")
-    if len(stuck) > _MOST_NAMED:
-        print(f"and {len(stuck) - _MOST_NAMED} more: see outbox ls --status failed, or conflict")
+        error = f": {_short(one.last_error)}" if one.last_error else ""
+        print(f"{one.id} is {_status(one)} and needs a decision ({ways} or discard){error}")
+    if len(stuck) > _MAX_LISTED:
+        print(f"and {len(stuck) - _MAX_LISTED} more: see outbox ls --status failed, or conflict")
 
 
 def print_sides(entry: Entry, *, as_json: bool) -> None:
-    """Show mine and theirs beside each other, and what both began from."""
+    """Print base, mine and theirs side by side."""
     base, mine, theirs = (_json(text) for text in (entry.base, entry.payload, entry.theirs))
     if as_json:
         print_json(
@@ -150,7 +150,7 @@ def print_sides(entry: Entry, *, as_json: bool) -> None:
 
 @contextmanager
 def sending_bar(queue: OutboxQueue, user: str) -> Iterator[None]:
-    """Show a bar on a terminal; nothing elsewhere."""
+    """Show a progress bar if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
@@ -178,7 +178,7 @@ def sending_bar(queue: OutboxQueue, user: str) -> Iterator[None]:
 
 
 def counted(count: int) -> str:
-    """Return a number of entries in words."""
+    """Return ``1 entry`` or ``2 entries``."""
     return f"{count} entr{'y' if count == 1 else 'ies'}"
 
 
@@ -196,7 +196,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
 
 
 def _members(side: Any) -> dict[str, Any]:
-    """Return a side field by field; one that is not known has none."""
+    """Return one side of a conflict as fields; empty if it is unknown."""
     if side is None:
         return {}
     return side if isinstance(side, dict) else {"(all)": side}

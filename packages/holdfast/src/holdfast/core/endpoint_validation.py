@@ -1,8 +1,8 @@
-"""Endpoints of queued entries: relative paths that stay on the server they are sent to. Pure.
+"""Validation of endpoints: relative paths that cannot lead to another server. Pure.
 
-An entry waits for days and is then sent with somebody's token. A path that a URL library, a proxy
-or the server reads as another host or another directory would take that token along, so whatever
-could be read in two ways is refused when it is queued, in every spelling.
+An entry may wait for days and is then sent with a user's token. A path that a URL library, a proxy
+or the server reads as another host or directory would send the token there, so every path that can
+be read in two ways is refused when it is queued, in every encoding.
 """
 
 import re
@@ -16,15 +16,15 @@ __all__ = ["MAX_LENGTH", "RULE", "check_endpoint"]
 
 RULE: Final = "endpoint_must_be_relative_path"
 MAX_LENGTH: Final = 2048
-"""What servers and proxies commonly take."""
+"""What servers and proxies commonly accept."""
 
 _UUID: Final = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-# The characters of RFC 3986 for paths and queries, and placeholders of local ids. Everything else,
-# such as control characters, spaces, backslashes and fragments, has no place in a request's target.
+# The characters of RFC 3986 for paths and queries, and placeholders of local ids. Control
+# characters, spaces, backslashes and fragments do not belong in a request target.
 _CHARACTER: Final = rf"[A-Za-z0-9\-._~!$&'()*+,;=:@]|%[0-9A-Fa-f]{{2}}|\{{local:{_UUID}\}}"
 _ENDPOINT: Final = re.compile(rf"(/(?:{_CHARACTER}|/)*)(?:\?(?:{_CHARACTER}|[/?])*)?")
 _DOTS: Final = frozenset({".", ".."})
-# Encoded twice is what careless proxies undo; more often than this nobody means well.
+# Some proxies decode twice; deeper encodings are refused.
 _DECODINGS: Final = 4
 
 
@@ -36,7 +36,9 @@ def check_endpoint(endpoint: str) -> str:
         raise _refused(f"must have at most {MAX_LENGTH} characters")
     match = _ENDPOINT.fullmatch(endpoint)
     if match is None:
-        raise _refused("has a character that is not allowed in a path, or a bad placeholder")
+        raise _refused(
+            "contains a character that is not allowed in a path, or an invalid placeholder"
+        )
     path = match[1]
     _check_path(path)
     if "%" in path:
@@ -47,13 +49,13 @@ def check_endpoint(endpoint: str) -> str:
 def _check_path(path: str) -> None:
     if "//" in path:
         raise _refused('must not have "//"')
-    # What stands behind a semicolon is a parameter to some servers, and dropped.
+    # Some servers drop what follows a semicolon, as a parameter.
     if "/." in path and any(part.partition(";")[0] in _DOTS for part in path.split("/")):
         raise _refused('must not have "." or ".." as a part')
 
 
 def _check_encoded(path: str) -> None:
-    """Look at what the path means once it is decoded, as often as that changes anything."""
+    """Check the path after decoding, repeatedly until decoding changes nothing."""
     current = path
     for _ in range(_DECODINGS):
         try:
@@ -62,7 +64,7 @@ def _check_encoded(path: str) -> None:
             raise _refused("has an encoded byte that is not UTF-8") from None
         if decoded == current:
             return
-        # Compatible forms too: a full-width dot becomes a dot in some file systems and servers.
+        # Compatibility forms too: some servers and file systems turn a full-width dot into a dot.
         for form in (decoded, normalize("NFKC", decoded)):
             if any(character < " " or character in "\\\x7f" for character in form):
                 raise _refused("has an encoded control character or backslash")
@@ -72,5 +74,5 @@ def _check_encoded(path: str) -> None:
 
 
 def _refused(why: str) -> EntryInvalidError:
-    # The endpoint itself is not repeated: it may hold what a person typed.
+    # The endpoint is not repeated: it may contain user input.
     return EntryInvalidError(RULE, f"the endpoint {why}")

@@ -1,9 +1,8 @@
-"""Local ids: finding the ids made offline in a request, and putting the server's in. Pure.
+"""Local ids: find ids made offline in a request, and replace them by the server's. Pure.
 
-There are two spellings. Inside any string of the body, in a header and in the path,
-``{local:UUID}`` stands for the server's id of that entity. And a string of the body that is nothing
-but the UUID of a known local id, or a whole header or a whole part of the path, stands for it too.
-Names of members are left alone.
+There are two forms. ``{local:UUID}`` inside any string of the body, in a header or in the path is
+replaced by the server's id of that entity. So is a string of the body, a whole header or a whole
+path segment that equals the UUID of a known local id. Names of members are not replaced.
 """
 
 import re
@@ -35,23 +34,23 @@ _OPENING: Final = "{local:"
 
 
 class References(NamedTuple):
-    """What a request refers to."""
+    """References in a request."""
 
-    # Written as placeholders: these must be replaced, whatever they are.
+    # Written as placeholders: always replaced.
     placeholders: frozenset[str]
-    # Whole values that look like one: local ids only if somebody knows them as such.
+    # Whole values that are UUIDs: replaced if they are known local ids.
     candidates: frozenset[str]
 
 
 def is_local_id(text: str) -> bool:
-    """Say whether this is a UUID in the one spelling that local ids have."""
+    """Say whether this is a lowercase UUID."""
     return _UUID.fullmatch(text) is not None
 
 
 def references(body: Any, headers: Mapping[str, str], path: str) -> References:
     """Find all references in a request; ``body`` is a JSON value.
 
-    A placeholder that does not hold a lowercase UUID is refused: sent as it stands, it would reach
+    A placeholder that does not hold a lowercase UUID raises ``EntryInvalidError``: it would reach
     the server as text.
     """
     placeholders: set[str] = set()
@@ -72,7 +71,7 @@ def references(body: Any, headers: Mapping[str, str], path: str) -> References:
 def replace_in_body(body: Any, ids: Mapping[str, ServerId]) -> Any:
     """Return the JSON value with the server's ids in it.
 
-    A whole value takes the server's id as it is: a number stays a number.
+    A whole value becomes the server's id as it is: a number stays a number.
     """
     if isinstance(body, str):
         return _replaced(body, ids)
@@ -95,7 +94,7 @@ def replace_in_headers(headers: Mapping[str, str], ids: Mapping[str, ServerId]) 
 def replace_in_path(path: str, ids: Mapping[str, ServerId]) -> str:
     """Return the path with the server's ids in it, encoded.
 
-    Whatever the server gave as an id, the result is still a path on that server, or refused.
+    Raises ``EntryInvalidError`` if an id of the server would change the path's meaning.
     """
     route, mark, query = path.partition("?")
     parts = [

@@ -1,4 +1,4 @@
-"""What a queued mutation is, and what may become of it: values and tables only, no I/O.
+"""Entries of the outbox, their statuses, and the table of allowed transitions. No I/O.
 
 ::
 
@@ -14,7 +14,7 @@
                 │        └─────────── │    ▲                                           │
                 └──── discard ────────┘    └────────────── give_up ────────────────────┘
 
-``TRANSITIONS`` below is the same in full, and it is what decides.
+``TRANSITIONS`` below is the complete table.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class Operation(StrEnum):
-    """What an entry does to its entity."""
+    """What an entry does to its entity; sent as POST, PUT, PATCH or DELETE."""
 
     CREATE = "create"
     UPDATE = "update"
@@ -65,7 +65,7 @@ METHODS: Final[Mapping[Operation, str]] = MappingProxyType(
         Operation.DELETE: "DELETE",
     }
 )
-"""The HTTP method each operation is sent as."""
+"""HTTP method by operation."""
 
 DEFAULT_PRIORITY: Final = 5
 """Priority of entity types for which the profile names none."""
@@ -73,11 +73,11 @@ DEFAULT_PRIORITY: Final = 5
 DEFAULT_PROFILE_NAME: Final = "default"
 
 DEFAULT_MAX_ATTEMPTS: Final = 12
-"""Sends of one entry before it is shown to a person, unless the app says otherwise."""
+"""Attempts after which an entry fails, unless the app sets another number."""
 
 
 class ConflictResolution(StrEnum):
-    """What to do when the server says that the entity has moved on."""
+    """Strategy for an entry whose entity was changed on the server."""
 
     SERVER_WINS = "server_wins"
     CLIENT_WINS = "client_wins"
@@ -87,7 +87,7 @@ class ConflictResolution(StrEnum):
 
 
 class Status(StrEnum):
-    """Where an entry stands."""
+    """Status of an entry."""
 
     PENDING = "pending"
     IN_FLIGHT = "in_flight"
@@ -99,34 +99,34 @@ class Status(StrEnum):
 
 
 OPEN: Final = frozenset({Status.PENDING, Status.IN_FLIGHT, Status.FAILED, Status.CONFLICT})
-"""Not settled: these keep their place in the order, and those behind them waiting."""
+"""Not settled: an entry in one of these blocks the ones behind it in its lane."""
 
 
 class Reason(StrEnum):
-    """Why an entry is failed, discarded or expired, beside what the server said."""
+    """Why an entry is failed, discarded or expired."""
 
     DEPENDENCY = "dependency"
-    """What it waits for will not happen: parked, and revived with its parent."""
+    """Something it depends on will not succeed: parked, and revived with its parent."""
     ATTEMPTS = "attempts"
-    """It was sent as often as it may be."""
-    ANSWER = "answer"
-    """The server's answer settles it."""
+    """It has had all its attempts."""
+    RESPONSE = "answer"
+    """The server's response decided."""
     REBUILD = "rebuild"
-    """The server's state has left no place for it."""
+    """Recovery from an out-of-order response found no place for it."""
     MIGRATION = "migration"
-    """The app could not bring its payload into the new format."""
+    """The app could not migrate its payload to the new format."""
     COALESCED = "coalesced"
-    """A later entry made it superfluous before it was ever sent."""
+    """A later entry replaced it before it was sent."""
     PERSON = "person"
-    """Somebody said so."""
+    """A person decided."""
     UNKNOWN = "unknown"
-    """It may have happened, and nobody can ask the server any more."""
+    """It may have happened, and the server no longer knows its key."""
     STALE = "stale"
     """It is older than the cap."""
 
 
 class Action(StrEnum):
-    """What can be done to an entry."""
+    """An action on an entry."""
 
     CLAIM = "claim"
     SUCCEED = "succeed"
@@ -150,20 +150,20 @@ class Resolution(StrEnum):
     """How a conflict ends."""
 
     THEIRS = "theirs"
-    """The server's side stands; the entry is discarded."""
+    """The server's side is kept; the entry is discarded."""
     MINE = "mine"
-    """The person's side is sent once more, forced, with a new key."""
+    """The device's side is sent once more, forced, with a new key."""
     MERGED = "merged"
     """A new payload, made of both, is sent with a new key."""
     GIVE_UP = "give_up"
-    """Nobody can say; the entry is failed and keeps what both sides had."""
+    """Undecided: the entry is failed and keeps both sides."""
 
 
 _P, _I, _F, _C = Status.PENDING, Status.IN_FLIGHT, Status.FAILED, Status.CONFLICT
 
 TRANSITIONS: Final[Mapping[Action, Mapping[Status, Status]]] = MappingProxyType(
     {
-        # What the drain does.
+        # By the drain.
         Action.CLAIM: {_P: _I},
         Action.SUCCEED: {_I: Status.SUCCEEDED},
         Action.RETRY_LATER: {_I: _P},
@@ -172,10 +172,10 @@ TRANSITIONS: Final[Mapping[Action, Mapping[Status, Status]]] = MappingProxyType(
         Action.CONFLICT: {_I: _C},
         Action.EXPIRE: {_I: Status.EXPIRED, _P: Status.EXPIRED},
         Action.WATCHDOG: {_I: _P},
-        # What follows from another entry.
+        # Following from another entry.
         Action.PARK: {_P: _F},
         Action.REVIVE: {_F: _P},
-        # What a person, or the strategy they chose, does.
+        # By a person, or by the chosen strategy.
         Action.RETRY: {_F: _P},
         Action.RESEND: {_C: _P},
         Action.GIVE_UP: {_C: _F},
@@ -184,7 +184,7 @@ TRANSITIONS: Final[Mapping[Action, Mapping[Status, Status]]] = MappingProxyType(
         Action.DISCARD: {_F: Status.DISCARDED, _C: Status.DISCARDED},
     }
 )
-"""What leads where. Everything that is not here is an error."""
+"""Status after each action, by the status before. Everything else is an error."""
 
 
 def after(action: Action, status: Status) -> Status:
@@ -194,50 +194,49 @@ def after(action: Action, status: Status) -> Status:
     except KeyError:
         allowed = " or ".join(TRANSITIONS[action])
         raise TransitionError(
-            f"an entry that is {status} cannot {action}: it would have to be {allowed}"
+            f"an entry that is {status} cannot {action}: its status must be {allowed}"
         ) from None
 
 
 class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A mutation to be queued. What is left out gets the default in the comment beside it."""
+    """A mutation to be queued. Comments name the defaults of fields that are left out."""
 
     user_id: str
     operation: str
     entity_type: str
     endpoint: str
-    # A JSON value, or the bytes of a JSON text. None sends no body.
+    # A JSON value, or the bytes of a JSON text; None sends no body.
     payload: Any = None
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     local_id: str | None = None
     server_id: str | int | None = None
-    # Ids of entries, or local ids, that must have succeeded before.
+    # Ids of entries, or local ids, that must succeed first.
     depends_on: tuple[str, ...] = ()
-    # By entity type, as the profile says.
+    # The profile's priority of the entity type.
     priority: int | None = None
-    # A new UUID version 4, made now and never again.
+    # A new UUID version 4, the same for every send.
     key: str | None = None
-    # How the server of this entry wants it to be sent; see `holdfast.outbox.Profile`.
+    # The rules of the API it is for, by name; see `holdfast.outbox.Profile`.
     profile: str = DEFAULT_PROFILE_NAME
     conflict_resolution: str | None = None
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
-    # The server's time as far as it is known, otherwise the device's.
+    # The server's time if known, otherwise the device's.
     client_generated_at: datetime | None = None
     # The next number of the user.
     sequence_number: int | None = None
-    # By entity: entries of one lane are sent one after the other. A profile with
-    # strict order has one lane.
+    # Entries of one lane are sent in order. By entity; one lane with strict order.
     lane: str | None = None
-    # What the entity was when the change was made, for a three-way merge, and its version.
+    # The entity when the change was made, for a three-way merge, and its version.
     base: Any = None
     base_version: str | None = None
-    # A new id. Give one to let other entries of the same batch depend on this one.
+    # A new id. Set one so that other entries of the same batch can depend on this one.
     id: str | None = None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row of the queue.
 
-    It holds nothing that could hold it, so the garbage collector need not look at it.
+    It cannot be part of a reference cycle, so garbage collection is off for it.
     """
 
     id: str
@@ -252,10 +251,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     headers: Mapping[str, str]
     idempotency_key: str
     status: Status
-    # Claims, hence sends, that were not taken back by `release`.
+    # Claims that were not released.
     attempt_count: int
     max_attempts: int
-    # On the device's clock, for people to read. What decides is a clock that cannot be set.
+    # On the device's clock, for people. The elapsed clock decides.
     next_retry_at: datetime | None
     last_error: str | None
     last_error_code: int | None
@@ -267,29 +266,29 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     synced_at: datetime | None
     conflict_resolution: ConflictResolution | None
     priority: int
-    # What the server is told, the same on every send.
+    # The same on every send.
     client_generated_at: datetime
     # The name of its profile.
     profile: str
-    # Entries of one lane are sent one after the other; None is a lane of its own.
+    # Entries of one lane are sent in order; None is independent.
     lane: str | None
     reason: Reason | None
-    # The local ids that stand for server ids in this entry; fixed when it was queued, so that
-    # every send has the same body.
+    # Local ids that are replaced by server ids; fixed when it was queued, so that every send
+    # has the same body.
     local_refs: tuple[str, ...]
     payload_version: int
     base: str | None
     base_version: str | None
-    # What the server had when it refused: the entity, and its version.
+    # The server's side of a conflict, and its version.
     theirs: str | None
     theirs_version: str | None
-    # To be sent without If-Match, once: the person's side has won.
+    # Sent once without a version check: the device's side has won.
     forced: bool
-    # Sent, and nobody knows what came of it. Only the same key and body may be sent again.
+    # Sent without a conclusive response. Only the same key and body may be sent again.
     outcome_unknown: bool
-    # Counts the claims of this entry: the fencing number of the last one.
+    # Number of claims: the fencing token of the last one.
     claim_number: int
-    # How many of the things it waits for have not happened yet.
+    # How many of its dependencies are not met.
     waiting_for: int
 
     @property
@@ -298,12 +297,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return METHODS[self.operation]
 
     def decoded(self) -> Any:
-        """Return the payload as the JSON value it is; None also if there is none."""
+        """Return the payload as a JSON value; None if there is no payload."""
         return None if self.payload is None else msgspec.json.decode(self.payload)
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """An entry that is ours to send, until the lease runs out. ``number`` is the fencing number."""
+    """An entry claimed for sending until the lease expires. ``number`` is the fencing token."""
 
     entry: Entry
     number: int
@@ -311,7 +310,7 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One send of an entry, and what came of it."""
+    """One send of an entry, and its outcome."""
 
     entry_id: str
     number: int
@@ -320,7 +319,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime
     # The action that ended it: `succeed`, `retry_later`, `watchdog` and so on.
     outcome: Action
-    # HTTP status; None if there was no answer.
+    # HTTP status; None without a response.
     status: int | None
     # The server's machine-readable code.
     code: str | None

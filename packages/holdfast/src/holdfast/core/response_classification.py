@@ -1,8 +1,8 @@
-"""What an answer means for the entry that was sent: a table of codes and statuses. Pure.
+"""Classification of responses: what a status and a code mean for the entry that was sent. Pure.
 
 ======================================  =====================================
 2xx                                     ``Done``
-404, 410 to a delete                    ``Done``: gone is what was wanted
+404, 410 to a delete                    ``Done``: it no longer exists
 409, 422                                by code: the profile's, or ``BY_CODE`` below
 ... with another code: 409              ``Conflicting``
 ... with another code: 422              ``TryLater`` once, then ``Refused``
@@ -11,7 +11,7 @@
 408, 425, 429, 5xx                      ``TryLater``
 3xx                                     ``Misdirected``: never followed
 everything else                         ``Refused``
-no answer                               ``TryLater``, and nobody knows whether it happened
+no response                             ``TryLater``, and the outcome is unknown
 ======================================  =====================================
 """
 
@@ -40,53 +40,53 @@ __all__ = [
 
 
 class Done(msgspec.Struct, frozen=True):
-    """It has happened, now or earlier."""
+    """It happened, now or earlier."""
 
 
 class TryLater(msgspec.Struct, frozen=True):
-    """Not now: the same key and body again."""
+    """Send the same key and body again later."""
 
-    # It may have happened all the same.
+    # It may have happened.
     outcome_unknown: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The server will not do it as it stands: a person has to look."""
+    """The server refuses the request as it is."""
 
 
 class Conflicting(msgspec.Struct, frozen=True):
-    """The entity has moved on: the entry's strategy decides."""
+    """The entity was changed on the server: the entry's strategy decides."""
 
 
 class TooOld(msgspec.Struct, frozen=True):
-    """It was made too long ago."""
+    """The action is older than the server accepts."""
 
 
 class OutOfOrder(msgspec.Struct, frozen=True):
-    """The server is elsewhere in the chain: it has to be rebuilt."""
+    """The server expects another entry first: the profile's recovery decides."""
 
 
 class SignInNeeded(msgspec.Struct, frozen=True):
-    """The token does not hold. No fault of the entry."""
+    """The token is not accepted. The entry does not fail."""
 
 
 class Misdirected(msgspec.Struct, frozen=True):
-    """Somebody points elsewhere, a hotel's sign-in page for example. No fault of the entry."""
+    """A redirect, for example to a captive portal. The entry does not fail."""
 
 
 Verdict = Done | TryLater | Refused | Conflicting | TooOld | OutOfOrder | SignInNeeded | Misdirected
 
 BY_CODE: Final[Mapping[str, Verdict]] = MappingProxyType(
     {
-        # The key was used for another request: a bug, and to send it again would not mend it.
+        # The key was used for another request: a bug that another send does not fix.
         "IDEMPOTENCY_CONFLICT": Refused(),
         "idempotency.payload_mismatch": Refused(),
-        # The first try still runs.
+        # The first request is still running.
         "IDEMPOTENCY_IN_PROGRESS": TryLater(outcome_unknown=True),
         "idempotency.in_progress": TryLater(outcome_unknown=True),
         # Another client has changed the entity.
         "concurrency.version_mismatch": Conflicting(),
-        # Too late.
+        # Older than the cap.
         "STALE_ACTION": TooOld(),
         "action.stale": TooOld(),
     }
@@ -103,7 +103,7 @@ def classify(  # noqa: PLR0911 - the table
     entry: Entry,
     codes: Mapping[str, Verdict] = _NO_CODES,
 ) -> Verdict:
-    """Say what an answer means; a status of None stands for no answer.
+    """Return the meaning of a response; a status of None means no response.
 
     ``entry`` is as it was claimed: its ``attempt_count`` counts this send, its
     ``last_error_code`` is of the one before. ``codes`` are those of the entry's profile.
@@ -111,9 +111,8 @@ def classify(  # noqa: PLR0911 - the table
     if status is None:
         return TryLater(outcome_unknown=True)
     if is_transient(status):
-        # Also 425 and 429, which turn a request away before anything runs: this copy of it. They
-        # are not recorded under the key, so if a proxy on the way has sent another copy, that one
-        # may still happen.
+        # Also for 425 and 429, which reject this copy of the request before it runs. They are not
+        # recorded under the key, so a copy that a proxy has sent may still happen.
         return TryLater(outcome_unknown=True)
     match status:
         case _ if 200 <= status < 300:  # noqa: PLR2004

@@ -1,4 +1,4 @@
-"""Retry: which failures pass by themselves, and how long to wait. Chance and time are arguments."""
+"""Retry policies: which failures are transient, and how long to wait. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _DELTA_SECONDS = re.compile(r"-?[0-9]+")
 
 
 class Jitter(StrEnum):
-    """How chance changes a delay, so that devices cut off together do not return together."""
+    """How a delay is randomized, so that devices cut off together do not return together."""
 
     PLUS_MINUS = "plus-minus"
     """Up to ``jitter_fraction`` shorter or longer."""
@@ -45,7 +45,7 @@ class Jitter(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Exponential delays with jitter, a ceiling and a number of attempts (contract, section 6)."""
+    """Exponential delays with jitter, a ceiling and a number of attempts ."""
 
     first_seconds: float
     factor: float = 2.0
@@ -54,10 +54,10 @@ class RetryPolicy:
     jitter_fraction: float = 0.0
     least_seconds: float = 0.0
     attempts: int | None = None
-    """Tries in all, the first included. None: the caller says, entry by entry."""
+    """Attempts in all, the first included. None: the caller sets a limit for each entry."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers from which no sensible delay comes."""
+        """Raise ``ConfigurationError`` for invalid numbers."""
         if not 0 <= self.least_seconds <= self.first_seconds <= self.ceiling_seconds:
             raise ConfigurationError(
                 "A retry policy needs 0 <= least_seconds <= first_seconds <= ceiling_seconds."
@@ -74,8 +74,8 @@ class RetryPolicy:
     ) -> float:
         """Return how long to wait after the given attempt failed; the first attempt is 1.
 
-        ``random`` is from [0, 1). The ceiling holds after jitter too. ``retry_after_seconds`` is
-        the server's word: no jitter shortens it, and it may exceed the ceiling.
+        ``random`` is from [0, 1). The ceiling also holds after jitter. ``retry_after_seconds`` is a
+        floor: jitter does not shorten it, and it may exceed the ceiling.
         """
         if attempt < 1:
             raise ValueError("attempt counts from 1")
@@ -95,7 +95,7 @@ class RetryPolicy:
     def gives_up_after(self, attempt: int, *, max_attempts: int | None = None) -> bool:
         """Say whether the given failed attempt was the last one.
 
-        ``max_attempts``, if given, goes before the policy's own; with neither there is no last.
+        ``max_attempts``, if given, overrides the policy's; with neither there is no limit.
         """
         limit = self.attempts if max_attempts is None else max_attempts
         return limit is not None and attempt >= limit
@@ -110,7 +110,7 @@ class RetryPolicy:
 def queue_policy(base_seconds: float = 1.0) -> RetryPolicy:
     """Return the policy of a device's queue: 2^n times a base, n being the attempts so far.
 
-    It has no number of attempts of its own: each entry carries its ``max_attempts``.
+    It sets no number of attempts: each entry has its ``max_attempts``.
     """
     return RetryPolicy(
         first_seconds=2 * base_seconds,
@@ -127,7 +127,7 @@ DEVICE = RetryPolicy(
     jitter_fraction=0.25,
     attempts=12,
 )
-"""Twelve tries per wake-up, then the entry stays queued for the next one."""
+"""Twelve attempts per wake-up, then the entry stays queued for the next one."""
 
 QUEUE = queue_policy()
 """The queue's policy with a base of one second."""
@@ -140,28 +140,28 @@ CLIENT = RetryPolicy(
 WORKER = RetryPolicy(
     first_seconds=1, ceiling_seconds=300, jitter=Jitter.UP_TO, jitter_fraction=0.5, attempts=5
 )
-"""Five tries, then a dead letter."""
+"""Five attempts, then a dead letter."""
 
 
 def is_transient(status: int | None) -> bool:
-    """Say whether a failure may pass by itself; None stands for no answer at all."""
+    """Say whether a failure may pass by itself; a status of None means no response."""
     return status is None or status in _TRANSIENT or status in _SERVER_ERRORS
 
 
 def parse_retry_after(value: str | None, now: datetime) -> float | None:
-    """Read a ``Retry-After`` header, in seconds or as an HTTP-date; None if it says nothing.
+    """Parse a ``Retry-After`` header, in seconds or as an HTTP-date; None if it is invalid.
 
-    A past date or a negative number is 0: come back at once.
+    A past date or a negative number is 0.
     """
     text = (value or "").strip(" \t")
     if _DELTA_SECONDS.fullmatch(text) is not None:
         seconds = float(text)
     else:
         try:
-            moment = parsedate_to_datetime(text)
-            # HTTP-dates are in UTC by definition, also in the old spelling without a zone.
-            moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-            seconds = (moment - now).total_seconds()
+            date = parsedate_to_datetime(text)
+            # HTTP-dates are in UTC by definition, also in the old format without a zone.
+            date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+            seconds = (date - now).total_seconds()
         except (ValueError, TypeError, IndexError, OverflowError):
-            return None  # what email.utils raises for the many shapes of garbage
+            return None  # what email.utils raises for invalid dates
     return min(max(seconds, 0.0), _LONGEST_SECONDS)

@@ -189,7 +189,7 @@ class JobStore:
         return await self._remove("remove_completed", job, _of(job.lease, worker))
 
     async def release(self, job: LeasedJob, *, worker: str) -> bool:
-        """Give a lease up at once; the attempt does not count."""
+        """Release a lease at once; the attempt does not count."""
         return bool(await self._alone("release", _of(job.lease, worker)))
 
     # -- steps --------------------------------------------------------------------------------

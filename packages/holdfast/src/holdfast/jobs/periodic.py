@@ -1,7 +1,7 @@
 """Enqueues periodic jobs, once per slot of their schedule.
 
 There is no leader, lock or table of schedules: every worker enqueues the slot's job, and the job's
-key, which contains the slot, lets only the first one in. If no worker ran during the newest slot,
+key, which contains the slot, admits only the first. If no worker ran during the newest slot,
 its job is enqueued late; older slots are skipped.
 """
 

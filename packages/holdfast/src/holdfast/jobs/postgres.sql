@@ -158,7 +158,7 @@ RETURNING job.tenant, job.id::text AS job_id;
 -- name: complete
 -- Deletes the jobs and writes their completion markers. Returns no row for a lost lease. (Without
 -- coalesce, PostgreSQL estimates one row per worker and plans a nested loop.)
-WITH gone AS (
+WITH deleted AS (
     DELETE FROM jobs AS job
      USING (SELECT generate_series(1, 1000000) AS n LIMIT :count::integer) AS mine
      WHERE job.tenant = (SELECT :tenants::text::text[])[mine.n]
@@ -172,15 +172,15 @@ WITH gone AS (
             request_id, correlation_id, enqueued_at)
     SELECT tenant, id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
            request_id, correlation_id, enqueued_at
-      FROM gone
+      FROM deleted
         ON CONFLICT (tenant, job_id) DO NOTHING
 )
-SELECT tenant, id::text AS job_id FROM gone;
+SELECT tenant, id::text AS job_id FROM deleted;
 
 -- name: complete_one
 -- The same in the transaction of the job's effects. Returns no row if the lease was lost or a marker
 -- exists; the transaction must then be rolled back.
-WITH gone AS (
+WITH deleted AS (
     DELETE FROM jobs
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
        AND visible_at > clock_timestamp()
@@ -191,7 +191,7 @@ INSERT INTO job_completions
         request_id, correlation_id, enqueued_at)
 SELECT tenant, id, key, queue, type, resource_id, payload_hash, :result::text, attempts, worker,
        request_id, correlation_id, enqueued_at
-  FROM gone
+  FROM deleted
     ON CONFLICT (tenant, job_id) DO NOTHING
 RETURNING job_id::text AS job_id;
 
@@ -234,14 +234,14 @@ RETURNING id::text AS job_id;
 -- name: dead_letter
 -- A job that was leased after its last attempt has not run again, so it gets no further failure: those
 -- of its lost attempts are recorded already.
-WITH gone AS (
+WITH deleted AS (
     DELETE FROM jobs
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
        AND visible_at > clock_timestamp()
     RETURNING *
 ), failed AS (
     INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker)
-    SELECT tenant, id, attempts, :reason::text, :error::text, :worker FROM gone
+    SELECT tenant, id, attempts, :reason::text, :error::text, :worker FROM deleted
      WHERE attempts <= max_attempts
 ), dead AS (
     INSERT INTO dead_letters AS old
@@ -250,7 +250,7 @@ WITH gone AS (
     SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
            :reason, :error, least(attempts, max_attempts), max_attempts, actor, request_id,
            correlation_id, enqueued_at
-      FROM gone
+      FROM deleted
         ON CONFLICT (tenant, job_id) DO UPDATE
        SET payload = excluded.payload, payload_hash = excluded.payload_hash,
            reason = excluded.reason, error = excluded.error, attempts = excluded.attempts,
@@ -263,9 +263,9 @@ WITH gone AS (
             request_id, correlation_id, created_at)
     SELECT tenant, :audit_id::text, actor, 'job.dead ' || queue || ' ' || type, payload_hash, 500,
            key, request_id, correlation_id, clock_timestamp()
-      FROM gone
+      FROM deleted
 )
-SELECT id::text AS job_id FROM gone;
+SELECT id::text AS job_id FROM deleted;
 
 -- name: save_step
 -- Only the worker that holds the lease may record a step.

@@ -62,7 +62,7 @@ class BackgroundDrain:
         back_off: RetryPolicy = DEVICE,
         chance: Callable[[], float] = random,
     ) -> None:
-        """Take what to drain; ``back_off`` is how long to wait while there is no network."""
+        """``back_off`` is how long to wait while there is no network."""
         self._queue = queue
         self._drain = drain
         self._token = token

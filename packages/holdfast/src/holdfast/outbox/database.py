@@ -1,8 +1,8 @@
-"""The outbox's file: opening it, encrypted or plain, and SQLite's errors in our words.
+"""The outbox's file: opening it, encrypted or plain, and translating SQLite's errors.
 
-Plain files go through the standard library's ``sqlite3``, encrypted ones through ``apsw`` (the
-build with SQLite3 Multiple Ciphers, in SQLCipher's format). This is the only module that knows
-either of them; everybody else sees ``execute(sql, params).fetchall()``, which both have.
+Plain files use the standard library's ``sqlite3``, encrypted ones ``apsw`` (the build with SQLite3
+Multiple Ciphers, in SQLCipher's format). Only this module knows the two drivers; the others use
+``Database``.
 """
 
 import importlib
@@ -38,19 +38,19 @@ __all__ = [
 Driver = Literal["auto", "sqlite3", "apsw"]
 
 _RAW_KEY_BYTES: Final = 32
-# RETURNING, and recursive queries with more than one recursive part.
+# For RETURNING, and recursive queries with several recursive parts.
 _OLDEST_SQLITE: Final = (3, 35, 0)
 _FULL: Final = 2
-# The smallest page. SQLite takes a shorter file for an empty one, and writes over it.
+# The smallest page. SQLite treats a shorter file as empty, and overwrites it.
 _SHORTEST_BYTES: Final = 512
 _NOT_A_DATABASE: Final = 26
 
 _PRAGMAS: Final = (
-    # With NORMAL a power cut loses what was acknowledged.
+    # With NORMAL a power cut loses acknowledged entries.
     "PRAGMA synchronous = FULL",
     # Sorting and sub-queries must not write payloads into files in /tmp.
     "PRAGMA temp_store = MEMORY",
-    # What is removed is overwritten, in the file as well as in its free pages.
+    # Deleted data is overwritten, also in free pages.
     "PRAGMA secure_delete = ON",
     "PRAGMA foreign_keys = ON",
     # 8 MB: the inner pages of every index stay in memory with a million entries.
@@ -59,14 +59,14 @@ _PRAGMAS: Final = (
 
 
 class Cursor(Protocol):
-    """What a statement gives back."""
+    """The result of a statement."""
 
     def fetchall(self) -> list[Any]:
         """Run the statement to its end and return its rows."""
 
 
 class AppConnection(Protocol):
-    """A connection of ``sqlite3`` or ``apsw``, as far as the outbox uses it."""
+    """A connection of ``sqlite3`` or ``apsw``: the part that the outbox uses."""
 
     @property
     def in_transaction(self) -> bool:
@@ -79,7 +79,7 @@ class AppConnection(Protocol):
         """Run one statement for each row of parameters."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 class Database:
@@ -117,23 +117,23 @@ class Database:
         return sum(file.stat().st_size for file in files if file.exists())
 
     def rollback(self) -> None:
-        """Undo the open transaction, if there is one still: some errors end it by themselves."""
+        """Roll back the open transaction, if any: some errors end it themselves."""
         if self.connection.in_transaction:
             with suppress(self._errors):
                 self._execute("ROLLBACK", ()).fetchall()
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         with suppress(self._errors):
             self.connection.close()
 
     def configure(self) -> None:
-        """Set what the outbox relies on. Writes nothing."""
+        """Set the pragmas. Writes nothing."""
         for pragma in _PRAGMAS:
             self.rows(pragma)
 
     def switch_to_wal(self, busy_seconds: float) -> bool:
-        """Keep the log beside the file, waiting for others who are at it; False if it cannot be."""
+        """Switch to WAL mode, waiting for other processes; False if it is not possible."""
         mode: list[Any] = until_free(
             lambda: self.rows("PRAGMA journal_mode = WAL"),
             is_busy=lambda error: isinstance(error, FileBusyError),
@@ -142,9 +142,9 @@ class Database:
         return bool(mode[0][0] == "wal")
 
     def guest(self, connection: AppConnection) -> "Database":
-        """Return the app's own connection as a database of the same kind.
+        """Return the app's own connection as a database.
 
-        Refuses one that would not keep what an enqueue promises.
+        Raises ``UsageError`` for one that would not make an enqueue durable.
         """
         if type(connection).__module__.partition(".")[0] != self.driver:
             raise UsageError(
@@ -162,7 +162,7 @@ class Database:
         return guest
 
     def take_over(self, other: "Database") -> None:
-        """Go on with another connection to the same path."""
+        """Replace the connection by another one to the same path."""
         self.close()
         self.connection = other.connection
         self._execute = other.connection.execute
@@ -176,7 +176,7 @@ def open_database(
     vfs: str | None,
     busy_seconds: float,
 ) -> Database:
-    """Open the file, or make it, ready for the outbox; see ``OutboxQueue.open``."""
+    """Open or create the file; see ``OutboxQueue.open``."""
     chosen = driver
     if chosen == "auto":
         chosen = "sqlite3" if passphrase is None else "apsw"
@@ -211,17 +211,17 @@ def give_key(database: Database, key: str, *, change: bool = False) -> None:
 
 
 def _check_plain(path: Path, driver: str) -> None:
-    """Look at the first page only, and at nothing beside the file.
+    """Raise ``WrongPassphraseError`` for an encrypted file, reading only its first page.
 
     A connection that opens an encrypted file as a plain one would move its log into it when it is
-    closed; this one does not know that there is a log.
+    closed; an immutable one ignores the log.
     """
     location = f"file:{quote(os.fspath(path.absolute()))}?mode=ro&immutable=1"
     peek = connect(location, driver, None, 1.0)
     try:
         peek.rows("PRAGMA schema_version")
     except OutboxFileError as error:
-        # Anything else may be half of what the log completes.
+        # Other errors may come from pages that the log completes.
         if _code_of(error.__cause__) == _NOT_A_DATABASE:
             raise WrongPassphraseError(
                 f"{path} is encrypted, or not a database at all: "
@@ -232,7 +232,7 @@ def _check_plain(path: Path, driver: str) -> None:
 
 
 def _check_readable(database: Database, key: str | None) -> None:
-    """Say why the file cannot be read: wrong passphrase, or one too many."""
+    """Raise ``WrongPassphraseError`` for a wrong passphrase, or one for a plain file."""
     path = database.path
     try:
         database.rows("SELECT count(*) FROM sqlite_schema")
@@ -283,7 +283,7 @@ def connect(location: Path | str, driver: str, vfs: str | None, busy_seconds: fl
             statementcachesize=256,
         )
         connection.set_busy_timeout(int(busy_seconds * 1000))
-        # Else a statement with a bound LIMIT is compiled anew each time it runs. No plan of ours
+        # Otherwise a statement with a bound LIMIT is compiled at each run. No plan of the outbox
         # depends on a parameter.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     except apsw.Error as error:
@@ -292,38 +292,38 @@ def connect(location: Path | str, driver: str, vfs: str | None, busy_seconds: fl
 
 
 def _code_of(error: BaseException | None) -> int:
-    """Return SQLite's code for an error of either driver, without its refinements."""
+    """Return the primary SQLite code of an error of either driver."""
     code = getattr(error, "sqlite_errorcode", None) or getattr(error, "result", None)
     return int(code or 0) & 0xFF
 
 
 def translated(error: Exception, path: Path) -> OutboxFileError:
-    """Return one of SQLite's errors in our words, with what a person can do about it."""
+    """Return an SQLite error as an ``OutboxFileError``."""
     match _code_of(error):
         case 5 | 6:  # BUSY, LOCKED
-            return FileBusyError(f"{path} is being written by someone else, and stayed so: {error}")
+            return FileBusyError(f"{path} stayed locked by another process: {error}")
         case 8:  # READONLY
             return FileReadOnlyError(f"{path} cannot be written: {error}")
         case 11 | 26:  # CORRUPT, NOTADB
             return FileDamagedError(f"{path} is damaged, or not an outbox: {error}")
         case 13:  # FULL
-            return DiskFullError(f"there is no room left for {path}: {error}")
+            return DiskFullError(f"the disk is full, {path} cannot grow: {error}")
         case _:
             return OutboxFileError(f"{path}: {error}")
 
 
 def _make_private(path: Path) -> None:
-    """Make the file, readable by its owner only, unless it is there; SQLite's own take its mode."""
+    """Create the file, readable by its owner only; SQLite gives its log the same mode."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:
         return
     except OSError as error:
-        raise FileReadOnlyError(f"{path} cannot be made: {error.strerror}") from error
+        raise FileReadOnlyError(f"{path} cannot be created: {error.strerror}") from error
 
 
 def _check_usable(path: Path) -> None:
-    """Say at once what SQLite would only find later, or not at all."""
+    """Raise for problems that SQLite finds later or never."""
     if 0 < path.stat().st_size < _SHORTEST_BYTES:
         raise FileDamagedError(f"{path} is too short to be a database")
     for what in (path, path.parent):
@@ -332,10 +332,10 @@ def _check_usable(path: Path) -> None:
 
 
 def key_text(passphrase: str | bytes) -> str:
-    """Return a passphrase, or a key of bytes, as SQLCipher takes it."""
+    """Return a passphrase, or a key of 32 bytes, in SQLCipher's syntax."""
     if isinstance(passphrase, bytes):
         if len(passphrase) != _RAW_KEY_BYTES:
-            raise ConfigurationError("a key of bytes has exactly 32 of them; a passphrase is text")
+            raise ConfigurationError("a key of type bytes must have 32 bytes; a passphrase is text")
         return f"x'{passphrase.hex()}'"
     if not passphrase or "\0" in passphrase:
         raise ConfigurationError("a passphrase needs at least one character, and no NUL")

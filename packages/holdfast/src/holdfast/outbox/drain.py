@@ -80,7 +80,7 @@ class Drain:
         clock: Clock | None = None,
         fault_points: FaultPoints | None = None,
     ) -> None:
-        """Take what to drain and how to send.
+        """Configure a drain; nothing is sent yet.
 
         ``merge`` decides conflicts of entries whose strategy is ``merge``. ``at_send`` returns
         headers that are made anew at each send. ``retry``, one policy or a function of the profile,
@@ -319,7 +319,8 @@ class _Run:
             lease, due = queue.settings.lease_seconds, report.next_due_seconds
             report.next_due_seconds = lease if due is None else min(due, lease)
         report.ended = state.ended or (Ended.BLOCKED if report.unsent else Ended.EMPTY)
-        for name in sorted(state.unknown_profiles):
+        report.unknown_profiles = tuple(sorted(state.unknown_profiles))
+        for name in report.unknown_profiles:
             _log.error("entries of %s were not sent: %s", self._user_id, unknown_profile(name))
             if report.ended is Ended.BLOCKED:
                 report.detail = unknown_profile(name)

@@ -49,6 +49,8 @@ class DrainReport(msgspec.Struct, kw_only=True):
     lost: int = 0
     # Entries that are not settled at the end.
     unsent: int = 0
+    # Profiles of entries that were not sent, because they are not registered.
+    unknown_profiles: tuple[str, ...] = ()
     # When the next retry is due.
     next_due_seconds: float | None = None
     elapsed_seconds: float = 0.0

@@ -1,10 +1,10 @@
--- Adding to the queue. ENTRY stands for the columns of an entry, in the order of rows.py; IS_OPEN for
--- the statuses that keep their place in a lane, spelled as in the partial index.
+-- Enqueueing. ENTRY is replaced by the columns of an entry, in the order of rows.py; IS_OPEN by the
+-- condition on unsettled statuses, written as in the partial index.
 
 -- name: place
--- Where a new entry of a user would go: after which number, and behind whom in its lane. No row if the
--- user is not known. Asked in the transaction that then writes the entry. (To insert and ask in one
--- statement takes twice as long: SQLite would first copy what it reads of the table it writes to.)
+-- Position of a new entry: the user's last number, and whether the lane has an unsettled entry. No row
+-- for an unknown user. A separate statement, because an INSERT that reads its own table takes twice as
+-- long: SQLite first copies what it reads.
 SELECT max(sequence_floor, coalesce((
            SELECT max(sequence_number) FROM offline_sync_queue WHERE user_id = :user_id), 0)),
        EXISTS (SELECT 1 FROM offline_sync_queue
@@ -21,7 +21,7 @@ SELECT wanted.value FROM json_each(:lanes) AS wanted
                 WHERE user_id = :user_id AND lane = wanted.value AND IS_OPEN);
 
 -- name: insert_entry
--- In the order of adding.py.
+-- In the order of enqueue.py.
 INSERT INTO offline_sync_queue
        (id, user_id, operation, entity_type, local_id, server_id, endpoint, payload, headers,
         idempotency_key, status, max_attempts, sequence_number, dependency_ids, created_at,
@@ -39,7 +39,7 @@ SELECT count(*) FROM offline_sync_queue WHERE user_id = :user_id AND IS_OPEN;
 SELECT status FROM offline_sync_queue WHERE id = :id AND user_id = :user_id;
 
 -- name: local_state
--- What is known of a local id: its server id, and the entry that creates it with its status.
+-- State of a local id: its server id, and the entry that creates it with its status.
 SELECT (SELECT server_id FROM id_mappings WHERE user_id = :user_id AND local_id = :local_id),
        (SELECT id FROM offline_sync_queue
          WHERE local_id = :local_id AND user_id = :user_id AND operation = 'create'
@@ -78,13 +78,13 @@ SELECT 1 FROM entry_waits AS wait JOIN offline_sync_queue AS waiting ON waiting.
  LIMIT 1;
 
 -- name: keep_first_request
--- What the entry's key was given for: an app that enqueues it once more finds its entry.
+-- Keep the request that the key was given for, so that an app that enqueues it again finds its entry.
 INSERT OR IGNORE INTO former_keys
 SELECT idempotency_key, id, user_id, operation, endpoint, payload
   FROM offline_sync_queue WHERE id = :id;
 
 -- name: merge_into
--- Not into one that is about to be too old to be sent: the new change is not.
+-- Not into an old entry: the new change would inherit its age.
 UPDATE offline_sync_queue
    SET operation = :operation, payload = :payload, client_generated_at = :client_generated_at,
        local_refs = :local_refs, payload_version = :payload_version

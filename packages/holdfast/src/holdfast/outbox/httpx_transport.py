@@ -31,7 +31,7 @@ class HttpxTransport:
         tls: ssl.SSLContext | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """Take what ``HttpTransport`` takes; ``transport`` is one of httpx's own."""
+        """See ``HttpTransport``; ``transport`` is one of httpx's transports."""
         url = ServerUrl.parse(server)
         self.origin = f"{url.scheme}://{url.authority}"
         self._prefix = url.text

@@ -340,7 +340,7 @@ class AsyncOutbox:
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[Event]]:
-        """Give the events from now on: ``async with outbox.events() as events: async for …``."""
+        """Yield the events from now on: ``async with outbox.events() as events: async for …``."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
 

@@ -56,7 +56,7 @@ class Failed(msgspec.Struct, frozen=True):
     """The server refuses it as it is."""
 
     result: AttemptResult
-    reason: Reason = Reason.ANSWER
+    reason: Reason = Reason.RESPONSE
     outcome_unknown: bool = False
 
 

@@ -427,7 +427,7 @@ class OutboxQueue:
         self,
         claimed: Claimed,
         *,
-        reason: Reason = Reason.ANSWER,
+        reason: Reason = Reason.RESPONSE,
         outcome_unknown: bool = False,
         error: str | None = None,
         http_status: int | None = None,

@@ -73,10 +73,10 @@ def resolve(
     match how:
         case Resolution.THEIRS:
             _check_conflict(entry, Action.DISCARD)
-            return settle_unclaimed(tx, entry, Status.DISCARDED, Reason.ANSWER, None)
+            return settle_unclaimed(tx, entry, Status.DISCARDED, Reason.RESPONSE, None)
         case Resolution.GIVE_UP:
             _check_conflict(entry, Action.GIVE_UP)
-            entry = tx.changed("give_up", id=entry_id, reason=Reason.ANSWER.value)
+            entry = tx.changed("give_up", id=entry_id, reason=Reason.RESPONSE.value)
             tx.emit(EventKind.FAILED, entry)
             park_dependents(tx, entry)
             return entry

@@ -1,7 +1,8 @@
-"""Rows of the queue as entries, and values as SQLite keeps them."""
+"""Conversion between rows of the queue and entries."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
@@ -26,158 +27,81 @@ __all__ = [
     "json_text",
 ]
 
-COLUMNS: Final = (
-    "id",
-    "user_id",
-    "operation",
-    "entity_type",
-    "local_id",
-    "server_id",
-    "endpoint",
-    "payload",
-    "headers",
-    "idempotency_key",
-    "status",
-    "attempt_count",
-    "max_attempts",
-    "next_retry_at",
-    "last_error",
-    "last_error_code",
-    "sequence_number",
-    "dependency_ids",
-    "created_at",
-    "synced_at",
-    "conflict_resolution",
-    "priority",
-    "client_generated_at",
-    "profile",
-    "lane",
-    "reason",
-    "local_refs",
-    "payload_version",
-    "base",
-    "base_version",
-    "theirs",
-    "theirs_version",
-    "forced",
-    "outcome_unknown",
-    "claim_number",
-    "waiting_for",
-)
-"""The columns that make an entry, in the order in which ``entry_of`` reads them."""
+COLUMNS: Final = Entry.__struct_fields__
+"""The columns of an entry, which are named as its fields."""
 
 _encode = msgspec.json.Encoder().encode
 _strings = msgspec.json.Decoder(tuple[str, ...]).decode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
+_date = datetime.fromisoformat
+
+
+def _member(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
+    """Return a look-up of an enumeration's members by value, which is faster than a call of it."""
+    return {member.value: member for member in kind}.__getitem__
+
+
+# Columns that are not stored as they are, by position; NULL stays None.
+_CONVERTERS: Final[tuple[tuple[int, Callable[[Any], Any]], ...]] = tuple(
+    (COLUMNS.index(name), convert)
+    for name, convert in (
+        ("operation", _member(Operation)),
+        ("status", _member(Status)),
+        ("conflict_resolution", _member(ConflictResolution)),
+        ("reason", _member(Reason)),
+        ("headers", _headers),
+        ("dependency_ids", _strings),
+        ("local_refs", _strings),
+        ("next_retry_at", _date),
+        ("created_at", _date),
+        ("synced_at", _date),
+        ("client_generated_at", _date),
+        ("forced", bool),
+        ("outcome_unknown", bool),
+    )
+)
 
 
 def instant(at: datetime) -> str:
-    """Write an instant as text that sorts by time."""
-    moment = at if at.tzinfo is UTC else at.astimezone(UTC)
-    return f"{moment.isoformat(timespec='microseconds')[:-6]}Z"
+    """Return an instant as ISO 8601 text in UTC, which sorts by time."""
+    utc = at if at.tzinfo is UTC else at.astimezone(UTC)
+    return f"{utc.isoformat(timespec='microseconds')[:-6]}Z"
 
 
 def json_text(value: Any) -> str | None:
-    """Write a list or an object as JSON; None if it is empty."""
+    """Return a list or an object as JSON; None if it is empty."""
     return _encode(value).decode() if value else None
 
 
 def awaited_local(user_id: str, local_id: str) -> str:
-    """Return how ``entry_waits`` names the mapping of a user's local id."""
+    """Return the name of a local id's mapping in ``entry_waits``."""
     return f"local/{user_id}/{local_id}"
 
 
 def created_by(entry: Entry) -> str | None:
-    """Return the mapping that the success of this entry makes, as ``entry_waits`` names it."""
+    """Return the name in ``entry_waits`` of the mapping that this entry's success creates."""
     if entry.operation is not Operation.CREATE or entry.local_id is None:
         return None
     return awaited_local(entry.user_id, entry.local_id)
 
 
 def entry_of(row: Sequence[Any]) -> Entry:
-    """Read a row of ``COLUMNS``."""
-    (
-        id_,
-        user_id,
-        operation,
-        entity_type,
-        local_id,
-        server_id,
-        endpoint,
-        payload,
-        headers,
-        key,
-        status,
-        attempt_count,
-        max_attempts,
-        next_retry_at,
-        last_error,
-        last_error_code,
-        sequence_number,
-        dependency_ids,
-        created_at,
-        synced_at,
-        conflict_resolution,
-        priority,
-        client_generated_at,
-        profile,
-        lane,
-        reason,
-        local_refs,
-        payload_version,
-        base,
-        base_version,
-        theirs,
-        theirs_version,
-        forced,
-        outcome_unknown,
-        claim_number,
-        waiting_for,
-    ) = row
-    return Entry(
-        id=id_,
-        user_id=user_id,
-        operation=Operation(operation),
-        entity_type=entity_type,
-        local_id=local_id,
-        server_id=server_id,
-        endpoint=endpoint,
-        payload=payload,
-        headers=_headers(headers) if headers else {},
-        idempotency_key=key,
-        status=Status(status),
-        attempt_count=attempt_count,
-        max_attempts=max_attempts,
-        next_retry_at=_read(next_retry_at),
-        last_error=last_error,
-        last_error_code=last_error_code,
-        sequence_number=sequence_number,
-        dependency_ids=_strings(dependency_ids) if dependency_ids else (),
-        created_at=datetime.fromisoformat(created_at),
-        synced_at=_read(synced_at),
-        conflict_resolution=ConflictResolution(conflict_resolution)
-        if conflict_resolution
-        else None,
-        priority=priority,
-        client_generated_at=datetime.fromisoformat(client_generated_at),
-        profile=profile,
-        lane=lane,
-        reason=Reason(reason) if reason else None,
-        local_refs=_strings(local_refs) if local_refs else (),
-        payload_version=payload_version,
-        base=base,
-        base_version=base_version,
-        theirs=theirs,
-        theirs_version=theirs_version,
-        forced=bool(forced),
-        outcome_unknown=bool(outcome_unknown),
-        claim_number=claim_number,
-        waiting_for=waiting_for,
-    )
+    """Return a row of ``COLUMNS`` as an entry."""
+    values = list(row)
+    for index, convert in _CONVERTERS:
+        value = values[index]
+        if value is not None:
+            values[index] = convert(value)
+    fields = dict(zip(COLUMNS, values, strict=True))
+    # Stored as NULL if empty.
+    fields["headers"] = fields["headers"] or {}
+    fields["dependency_ids"] = fields["dependency_ids"] or ()
+    fields["local_refs"] = fields["local_refs"] or ()
+    return Entry(**fields)
 
 
 def attempt_of(row: Sequence[Any]) -> Attempt:
-    """Read a row of ``attempts``."""
+    """Return a row of ``attempts``."""
     entry_id, number, started_at, ended_at, outcome, status, code, request_id, error = row
     return Attempt(
         entry_id=entry_id,
@@ -190,7 +114,3 @@ def attempt_of(row: Sequence[Any]) -> Attempt:
         request_id=request_id,
         error=error,
     )
-
-
-def _read(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)

@@ -97,7 +97,6 @@ class Sender:
         fault_points: FaultPoints | None,
         chance: Callable[[], float] = random,
     ) -> None:
-        """Take the arguments of ``Drain``."""
         self._queue = queue
         self._transport = transport
         self._token = token
@@ -252,7 +251,7 @@ class Sender:
         return self._retry_later(entry, AttemptResult(error=failure.reason), outcome_unknown=True)
 
     def _redirect(self, entry: Entry, state: DrainState, response: Response) -> Outcome:
-        """Tell a path that has moved from a captive portal. Neither is followed."""
+        """Fail on a moved path, retry after a captive portal. Neither redirect is followed."""
         where = response.headers.get("location", "")
         path = entity_path(entry, self._queue.mappings)
         if _is_same_path(where, getattr(self._transport, "origin", None), path):
@@ -496,7 +495,7 @@ def _is_conclusive(response: Response) -> bool:
 
 
 def _is_from_service(response: Response) -> bool:
-    """Tell the service from proxies in front of it, whose clocks may be wrong."""
+    """Say whether this is a response of the service, not of a proxy with its own clock."""
     if response.status >= _SERVER_ERROR or 300 <= response.status < 400:  # noqa: PLR2004
         return False
     headers = response.headers

@@ -1,4 +1,4 @@
-"""What an app may set about its queue. Every number has its reason beside it."""
+"""Settings of a queue."""
 
 import os
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ VARIABLES: Final[Mapping[str, str]] = {
     "keep_succeeded": "HOLDFAST_OUTBOX_KEEP_SUCCEEDED_DAYS",
     "keep_settled": "HOLDFAST_OUTBOX_KEEP_SETTLED_DAYS",
 }
-"""Which variable of the environment sets which of the settings."""
+"""Environment variable by setting."""
 
-# Less would round to nothing: the file's own time is in milliseconds.
+# The elapsed clock has milliseconds.
 _LEAST: Final = timedelta(milliseconds=1)
-# By the last word of a variable's name. Above the most, a finger has slipped.
+# Unit and maximum, by the last word of a variable's name.
 _UNITS: Final = {
     "SECONDS": (timedelta(seconds=1), 86_400),
     "DAYS": (timedelta(days=1), 36_500),
@@ -30,34 +30,34 @@ _UNITS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """Limits and spans of one queue."""
+    """Limits and durations of one queue."""
 
     lease_seconds: float = 120.0
-    """How long a claim holds without being renewed: the watchdog's two minutes."""
+    """How long a claim holds without being renewed."""
 
     stale_after: timedelta = CAP
-    """How old a pending entry may become: as long as a device may stay offline."""
+    """How old a pending entry may become before it expires."""
 
     keep_succeeded: timedelta = timedelta(days=7)
-    """For looking back."""
+    """How long succeeded entries are kept."""
 
     keep_settled: timedelta = timedelta(days=30)
-    """What was discarded or expired is kept longer: somebody may ask where it went."""
+    """How long discarded and expired entries are kept: longer, because people ask for them."""
 
     max_entries: int = 1_000_000
-    """Entries of one user that are not settled. Past that, something else is wrong."""
+    """Maximum of unsettled entries per user."""
 
     max_payload_bytes: int = 1_048_576
-    """One entry's body; more than servers take by default."""
+    """Maximum size of one payload."""
 
     payload_version: int = 0
     """The format of the payloads that this version of the app queues."""
 
     busy_seconds: float = 10.0
-    """How long to wait while another process writes. Each does so for milliseconds."""
+    """How long to wait while another process writes. A write takes milliseconds."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no queue can work with."""
+        """Raise ``ConfigurationError`` for invalid numbers."""
         if self.lease_seconds <= 0 or self.max_entries < 1 or self.max_payload_bytes < 1:
             raise ConfigurationError(
                 "lease_seconds, max_entries and max_payload_bytes must be more than 0"
@@ -65,13 +65,13 @@ class QueueSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Take from the environment what is set there; the rest is as always.
+        """Return settings from the environment; what is not set there has its default.
 
         ``HOLDFAST_OUTBOX_LEASE_SECONDS``, ``HOLDFAST_OUTBOX_CAP_DAYS``,
         ``HOLDFAST_OUTBOX_KEEP_SUCCEEDED_DAYS`` and ``HOLDFAST_OUTBOX_KEEP_SETTLED_DAYS`` are
-        numbers above 0, fractions too. An empty one counts as not set. Anything else is a
-        ``ConfigurationError`` that names the variable. ``holdfast outbox`` reads them by itself,
-        an app only if it calls this; ``dataclasses.replace`` sets the rest.
+        numbers above 0, fractions too. An empty one counts as not set. Anything else raises a
+        ``ConfigurationError`` that names the variable. ``holdfast outbox`` reads them, an app only
+        if it calls this; ``dataclasses.replace`` sets the rest.
         """
         given: dict[str, Any] = {}
         for name, variable in VARIABLES.items():
@@ -82,19 +82,19 @@ class QueueSettings:
 
 
 def span_in(environment: Mapping[str, str], variable: str) -> timedelta | None:
-    """Read a span of time in the unit that the variable's name ends with; None if not set."""
+    """Return a duration in the unit that the variable's name ends with; None if not set."""
     given = environment.get(variable)
     if not given:
         return None
     word = variable.rpartition("_")[2]
-    unit, most = _UNITS[word]
+    unit, maximum = _UNITS[word]
     try:
         number = float(given)
     except ValueError:
         number = 0.0
-    if not 0 < number <= most or number * unit < _LEAST:
+    if not 0 < number <= maximum or number * unit < _LEAST:
         raise ConfigurationError(
-            f"{variable} should be a number of {word.lower()} above 0 and up to {most}, "
+            f"{variable} should be a number of {word.lower()} above 0 and up to {maximum}, "
             f"such as 1 or 0.5, not {given!r}"
         )
     return number * unit

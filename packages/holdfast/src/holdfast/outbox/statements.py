@@ -10,7 +10,7 @@ from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["statement"]
 
-_FILES: Final = ("enqueue.sql", "drain.sql", "hands.sql", "reading.sql", "upkeep.sql")
+_FILES: Final = ("enqueue.sql", "claims.sql", "resolution.sql", "queries.sql", "maintenance.sql")
 
 _DEAD: Final = "('failed', 'discarded', 'expired')"
 _MACROS: Final = (

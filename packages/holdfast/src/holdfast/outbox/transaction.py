@@ -195,7 +195,7 @@ class Transaction:
 
 
 class Transactions:
-    """Gives transactions on one connection to one thread at a time."""
+    """Opens transactions on one connection, for one thread at a time."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class Transactions:
 
     @contextmanager
     def _undoable(self) -> Iterator[Transaction]:
-        """Give the group's transaction; work and events of the block are undone if it raises."""
+        """Yield the group's transaction; work and events of the block are undone if it raises."""
         tx = self._group
         assert tx is not None  # noqa: S101 - called inside a group only
         if not self._savepoints:
@@ -291,7 +291,7 @@ class Transactions:
             raise
 
     def begin(self) -> Transaction:
-        """Take the lock, open a transaction and save the clock; ``end`` must follow."""
+        """Acquire the lock, open a transaction and save the clock; ``end`` must follow."""
         self._acquire()
         try:
             self._database.rows("BEGIN IMMEDIATE")
@@ -323,7 +323,7 @@ class Transactions:
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """Give a transaction that only reads."""
+        """Return a context with a transaction that only reads."""
         with self._locked():
             yield self._transaction(self._database)
 
@@ -347,7 +347,7 @@ class Transactions:
 
     @contextmanager
     def exclusive(self) -> Iterator[Database]:
-        """Give the connection itself, outside any transaction."""
+        """Return a context with the connection itself, outside any transaction."""
         with self._locked():
             if self.in_group():
                 raise UsageError("this cannot be done inside a transaction")

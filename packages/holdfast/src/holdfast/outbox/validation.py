@@ -1,7 +1,7 @@
-"""What may be queued: every rule that can be checked by looking at the entry alone.
+"""Validation of new entries: every rule that can be checked without the queue.
 
-The rules that need the queue (known user, next number, dependencies that exist) are kept where the
-entry is written, in the same transaction. Nothing is written unless all of them hold.
+Rules that need the queue (known user, next number, existing dependencies) are checked in the
+transaction that writes the entry.
 """
 
 import json
@@ -44,11 +44,11 @@ _MAY_REFER: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|\{local:|\\u")
 
 _NOT_OURS: Final = frozenset(
     {
-        # Tokens are fetched when something is sent, and never kept in the queue.
+        # Tokens are fetched at each send, and never stored in the queue.
         "authorization",
         "proxy-authorization",
         "cookie",
-        # Made by the drain and the transport for each send.
+        # Set by the drain and the transport at each send.
         "idempotency-key",
         "x-client-generated-at",
         "host",
@@ -71,7 +71,7 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """What will be sent, as it is stored."""
+    """The request of an entry, as it is stored."""
 
     endpoint: str
     payload: str | None
@@ -80,7 +80,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A new entry that keeps all the rules that can be checked without the queue."""
+    """A new entry that has passed validation."""
 
     new: NewEntry
     request: Request
@@ -132,7 +132,7 @@ def check_new(new: NewEntry, settings: QueueSettings, profiles: ProfileRegistry)
 def check_request(
     profile: Profile, endpoint: str, payload: Any, headers: Mapping[str, str], max_bytes: int
 ) -> Request:
-    """Return what will be sent as it will be stored, or raise ``EntryInvalidError``."""
+    """Return the request as it will be stored, or raise ``EntryInvalidError``."""
     refers_to = _in_path(endpoint)
     text = None if payload is None else json_of(payload, max_bytes)
     if (
@@ -146,7 +146,7 @@ def check_request(
         )
     if headers:
         check_headers(headers)
-    # To decode the payload once more is only worth it where there can be a local id.
+    # The payload is decoded again only if it may contain a local id.
     body = None
     if text is not None and ("-" in text or "\\u" in text) and _MAY_REFER.search(text) is not None:
         body = msgspec.json.decode(text)
@@ -157,12 +157,12 @@ def check_request(
 
 @lru_cache(maxsize=512)
 def _in_path(endpoint: str) -> References:
-    """Check an endpoint and find what it refers to. Apps have few of them, so it is remembered."""
+    """Check an endpoint and find its references. Cached, because apps have few endpoints."""
     return references(None, {}, check_endpoint(endpoint))
 
 
 def json_of(value: Any, max_bytes: int) -> str:
-    """Write a JSON value, or take the bytes of a JSON text as they are; refuse everything else.
+    """Return a JSON value, or the bytes of a JSON text, as text; raise ``EntryInvalidError``.
 
     What a server of ours would refuse to read is refused here: the person is still there.
     """
@@ -201,7 +201,7 @@ def _checked(raw: bytes) -> bytes:
 
 def _check_member_names(value: Any) -> None:
     waiting = [value]
-    # Deeper or wider than this it is refused anyway, and a value may hold itself.
+    # Larger values are refused anyway, and a value may contain itself.
     for _ in range(1_000_000):
         if not waiting:
             return
@@ -222,7 +222,7 @@ def _checked_key(key: str, profile: Profile) -> str:
 
 
 def _entity_in_path(operation: Operation, endpoint: str) -> str | None:
-    """Return the local id that the path ends in: that is the entity, if it is not a new one."""
+    """Return the local id at the end of the path, which is the entity of a change."""
     if operation is Operation.CREATE:
         return None
     last = endpoint.partition("?")[0].rpartition("/")[2]
@@ -247,19 +247,21 @@ def _check_numbers(new: NewEntry) -> None:
 
 @lru_cache(maxsize=512)
 def check_name(value: str, rule: str, what: str) -> None:
-    """Refuse what is not a line of text of reasonable length."""
+    """Raise ``EntryInvalidError`` unless this is 1 to 200 printable characters."""
     if not isinstance(value, str) or _NAME.fullmatch(value) is None:
         raise EntryInvalidError(rule, f"{what} must be 1 to 200 printable characters")
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Refuse what is not a header, and what is not for the queue to keep."""
+    """Raise ``EntryInvalidError`` for an invalid header, or one that is set at each send."""
     rule = "headers_must_be_plain_fields"
     for name, value in headers.items():
         if not isinstance(name, str) or _HEADER_NAME.fullmatch(name) is None:
-            raise EntryInvalidError(rule, "a header's name has a character it must not have")
+            raise EntryInvalidError(rule, "the name of a header contains an invalid character")
         if name.lower() in _NOT_OURS:
-            raise EntryInvalidError(rule, f"the header {name} is made at each send, never queued")
+            raise EntryInvalidError(
+                rule, f"the header {name} is set at each send and cannot be queued"
+            )
         if not isinstance(value, str) or _HEADER_VALUE.fullmatch(value) is None:
             raise EntryInvalidError(rule, f"the header {name} must be printable ASCII on one line")
 

@@ -1,1 +1,1 @@
-"""Idempotency: claim → run → record → reply. Orders the steps; the rules are in ``core``."""
+"""The server side: guards operations and integrates with frameworks. Decisions are in ``core``."""

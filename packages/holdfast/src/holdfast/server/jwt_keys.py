@@ -1,8 +1,8 @@
 """Keys for verifying tokens: a shared secret, a JWKS file or a JWKS URL.
 
-Not PyJWT's ``PyJWKClient``: it fetches in the calling thread, reads responses of any size, drops
-its keys when a refresh fails, asks a failing server again for every token and ignores keys
-without an id.
+PyJWT (2.15) parses the keys, but its ``PyJWKClient`` does not fetch them: it blocks the calling
+thread, reads responses of any size, cannot use expired keys during an outage of the key server,
+sends that server a request for every token meanwhile, and ignores keys without an id.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _PRIVATE_PARTS: Final = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth"})
 _JWKS_FRESH_SECONDS: Final = 300.0
 # An unknown key id may mean that the keys were rotated, or that a client is guessing ids.
 _JWKS_REFETCH_SECONDS: Final = 30.0
-# While the key server fails, its last keys are used for this long and it is asked this often.
+# While the key server fails, its last keys are used for this long; the pause is between fetches.
 _JWKS_MAX_STALE_SECONDS: Final = 3600.0
 _JWKS_PAUSE_SECONDS: Final = 5.0
 _JWKS_TIMEOUT_SECONDS: Final = 5.0

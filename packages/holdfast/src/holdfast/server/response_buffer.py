@@ -20,10 +20,10 @@ _WITHOUT_BODY: Final = frozenset({204, 304})
 class ResponseDiscarded(Exception):  # noqa: N818 - stops the app; not an error of it
     """Raised in the app by ``send`` when its response is not the one the client gets.
 
-    Frameworks run background tasks after ``send`` of the last message returns, so raising here
-    is what keeps them from running. It is safe as an ordinary exception: the response has
-    started, so a framework's error handlers send nothing more (Starlette raises it again), and
-    whatever an app does send after it is refused with the same exception.
+    Frameworks run background tasks after ``send`` of the last message returns; raising keeps
+    them from running. An ordinary exception is enough: the response has started, so error
+    handlers of a framework may run but send nothing (Starlette raises the exception again), and
+    every message that an app sends after it is refused in the same way.
     """
 
 

@@ -155,8 +155,8 @@ class DjangoStore:
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records."""
         values = (self.instant(now), limit)
-        gone: int = await self._do(lambda: self.run(self.sql["sweep_records"], values)[1])
-        return gone
+        deleted: int = await self._do(lambda: self.run(self.sql["sweep_records"], values)[1])
+        return deleted
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
         """List records for operators."""

@@ -1,1 +1,1 @@
-"""For tests, ours and yours: real servers from wheels, fault points, contract suites."""
+"""The test kit: real servers from wheels, and contract tests for stores and engines."""

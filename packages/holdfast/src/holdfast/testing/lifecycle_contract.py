@@ -1,5 +1,6 @@
-"""What every store must do when it is opened and closed. Part of ``StoreContract``."""
+"""Opening, migrating and closing a store. Part of ``StoreContract``."""
 
+# ruff: noqa: D102 - the names of tests say what they check
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -16,24 +17,24 @@ from holdfast.errors import (
 from holdfast.ports import Store, UnitOfWork
 from holdfast.testing.samples import NOW, a_record, claimed, commit
 
-__all__ = ["OpeningContract"]
+__all__ = ["LifecycleContract"]
 
 _APPLIED = "SELECT namespace, number, name FROM holdfast_migrations ORDER BY namespace, number"
 
 
-class OpeningContract:
-    """What an adapter's test class provides, and the tests of opening and closing."""
+class LifecycleContract:
+    """Fixtures and helpers for adapters, and the tests of opening and closing."""
 
     pytestmark = pytest.mark.asyncio
 
     @pytest.fixture
     def new_store(self) -> Callable[[], Store]:
-        """Return a function that makes unopened stores on one new database."""
+        """Return a function that makes stores, not opened, on one new database."""
         raise NotImplementedError("override new_store in your test class")
 
     @pytest_asyncio.fixture
     async def store(self, new_store: Callable[[], Store]) -> AsyncIterator[Store]:
-        """Open a store with an empty business table in it."""
+        """Open a store with an empty business table."""
         store = new_store()
         await store.open()
         try:
@@ -51,31 +52,29 @@ class OpeningContract:
         await unit.transaction.execute(sql, params)
 
     async def write_business_row(self, unit: UnitOfWork, value: str) -> None:
-        """Write what a handler would write."""
+        """Insert a row as a handler would."""
         await self.execute(
             unit, "INSERT INTO contract_rows (value) VALUES (:value)", {"value": value}
         )
 
     async def count_business_rows(self, store: Store, value: str) -> int:
-        """Count what was committed."""
+        """Count committed rows."""
         rows = await store.read(
             "SELECT count(*) AS n FROM contract_rows WHERE value = :value", {"value": value}
         )
         return int(rows[0]["n"])
 
     async def count_audit_events(self, store: Store) -> int:
-        """Count the audit events that were committed."""
+        """Count committed audit events."""
         return int((await store.read("SELECT count(*) AS n FROM audit_events"))[0]["n"])
 
-    async def test_a_store_says_what_it_is(self, store: Store) -> None:
-        """For logs and metrics; and a ping goes through."""
+    async def test_store_has_a_name_and_can_be_pinged(self, store: Store) -> None:
         assert store.name in ("sqlite", "postgresql")
         await store.ping()
 
-    async def test_the_secret_belongs_to_the_database(
+    async def test_all_stores_on_a_database_have_the_same_secret(
         self, store: Store, new_store: Callable[[], Store]
     ) -> None:
-        """Every store on it knows the same one."""
         other = new_store()
         await other.open()
         try:
@@ -85,14 +84,12 @@ class OpeningContract:
         finally:
             await other.close()
 
-    async def test_closing_twice_is_closing_once(self, store: Store) -> None:
-        """And opening twice is opening once."""
+    async def test_close_is_idempotent(self, store: Store) -> None:
         await store.open()
         await store.close()
         await store.close()
 
-    async def test_a_closed_store_can_be_opened_again(self, store: Store) -> None:
-        """An app may start and stop more than once in a process."""
+    async def test_closed_store_can_be_opened_again(self, store: Store) -> None:
         record = a_record()
         await commit(store, record)
         await store.close()
@@ -100,8 +97,9 @@ class OpeningContract:
         assert await store.find(record.id, NOW) == record
         await commit(store, a_record("another"))
 
-    async def test_closing_waits_for_what_is_running(self, store: Store) -> None:
-        """Or cuts it off; either way soon, and never half of it."""
+    async def test_close_commits_or_rolls_back_open_units_within_seconds(
+        self, store: Store
+    ) -> None:
         record = a_record()
         unit = await claimed(store, record.id)
         await self.write_business_row(unit, "row")
@@ -115,10 +113,9 @@ class OpeningContract:
         kept = await store.find(record.id, NOW)
         assert await self.count_business_rows(store, "row") == (0 if kept is None else 1)
 
-    async def test_a_closed_store_says_so_at_once(
+    async def test_store_that_is_not_open_is_unavailable_at_once(
         self, new_store: Callable[[], Store], store: Store
     ) -> None:
-        """Before open and after close: unavailable, never a hang."""
         await store.close()
         for closed in (store, new_store()):
             with pytest.raises(StoreUnavailableError):
@@ -132,8 +129,7 @@ class OpeningContract:
             with pytest.raises(StoreUnavailableError):
                 await asyncio.wait_for(closed.ping(), 5)
 
-    async def test_a_unit_that_ended_takes_nothing_more(self, store: Store) -> None:
-        """A handler that goes on after its answer writes nothing."""
+    async def test_ended_unit_refuses_another_commit(self, store: Store) -> None:
         record = a_record()
         unit = await claimed(store, record.id)
         await unit.commit(record, None)
@@ -141,10 +137,9 @@ class OpeningContract:
             await asyncio.wait_for(unit.commit(a_record("other"), None), 5)
         assert await store.find(a_record("other").id, NOW) is None
 
-    async def test_four_stores_may_open_a_new_database_at_once(
+    async def test_four_stores_open_a_new_database_at_once(
         self, new_store: Callable[[], Store]
     ) -> None:
-        """Migrations are applied once, whoever starts first; and later starts find them done."""
         stores = [new_store() for _ in range(4)]
         try:
             await asyncio.gather(*(store.open() for store in stores))
@@ -157,10 +152,9 @@ class OpeningContract:
             for store in stores:
                 await store.close()
 
-    async def test_a_database_of_a_newer_version_is_refused(
+    async def test_database_migrated_by_a_newer_version_is_refused(
         self, store: Store, new_store: Callable[[], Store]
     ) -> None:
-        """We would not understand it."""
         unit = await store.begin()
         await self.execute(
             unit,
@@ -176,7 +170,6 @@ class OpeningContract:
     async def test_migration_column_of_version_0_1_is_renamed(
         self, store: Store, new_store: Callable[[], Store]
     ) -> None:
-        """Version 0.1.0 called the column ``room``; four processes may upgrade it at once."""
         applied = await store.read(_APPLIED)
         instant = "TEXT" if store.name == "sqlite" else "timestamptz"
         unit = await store.begin()

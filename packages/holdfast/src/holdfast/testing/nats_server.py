@@ -1,11 +1,11 @@
-"""Several real NATS servers that form one cluster: replicas, and leaders that can be killed.
+"""A cluster of real NATS servers for tests of replicas and elections.
 
 ::
 
     with RealNatsCluster() as cluster:
         url = cluster.url()
         leader = cluster.leader("HOLDFAST_JOBS")
-        leader.kill()  # the others elect another, which takes up to ten seconds
+        leader.kill()  # an election takes up to ten seconds
         leader.start()
 """
 
@@ -22,13 +22,13 @@ __all__ = ["RealNatsCluster"]
 T = TypeVar("T")
 
 # An election alone may take nine seconds, and the machine may be busy.
-_AGREES_WITHIN_SECONDS: Final = 60.0
+_ELECTION_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.05
 _PROBE: Final = "holdfast-probe"
 
 
 class RealNatsCluster:
-    """Nodes on loopback, each with its own port and files; three of them agree by majority."""
+    """Nodes on loopback, each with its own ports and files."""
 
     def __init__(self, size: int = 3) -> None:
         self.nodes = tuple(RealNats() for _ in range(size))
@@ -52,57 +52,57 @@ class RealNatsCluster:
         self.close()
 
     def url(self) -> str:
-        """Where a client connects: all nodes, with commas between them."""
+        """Return the URLs of all nodes, separated by commas."""
         return ",".join(node.url() for node in self.nodes)
 
     @property
     def running(self) -> tuple[RealNats, ...]:
-        """The nodes that are up."""
+        """The nodes that are running."""
         return tuple(node for node in self.nodes if node.pid is not None)
 
     def start(self) -> None:
-        """Start every node that is down, and wait until the cluster takes streams."""
+        """Start every stopped node, and wait until streams can be created."""
         for node in self.nodes:
             node.start()
-        self._until(self._agrees, "the nodes do not agree on a leader")
+        self._until(self._can_create_streams, "the nodes have not elected a leader")
 
     def leader(self, stream: str) -> RealNats:
-        """Return the node that leads a stream, waiting for the election if there is one."""
-        return self._until(lambda: self._leader(stream), f"nobody leads {stream}")
+        """Return the leader of a stream; waits for an election."""
+        return self._until(lambda: self._leader(stream), f"{stream} has no leader")
 
     def close(self) -> None:
-        """End all of them and remove their files. Safe to call twice."""
+        """Kill all nodes and remove their files. Idempotent."""
         for node in self.nodes:
             node.close()
 
-    def _agrees(self) -> bool:
-        """Try it: a leader alone is not enough, it also has to have met the others."""
+    def _can_create_streams(self) -> bool:
+        """Create a stream: a leader alone is not enough, all nodes must be connected."""
         config = {"name": _PROBE, "subjects": [_PROBE], "num_replicas": len(self.nodes)}
-        made = self._ask(f"$JS.API.STREAM.CREATE.{_PROBE}", json.dumps(config).encode())
+        made = self._request(f"$JS.API.STREAM.CREATE.{_PROBE}", json.dumps(config).encode())
         if made is None or "error" in made:
             return False
-        gone = self._ask(f"$JS.API.STREAM.DELETE.{_PROBE}")
-        return gone is not None and "error" not in gone
+        deleted = self._request(f"$JS.API.STREAM.DELETE.{_PROBE}")
+        return deleted is not None and "error" not in deleted
 
     def _leader(self, stream: str) -> RealNats | None:
-        answer = self._ask(f"$JS.API.STREAM.INFO.{stream}")
-        name = (answer or {}).get("cluster", {}).get("leader")
+        response = self._request(f"$JS.API.STREAM.INFO.{stream}")
+        name = (response or {}).get("cluster", {}).get("leader")
         return next((node for node in self.running if node.server_name == name), None)
 
-    def _ask(self, subject: str, body: bytes = b"") -> Any:
-        """Ask the first node that answers."""
+    def _request(self, subject: str, body: bytes = b"") -> Any:
+        """Send a request to the first node that responds."""
         for node in self.running:
             try:
-                return node.ask(subject, body)
+                return node.request(subject, body)
             except OSError:
                 continue
         return None
 
-    def _until(self, look: Callable[[], T | None], trouble: str) -> T:
-        deadline = time.monotonic() + _AGREES_WITHIN_SECONDS
-        while not (found := look()):
+    def _until(self, check: Callable[[], T | None], error: str) -> T:
+        deadline = time.monotonic() + _ELECTION_SECONDS
+        while not (found := check()):
             if time.monotonic() > deadline:
                 logs = "\n\n".join(node.log_tail() for node in self.nodes)
-                raise RuntimeError(f"{trouble}; their logs:\n{logs}")
+                raise RuntimeError(f"{error}; their logs:\n{logs}")
             time.sleep(_POLL_SECONDS)
         return found

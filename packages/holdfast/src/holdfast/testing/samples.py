@@ -1,4 +1,4 @@
-"""Records, names and bodies to try a store with."""
+"""Sample records, names and bodies for tests of stores."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -20,7 +20,7 @@ AWKWARD_NAMES: Final = (
     "🐚 Müller 株式会社",
     " spaces and\ttabs\nand lines ",
     "a:b",
-    "e\u0301",  # not the same name as "é"
+    "e\u0301",  # differs from "é"
     "x" * 500,
 )
 
@@ -29,7 +29,7 @@ BODIES: Final = (
     b"\x00",
     b"\xff\xfe\x00\x80 not text",
     b"'; DROP TABLE idempotency_records; --\\",
-    bytes(range(256)) * 3600,  # 900 KB: more than one page, and above every inline limit
+    bytes(range(256)) * 3600,  # 900 KB: above every inline limit
 )
 
 
@@ -43,7 +43,7 @@ def a_record(
     body: bytes = b'{"id":"1"}',
     audit_id: str | None = None,
 ) -> Record:
-    """Make a record that is live at ``NOW``."""
+    """Return a record that is not expired at ``NOW``."""
     return Record(
         id=RecordId(tenant, endpoint, key),
         fingerprint=RequestFingerprint("ab" * 32, "cd" * 32),
@@ -59,7 +59,7 @@ def a_record(
 
 
 def an_audit_event(record: Record) -> AuditEvent:
-    """Make the audit event that belongs to a record."""
+    """Return the audit event of a record."""
     return AuditEvent(
         id=record.audit_id or "audit-1",
         tenant=record.id.tenant,
@@ -76,13 +76,13 @@ def an_audit_event(record: Record) -> AuditEvent:
 
 
 async def claimed(store: Store, record_id: RecordId, now: datetime = NOW) -> UnitOfWork:
-    """Claim a key that must be free."""
+    """Claim a key, which must succeed."""
     claim = await store.claim(record_id, now)
     assert isinstance(claim, Claimed), claim
     return claim.unit
 
 
 async def commit(store: Store, record: Record, *, now: datetime = NOW, audit: bool = False) -> None:
-    """Claim and commit, with nothing in between."""
+    """Claim and commit a record without business rows."""
     unit = await claimed(store, record.id, now)
     await unit.commit(record, an_audit_event(record) if audit else None)

@@ -1,8 +1,8 @@
-"""One real server process with its port and directory, whatever the product.
+"""A server process for tests, with its port and directory.
 
-When the test process itself is killed, a small guard process stops the server and removes the
-files: rejected were ``PR_SET_PDEATHSIG``, which fires when the *thread* that started the server
-ends, and ``atexit``, which does not run after SIGKILL.
+If the test process is killed, a guard process stops the server and removes its files. Rejected:
+``PR_SET_PDEATHSIG``, which fires when the *thread* that started the server ends, and ``atexit``,
+which does not run after SIGKILL.
 """
 
 import abc
@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 __all__ = [
-    "ANSWERS_WITHIN_SECONDS",
     "HOST",
+    "RESPONSE_SECONDS",
     "RealServer",
     "first_line",
     "free_port",
@@ -30,19 +30,19 @@ __all__ = [
 ]
 
 HOST = "127.0.0.1"
-_READY_WITHIN_SECONDS = 60.0  # crash recovery on a busy machine counts too
+_READY_WITHIN_SECONDS = 60.0  # includes crash recovery on a busy machine
 _STOPS_WITHIN_SECONDS = 30.0
-ANSWERS_WITHIN_SECONDS = 2.0
+RESPONSE_SECONDS = 2.0
 _POLL_SECONDS = 0.02
 _LOG_TAIL_LINES = 30
-# Below every usual ephemeral range: a port from there could be taken by any outgoing connection
-# while the server is down, or a client that retries could even connect to itself.
+# Below the usual ephemeral ports: one of those could be taken by an outgoing connection while the
+# server is down, or a client that retries could connect to itself.
 _PORTS = range(15_000, 30_000)
-# A Unix socket's path has room for 107 bytes (103 on macOS), the file's name included.
+# The path of a Unix socket has at most 107 bytes (103 on macOS), including the file name.
 _LONGEST_TEMP_ROOT = 60
 
-# Its standard input carries the server's pid, one line per start and an empty one per stop. The
-# input ends when its owner closes it or dies, however that happens.
+# Reads the server's pid from its standard input, one line per start and an empty one per stop. The
+# input ends when the test process closes it or dies.
 _GUARD = """
 while read -r line; do pid=$line; done
 if [ -n "$pid" ]; then
@@ -56,10 +56,10 @@ rm -rf "$1"
 
 
 class RealServer(abc.ABC):
-    """One server process, its port and its directory; the subclasses know the product."""
+    """One server process with its port and directory. Subclasses define the program."""
 
     _name: ClassVar[str]
-    _orphaned: ClassVar[str] = "KILL"  # what the guard sends when the test process is gone
+    _guard_signal: ClassVar[str] = "KILL"  # sent when the test process has died
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -81,26 +81,26 @@ class RealServer(abc.ABC):
 
     @property
     def directory(self) -> Path:
-        """Everything the server writes; there from the first start until ``close``."""
+        """Holds all files of the server; exists from the first start until ``close``."""
         if self._directory is None:
             raise RuntimeError(f"{self._name} has no directory before start() and after close()")
         return self._directory
 
     @property
     def pid(self) -> int | None:
-        """The server's process id, or None when it is not running."""
+        """The server's process id, or None if it is not running."""
         if self._process is None or self._process.poll() is not None:
             return None
         return self._process.pid
 
     def log_tail(self) -> str:
-        """Return the last lines of what the server wrote to its log."""
+        """Return the last lines of the server's log."""
         log = self.directory / "server.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         return "\n".join(lines[-_LOG_TAIL_LINES:])
 
     def start(self) -> None:
-        """Start and wait until it answers. Does nothing when it is running."""
+        """Start and wait until it responds. Does nothing if it is running."""
         if self.pid is not None:
             return
         first = self._directory is None
@@ -118,44 +118,44 @@ class RealServer(abc.ABC):
             raise
 
     def stop(self) -> None:
-        """Ask it to end in order, and wait until it has."""
-        self._end(signal.SIGTERM)
+        """Stop it cleanly and wait until it has ended."""
+        self._stop_with(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL: no clean-up, no flush, no goodbye."""
+        """Send SIGKILL and wait until it has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._forget_process()
 
     def restart(self) -> None:
-        """Stop in order and start again, on the same port and files."""
+        """Stop cleanly and start again, with the same port and files."""
         self.stop()
         self.start()
 
     def close(self) -> None:
-        """End it and remove its files. Safe to call twice."""
+        """Kill it and remove its files. Idempotent."""
         try:
             self._discard()
         finally:
             if self._guard is not None:
-                self._guard.communicate()  # the end of its input: it removes the directory
+                self._guard.communicate()  # closes its input: it removes the directory
             self._guard = self._directory = None
 
     @abc.abstractmethod
     def _prepare(self) -> None:
-        """Find the programs and write what must be there before the first start."""
+        """Find the program and write its configuration, before the first start."""
 
     @abc.abstractmethod
     def _command(self) -> list[str]:
-        """Say how to run it in the foreground."""
+        """Return the command that runs it in the foreground."""
 
     @abc.abstractmethod
     def _ready(self) -> bool:
-        """Say whether this very process answers by now. Whatever ``OSError`` it raises means no.
+        """Check whether this process responds. An ``OSError`` means no.
 
-        Not just somebody on that port: when two test runs draw the same one, the loser must fail
-        rather than quietly use the winner's server.
+        It must be this process: if two test runs choose the same port, one of them must fail
+        instead of using the other's server.
         """
 
     def _process_options(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class RealServer(abc.ABC):
     def _make_directory(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="holdfast-", dir=_temp_root()))
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "holdfast-guard", str(self._directory), self._orphaned],
+            ["/bin/sh", "-c", _GUARD, "holdfast-guard", str(self._directory), self._guard_signal],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -176,12 +176,12 @@ class RealServer(abc.ABC):
             start_new_session=True,
         )
 
-    def _tell_guard(self, line: str) -> None:
+    def _send_to_guard(self, line: str) -> None:
         if self._guard is not None and self._guard.stdin is not None:
             self._guard.stdin.write(f"{line}\n".encode())
 
     def _launch(self) -> None:
-        # A session of its own: Ctrl-C in the terminal ends the tests, which then end the server.
+        # In its own session: Ctrl-C in the terminal ends the tests, which then stop the server.
         with (self.directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(),
@@ -192,7 +192,7 @@ class RealServer(abc.ABC):
                 start_new_session=True,
                 **self._process_options(),
             )
-        self._tell_guard(str(self._process.pid))
+        self._send_to_guard(str(self._process.pid))
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _READY_WITHIN_SECONDS
@@ -203,10 +203,10 @@ class RealServer(abc.ABC):
             if self.pid is None:
                 raise RuntimeError(f"{self._name} ended while starting:\n{self.log_tail()}")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{self._name} does not answer; its log:\n{self.log_tail()}")
+                raise RuntimeError(f"{self._name} does not respond; its log:\n{self.log_tail()}")
             time.sleep(_POLL_SECONDS)
 
-    def _end(self, sign: signal.Signals) -> None:
+    def _stop_with(self, sign: signal.Signals) -> None:
         if self._process is None:
             return
         self._process.send_signal(sign)
@@ -220,11 +220,11 @@ class RealServer(abc.ABC):
 
     def _forget_process(self) -> None:
         self._process = None
-        self._tell_guard("")
+        self._send_to_guard("")
 
 
 def _temp_root() -> Path:
-    """Where temporary files go, unless a socket's path gets too long there or it is private."""
+    """Return the directory for temporary files, or /tmp if it is private or its path too long."""
     root = Path(tempfile.gettempdir()).resolve()
     open_to_all = all(path.stat().st_mode & stat.S_IXOTH for path in (root, *root.parents))
     fits = len(str(root)) <= _LONGEST_TEMP_ROOT
@@ -232,19 +232,19 @@ def _temp_root() -> Path:
 
 
 def package_folder(name: str) -> Path | None:
-    """Return where a package is installed, without running its code."""
+    """Return the directory of an installed package without importing it."""
     spec = importlib.util.find_spec(name)
     return Path(next(iter(spec.submodule_search_locations or ()))) if spec else None
 
 
 def not_installed(server: str, wheel: str) -> RuntimeError:
-    """Say what to install."""
+    """Return the error for a missing wheel."""
     hint = 'pip install "holdfast[dev]"'
     return RuntimeError(f"{server} comes from the wheel {wheel}, which is not installed: {hint}")
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on, and that no outgoing connection will be given."""
+    """Return an unused port outside the ephemeral range."""
     # secrets, not random: test runners seed random alike in every worker.
     for _ in range(100):
         port = _PORTS[secrets.randbelow(len(_PORTS))]
@@ -256,8 +256,8 @@ def free_port() -> int:
 
 
 def first_line(port: int, request: bytes = b"") -> bytes:
-    """Connect, say ``request``, and return what is answered up to the first line's end."""
-    with socket.create_connection((HOST, port), timeout=ANSWERS_WITHIN_SECONDS) as connection:
+    """Connect, send ``request``, and return the first line of the response."""
+    with socket.create_connection((HOST, port), timeout=RESPONSE_SECONDS) as connection:
         connection.sendall(request)
-        with connection.makefile("rb") as answer:
-            return answer.readline()
+        with connection.makefile("rb") as response:
+            return response.readline()

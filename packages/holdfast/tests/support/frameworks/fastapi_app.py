@@ -19,20 +19,20 @@ app = FastAPI()
 @app.post("/orders")
 @holdfast.guard("orders.create")
 async def create(request: Request, tx: Tx) -> Any:
-    wish = request.headers.get("x-do", "")
+    option = request.headers.get("x-do", "")
     item = (await request.json())["item"]
     await tx.execute("INSERT INTO orders (item) VALUES (:item)", {"item": item})
     row = await tx.fetch_one("SELECT count(*) AS n FROM orders")
     assert row is not None
-    if wish == "raise":
+    if option == "raise":
         raise RuntimeError("as asked")
-    if wish == "refuse":
+    if option == "refuse":
         raise ServiceError(422, "order.refused", "as asked")
-    if wish == "fail":
+    if option == "fail":
         return JSONResponse({"oops": True}, 500)
-    if wish == "slow":
+    if option == "slow":
         await asyncio.sleep(0.4)
-    if wish == "enqueue":
+    if option == "enqueue":
         await holdfast.enqueue("order.made", {"item": item}, resource_id=item)
     return JSONResponse({"item": item, "n": row["n"]}, 201, headers={"location": f"/orders/{item}"})
 

@@ -22,21 +22,21 @@ app.wsgi_app = guard  # type: ignore[method-assign]
 
 @app.post("/orders")
 def create() -> Any:
-    wish = request.headers.get("x-do", "")
+    option = request.headers.get("x-do", "")
     item = request.get_json()["item"]
     tx = guard.transaction
     tx.execute("INSERT INTO orders (item) VALUES (:item)", {"item": item})
     row = tx.fetch_one("SELECT count(*) AS n FROM orders")
     assert row is not None
-    if wish == "raise":
+    if option == "raise":
         raise RuntimeError("as asked")
-    if wish == "refuse":
+    if option == "refuse":
         raise ServiceError(422, "order.refused", "as asked")
-    if wish == "fail":
+    if option == "fail":
         return {"oops": True}, 500
-    if wish == "slow":
+    if option == "slow":
         time.sleep(0.4)
-    if wish == "enqueue":
+    if option == "enqueue":
         guard.execution.enqueue("order.made", {"item": item}, resource_id=item)
     return {"item": item, "n": row["n"]}, 201, {"location": f"/orders/{item}"}
 

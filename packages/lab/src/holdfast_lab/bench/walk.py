@@ -86,9 +86,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
     holdfast = app.state.holdfast
     catalogue = bundled_catalogue()
     nodes = node_views(catalogue, energy_required=False)
-    idempotency = StepIngestion(
-        holdfast, settings, AppCheck(settings, settings.home, holdfast.clock)
-    )
+    ingestion = StepIngestion(holdfast, settings, AppCheck(settings, settings.home, holdfast.clock))
     policy = settings.policies().walk.replace(audit=False)
 
     with routes_before(app, "/tree/allocate") as router:
@@ -134,7 +132,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
             )
             run = Execution(request, unit)
             set_current_execution(run)
-            response = await idempotency.take(unit.statements, run, report, tokens or [])
+            response = await ingestion.ingest(unit.statements, run, report, tokens or [])
             await unit.commit(None, None)
             return response
 

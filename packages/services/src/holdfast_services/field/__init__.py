@@ -1,1 +1,1 @@
-"""Activities, contacts and expenses: what an app in the field creates offline and sends later."""
+"""Activities, contacts and expenses of a mobile app that creates them offline."""

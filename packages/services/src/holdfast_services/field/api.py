@@ -1,4 +1,4 @@
-"""The HTTP face of field: the same six operations for activities, contacts and expenses."""
+"""HTTP routes of field: the same six operations for activities, contacts and expenses."""
 
 from typing import Annotated, Any, Final
 from uuid import uuid4
@@ -14,13 +14,13 @@ from holdfast.server.starlette import Caller, Run, Tx
 from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.field.model import (
     KINDS,
-    OURS_BYTES,
+    SERVER_FIELDS_BYTES,
     Kind,
+    app_fields,
     check_size,
-    merged,
-    own_fields,
+    encode,
+    merge_patch,
     references,
-    written,
 )
 from holdfast_services.field.repository import (
     Item,
@@ -39,7 +39,7 @@ from holdfast_services.settings import Settings
 __all__ = ["router"]
 
 _PREFIX: Final = "/api/v1"
-_MOST: Final = 500
+_MAX_LIMIT: Final = 500
 _CREATED: Final = 201
 _DOCUMENT: Final = {"content": {"application/json": {"schema": {"type": "object"}}}}
 _WITH_TAG: Final = {
@@ -47,14 +47,14 @@ _WITH_TAG: Final = {
 }
 
 Document = Annotated[Any, Body(openapi_examples={"a document": {"value": {"title": "Visit"}}})]
-# A DELETE needs no body; one that has one may say a version there, as PUT and PATCH do.
-Seen = Annotated[Any, Body(openapi_examples={"a version": {"value": {"version": 1}}})]
+# The body of a DELETE is optional; it may contain a version, as those of PUT and PATCH.
+VersionBody = Annotated[Any, Body(openapi_examples={"a version": {"value": {"version": 1}}})]
 IfMatch = Annotated[
     str | None,
     Header(
         alias="If-Match",
-        description="The ETag the change was made against; `*` forces it. Without it the change is "
-        "made to whatever is there.",
+        description="The ETag of the version to change; `*` matches any. Without If-Match the "
+        "change applies to the current version.",
     ),
 ]
 
@@ -72,9 +72,10 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
     api: APIRouter, holdfast: Holdfast, settings: Settings, kind: Kind
 ) -> None:
     policy = settings.policies().field
-    # No larger than a body, so that what was read can be sent back; and it must fit an answer.
-    most_bytes = min(policy.max_body_bytes, policy.max_response_bytes - OURS_BYTES)
-    path, one, what = _names(kind)
+    # At most the size of a body, so that a document can be sent back, and small enough for a
+    # response.
+    max_bytes = min(policy.max_body_bytes, policy.max_response_bytes - SERVER_FIELDS_BYTES)
+    path, one, what = _paths(kind)
 
     async def current(tx: Transaction, tenant: str, item_id: str) -> Item:
         found = await find(tx, tenant, kind, item_id)
@@ -85,12 +86,12 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
     async def check_references(tx: Transaction, tenant: str, fields: dict[str, Any]) -> None:
         for field, of_kind, item_id in references(kind, fields):
             if await find(tx, tenant, of_kind, item_id) is None:
-                raise NotFoundError(f"{field} names nothing of yours")
+                raise NotFoundError(f"{field}: there is no such document")
 
-    def kept(item: Item, run: Any, status: int = 200) -> Response:
+    def respond(item: Item, run: Any, status: int = 200) -> Response:
         run.describe(resource=f"{what}:{item.id}", version=item.version)
-        place = {"location": f"{path}/{item.id}"} if status == _CREATED else {}
-        return _shown(item, status, place)
+        headers = {"location": f"{path}/{item.id}"} if status == _CREATED else {}
+        return _document_response(item, status, headers)
 
     @api.post(
         path,
@@ -101,12 +102,12 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
     )
     @holdfast.guard(f"POST {path}", policy=policy)
     async def create(document: Document, tx: Tx, caller: Caller, run: Run) -> Response:
-        fields = own_fields(document)
-        check_size(fields, most_bytes)
+        fields = app_fields(document)
+        check_size(fields, max_bytes)
         at = await next_change(tx, caller.tenant, holdfast.clock.now())
         await check_references(tx, caller.tenant, fields)
         item = await add(tx, caller.tenant, kind, item_id=str(uuid4()), fields=fields, at=at)
-        return kept(item, run, _CREATED)
+        return respond(item, run, _CREATED)
 
     @api.put(
         one,
@@ -124,20 +125,20 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
         request: Request,
         _if_match: IfMatch = None,
     ) -> Response:
-        fields = own_fields(document)
-        check_size(fields, most_bytes)
+        fields = app_fields(document)
+        check_size(fields, max_bytes)
         at = await next_change(tx, caller.tenant, holdfast.clock.now())
         item = await current(tx, caller.tenant, item_id)
-        _check(request, document, item)
+        _check_version(request, document, item)
         await check_references(tx, caller.tenant, fields)
         changed = await change(tx, caller.tenant, kind, item=item, fields=fields, at=at)
-        return kept(changed, run)
+        return respond(changed, run)
 
     @api.patch(
         one,
         summary=f"Change: {what}",
         operation_id=f"change_{what}",
-        description="Merged as RFC 7396 says: `null` removes a field.",
+        description="A JSON merge patch (RFC 7396): `null` removes a field.",
         responses={200: {"headers": _WITH_TAG, **_DOCUMENT}, **errors(404, 409)},
     )
     @holdfast.guard(f"PATCH {one}", policy=policy)
@@ -150,15 +151,15 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
         request: Request,
         _if_match: IfMatch = None,
     ) -> Response:
-        patched = own_fields(document)
+        patched = app_fields(document)
         at = await next_change(tx, caller.tenant, holdfast.clock.now())
         item = await current(tx, caller.tenant, item_id)
-        _check(request, document, item)
+        _check_version(request, document, item)
         await check_references(tx, caller.tenant, patched)
-        fields = merged(item.fields, patched)
-        check_size(fields, most_bytes)
+        fields = merge_patch(item.fields, patched)
+        check_size(fields, max_bytes)
         changed = await change(tx, caller.tenant, kind, item=item, fields=fields, at=at)
-        return kept(changed, run)
+        return respond(changed, run)
 
     @api.delete(
         one,
@@ -175,19 +176,19 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
         caller: Caller,
         run: Run,
         request: Request,
-        document: Seen = None,
+        document: VersionBody = None,
         _if_match: IfMatch = None,
     ) -> Response:
         at = await next_change(tx, caller.tenant, holdfast.clock.now())
         item = await current(tx, caller.tenant, item_id)
-        _check(request, document, item)
+        _check_version(request, document, item)
         await remove(tx, caller.tenant, kind, item, at)
         run.describe(resource=f"{what}:{item.id}", version=item.version + 1)
         return Response(status_code=204)
 
 
 def _add_reads(api: APIRouter, holdfast: Holdfast, kind: Kind) -> None:
-    path, one, what = _names(kind)
+    path, one, what = _paths(kind)
 
     @api.get(
         one,
@@ -199,20 +200,20 @@ def _add_reads(api: APIRouter, holdfast: Holdfast, kind: Kind) -> None:
         item = await find_in(holdfast.store, caller.tenant, kind, item_id)
         if item is None:
             raise NotFoundError(f"there is no such {what}")
-        return _shown(item)
+        return _document_response(item)
 
     @api.get(
         path,
         summary=f"List: {kind}",
         operation_id=f"list_{kind}",
-        description="By their last change, oldest first. With `updated_since` deleted ones are "
-        "listed too, as marks, so that a device can pull what it has missed.",
+        description="Ordered by last change, oldest first. With `updated_since` the list includes "
+        "deleted documents as tombstones, so that a device can fetch all changes.",
         responses={200: _DOCUMENT, **errors(400, 401, 422, 503)},
     )
-    async def listing(
+    async def list_page(
         caller: CurrentPrincipal,
-        limit: Annotated[int, Query(ge=1, le=_MOST)] = 50,
-        after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
+        limit: Annotated[int, Query(ge=1, le=_MAX_LIMIT)] = 50,
+        after: Annotated[str | None, Query(description="`next` of the previous page.")] = None,
         updated_since: Annotated[
             str | None, Query(description="An instant with a zone, ISO 8601.")
         ] = None,
@@ -229,25 +230,27 @@ def _add_reads(api: APIRouter, holdfast: Holdfast, kind: Kind) -> None:
         page = items[:limit]
         more = len(items) > limit
         return {
-            "items": [item.shown() for item in page],
+            "items": [item.as_json() for item in page],
             "next": str(page[-1].seq) if more else None,
         }
 
 
-def _names(kind: Kind) -> tuple[str, str, str]:
-    """Return the path of all, the path of one, and what one is called."""
+def _paths(kind: Kind) -> tuple[str, str, str]:
+    """Return the path of the list, the path of one document, and the singular name."""
     path = f"{_PREFIX}/{kind}"
     what = {"activities": "activity", "contacts": "contact", "expenses": "expense"}[kind]
     return path, f"{path}/{{item_id}}", what
 
 
-def _shown(item: Item, status: int = 200, place: dict[str, str] | None = None) -> Response:
-    headers = {"etag": etag(item.version), **(place or {})}
-    return Response(written(item.shown()), status, headers, "application/json")
+def _document_response(
+    item: Item, status: int = 200, extra: dict[str, str] | None = None
+) -> Response:
+    headers = {"etag": etag(item.version), **(extra or {})}
+    return Response(encode(item.as_json()), status, headers, "application/json")
 
 
-def _check(request: Request, document: Any, item: Item) -> None:
-    """Hold the change against the version it was made for, where it says one."""
+def _check_version(request: Request, document: Any, item: Item) -> None:
+    """Compare the version of the request, if it has one, with the current version."""
     tags = request.headers.getlist("if-match")
     in_body = document.get("version") if isinstance(document, dict) else None
     if tags or in_body is not None:
@@ -259,5 +262,5 @@ def _cursor(after: str | None) -> int:
     if after is None:
         return 0
     if not (after.isascii() and after.isdigit() and len(after) <= 18):  # noqa: PLR2004 - fits a bigint
-        raise BodyInvalidError("after should be what next of another page was")
+        raise BodyInvalidError("after should be the `next` of another page")
     return int(after)

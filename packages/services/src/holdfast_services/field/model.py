@@ -1,4 +1,4 @@
-"""What field documents look like on the wire. The app's own fields are its own business."""
+"""Documents of field: fields of the app, which are not interpreted, and fields of the server."""
 
 import json
 from datetime import datetime
@@ -9,27 +9,27 @@ from holdfast.errors import BodyInvalidError, BodyTooLargeError, FieldNotAllowed
 
 __all__ = [
     "KINDS",
-    "OURS_BYTES",
     "REFERENCES",
+    "SERVER_FIELDS_BYTES",
     "Kind",
+    "app_fields",
     "check_size",
-    "merged",
-    "own_fields",
+    "document_json",
+    "encode",
+    "merge_patch",
     "references",
-    "shown",
-    "written",
 ]
 
 Kind = Literal["activities", "contacts", "expenses"]
 KINDS: Final[tuple[Kind, ...]] = ("activities", "contacts", "expenses")
 
-# Ours to give. A device that sends back what it once read may repeat them; they change nothing.
-_GIVEN: Final = frozenset({"id", "version", "created_at", "updated_at", "deleted"})
+# Set by the server. A device that sends back a document may include them; they are ignored.
+_SERVER_FIELDS: Final = frozenset({"id", "version", "created_at", "updated_at", "deleted"})
 
-# What they add to an answer, with the largest version there can be: 180 bytes, and some to spare.
-OURS_BYTES: Final = 256
+# An upper bound of what they add to a response: 180 bytes with the largest version.
+SERVER_FIELDS_BYTES: Final = 256
 
-# Which fields name another document of the same user, and of which kind.
+# The fields that refer to another document of the same user, and its kind.
 REFERENCES: Final[dict[Kind, dict[str, Kind]]] = {
     "activities": {},
     "contacts": {},
@@ -37,33 +37,33 @@ REFERENCES: Final[dict[Kind, dict[str, Kind]]] = {
 }
 
 
-def own_fields(body: Any) -> dict[str, Any]:
-    """Return the app's part of a body. Raises the caller's error for anything but an object."""
+def app_fields(body: Any) -> dict[str, Any]:
+    """Return the app's fields of a body; raises ``BodyInvalidError`` unless it is an object."""
     if not isinstance(body, dict):
         raise BodyInvalidError("the body should be a JSON object")
-    return {name: value for name, value in body.items() if name not in _GIVEN}
+    return {name: value for name, value in body.items() if name not in _SERVER_FIELDS}
 
 
-def written(document: dict[str, Any]) -> str:
-    """Return a document as it is kept and as it is answered: so its size is the same in both."""
+def encode(document: dict[str, Any]) -> str:
+    """Encode a document, with the same size in the database and in responses."""
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False)
 
 
-def check_size(fields: dict[str, Any], most_bytes: int) -> None:
-    """Refuse a document that could not be answered with, before it is kept.
+def check_size(fields: dict[str, Any], max_bytes: int) -> None:
+    """Raise ``BodyTooLargeError`` for a document that would not fit into a response.
 
-    It may outgrow the body it came in: by a merge, or as ``1e9`` is written ``1000000000.0``.
+    It may be larger than the body: by a merge, or because ``1e9`` is encoded as ``1000000000.0``.
     """
-    size = len(written(fields).encode())
-    if size > most_bytes:
+    size = len(encode(fields).encode())
+    if size > max_bytes:
         raise BodyTooLargeError(
-            f"the document would have {size} bytes; it may have at most {most_bytes}",
-            details={"documentBytes": size, "mostBytes": most_bytes},
+            f"the document would have {size} bytes; the maximum is {max_bytes}",
+            details={"documentBytes": size, "mostBytes": max_bytes},
         )
 
 
-def merged(old: dict[str, Any], patch: dict[str, Any], depth: int = 0) -> dict[str, Any]:
-    """Merge as RFC 7396 says: null removes a field, an object is merged, all else replaces."""
+def merge_patch(old: dict[str, Any], patch: dict[str, Any], depth: int = 0) -> dict[str, Any]:
+    """Apply a JSON merge patch (RFC 7396): null removes a field, objects are merged."""
     if depth > MAX_DEPTH:
         raise BodyInvalidError("the body is nested too deeply")
     result = dict(old)
@@ -72,14 +72,14 @@ def merged(old: dict[str, Any], patch: dict[str, Any], depth: int = 0) -> dict[s
             result.pop(name, None)
         elif isinstance(value, dict):
             before = result.get(name)
-            result[name] = merged(before if isinstance(before, dict) else {}, value, depth + 1)
+            result[name] = merge_patch(before if isinstance(before, dict) else {}, value, depth + 1)
         else:
             result[name] = value
     return result
 
 
 def references(kind: Kind, fields: dict[str, Any]) -> list[tuple[str, Kind, str]]:
-    """Return which documents are named: field, kind and id. Null names none."""
+    """Return the referenced documents as field, kind and id."""
     found = []
     for field, of_kind in REFERENCES[kind].items():
         value = fields.get(field)
@@ -91,7 +91,7 @@ def references(kind: Kind, fields: dict[str, Any]) -> list[tuple[str, Kind, str]
     return found
 
 
-def shown(
+def document_json(
     *,
     document_id: str,
     version: int,
@@ -100,14 +100,14 @@ def shown(
     updated_at: datetime,
     deleted: bool = False,
 ) -> dict[str, Any]:
-    """Return a document as it is answered; of a deleted one only the mark."""
-    ours = {
+    """Return the JSON of a document; a deleted one is a tombstone without the app's fields."""
+    server_fields = {
         "id": document_id,
         "version": version,
         "created_at": _instant(created_at),
         "updated_at": _instant(updated_at),
     }
-    return ours | {"deleted": True} if deleted else fields | ours
+    return server_fields | {"deleted": True} if deleted else fields | server_fields
 
 
 def _instant(at: datetime) -> str:

@@ -1,6 +1,6 @@
 -- name: next_change
--- The first statement of every write: it lines a user's writes up. Time does not go back either, so
--- that "changed since" and the numbers agree.
+-- The first statement of every write: it serializes the writes of a user. changed_at never decreases,
+-- so "changed since" and the numbers agree.
 INSERT INTO field_counters (tenant, seq, changed_at) VALUES (:tenant, 1, :now)
     ON CONFLICT (tenant) DO UPDATE
    SET seq = field_counters.seq + 1,
@@ -28,14 +28,14 @@ UPDATE field_items
  WHERE tenant = :tenant AND kind = :kind AND id = :id;
 
 -- name: list
--- What there is, oldest change first.
+-- Documents that are not deleted, oldest change first.
 SELECT id, version, document, seq, created_at, updated_at, deleted_at
   FROM field_items
  WHERE tenant = :tenant AND kind = :kind AND seq > :after AND deleted_at IS NULL
  ORDER BY seq LIMIT :limit;
 
 -- name: list_changes
--- What has changed since, marks of deleted ones included, oldest change first.
+-- Documents changed since an instant, tombstones included, oldest change first.
 SELECT id, version, document, seq, created_at, updated_at, deleted_at
   FROM field_items
  WHERE tenant = :tenant AND kind = :kind AND seq > :after AND updated_at >= :since

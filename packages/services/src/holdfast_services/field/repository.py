@@ -1,4 +1,4 @@
-"""Field documents in the database. The same SQL on SQLite and PostgreSQL, always by user."""
+"""Queries of field documents. The same SQL on SQLite and PostgreSQL, always by tenant."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from holdfast import Transaction
 from holdfast.ports import Row, Store
 from holdfast.stores.sql_loader import Queries, load_queries
-from holdfast_services.field.model import Kind, shown, written
+from holdfast_services.field.model import Kind, document_json, encode
 
 __all__ = [
     "Change",
@@ -23,7 +23,7 @@ __all__ = [
     "remove",
 ]
 
-# Ids are ours, so anything else need not be looked up; PostgreSQL would choke on some of it.
+# The server creates all ids. Other text is not looked up: PostgreSQL rejects some characters.
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -35,7 +35,7 @@ class Change(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One document as it stands."""
+    """One version of a document."""
 
     id: str
     version: int
@@ -45,9 +45,9 @@ class Item(NamedTuple):
     updated_at: datetime
     is_deleted: bool
 
-    def shown(self) -> dict[str, Any]:
-        """Return it as it is answered."""
-        return shown(
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON fields of a response."""
+        return document_json(
             document_id=self.id,
             version=self.version,
             fields=self.fields,
@@ -62,39 +62,39 @@ def _sql() -> Queries:
 
 
 async def next_change(tx: Transaction, tenant: str, now: datetime) -> Change:
-    """Line up with the user's other writes and take the next number."""
+    """Lock the user's counter and return the next change number."""
     row = await tx.fetch_one(_sql()["next_change"], {"tenant": tenant, "now": now})
     assert row is not None  # noqa: S101 - an upsert returns its row
     return Change(row["seq"], _instant(row["changed_at"]))
 
 
 async def find(tx: Transaction, tenant: str, kind: Kind, item_id: str) -> Item | None:
-    """Return a document that is there, inside a transaction."""
+    """Return a document that is not deleted, inside a transaction."""
     if _ID.fullmatch(item_id) is None:
         return None
     row = await tx.fetch_one(_sql()["find"], {"tenant": tenant, "kind": kind, "id": item_id})
-    return _alive(row)
+    return _not_deleted(row)
 
 
 async def find_in(store: Store, tenant: str, kind: Kind, item_id: str) -> Item | None:
-    """Return a document that is there, outside any transaction."""
+    """Return a document that is not deleted, outside any transaction."""
     if _ID.fullmatch(item_id) is None:
         return None
     rows = await store.read(_sql()["find"], {"tenant": tenant, "kind": kind, "id": item_id})
-    return _alive(rows[0] if rows else None)
+    return _not_deleted(rows[0] if rows else None)
 
 
 async def add(
     tx: Transaction, tenant: str, kind: Kind, *, item_id: str, fields: dict[str, Any], at: Change
 ) -> Item:
-    """Keep a new document."""
+    """Insert a document."""
     await tx.execute(
         _sql()["add"],
         {
             "tenant": tenant,
             "kind": kind,
             "id": item_id,
-            "document": written(fields),
+            "document": encode(fields),
             "seq": at.seq,
             "now": at.at,
         },
@@ -105,14 +105,14 @@ async def add(
 async def change(
     tx: Transaction, tenant: str, kind: Kind, *, item: Item, fields: dict[str, Any], at: Change
 ) -> Item:
-    """Keep the next version of a document."""
+    """Save the next version of a document."""
     await tx.execute(
         _sql()["change"],
         {
             "tenant": tenant,
             "kind": kind,
             "id": item.id,
-            "document": written(fields),
+            "document": encode(fields),
             "version": item.version + 1,
             "seq": at.seq,
             "now": at.at,
@@ -122,7 +122,7 @@ async def change(
 
 
 async def remove(tx: Transaction, tenant: str, kind: Kind, item: Item, at: Change) -> None:
-    """Leave a mark in place of a document."""
+    """Replace a document by a tombstone."""
     await tx.execute(
         _sql()["remove"],
         {
@@ -139,7 +139,7 @@ async def remove(tx: Transaction, tenant: str, kind: Kind, item: Item, at: Chang
 async def list_items(
     store: Store, tenant: str, kind: Kind, *, after: int, since: datetime | None, limit: int
 ) -> Sequence[Item]:
-    """Return documents by their last change; since an instant, marks of deleted ones too."""
+    """Return documents by last change; with ``since``, tombstones of deleted ones too."""
     values: dict[str, Any] = {"tenant": tenant, "kind": kind, "after": after, "limit": limit}
     if since is None:
         rows = await store.read(_sql()["list"], values)
@@ -148,7 +148,7 @@ async def list_items(
     return [_item(row) for row in rows]
 
 
-def _alive(row: Row | None) -> Item | None:
+def _not_deleted(row: Row | None) -> Item | None:
     return None if row is None or row["deleted_at"] is not None else _item(row)
 
 

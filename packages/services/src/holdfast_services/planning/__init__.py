@@ -1,1 +1,1 @@
-"""Projects, missions and assignments of organizations: many people, one plan, no lost update."""
+"""Projects, missions and assignments of organizations, with optimistic locking."""

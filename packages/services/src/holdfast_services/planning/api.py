@@ -1,4 +1,4 @@
-"""The HTTP face of planning: projects, missions, assignments, and the log of who did what."""
+"""HTTP routes of planning: projects, missions, assignments and the audit log."""
 
 from fastapi import APIRouter
 

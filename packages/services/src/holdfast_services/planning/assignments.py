@@ -1,4 +1,4 @@
-"""Assignments: who takes part in which mission. Moved from one mission to another, by version."""
+"""Routes of assignments, which assign a person to a mission and can be moved to another one."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -15,7 +15,7 @@ from holdfast_services.planning.aggregates import (
 )
 from holdfast_services.planning.jobs import notify_assignee, recount_projects
 from holdfast_services.planning.model import AssignmentMove, AssignmentView, NewAssignment, Page
-from holdfast_services.planning.openapi import LISTED, changed, created, read
+from holdfast_services.planning.openapi import LIST, changed, created, read
 from holdfast_services.planning.paging import After, Limit, page, read_cursor
 from holdfast_services.planning.repository import add, find, list_in, move_assignment
 
@@ -30,7 +30,7 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
     @api.post(
         "/missions/{mission_id}/assignments",
         status_code=201,
-        summary="Assign someone to a mission",
+        summary="Create an assignment",
         operation_id="create_assignment",
         responses=created(AssignmentView, under=True),
     )
@@ -38,20 +38,20 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
     async def create(
         mission_id: str, assignment: NewAssignment, tx: Tx, caller: Caller, run: Run
     ) -> Response:
-        mission = await service.parent(tx, "mission", caller.tenant, mission_id)
-        places = {"project_id": mission["project_id"], "mission_id": mission_id}
-        fields = places | assignment.model_dump()
+        mission = await service.get(tx, "mission", caller.tenant, mission_id)
+        parents = {"project_id": mission["project_id"], "mission_id": mission_id}
+        fields = parents | assignment.model_dump()
         now = holdfast.clock.now()
         row = await add(tx, "assignment", caller.tenant, service.new_id(), fields=fields, now=now)
         await recount_projects(holdfast, row["project_id"])
         await notify_assignee(holdfast, "assigned", row)
-        return service.answer(run, "assignment", row, status=201)
+        return service.respond(run, "assignment", row, status=201)
 
     @api.post(
         "/assignments/{assignment_id}/move",
         summary="Move an assignment to another mission",
         operation_id="move_assignment",
-        description="Of the same project or of another one. The mission it leaves may be deleted.",
+        description="To a mission of any project. The old mission may be deleted already.",
         responses=changed(AssignmentView),
     )
     @holdfast.guard("POST /v1/assignments/{assignment_id}/move", policy=policy)
@@ -66,19 +66,19 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
         _tag: IfMatch = None,
     ) -> Response:
         tenant = caller.tenant
-        left: Row | None = None
+        before: Row | None = None
 
         async def current() -> Row | None:
             return await find(tx, "assignment", tenant, assignment_id)
 
         async def write(version: int) -> Row | None:
-            nonlocal left
-            left = await current()
-            if left is None or left["version"] != version:
+            nonlocal before
+            before = await current()
+            if before is None or before["version"] != version:
                 return None
             target = await find(tx, "mission", tenant, to.mission_id)
             if target is None:
-                raise NotFoundError("mission_id names no mission of yours")
+                raise NotFoundError("mission_id: there is no such mission")
             now = holdfast.clock.now()
             return await move_assignment(
                 tx, tenant, assignment_id, target, version=version, now=now
@@ -91,10 +91,10 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
             current=current,
             write=write,
         )
-        assert left is not None  # noqa: S101 - what was written over was read before
-        await recount_projects(holdfast, left["project_id"], row["project_id"])
+        assert before is not None  # noqa: S101 - write() has read it
+        await recount_projects(holdfast, before["project_id"], row["project_id"])
         await notify_assignee(holdfast, "moved", row)
-        return service.answer(run, "assignment", row)
+        return service.respond(run, "assignment", row)
 
 
 def _add_reads(api: APIRouter, service: AggregateService) -> None:
@@ -104,13 +104,13 @@ def _add_reads(api: APIRouter, service: AggregateService) -> None:
         operation_id="list_assignments",
         description="Oldest first.",
         response_model=Page[AssignmentView],
-        responses=LISTED,
+        responses=LIST,
     )
-    async def listing(
+    async def list_page(
         mission_id: str, caller: CurrentPrincipal, limit: Limit = 50, after: After = None
     ) -> Response:
         position = read_cursor(after, "assignments")
-        await service.there(caller.tenant, "mission", mission_id)
+        await service.ensure_exists(caller.tenant, "mission", mission_id)
         rows = await list_in(
             service.holdfast.store,
             "list_assignments",
@@ -128,7 +128,7 @@ def _add_reads(api: APIRouter, service: AggregateService) -> None:
         response_model=AssignmentView,
         responses=read(AssignmentView),
     )
-    async def look(
+    async def read_one(
         assignment_id: str, caller: CurrentPrincipal, request: Request, _tag: IfNoneMatch = None
     ) -> Response:
         return await service.read(request, "assignment", caller.tenant, assignment_id)

@@ -1,4 +1,4 @@
-"""The audit log of an organization, newest first. Written by the guard; here it is only read."""
+"""The route of an organization's audit log, which the guard writes."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -12,14 +12,14 @@ from holdfast.ports import Row, Store
 from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.planning.aggregates import AggregateService, json_response
 from holdfast_services.planning.model import AuditEventView, Page
-from holdfast_services.planning.openapi import LISTED
+from holdfast_services.planning.openapi import LIST
 from holdfast_services.planning.paging import After, Limit, page, read_cursor
 from holdfast_services.planning.repository import sql
 
 __all__ = ["add_routes"]
 
-# Which condition each filter adds. A condition that is there for every page, such as "or is null",
-# would keep the indexes from being used.
+# The condition of each filter. Conditions for unused filters, such as "or is null", would prevent
+# the use of indexes.
 _CONDITIONS: Final = {
     "from": "AND created_at >= :from",
     "to": "AND created_at < :to",
@@ -27,43 +27,47 @@ _CONDITIONS: Final = {
     "resource": "AND resource = :resource",
     "endpoint": "AND endpoint = :endpoint",
 }
-# The index to walk, the most selective first. PostgreSQL finds it by itself. SQLite would rather
-# walk the table, which is in the order of the ids too, past all that others did.
+# The index to use on SQLite, the most selective first. Without a hint SQLite scans the table, which
+# is ordered by id too. PostgreSQL chooses the index without a hint.
 _INDEXES: Final = {
     "resource": "idx_audit_events_resource",
     "actor": "idx_audit_events_actor",
     "endpoint": "idx_audit_events_endpoint",
 }
-# An id holds the milliseconds of the clock that made it. Times of jobs are the database's own, so
-# the two may differ; the times decide, the ids only say where to begin.
+# An id contains the milliseconds of the server's clock, but the times of jobs are the database's,
+# so they may differ. The ids only limit the range; the conditions on times decide.
 _SLACK: Final = timedelta(seconds=5)
-_BEHIND_ALL: Final = "g"  # ids are hexadecimal
+_AFTER_ALL_IDS: Final = "g"  # ids are hexadecimal
 
 Text = Annotated[str | None, Query(max_length=1000)]
 
 
 def add_routes(api: APIRouter, service: AggregateService) -> None:
-    """Add the log's one route."""
+    """Add the route of the audit log."""
 
     @api.get(
         "/audit",
-        summary="See who did what",
+        summary="List audit events",
         operation_id="list_audit_events",
-        description="Newest first. One event for every write that was carried out and every job "
-        "it caused; replays and refused writes have none.",
+        description="Newest first. One event for each executed write and each job it caused; "
+        "replays and failed writes have none.",
         response_model=Page[AuditEventView],
-        responses=LISTED,
+        responses=LIST,
     )
-    async def listing(
+    async def list_page(
         caller: CurrentPrincipal,
         *,
         limit: Limit = 50,
         after: After = None,
         since: Annotated[
-            str | None, Query(alias="from", description="From this instant on, ISO 8601 with zone.")
+            str | None,
+            Query(
+                alias="from", description="Only events from this instant on, ISO 8601 with zone."
+            ),
         ] = None,
         until: Annotated[
-            str | None, Query(alias="to", description="Before this instant, ISO 8601 with zone.")
+            str | None,
+            Query(alias="to", description="Only events before this instant, ISO 8601 with zone."),
         ] = None,
         actor: Text = None,
         resource: Annotated[
@@ -91,9 +95,9 @@ async def _events(
     store: Store, tenant: str, given: dict[str, Any], before: str | None, limit: int
 ) -> Sequence[Row]:
     if any(isinstance(value, str) and "\x00" in value for value in given.values()):
-        return []  # nobody and nothing is named so, and PostgreSQL would not even look
+        return []  # no stored value contains it, and PostgreSQL rejects it
     least = _first_id(given["from"], -_SLACK) if "from" in given else ""
-    bound = _first_id(given["to"], _SLACK) if "to" in given else _BEHIND_ALL
+    bound = _first_id(given["to"], _SLACK) if "to" in given else _AFTER_ALL_IDS
     values = given | {
         "tenant": tenant,
         "least": least,
@@ -105,7 +109,7 @@ async def _events(
 
 @cache
 def _query(given: tuple[str, ...], *, is_sqlite: bool) -> str:
-    """Return the query of a page with these filters."""
+    """Return the SQL of a page with these filters."""
     conditions = "\n   ".join(_CONDITIONS[name] for name in given)
     text = sql("audit_page").replace("/* more */", conditions)
     index = next((_INDEXES[name] for name in _INDEXES if name in given), None)
@@ -113,7 +117,7 @@ def _query(given: tuple[str, ...], *, is_sqlite: bool) -> str:
 
 
 def _first_id(at: datetime, slack: timedelta) -> str:
-    """Return what no id of this instant, or of a later one, is less than."""
+    """Return a lower bound of all ids since this instant."""
     millis = int((at.timestamp() + slack.total_seconds()) * 1000)
     digits = f"{max(0, millis):012x}"
     return f"{digits[:8]}-{digits[8:]}"

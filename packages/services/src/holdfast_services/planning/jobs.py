@@ -1,6 +1,6 @@
-"""What follows from a write, later and once: counters, notifications, words to search.
+"""Jobs of planning: dashboard counters, notifications, search index.
 
-A write changes one aggregate. All that concerns others is a job enqueued in its transaction.
+A write changes one aggregate. Changes to anything else are jobs enqueued in its transaction.
 """
 
 import unicodedata
@@ -31,23 +31,23 @@ INDEX: Final = "mission.index"
 
 
 async def recount_projects(holdfast: Holdfast, *project_ids: str) -> None:
-    """Have the counters of these projects made anew. One that waits is not made to wait twice.
+    """Enqueue a recount of these projects; a recount that waits already is not enqueued again.
 
-    In the order of their ids: two writes that wait for each other's job would wait for ever.
+    In the order of their ids, so that two writes cannot deadlock on each other's jobs.
     """
     for project_id in sorted(set(project_ids)):
         await holdfast.enqueue(COUNT, {"project_id": project_id}, queue=QUEUE, coalesce=project_id)
 
 
 async def reindex_mission(holdfast: Holdfast, mission_id: str) -> None:
-    """Have a mission's words made anew."""
+    """Enqueue an update of a mission's search text."""
     await holdfast.enqueue(INDEX, {"mission_id": mission_id}, queue=QUEUE, coalesce=mission_id)
 
 
 async def notify_assignee(
     holdfast: Holdfast, kind: Literal["assigned", "moved"], assignment: Row
 ) -> None:
-    """Have the assignee told, once for this version of the assignment."""
+    """Enqueue a notification of the assignee, one per version of the assignment."""
     payload: dict[str, Any] = {
         "assignment_id": assignment["id"],
         "version": assignment["version"],
@@ -60,29 +60,29 @@ async def notify_assignee(
 
 
 def searchable(text: str) -> str:
-    """Return a text as it is searched: without case, and in one spelling of its characters."""
+    """Normalize a text for search: case-folded, Unicode NFKC."""
     return unicodedata.normalize("NFKC", text).casefold()
 
 
 def register(holdfast: Holdfast, _settings: Settings) -> None:
-    """Register the handlers."""
+    """Register the job handlers."""
 
     @holdfast.jobs.handler(COUNT, queue=QUEUE, time_limit_seconds=120)
     async def count(job: JobContext) -> None:
         tx = job.transaction
         about = {"tenant": job.tenant, "project_id": job.payload["project_id"]}
-        await tx.execute(sql("take_dashboard"), about | {"now": holdfast.clock.now()})
-        # The time first: what was committed before it is in the counters, and perhaps more.
+        await tx.execute(sql("lock_dashboard"), about | {"now": holdfast.clock.now()})
+        # Read the clock first: the counters include everything committed before as_of.
         as_of = holdfast.clock.now()
         counted = await tx.fetch_one(sql("count_project"), about)
-        assert counted is not None  # noqa: S101 - counting nothing is a row of zeros
+        assert counted is not None  # noqa: S101 - aggregates always return a row
         await tx.execute(sql("save_dashboard"), about | dict(counted) | {"as_of": as_of})
 
     @holdfast.jobs.handler(NOTIFY, queue=QUEUE, time_limit_seconds=60)
-    async def tell(job: JobContext) -> None:
+    async def notify(job: JobContext) -> None:
         now = holdfast.clock.now()
         values = job.payload | {"tenant": job.tenant, "now": now}
-        await job.transaction.execute(sql("tell"), values)
+        await job.transaction.execute(sql("add_notification"), values)
 
     @holdfast.jobs.handler(INDEX, queue=QUEUE, time_limit_seconds=60)
     async def index(job: JobContext) -> None:
@@ -91,7 +91,7 @@ def register(holdfast: Holdfast, _settings: Settings) -> None:
         about = {"tenant": job.tenant, "mission_id": mission_id}
         mission = await find(tx, "mission", job.tenant, mission_id)
         if mission is None:
-            await tx.execute(sql("forget_words"), about)
+            await tx.execute(sql("delete_words"), about)
             return
         words = searchable("\n".join((mission["title"], mission["description"] or "")))
         values = about | {"words": words, "version": mission["version"]}

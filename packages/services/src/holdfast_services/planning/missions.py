@@ -1,4 +1,4 @@
-"""Missions: the aggregate that many people change at once. Every change names a version."""
+"""Routes of missions. Every change names the version it was made against."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
@@ -24,7 +24,7 @@ from holdfast_services.planning.model import (
     VersionOnly,
     check_period,
 )
-from holdfast_services.planning.openapi import LISTED, changed, created, deleted, read
+from holdfast_services.planning.openapi import LIST, changed, created, deleted, read
 from holdfast_services.planning.paging import After, Limit, page, read_cursor
 from holdfast_services.planning.repository import (
     add,
@@ -36,8 +36,8 @@ from holdfast_services.planning.repository import (
 
 __all__ = ["add_routes"]
 
-_ONE: Final = "/missions/{mission_id}"
-_WORDED: Final = frozenset({"title", "description"})
+_MISSION: Final = "/missions/{mission_id}"
+_SEARCHED_FIELDS: Final = frozenset({"title", "description"})
 
 
 def add_routes(api: APIRouter, service: AggregateService) -> None:
@@ -51,43 +51,43 @@ def _add_reads(api: APIRouter, service: AggregateService) -> None:
         "/projects/{project_id}/missions",
         summary="List a project's missions",
         operation_id="list_missions",
-        description="Oldest first. `search` looks through title and description as jobs have last "
-        "seen them, soon after the writes.",
+        description="Oldest first. `search` reads an index of title and description that a job "
+        "updates soon after each write.",
         response_model=Page[MissionView],
-        responses=LISTED,
+        responses=LIST,
     )
-    async def listing(
+    async def list_page(
         project_id: str,
         caller: CurrentPrincipal,
         limit: Limit = 50,
         after: After = None,
         search: Annotated[
-            str | None, Query(max_length=200, description="Only missions with this text in them.")
+            str | None, Query(max_length=200, description="Only missions that contain this text.")
         ] = None,
     ) -> Response:
         position = read_cursor(after, "missions")
-        await service.there(caller.tenant, "project", project_id)
-        of = {"project_id": project_id}
+        await service.ensure_exists(caller.tenant, "project", project_id)
+        filters = {"project_id": project_id}
         if search is not None:
-            of["pattern"] = _pattern(search)
+            filters["pattern"] = _pattern(search)
         rows = await list_in(
             service.holdfast.store,
             "list_missions" if search is None else "search_missions",
             caller.tenant,
             after=position,
             limit=limit + 1,
-            **of,
+            **filters,
         )
         return json_response(page(rows, limit, "missions"))
 
     @api.get(
-        _ONE,
+        _MISSION,
         summary="Read a mission",
         operation_id="read_mission",
         response_model=MissionView,
         responses=read(MissionView),
     )
-    async def look(
+    async def read_one(
         mission_id: str, caller: CurrentPrincipal, request: Request, _tag: IfNoneMatch = None
     ) -> Response:
         return await service.read(request, "mission", caller.tenant, mission_id)
@@ -99,7 +99,7 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
     @api.post(
         "/projects/{project_id}/missions",
         status_code=201,
-        summary="Add a mission to a project",
+        summary="Create a mission",
         operation_id="create_mission",
         responses=created(MissionView, under=True),
     )
@@ -109,13 +109,13 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
     ) -> Response:
         fields = mission.model_dump()
         check_period(fields)
-        await service.parent(tx, "project", caller.tenant, project_id)
+        await service.get(tx, "project", caller.tenant, project_id)
         now = holdfast.clock.now()
         fields = {"project_id": project_id} | fields
         row = await add(tx, "mission", caller.tenant, service.new_id(), fields=fields, now=now)
         await recount_projects(holdfast, project_id)
         await reindex_mission(holdfast, row["id"])
-        return service.answer(run, "mission", row, status=201)
+        return service.respond(run, "mission", row, status=201)
 
     async def change(
         run: Execution,
@@ -125,8 +125,8 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
         fields: Mapping[str, Any],
         seen: int | None,
     ) -> Response:
-        # Of the run itself, not by dependencies: FastAPI takes its time for each, and this is the
-        # write that there are many of.
+        # From the execution, not from dependencies: FastAPI takes time to resolve each, and this is
+        # the most frequent write.
         tx, tenant = run.transaction, run.request.principal.tenant
         row = await update_with_version(
             what="mission",
@@ -137,21 +137,21 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
                 tx, tenant, mission_id, fields, version=version, now=holdfast.clock.now()
             ),
         )
-        check_period(row)  # of the whole, so after the merge; refused, all of it is undone
+        check_period(row)  # checks the merged row; an error rolls the update back
         if "status" in fields:
             await recount_projects(holdfast, row["project_id"])
-        if not _WORDED.isdisjoint(fields):
+        if not _SEARCHED_FIELDS.isdisjoint(fields):
             await reindex_mission(holdfast, mission_id)
-        return service.answer(run, "mission", row)
+        return service.respond(run, "mission", row)
 
     @api.put(
-        _ONE,
+        _MISSION,
         summary="Replace a mission",
         operation_id="replace_mission",
-        description="What is left out goes back to its default.",
+        description="Missing fields are reset to their defaults.",
         responses=changed(MissionView),
     )
-    @holdfast.guard(f"PUT /v1{_ONE}", policy=policy)
+    @holdfast.guard(f"PUT /v1{_MISSION}", policy=policy)
     async def replace(
         mission_id: str,
         mission: MissionReplacement,
@@ -163,14 +163,14 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
         return await change(run, request, mission_id, fields=fields, seen=mission.version)
 
     @api.patch(
-        _ONE,
+        _MISSION,
         summary="Change a mission",
         operation_id="change_mission",
-        description="What is left out stays as it is; null clears `description`, `starts_at` and "
-        "`ends_at`. Every accepted change is a new version, also one that sets what was there.",
+        description="Missing fields keep their values; null clears `description`, `starts_at` and "
+        "`ends_at`. Every accepted change is a new version, even if it changes no value.",
         responses=changed(MissionView),
     )
-    @holdfast.guard(f"PATCH /v1{_ONE}", policy=policy)
+    @holdfast.guard(f"PATCH /v1{_MISSION}", policy=policy)
     async def patch(
         mission_id: str, mission: MissionPatch, run: Run, request: Request, _tag: IfMatch = None
     ) -> Response:
@@ -178,15 +178,15 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
         return await change(run, request, mission_id, fields=fields, seen=mission.version)
 
     @api.delete(
-        _ONE,
+        _MISSION,
         status_code=204,
         response_class=Response,
         summary="Delete a mission",
         operation_id="delete_mission",
-        description="Its assignments stay, count nowhere, and can be moved to another mission.",
+        description="Its assignments remain, are not counted, and can be moved to another mission.",
         responses=deleted(),
     )
-    @holdfast.guard(f"DELETE /v1{_ONE}", policy=policy)
+    @holdfast.guard(f"DELETE /v1{_MISSION}", policy=policy)
     async def delete(
         mission_id: str,
         *,
@@ -208,12 +208,12 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
         )
         await recount_projects(holdfast, row["project_id"])
         await reindex_mission(holdfast, mission_id)
-        service.note(run, "mission", mission_id, row["version"])
+        service.record_change(run, "mission", mission_id, row["version"])
         return Response(status_code=204)
 
 
 def _pattern(search: str) -> str:
-    """Return what LIKE is to look for: the text itself, wherever it stands."""
+    """Return a LIKE pattern that finds the text anywhere, with special characters escaped."""
     text = searchable(search).replace("\x00", "\ufffd")
     for special in "!%_":
         text = text.replace(special, f"!{special}")

@@ -1,4 +1,4 @@
-"""What projects, missions and assignments look like on the wire. Shapes only."""
+"""Request and response models of planning."""
 
 import re
 from collections.abc import Mapping
@@ -35,13 +35,13 @@ __all__ = [
 Status = Literal["planned", "active", "done", "cancelled"]
 Item = TypeVar("Item")
 
-# Line breaks and tabs are text; the rest of the control characters nobody has typed.
-_UNTYPED: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+# Control characters other than line breaks and tabs.
+_CONTROL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LINE_BREAKS: Final = re.compile("[\n\r\t]")
 
 
 def _text(value: str) -> str:
-    if _UNTYPED.search(value) is not None:
+    if _CONTROL.search(value) is not None:
         raise ValueError("should have no control characters")
     return value
 
@@ -55,7 +55,7 @@ def _line(value: str) -> str:
 
 
 def _instant(value: object) -> datetime:
-    """Read an instant as the rest of the server does. Anything else is malformed: 400."""
+    """Parse an instant as the guard does. Anything else is malformed: 400."""
     try:
         return parse_instant(value, "it")
     except BodyInvalidError:
@@ -70,18 +70,18 @@ Person = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_lin
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 SeenVersion = Annotated[
     int | None,
-    Field(description="The version this was made against, where If-Match does not say it."),
+    Field(description="The version to change, if there is no If-Match."),
 ]
 
 
 class _Strict(BaseModel):
-    """Nothing is converted and nothing is ignored: a misspelt field is an error, not a default."""
+    """Values are not converted, and unknown fields are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class NewProject(_Strict):
-    """A project that someone begins."""
+    """A project to create."""
 
     name: Line
     description: Text | None = None
@@ -90,7 +90,7 @@ class NewProject(_Strict):
 
 
 class _MissionFields(_Strict):
-    """A mission from end to end. What is left out has its default."""
+    """All fields of a mission. Missing ones have their defaults."""
 
     title: Line
     description: Text | None = None
@@ -108,13 +108,13 @@ _MISSION: Final[dict[str, Any]] = {
 
 
 class NewMission(_MissionFields):
-    """A mission to be added to a project."""
+    """A mission to create."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_MISSION]})
 
 
 class MissionReplacement(_MissionFields):
-    """What a mission is to be from now on. What is left out goes back to its default."""
+    """The new state of a mission. Missing fields are reset to their defaults."""
 
     version: SeenVersion = None
 
@@ -122,9 +122,9 @@ class MissionReplacement(_MissionFields):
 
 
 class MissionPatch(_Strict):
-    """What is to change. A field that is left out stays; null clears one that may be empty."""
+    """The fields to change. Missing fields keep their values; null clears an optional field."""
 
-    # Made by a factory, so that the document shows no default: leaving out is not setting.
+    # A factory, so that the OpenAPI document shows no default: a missing field is not set.
     title: Line = Field(default_factory=str)
     description: Text | None = None
     status: Status = Field(default_factory=lambda: "planned")
@@ -136,7 +136,7 @@ class MissionPatch(_Strict):
 
 
 class NewAssignment(_Strict):
-    """Someone who is to take part in a mission, and as what."""
+    """A person to assign to a mission, and their role."""
 
     assignee: Person
     role: Line | None = None
@@ -147,7 +147,7 @@ class NewAssignment(_Strict):
 
 
 class AssignmentMove(_Strict):
-    """The mission an assignment is to belong to from now on."""
+    """The mission to move an assignment to."""
 
     mission_id: str = Field(max_length=200)
     version: SeenVersion = None
@@ -160,14 +160,14 @@ class AssignmentMove(_Strict):
 
 
 class VersionOnly(_Strict):
-    """The version a deletion was made against, where If-Match does not say it."""
+    """The version to delete, if there is no If-Match."""
 
     version: SeenVersion = None
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"version": 1}]})
 
 
-# -- answers: only for the document, they are written from rows as they are -----------------------
+# -- responses: only for the OpenAPI document; responses are built from rows ----------------------
 
 
 class _View(BaseModel):
@@ -178,14 +178,14 @@ class _View(BaseModel):
 
 
 class ProjectView(_View):
-    """A project as it stands."""
+    """A project."""
 
     name: str
     description: str | None
 
 
 class MissionView(_View):
-    """A mission as it stands."""
+    """A mission."""
 
     project_id: str
     title: str
@@ -196,7 +196,7 @@ class MissionView(_View):
 
 
 class AssignmentView(_View):
-    """An assignment as it stands."""
+    """An assignment."""
 
     project_id: str
     mission_id: str
@@ -205,7 +205,7 @@ class AssignmentView(_View):
 
 
 class MissionCounts(BaseModel):
-    """How many missions there are of each status."""
+    """The number of missions of each status."""
 
     planned: int
     active: int
@@ -214,7 +214,7 @@ class MissionCounts(BaseModel):
 
 
 class DashboardView(BaseModel):
-    """Counters of a project. Every write that was answered before ``as_of`` is in them."""
+    """Counters of a project, which include every write acknowledged before ``as_of``."""
 
     project_id: str
     missions: MissionCounts
@@ -224,7 +224,7 @@ class DashboardView(BaseModel):
 
 
 class AuditEventView(BaseModel):
-    """Who did what, once."""
+    """One executed write or job."""
 
     id: str
     actor: str
@@ -239,14 +239,14 @@ class AuditEventView(BaseModel):
 
 
 class Page(BaseModel, Generic[Item]):
-    """Some of them, and where to go on; null when there are no more."""
+    """One page. ``next`` is the cursor of the next page, or null."""
 
     items: list[Item]
     next: str | None
 
 
 def row_view(row: Row) -> dict[str, Any]:
-    """Return a row as it is answered: instants in one spelling, whatever database they are from."""
+    """Return the JSON fields of a row, with instants in one format for both databases."""
     return {
         name: value.isoformat(timespec="microseconds").replace("+00:00", "Z")
         if isinstance(value, datetime)
@@ -256,7 +256,7 @@ def row_view(row: Row) -> dict[str, Any]:
 
 
 def dashboard_view(row: Row) -> dict[str, Any]:
-    """Return the counters as they are answered."""
+    """Return the JSON fields of a dashboard."""
     flat = row_view(row)
     return {
         "project_id": flat["project_id"],
@@ -268,7 +268,7 @@ def dashboard_view(row: Row) -> dict[str, Any]:
 
 
 def check_period(mission: Mapping[str, Any]) -> None:
-    """Refuse a mission that ends before it starts; instants of one row compare as they are."""
+    """Raise ``FieldNotAllowedError`` for a mission that ends before it starts."""
     starts_at, ends_at = mission["starts_at"], mission["ends_at"]
     if starts_at is not None and ends_at is not None and ends_at < starts_at:
         raise FieldNotAllowedError(

@@ -1,4 +1,4 @@
-"""Pages by key: a cursor is the last id seen, in a spelling that nobody is tempted to read."""
+"""Keyset pagination: a cursor is the encoded id of the last item of a page."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
@@ -13,36 +13,36 @@ from holdfast_services.planning.model import row_view
 
 __all__ = ["After", "Limit", "Listed", "page", "read_cursor"]
 
-# What is listed: a cursor of one list means nothing in another.
+# A cursor of one list is invalid in another.
 Listed = Literal["projects", "missions", "assignments", "audit"]
 
-_MARKS: Final[dict[Listed, bytes]] = {
+_PREFIXES: Final[dict[Listed, bytes]] = {
     "projects": b"p",
     "missions": b"m",
     "assignments": b"a",
     "audit": b"e",
 }
 _CURSOR_CHARS: Final = 23
-_MOST: Final = 200
+_MAX_LIMIT: Final = 200
 
-Limit = Annotated[int, Query(ge=1, le=_MOST, description="How many at most.")]
+Limit = Annotated[int, Query(ge=1, le=_MAX_LIMIT, description="Maximum number of items.")]
 After = Annotated[
-    str | None, Query(max_length=100, description="`next` of the page before; opaque.")
+    str | None, Query(max_length=100, description="`next` of the previous page; opaque.")
 ]
 
 
 def page(rows: Sequence[Row], limit: int, listed: Listed) -> dict[str, Any]:
-    """Return a page of rows, of which one more than the limit was asked for."""
-    kept = rows[:limit]
+    """Return a page from up to ``limit`` + 1 rows; the extra row means that there are more."""
+    items = rows[:limit]
     more = len(rows) > limit
     return {
-        "items": [row_view(row) for row in kept],
-        "next": _write_cursor(kept[-1]["id"], listed) if more else None,
+        "items": [row_view(row) for row in items],
+        "next": _write_cursor(items[-1]["id"], listed) if more else None,
     }
 
 
 def read_cursor(text: str | None, listed: Listed) -> str | None:
-    """Return the id a page begins behind. Raises the caller's error for what was never given."""
+    """Return the id after which a page begins; raises ``BodyInvalidError`` for other text."""
     if text is None:
         return None
     if len(text) == _CURSOR_CHARS and text.isascii():
@@ -50,12 +50,12 @@ def read_cursor(text: str | None, listed: Listed) -> str | None:
             raw = urlsafe_b64decode(text + "=")
         except ValueError:
             raw = b""
-        if raw[:1] == _MARKS[listed]:
+        if raw[:1] == _PREFIXES[listed]:
             last = str(UUID(bytes=raw[1:]))
-            if _write_cursor(last, listed) == text:  # Base64 has several spellings of some bytes
+            if _write_cursor(last, listed) == text:  # Base64 has several encodings of some bytes
                 return last
-    raise BodyInvalidError("after should be what next of another page of this list was")
+    raise BodyInvalidError("after should be the `next` of another page of this list")
 
 
 def _write_cursor(last: str, listed: Listed) -> str:
-    return urlsafe_b64encode(_MARKS[listed] + UUID(last).bytes).decode("ascii").rstrip("=")
+    return urlsafe_b64encode(_PREFIXES[listed] + UUID(last).bytes).decode("ascii").rstrip("=")

@@ -1,4 +1,4 @@
-"""Projects: created, read, listed; and the dashboard, which jobs keep up."""
+"""Routes of projects and their dashboards, which jobs update."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -6,7 +6,7 @@ from holdfast.server.starlette import Caller, Run, Tx
 from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.planning.aggregates import AggregateService, IfNoneMatch, json_response
 from holdfast_services.planning.model import DashboardView, NewProject, Page, ProjectView
-from holdfast_services.planning.openapi import LISTED, created, read
+from holdfast_services.planning.openapi import LIST, created, read
 from holdfast_services.planning.paging import After, Limit, page, read_cursor
 from holdfast_services.planning.repository import add, list_in
 
@@ -20,7 +20,7 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
     @api.post(
         "/projects",
         status_code=201,
-        summary="Begin a project",
+        summary="Create a project",
         operation_id="create_project",
         responses=created(ProjectView, under=False),
     )
@@ -30,7 +30,7 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
         row = await add(
             tx, "project", caller.tenant, service.new_id(), fields=project.model_dump(), now=now
         )
-        return service.answer(run, "project", row, status=201)
+        return service.respond(run, "project", row, status=201)
 
     @api.get(
         "/projects",
@@ -38,9 +38,11 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
         operation_id="list_projects",
         description="Oldest first.",
         response_model=Page[ProjectView],
-        responses=LISTED,
+        responses=LIST,
     )
-    async def listing(caller: CurrentPrincipal, limit: Limit = 50, after: After = None) -> Response:
+    async def list_page(
+        caller: CurrentPrincipal, limit: Limit = 50, after: After = None
+    ) -> Response:
         rows = await list_in(
             holdfast.store,
             "list_projects",
@@ -57,17 +59,17 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
         response_model=ProjectView,
         responses=read(ProjectView),
     )
-    async def look(
+    async def read_one(
         project_id: str, caller: CurrentPrincipal, request: Request, _tag: IfNoneMatch = None
     ) -> Response:
         return await service.read(request, "project", caller.tenant, project_id)
 
     @api.get(
         "/projects/{project_id}/dashboard",
-        summary="See how a project stands",
+        summary="Read a project's dashboard",
         operation_id="read_dashboard",
-        description="Counted by jobs, soon after the writes. Every write that was answered before "
-        "`as_of` is in the counters.",
+        description="Counted by jobs soon after each write. The counters include every write "
+        "acknowledged before `as_of`.",
         response_model=DashboardView,
         responses=read(DashboardView),
     )

@@ -41,7 +41,7 @@ SELECT id, project_id, title, description, status, starts_at, ends_at, version,
  ORDER BY id LIMIT :limit;
 
 -- name: search_missions
--- As fresh as the job that writes the words.
+-- As current as the job that writes the words.
 SELECT id, project_id, title, description, status, starts_at, ends_at, mission.version,
        created_at, updated_at
   FROM planning_missions AS mission
@@ -52,8 +52,8 @@ SELECT id, project_id, title, description, status, starts_at, ends_at, mission.v
  ORDER BY id LIMIT :limit;
 
 -- name: change_mission
--- The check and the write are one step: of several writers that saw the same version one finds it,
--- the others find nothing. What is not to be set stays as it is.
+-- Check and write are one statement: of several writers with the same version one updates the row,
+-- the others update nothing. Fields that are not set keep their values.
 UPDATE planning_missions
    SET title       = CASE WHEN CAST(:sets_title AS boolean) THEN :title ELSE title END,
        description = CASE WHEN CAST(:sets_description AS boolean) THEN :description
@@ -101,7 +101,7 @@ UPDATE planning_assignments
 RETURNING id, project_id, mission_id, assignee, role, version, created_at, updated_at;
 
 -- name: find_dashboard
--- Before any job has counted, nothing was there to be counted: true as of the project's creation.
+-- Before the first count all counters are 0, as of the project's creation.
 SELECT project.id AS project_id,
        coalesce(planned, 0) AS planned, coalesce(active, 0) AS active,
        coalesce(done, 0) AS done, coalesce(cancelled, 0) AS cancelled,
@@ -119,17 +119,16 @@ SELECT coalesce(board.version, 0) AS version
     ON board.tenant = project.tenant AND board.project_id = project.id
  WHERE project.tenant = :tenant AND project.id = :id;
 
--- name: take_dashboard
--- The first statement of a recount. It holds the row, so recounts of one project come one after
--- another, and the later one has seen at least what the earlier one has.
+-- name: lock_dashboard
+-- The first statement of a recount. It locks the row, so recounts of one project run one after
+-- another, and the later one sees at least what the earlier one saw.
 INSERT INTO planning_dashboards
        (tenant, project_id, planned, active, done, cancelled, assignments, people, version, as_of)
 VALUES (:tenant, :project_id, 0, 0, 0, 0, 0, 0, 1, :now)
     ON CONFLICT (tenant, project_id) DO UPDATE SET version = planning_dashboards.version + 1;
 
 -- name: count_project
--- One statement, so that all counters are of the same instant. Assignments of deleted missions count
--- nowhere.
+-- One statement, so that all counters are consistent. Assignments of deleted missions are not counted.
 SELECT planned, active, done, cancelled, assignments, people
   FROM (SELECT count(CASE WHEN status = 'planned' THEN 1 END) AS planned,
                count(CASE WHEN status = 'active' THEN 1 END) AS active,
@@ -151,27 +150,27 @@ UPDATE planning_dashboards
        assignments = :assignments, people = :people, as_of = :as_of
  WHERE tenant = :tenant AND project_id = :project_id;
 
--- name: tell
+-- name: add_notification
 INSERT INTO planning_notifications
        (tenant, assignment_id, version, kind, mission_id, recipient, told_at)
 VALUES (:tenant, :assignment_id, :version, :kind, :mission_id, :recipient, :now)
     ON CONFLICT (tenant, assignment_id, version) DO NOTHING;
 
 -- name: save_words
--- Never over those of a later version.
+-- Never replaces the words of a later version.
 INSERT INTO planning_search (tenant, mission_id, words, version)
 VALUES (:tenant, :mission_id, :words, :version)
     ON CONFLICT (tenant, mission_id) DO UPDATE
    SET words = excluded.words, version = excluded.version
  WHERE planning_search.version < excluded.version;
 
--- name: forget_words
+-- name: delete_words
 DELETE FROM planning_search WHERE tenant = :tenant AND mission_id = :mission_id;
 
 -- name: audit_page
--- Newest first. Ids grow with time, so a page begins where the key says and costs the same wherever
--- that is. Users of other services may be named like an organization, and their events lie in the
--- same table: only planning's own are shown.
+-- Newest first. Ids grow with time, so each page is a range of the key and costs the same. Tenants of
+-- other services may have the same name as an organization and use the same table, so only events of
+-- planning are selected.
 SELECT id, actor, endpoint, resource, version, status, payload_hash, request_id, correlation_id,
        created_at
   FROM audit_events /* by */

@@ -1,8 +1,8 @@
-"""Answers of reads, kept in memory. Never the truth: a hit counts only for the version asked for.
+"""An in-memory cache of response bodies by version.
 
-Whoever reads asks the database for the current version first, which costs one probe of the primary
-key, and takes a kept answer only if it has that version. So no reader, in any process, sees less
-than what was acknowledged before it asked. What is saved is reading and writing out the row.
+A reader first reads the current version from the database, which is one lookup by primary key, and
+uses a cached body only if it has that version. So no reader in any process sees less than what was
+acknowledged before its request. The cache saves reading and encoding the row.
 """
 
 from collections import OrderedDict
@@ -12,12 +12,12 @@ __all__ = ["Kind", "ReadCache", "ReadKey"]
 
 Kind = Literal["project", "mission", "assignment", "dashboard"]
 
-# Roughly what an entry takes beside its bytes.
+# The approximate overhead of an entry.
 _ENTRY_BYTES: Final = 512
 
 
 class ReadKey(NamedTuple):
-    """Whose, what, which. The tenant always comes first."""
+    """Identifies an aggregate."""
 
     tenant: str
     kind: Kind
@@ -25,51 +25,48 @@ class ReadKey(NamedTuple):
 
 
 class ReadCache:
-    """Least recently used answers, bounded in bytes. Zero bytes switches it off."""
+    """An LRU cache limited in bytes. With ``max_bytes=0`` it stores nothing."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Start empty."""
         self._max_bytes = max_bytes
-        self._answers: OrderedDict[ReadKey, tuple[int, bytes]] = OrderedDict()
+        self._entries: OrderedDict[ReadKey, tuple[int, bytes]] = OrderedDict()
         self.size_bytes = 0
         self.hits = 0
         self.misses = 0
 
     def __len__(self) -> int:
-        """Return how many answers are kept."""
-        return len(self._answers)
+        return len(self._entries)
 
     def __contains__(self, key: ReadKey) -> bool:
-        """Tell whether it is worth asking for the version."""
-        return key in self._answers
+        return key in self._entries
 
     def get(self, key: ReadKey, version: int) -> bytes | None:
-        """Return the answer of exactly this version, or None."""
-        kept = self._answers.get(key)
-        if kept is None or kept[0] != version:
+        """Return the body of exactly this version, or None."""
+        entry = self._entries.get(key)
+        if entry is None or entry[0] != version:
             self.misses += 1
             return None
         self.hits += 1
-        self._answers.move_to_end(key)
-        return kept[1]
+        self._entries.move_to_end(key)
+        return entry[1]
 
-    def put(self, key: ReadKey, version: int, answer: bytes) -> None:
-        """Keep an answer, letting go of the least recently used; never one that is older."""
-        kept = self._answers.get(key)
-        if _cost(answer) > self._max_bytes or (kept is not None and kept[0] > version):
+    def put(self, key: ReadKey, version: int, body: bytes) -> None:
+        """Add a body, evicting the least recently used; never replaces a newer version."""
+        entry = self._entries.get(key)
+        if _cost(body) > self._max_bytes or (entry is not None and entry[0] > version):
             return
-        self.forget(key)
-        self._answers[key] = (version, answer)
-        self.size_bytes += _cost(answer)
+        self.remove(key)
+        self._entries[key] = (version, body)
+        self.size_bytes += _cost(body)
         while self.size_bytes > self._max_bytes:
-            self.forget(next(iter(self._answers)))
+            self.remove(next(iter(self._entries)))
 
-    def forget(self, key: ReadKey) -> None:
-        """Let go of an answer that nobody can want any more: its aggregate has moved on."""
-        kept = self._answers.pop(key, None)
-        if kept is not None:
-            self.size_bytes -= _cost(kept[1])
+    def remove(self, key: ReadKey) -> None:
+        """Remove the body of an aggregate that has changed."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.size_bytes -= _cost(entry[1])
 
 
-def _cost(answer: bytes) -> int:
-    return _ENTRY_BYTES + len(answer)
+def _cost(body: bytes) -> int:
+    return _ENTRY_BYTES + len(body)

@@ -1,4 +1,4 @@
-"""Planning in the database. The same SQL on SQLite and PostgreSQL, always by organization."""
+"""Queries of planning. The same SQL on SQLite and PostgreSQL, always by tenant."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ __all__ = [
     "version_in",
 ]
 
-# Ids are ours, so anything else need not be looked up; PostgreSQL would choke on some of it.
+# The server creates all ids. Other text is not looked up: PostgreSQL rejects some characters.
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CHANGEABLE: Final = ("title", "description", "status", "starts_at", "ends_at")
 
@@ -34,14 +34,14 @@ def sql(name: str) -> str:
 
 
 async def find(tx: Transaction, kind: Kind, tenant: str, item_id: str) -> Row | None:
-    """Return what is there, inside a transaction."""
+    """Return an aggregate inside a transaction, or None."""
     if _ID.fullmatch(item_id) is None:
         return None
     return await tx.fetch_one(sql(f"find_{kind}"), {"tenant": tenant, "id": item_id})
 
 
 async def find_in(store: Store, kind: Kind, tenant: str, item_id: str) -> Row | None:
-    """Return what is there, outside any transaction."""
+    """Return an aggregate outside any transaction, or None."""
     if _ID.fullmatch(item_id) is None:
         return None
     rows = await store.read(sql(f"find_{kind}"), {"tenant": tenant, "id": item_id})
@@ -49,7 +49,7 @@ async def find_in(store: Store, kind: Kind, tenant: str, item_id: str) -> Row | 
 
 
 async def version_in(store: Store, kind: Kind, tenant: str, item_id: str) -> int | None:
-    """Return the version as it is now, or None where there is nothing."""
+    """Return the current version of an aggregate, or None."""
     if _ID.fullmatch(item_id) is None:
         return None
     rows = await store.read(sql(f"version_of_{kind}"), {"tenant": tenant, "id": item_id})
@@ -63,10 +63,10 @@ async def list_in(
     *,
     after: str | None,
     limit: int,
-    **of: str,
+    **filters: str,
 ) -> Sequence[Row]:
-    """Return up to ``limit`` rows of a list, behind the last one seen."""
-    values = {"tenant": tenant, "after": after or "", "limit": limit, **of}
+    """Return up to ``limit`` rows after the id ``after``."""
+    values = {"tenant": tenant, "after": after or "", "limit": limit, **filters}
     return await store.read(sql(query), values)
 
 
@@ -79,7 +79,7 @@ async def add(
     fields: Mapping[str, Any],
     now: datetime,
 ) -> Row:
-    """Keep something new and return it as it stands."""
+    """Insert an aggregate and return its row."""
     values = {"tenant": tenant, "id": item_id, **fields, "now": now}
     await tx.execute(sql(f"add_{kind}"), values)
     return {"id": item_id, **fields, "version": 1, "created_at": now, "updated_at": now}
@@ -94,7 +94,7 @@ async def change_mission(
     version: int,
     now: datetime,
 ) -> Row | None:
-    """Set these fields if the mission has this version; None where it has not."""
+    """Set these fields if the mission has this version; returns None if not."""
     values: dict[str, Any] = {"tenant": tenant, "id": mission_id, "version": version, "now": now}
     for name in _CHANGEABLE:
         values[name] = fields.get(name)
@@ -105,7 +105,7 @@ async def change_mission(
 async def remove_mission(
     tx: Transaction, tenant: str, mission_id: str, *, version: int, now: datetime
 ) -> Row | None:
-    """Mark the mission as deleted if it has this version; None where it has not."""
+    """Mark the mission as deleted if it has this version; returns None if not."""
     values = {"tenant": tenant, "id": mission_id, "version": version, "now": now}
     return await tx.fetch_one(sql("remove_mission"), values)
 
@@ -113,7 +113,7 @@ async def remove_mission(
 async def move_assignment(
     tx: Transaction, tenant: str, assignment_id: str, target: Row, *, version: int, now: datetime
 ) -> Row | None:
-    """Put the assignment under another mission if it has this version; None where it has not."""
+    """Move the assignment to another mission if it has this version; returns None if not."""
     values = {
         "tenant": tenant,
         "id": assignment_id,

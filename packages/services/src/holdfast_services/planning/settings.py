@@ -1,4 +1,4 @@
-"""Settings of planning. Part of the server's: ``HOLDFAST_PLANNING_…``."""
+"""Settings of planning, ``HOLDFAST_PLANNING_…``: part of the server's ``Settings``."""
 
 from pydantic import BaseModel, Field
 
@@ -6,7 +6,7 @@ __all__ = ["PlanningSettings"]
 
 
 class PlanningSettings(BaseModel):
-    """What can be set about the planning service. Descriptions as in the server's settings."""
+    """Descriptions say what the variable should be; error messages quote them."""
 
     planning_cache_bytes: int = Field(
         16 * 1024 * 1024, ge=0, le=2**40, description="a whole number of bytes"

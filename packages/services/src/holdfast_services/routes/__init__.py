@@ -1,1 +1,1 @@
-"""Route submissions: a walk is asked for, accepted at once, and made later."""
+"""Route submissions: a request for a walk is accepted at once, and a job plans the route."""

@@ -1,4 +1,4 @@
-"""The HTTP face of routes: ``POST /api/v1/routes`` and a look at what became of it."""
+"""HTTP routes: submit a request for a route, and read its status."""
 
 from typing import Final
 from uuid import uuid4
@@ -20,25 +20,25 @@ from holdfast_services.settings import Settings
 
 __all__ = ["router"]
 
-# How the job that makes a route stands, as long as the row still says queued.
-_STATUS_OF: Final[dict[JobState | None, Status]] = {"running": "running", "dead": "failed"}
+# The status by the state of the job, while the row is still queued.
+_STATUS_BY_JOB: Final[dict[JobState | None, Status]] = {"running": "running", "dead": "failed"}
 
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the routes service."""
-    desk = JobAdmin(holdfast.store)
+    job_admin = JobAdmin(holdfast.store)
     api = service_router("routes", prefix="/api/v1/routes")
 
     @api.post(
         "",
         status_code=202,
-        summary="Ask for a route",
+        summary="Submit a route request",
         responses={
             202: {
-                "description": "Accepted. A replay is the same answer with the same `request_id`.",
+                "description": "Accepted. A replay has the same `request_id`.",
                 "headers": {
                     "Location": {
-                        "description": "Where to look for the route.",
+                        "description": "The path of the request's status.",
                         "schema": {"type": "string"},
                     }
                 },
@@ -67,23 +67,23 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
 
     @api.get(
         "/{request_id}",
-        summary="See what became of it",
+        summary="Read a route request",
         response_model_exclude_none=True,
         responses=errors(401, 404, 503),
     )
-    async def look(request_id: str, caller: CurrentPrincipal) -> RouteView:
-        view = await _look(request_id, caller.tenant)
+    async def read_one(request_id: str, caller: CurrentPrincipal) -> RouteView:
+        view = await _find(request_id, caller.tenant)
         if view.status == "queued":
-            # The row changes when the route is made; until then the job knows more.
-            state = await desk.state(
+            # The row changes when the route is saved. Until then the job has the newer state.
+            state = await job_admin.state(
                 generation_job_id(caller.tenant, request_id), tenant=caller.tenant
             )
-            if state == "done":  # since we looked
-                return await _look(request_id, caller.tenant)
-            view = view.model_copy(update={"status": _STATUS_OF.get(state, "queued")})
+            if state == "done":  # meanwhile
+                return await _find(request_id, caller.tenant)
+            view = view.model_copy(update={"status": _STATUS_BY_JOB.get(state, "queued")})
         return view
 
-    async def _look(request_id: str, tenant: str) -> RouteView:
+    async def _find(request_id: str, tenant: str) -> RouteView:
         found = await find_request(holdfast.store, tenant=tenant, request_id=request_id)
         if found is None:
             raise NotFoundError("there is no such route request")

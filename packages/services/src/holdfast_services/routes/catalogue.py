@@ -1,6 +1,6 @@
-"""The places a walk can pass: read once from ``places.json``, checked, and never changed.
+"""The places that a route can visit: ``places.json``, read once and checked.
 
-The places are invented. A deployment with real ones replaces the file.
+The places are fictional. A deployment with real ones replaces the file.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from holdfast_services.routes.geo import Point
 
 __all__ = ["INTERESTS", "Interest", "Place", "bundled_places", "parse_places"]
 
-# What a place can be for. A submission may name anything; other words just match no place.
+# The interests of places. A submission may name others, which match no place.
 Interest = Literal[
     "architecture",
     "art",
@@ -37,12 +37,12 @@ _Text = Annotated[str, Meta(min_length=1, max_length=100)]
 
 
 class Place(Point, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somewhere worth a stop, and how many minutes a visit takes."""
+    """A place, and how many minutes a visit takes."""
 
     id: _Text
     name: _Text
     interests: Annotated[tuple[Interest, ...], Meta(min_length=1, max_length=3)]
-    # At least one: a visit that takes no time would make a walk of any number of stops.
+    # At least 1: with visits of 0 minutes a route could have any number of stops.
     minutes: Annotated[int, Meta(ge=1, le=480)]
 
 
@@ -53,15 +53,15 @@ def bundled_places() -> tuple[Place, ...]:
 
 
 def parse_places(data: bytes, source: str) -> tuple[Place, ...]:
-    """Return the places of a JSON array, or say what is wrong with it and where."""
+    """Parse a JSON array of places; raises ``ConfigurationError`` with the first error."""
     try:
         places = msgspec.json.decode(data, type=tuple[Place, ...])
-    # Bytes that are no UTF-8 come as the second kind.
+    # UnicodeDecodeError for bytes that are not UTF-8.
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{source}: {error}") from error
     for id_, times in Counter(place.id for place in places).items():
         if times > 1:
-            raise ConfigurationError(f"{source}: the id {id_!r} is there {times} times")
+            raise ConfigurationError(f"{source}: the id {id_!r} occurs {times} times")
     for place in places:
         if len(set(place.interests)) < len(place.interests):
             raise ConfigurationError(f"{source}: {place.id!r} has the same interest twice")

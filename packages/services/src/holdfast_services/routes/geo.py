@@ -1,7 +1,7 @@
-"""How far apart points are on foot. Pure arithmetic, in whole metres.
+"""Walking distances between points, in whole metres.
 
-Whole metres, so that sums are exact: a tour is as long in one order of adding up as in another,
-and a tie is a tie on every machine.
+Whole metres, so that sums are exact: the length of a tour does not depend on the order of addition,
+and ties are the same on every machine.
 """
 
 from collections.abc import Sequence
@@ -12,36 +12,36 @@ from msgspec import Meta, Struct
 
 __all__ = ["METRES_PER_MINUTE", "Point", "Vector", "vector", "walking_metres"]
 
-# 4.5 km/h: someone who looks around.
+# 4.5 km/h, a leisurely walk.
 METRES_PER_MINUTE: Final = 75
 _EARTH_RADIUS_M: Final = 6_371_009
-# Streets are not great circles: a walk in a town is about this much longer.
+# The ratio of a walk in a town to the great circle distance.
 _DETOUR: Final = 1.3
 
 Vector = tuple[float, float, float]
 
 
 class Point(Struct, frozen=True):
-    """A point on the globe, in degrees."""
+    """A point on the Earth, in degrees."""
 
     lat: Annotated[float, Meta(ge=-90, le=90)]
     lon: Annotated[float, Meta(ge=-180, le=180)]
 
 
 def vector(point: Point) -> Vector:
-    """Return where the point is in space, on a globe of radius 1.
+    """Return the point on the unit sphere in three dimensions.
 
-    Space has neither antimeridian nor poles, so nothing else has to know of them.
+    Distances between vectors need no special cases for the antimeridian and the poles.
     """
     lat, lon = radians(point.lat), radians(point.lon)
     return (cos(lat) * cos(lon), cos(lat) * sin(lon), sin(lat))
 
 
 def walking_metres(here: Vector, there: Sequence[Vector]) -> list[int]:
-    """Return how long the walk to each of them is: great circle times detour. Same both ways.
+    """Return the walking distance to each point: great circle times detour. It is symmetric.
 
-    Many at once, because a call for each would take most of the time that a route takes.
+    For many points at once, because one call per point would dominate the time to plan a route.
     """
     around = 2 * _EARTH_RADIUS_M * _DETOUR
-    # The straight line between opposite points can come out a hair longer than it can be.
+    # Rounding can make the chord between opposite points slightly longer than the diameter.
     return [round(around * asin(min(1.0, dist(here, to) / 2))) for to in there]

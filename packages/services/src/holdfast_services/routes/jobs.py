@@ -1,4 +1,4 @@
-"""The job that makes the route of a submission."""
+"""The job that plans the route of a submission."""
 
 import asyncio
 from typing import Final
@@ -21,12 +21,12 @@ GENERATE: Final = "route.generate"
 
 
 def generation_job_id(tenant: str, request_id: str) -> str:
-    """Return the id of the job that makes this submission's route."""
+    """Return the id of the job that plans this submission's route."""
     return job_id(job_key(tenant, QUEUE, GENERATE, request_id))
 
 
 def register(holdfast: Holdfast, _settings: Settings) -> None:
-    """Register the handler."""
+    """Register the job handler."""
 
     @holdfast.jobs.handler(GENERATE, queue=QUEUE, time_limit_seconds=60)
     async def generate(job: JobContext) -> None:
@@ -35,7 +35,7 @@ def register(holdfast: Holdfast, _settings: Settings) -> None:
         if payload is None:
             raise NonRetryableError(f"there is no submission {request_id}")
         submission = RouteSubmission.model_validate_json(payload)
-        # Some ten milliseconds of arithmetic: not on the loop that answers requests.
+        # About 10 ms of CPU, so not on the event loop.
         route = await asyncio.to_thread(
             plan_route,
             Point(submission.start.lat, submission.start.lon),

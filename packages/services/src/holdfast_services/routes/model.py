@@ -1,4 +1,4 @@
-"""What a route submission looks like on the wire. Shapes only."""
+"""Request and response models of route submissions."""
 
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
@@ -13,8 +13,8 @@ _FIRST_PRINTABLE: Final = 0x20
 _DELETE: Final = 0x7F
 
 
-def _readable(text: str) -> str:
-    """Refuse what nobody can have typed as an interest."""
+def _check_printable(text: str) -> str:
+    """Reject blank text and control characters."""
     if not text.strip():
         raise ValueError("should not be blank")
     if any(ord(c) < _FIRST_PRINTABLE or ord(c) == _DELETE for c in text):
@@ -22,11 +22,11 @@ def _readable(text: str) -> str:
     return text
 
 
-Interest = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_readable)]
+Interest = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_check_printable)]
 
 
 class _Strict(BaseModel):
-    """Nothing is converted and nothing is ignored: a misspelt field is an error, not a default."""
+    """Values are not converted, and unknown fields are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -39,7 +39,7 @@ class Place(_Strict):
 
 
 class RouteSubmission(_Strict):
-    """A walk that someone wants: from where, how long, past what."""
+    """A request for a walk: start, duration, interests."""
 
     start: Place
     minutes: float = Field(ge=1, le=1440)
@@ -59,14 +59,14 @@ class RouteSubmission(_Strict):
 
 
 class RouteAccepted(BaseModel):
-    """The submission is kept; the route comes later."""
+    """The submission is stored; a job plans the route."""
 
     request_id: str
     status: Literal["accepted"] = "accepted"
 
 
 class RouteView(BaseModel):
-    """Where a submission stands and, once it is done, the route."""
+    """The status of a submission and, once it is done, the route."""
 
     request_id: str
     status: Status

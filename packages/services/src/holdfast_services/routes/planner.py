@@ -1,6 +1,6 @@
-"""The route for a submission: which places, in which order, and when. Pure, no clock, no dice.
+"""Plan the route of a submission: which places, in which order, and when. Pure and deterministic.
 
-The walk begins and ends at the start and fits in the minutes asked for, visits included.
+The walk begins and ends at the start and fits in the requested minutes, visits included.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,15 +17,14 @@ from holdfast_services.routes.tour import TourProblem
 
 __all__ = ["Route", "Stop", "plan_route", "score"]
 
-# For each interest that a place has in common with the caller's.
+# Points for each interest that a place shares with the submission.
 _MATCH: Final = 10
-# For having been there: a walk where nothing matches is still a walk, and one with time left after
-# all that matches has more to see.
+# Points for any place, so that a walk without matches has stops too, and spare time is used.
 _ANY: Final = 1
 
 
 class Stop(Struct, frozen=True, kw_only=True):
-    """A place on the route, and how many minutes after setting out one gets there."""
+    """A place on the route. ``arrive_minute`` counts from the start of the walk."""
 
     id: str
     name: str
@@ -37,20 +36,20 @@ class Stop(Struct, frozen=True, kw_only=True):
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """A walk from the start past the stops and back. Without stops, there is nothing in reach."""
+    """A walk from the start past the stops and back. No stops means that no place is in reach."""
 
     stops: tuple[Stop, ...] = msgspec.field(name="places")
     distance_m: int
     duration_minutes: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain dicts and lists, the stops as ``places``."""
-        # By way of the text, so that it is the same before it was stored and after.
+        """Return plain dicts and lists, the stops as ``places``."""
+        # Through JSON text, so that the value is the same before and after it is stored.
         return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
 
 
 def score(place: Place, interests: Iterable[str]) -> int:
-    """Return what a place is worth to someone with these interests; upper and lower case alike."""
+    """Return the score of a place for these interests, ignoring case."""
     wanted = {interest.strip().casefold() for interest in interests}
     return max(_ANY, _MATCH * len(wanted.intersection(place.interests)))
 
@@ -58,13 +57,13 @@ def score(place: Place, interests: Iterable[str]) -> int:
 def plan_route(
     start: Point, minutes: float, interests: Sequence[str], places: Sequence[Place]
 ) -> Route:
-    """Return a walk that passes as much of interest as it can in the time.
+    """Return a walk with a high total score within the time.
 
-    Which one does not depend on the order of the interests or of the places; their ids have to
-    differ. A part of a minute is not used, so that the duration in whole minutes fits too.
+    The result does not depend on the order of the interests or of the places, whose ids must be
+    distinct. Fractions of a minute are not used, so that the duration in whole minutes fits too.
     """
     limit = int(minutes) * METRES_PER_MINUTE
-    # By id, because the search settles ties by the order.
+    # By id, because the search breaks ties by position.
     known = sorted(places, key=lambda place: place.id)
     origin, vectors = vector(start), [vector(place) for place in known]
     in_reach = [
@@ -72,14 +71,14 @@ def plan_route(
         for place, at, away in zip(known, vectors, walking_metres(origin, vectors), strict=True)
         if 2 * away + place.minutes * METRES_PER_MINUTE <= limit
     ]
-    ground = TourProblem(
+    problem = TourProblem(
         [origin, *(at for _, at in in_reach)],
         [0, *(place.minutes * METRES_PER_MINUTE for place, _ in in_reach)],
         [0, *(score(place, interests) for place, _ in in_reach)],
         limit,
     )
-    spots = best_tour(ground)
-    legs = [ground.row(here)[there] for here, there in pairwise([*spots, 0])]
+    spots = best_tour(problem)
+    legs = [problem.row(here)[there] for here, there in pairwise([*spots, 0])]
     return _timetable([in_reach[spot - 1][0] for spot in spots[1:]], legs)
 
 
@@ -110,5 +109,5 @@ def _timetable(places: Sequence[Place], legs: Sequence[int]) -> Route:
 
 
 def _walking_minutes(metres: int) -> int:
-    """Return how long one walks, rounded up: better early than late."""
+    """Return the walking time, rounded up."""
     return -(-metres // METRES_PER_MINUTE)

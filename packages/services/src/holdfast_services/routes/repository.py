@@ -1,4 +1,4 @@
-"""Route requests in the database. The same SQL on SQLite and PostgreSQL, always by tenant."""
+"""Queries of route requests. The same SQL on SQLite and PostgreSQL, always by tenant."""
 
 import json
 import re
@@ -12,14 +12,14 @@ from holdfast_services.routes.model import RouteSubmission, RouteView
 
 __all__ = ["add_request", "find_request", "read_submission", "save_route"]
 
-# Ids are ours, so anything else need not be looked up; PostgreSQL would choke on some of it.
+# The server creates all ids. Other text is not looked up: PostgreSQL rejects some characters.
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 async def add_request(
     tx: Transaction, *, tenant: str, request_id: str, submission: RouteSubmission, now: datetime
 ) -> None:
-    """Queue a submission."""
+    """Insert a submission with the status queued."""
     await tx.execute(
         load_queries("holdfast_services.routes")["add_request"],
         {
@@ -47,7 +47,7 @@ async def find_request(store: Store, *, tenant: str, request_id: str) -> RouteVi
 
 
 async def read_submission(store: Store, *, tenant: str, request_id: str) -> str | None:
-    """Return what was asked for, as JSON."""
+    """Return a submission as JSON, or None."""
     rows = await store.read(
         load_queries("holdfast_services.routes")["read_submission"],
         {"tenant": tenant, "request_id": request_id},
@@ -58,7 +58,7 @@ async def read_submission(store: Store, *, tenant: str, request_id: str) -> str 
 async def save_route(
     tx: Transaction, *, tenant: str, request_id: str, route: dict[str, Any], now: datetime
 ) -> None:
-    """Keep the route that was made."""
+    """Save the planned route."""
     await tx.execute(
         load_queries("holdfast_services.routes")["save_route"],
         {

@@ -1,7 +1,7 @@
-"""A closed tour over spots, and the ground it is on. Numbers only: no places, no names.
+"""A closed tour over spots, and the problem it belongs to.
 
-Spots are indexes, and spot 0 is the start. Times are written as the metres one would walk in them,
-so that one sum tells whether a tour fits.
+Spots are indexes; spot 0 is the start. Times are converted to the metres walked in them, so that
+one sum decides whether a tour fits.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ __all__ = ["Tour", "TourProblem"]
 
 
 class TourProblem:
-    """What there is to choose from. The start has no score and takes no visit."""
+    """The spots to choose from. The start has no score and no visit."""
 
     def __init__(
         self, vectors: Sequence[Vector], visits: Sequence[int], scores: Sequence[int], limit: int
     ) -> None:
-        """Keep it; the limit is for walking and visits together."""
+        """Store the problem; ``limit`` is for walking and visits together."""
         self.vectors = vectors
         self.visits = visits
         self.scores = scores
@@ -25,9 +25,9 @@ class TourProblem:
         self._rows: dict[int, list[int]] = {}
 
     def row(self, spot: int) -> list[int]:
-        """Return how far every spot is from this one.
+        """Return the distance of every spot from this one.
 
-        Made when asked for: only spots that were on a tour need theirs, which are few of many.
+        Computed on first use: only the few spots that were on a tour need it.
         """
         row = self._rows.get(spot)
         if row is None:
@@ -36,77 +36,75 @@ class TourProblem:
 
 
 class Tour:
-    """A closed tour that is changed in place. Whatever is done, it begins and ends at spot 0.
+    """A mutable closed tour, which always begins and ends at spot 0.
 
-    The lists run side by side with ``spots``:
+    These lists are parallel to ``spots``:
 
-    ``rows``   how far everything is from the spot
-    ``legs``   from the spot to the next one; the last leg leads home
-    ``held``   what the spot holds of the limit: its visit, the leg to it and the leg from it
-    ``freed``  what leaving the spot out would free: that, but for the leg past it
+    ``rows``   the distances of all spots from this one
+    ``legs``   the distance to the next spot; the last leg returns to the start
+    ``used``   the cost of the spot: its visit, the leg to it and the leg from it
+    ``freed``  what removing the spot would free: ``used`` minus the leg that replaces it
+
+    ``slack`` is the unused part of the limit.
     """
 
-    def __init__(self, ground: TourProblem, spots: Sequence[int] = ()) -> None:
-        """Begin with these spots, in this order."""
-        self.ground = ground
-        self.left_out = set(range(1, len(ground.vectors))).difference(spots)
-        self._lay([0, *spots])
+    def __init__(self, problem: TourProblem, spots: Sequence[int] = ()) -> None:
+        """Create a tour with these spots in this order."""
+        self.problem = problem
+        self.unvisited = set(range(1, len(problem.vectors))).difference(spots)
+        self._rebuild([0, *spots])
 
-    def _lay(self, spots: list[int]) -> None:
-        """Bring everything up to date with the spots.
-
-        Afresh each time: a tour is short, and keeping five things right by pieces is not.
-        """
-        visits = [self.ground.visits[spot] for spot in spots]
+    def _rebuild(self, spots: list[int]) -> None:
+        """Recompute all lists from the spots. Tours are short, so this is fast enough."""
+        visits = [self.problem.visits[spot] for spot in spots]
         following = [*spots[1:], spots[0]]
         self.spots = spots
-        self.rows = [self.ground.row(spot) for spot in spots]
+        self.rows = [self.problem.row(spot) for spot in spots]
         self.legs = [row[after] for row, after in zip(self.rows, following, strict=True)]
         legs_to = [self.legs[-1], *self.legs[:-1]]
         rows_before = [self.rows[-1], *self.rows[:-1]]
-        self.held = [sum(parts) for parts in zip(legs_to, self.legs, visits, strict=True)]
+        self.used = [sum(parts) for parts in zip(legs_to, self.legs, visits, strict=True)]
         self.freed = [
-            held - before[after]
-            for held, before, after in zip(self.held, rows_before, following, strict=True)
+            used - before[after]
+            for used, before, after in zip(self.used, rows_before, following, strict=True)
         ]
-        self.room = self.ground.limit - sum(self.legs) - sum(visits)
+        self.slack = self.problem.limit - sum(self.legs) - sum(visits)
 
-    def put(self, spot: int, after: int) -> None:
-        """Take a spot in, after another one."""
-        self.left_out.remove(spot)
+    def insert(self, spot: int, after: int) -> None:
+        """Insert a spot after another one."""
+        self.unvisited.remove(spot)
         at = self.spots.index(after) + 1
-        self._lay([*self.spots[:at], spot, *self.spots[at:]])
+        self._rebuild([*self.spots[:at], spot, *self.spots[at:]])
 
     def exchange(self, old: int, new: int, after: int) -> None:
-        """Take a spot in, after another one, in exchange for an old one."""
-        self.left_out.add(old)
+        """Replace an old spot, and insert the new one after ``after``."""
+        self.unvisited.add(old)
         self.spots.remove(old)
-        self.put(new, after)
+        self.insert(new, after)
 
     def distances(self, spot: int) -> list[int]:
-        """Return how far the spot is from each of the tour's."""
+        """Return the distances of the spot from the spots of the tour."""
         return [row[spot] for row in self.rows]
 
     def cheapest(self, spot: int) -> tuple[int, int]:
-        """Return the least by which the spot makes the tour longer, and after which one."""
+        """Return the lowest insertion cost of the spot, and the spot to insert it after."""
         away = self.distances(spot)
         detours = [
             there + onward - leg
             for there, onward, leg in zip(away, [*away[1:], away[0]], self.legs, strict=True)
         ]
         least = min(detours)
-        return least + self.ground.visits[spot], self.spots[detours.index(least)]
+        return least + self.problem.visits[spot], self.spots[detours.index(least)]
 
-    def untangle(self) -> None:
-        """Exchange two legs for two shorter ones until there are no such legs (2-opt)."""
+    def shorten(self) -> None:
+        """Replace two legs by two shorter ones until no such pair is left (2-opt)."""
         spots, legs = [*self.spots, 0], list(self.legs)
         shorter = True
         while shorter:
             shorter = False
             for i in range(len(spots) - 3):
-                # With the stretch from i + 1 to j walked backwards, the leg after i leads to j, and
-                # the leg after j begins where the one after i used to end.
-                to_j, from_j = self.ground.row(spots[i]), self.ground.row(spots[i + 1])
+                # Reversing the spots from i + 1 to j replaces the legs after i and after j.
+                to_j, from_j = self.problem.row(spots[i]), self.problem.row(spots[i + 1])
                 later = zip(spots[i + 2 : -1], spots[i + 3 :], legs[i + 2 :], strict=True)
                 changes = [to_j[at_j] + from_j[after] - leg for at_j, after, leg in later]
                 least = min(changes)
@@ -116,4 +114,4 @@ class Tour:
                     legs[i + 1 : j] = legs[j - 1 : i : -1]
                     spots[i + 1 : j + 1] = spots[j:i:-1]
                     shorter = True
-        self._lay(spots[:-1])
+        self._rebuild(spots[:-1])

@@ -1,1 +1,1 @@
-"""A walking game played offline: a skill tree, quests, steps, and energy that steps are worth."""
+"""A walking game that is played offline: a skill tree, quests, and energy earned by steps."""

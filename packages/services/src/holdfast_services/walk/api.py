@@ -1,4 +1,4 @@
-"""The HTTP face of tree, quests, walker and events. Steps and reviews are in ``steps_api``."""
+"""HTTP routes of tree, quests, walker and events. Steps and reviews are in ``steps.api``."""
 
 import re
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from holdfast_services.walk.steps.model import StreakView
 
 __all__ = ["allocation_views", "node_views", "router"]
 
-# The largest number a database gives an event, and how many digits it has.
+# The largest event id of a database, and its number of digits.
 _MAX_SEQ: Final = 2**63 - 1
 _SEQ_DIGITS: Final = 19
 _STREAM: Final = "text/event-stream"
@@ -36,7 +36,7 @@ _WHOLE: Final = re.compile(r"0|-?[1-9][0-9]*")
 
 
 def _plain(value: object) -> object:
-    """Refuse 01, +1, 1.0 and 1_0: a step has one spelling, or one action has several paths."""
+    """Reject 01, +1, 1.0 and 1_0: with several spellings one action would have several paths."""
     if isinstance(value, str) and _WHOLE.fullmatch(value) is None:
         raise PydanticCustomError("int_parsing", "should be a whole number, such as 1")
     return value
@@ -46,14 +46,14 @@ Step = Annotated[int, BeforeValidator(_plain), Path(examples=[1])]
 
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
-    """Build the walk service. A catalogue that does not hold together is told here."""
+    """Build the walk service. Raises ``ConfigurationError`` for an inconsistent catalogue."""
     catalogue = bundled_catalogue()
-    notifiers = StreamNotifier()
+    notifier = StreamNotifier()
     return extend_router(
         APIRouter(),
-        _tree(holdfast, settings, catalogue, notifiers),
-        _quests(holdfast, settings, catalogue, notifiers),
-        _walker(holdfast, settings, notifiers),
+        _tree(holdfast, settings, catalogue, notifier),
+        _quests(holdfast, settings, catalogue, notifier),
+        _walker(holdfast, settings, notifier),
         steps_api.router(holdfast, settings),
     )
 
@@ -62,13 +62,13 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
 
 
 def _tree(
-    holdfast: Holdfast, settings: Settings, catalogue: Catalogue, notifiers: StreamNotifier
+    holdfast: Holdfast, settings: Settings, catalogue: Catalogue, notifier: StreamNotifier
 ) -> APIRouter:
     api = service_router("walk", prefix="/tree")
     energy_required = settings.walk_energy_required
     nodes = node_views(catalogue, energy_required=energy_required)
 
-    @api.get("/state", summary="See the tree", responses=_errors(401, 503))
+    @api.get("/state", summary="Read the tree", responses=_errors(401, 503))
     async def state(caller: CurrentPrincipal) -> model.TreeState:
         found = await tree.read_tree(holdfast.store, caller.tenant)
         return model.TreeState(
@@ -80,10 +80,10 @@ def _tree(
 
     @api.post(
         "/allocate",
-        summary="Take nodes",
+        summary="Allocate nodes",
         description=_with_errors(
-            "Takes nodes in the order given, all or none. A node may come in the same batch as "
-            "those it requires, after them.",
+            "Allocates nodes in the order given, all or none. A node may be in the same batch as "
+            "its prerequisites, after them.",
             "ALREADY_ALLOCATED",
             "UNKNOWN_NODE",
             "PREREQUISITES_NOT_MET",
@@ -105,7 +105,7 @@ def _tree(
             energy_required=energy_required,
         )
         run.describe(resource=f"walker:{caller.tenant}")
-        run.after_commit(lambda: notifiers.notify(caller.tenant))
+        run.after_commit(lambda: notifier.notify(caller.tenant))
         return model.TreeAllocated(
             walker_id=caller.tenant,
             points_banked=after.points_banked,
@@ -118,7 +118,7 @@ def _tree(
 
 
 def node_views(catalogue: Catalogue, *, energy_required: bool) -> list[model.NodeView]:
-    """Show all nodes, taken or not."""
+    """Return the wire format of all nodes of the tree, allocated or not."""
     return [
         model.NodeView(
             node_id=node.id,
@@ -134,7 +134,7 @@ def node_views(catalogue: Catalogue, *, energy_required: bool) -> list[model.Nod
 
 
 def allocation_views(allocations: Sequence[tree.Allocation]) -> list[model.AllocationView]:
-    """Show what a walker has taken."""
+    """Return the wire format of a walker's allocations."""
     return [
         model.AllocationView.model_construct(
             node_id=allocation.node_id,
@@ -150,41 +150,41 @@ def allocation_views(allocations: Sequence[tree.Allocation]) -> list[model.Alloc
 
 
 def _quests(
-    holdfast: Holdfast, settings: Settings, catalogue: Catalogue, notifiers: StreamNotifier
+    holdfast: Holdfast, settings: Settings, catalogue: Catalogue, notifier: StreamNotifier
 ) -> APIRouter:
     api = service_router("walk", prefix="/quest")
     policy = settings.policies().walk
 
-    @api.get("/available", summary="See the quests", responses=_errors(401, 503))
+    @api.get("/available", summary="List quests", responses=_errors(401, 503))
     async def available(caller: CurrentPrincipal) -> model.QuestBoard:
         states = await quests.read_board(holdfast.store, caller.tenant, catalogue)
         return model.QuestBoard(quests=[model.QuestView(**_quest_fields(s)) for s in states])
 
     @api.post(
         "/start",
-        summary="Begin a quest",
+        summary="Start a quest",
         description=_with_errors(
-            "Without a key each request is its own, and a second start of a quest is refused.",
+            "Without a key every request is executed, and the second start of a quest fails.",
             "QUEST_ALREADY_IN_PROGRESS",
             "QUEST_ALREADY_COMPLETED",
             "PREREQUISITES_NOT_MET",
         ),
         responses=_errors(404),
     )
-    # Older clients send no key, and no times: there is nothing to be stale.
+    # Older clients send neither a key nor times, so staleness cannot be checked.
     @holdfast.guard("quest.start", policy=policy.replace(key_required=False, staleness=None))
     async def start(wanted: model.QuestStart, tx: Tx, caller: Caller, run: Run) -> model.QuestView:
         state = await quests.start_quest(
             tx, caller.tenant, wanted.quest_id, now=holdfast.clock.now(), catalogue=catalogue
         )
-        _record_change(run, notifiers, state)
+        _record_change(run, notifier, state)
         return model.QuestView(**_quest_fields(state))
 
     @api.post(
         "/{quest_id}/step/{step}/advance",
-        summary="Do a step",
+        summary="Complete a step",
         description=_with_errors(
-            "Steps count from 1 and are done in order.",
+            "Steps are numbered from 1 and completed in order.",
             "STEP_OUT_OF_ORDER",
             "QUEST_NOT_IN_PROGRESS",
             "QUEST_ALREADY_COMPLETED",
@@ -204,7 +204,7 @@ def _quests(
         state = await quests.advance_quest(
             tx, caller.tenant, quest_id, step, now=holdfast.clock.now(), catalogue=catalogue
         )
-        _record_change(run, notifiers, state)
+        _record_change(run, notifier, state)
         return model.QuestView(**_quest_fields(state))
 
     @api.post(
@@ -226,7 +226,7 @@ def _quests(
         state, points = await quests.complete_quest(
             tx, caller.tenant, done.quest_id, now=holdfast.clock.now(), catalogue=catalogue
         )
-        _record_change(run, notifiers, state)
+        _record_change(run, notifier, state)
         return model.QuestCompleted(**_quest_fields(state), points_banked=points)
 
     return api
@@ -244,20 +244,20 @@ def _quest_fields(state: quests.QuestState) -> dict[str, Any]:
     }
 
 
-def _record_change(run: Run, notifiers: StreamNotifier, state: quests.QuestState) -> None:
-    """Say in the audit what was changed, and wake who watches once it is committed."""
+def _record_change(run: Run, notifier: StreamNotifier, state: quests.QuestState) -> None:
+    """Name the quest in the audit event, and notify event streams after the commit."""
     tenant = run.request.principal.tenant
     run.describe(resource=f"quest:{state.quest.id}")
-    run.after_commit(lambda: notifiers.notify(tenant))
+    run.after_commit(lambda: notifier.notify(tenant))
 
 
 # -- the walker -----------------------------------------------------------------------------------
 
 
-def _walker(holdfast: Holdfast, settings: Settings, notifiers: StreamNotifier) -> APIRouter:
+def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) -> APIRouter:
     api = service_router("walk", prefix="/walker")
 
-    @api.get("/me", summary="See who is signed in", responses=_errors(401, 503))
+    @api.get("/me", summary="Read the current walker", responses=_errors(401, 503))
     async def me(caller: CurrentPrincipal) -> model.WalkerView:
         profile = await read_profile(
             holdfast.store, caller.tenant, settings.streak_rules, holdfast.clock.now()
@@ -278,10 +278,10 @@ def _walker(holdfast: Holdfast, settings: Settings, notifiers: StreamNotifier) -
 
     @api.get(
         "/events",
-        summary="See what happened",
+        summary="List events",
         description=(
-            "A page of events after one, oldest first. With `Accept: text/event-stream` it does "
-            "not end: events come as they happen, and `Last-Event-ID` goes on after one."
+            "A page of events, oldest first. With `Accept: text/event-stream` the response is a "
+            "stream of server-sent events, which `Last-Event-ID` resumes."
         ),
         response_model=model.EventPage,
         responses={
@@ -308,15 +308,15 @@ def _walker(holdfast: Holdfast, settings: Settings, notifiers: StreamNotifier) -
                 holdfast.store,
                 caller.tenant,
                 after=_resume_after(last_event_id, after),
-                notifiers=notifiers,
+                notifier=notifier,
                 clock=holdfast.clock,
-                until=_signed_in_until(caller),
+                until=_token_expiry(caller),
                 poll_seconds=settings.walk_events_poll_seconds,
                 keep_alive_seconds=settings.walk_events_keep_alive_seconds,
                 is_stopping=server_is_stopping,
             ),
             media_type=_STREAM,
-            # What stands between must neither keep it nor wait for more of it.
+            # Proxies must neither cache nor buffer the stream.
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
@@ -329,7 +329,7 @@ def _wants_stream(accept: str) -> bool:
 
 
 def _resume_after(last_event_id: str | None, after: int) -> int:
-    """Return where to go on: a reader that comes back says so in the header, not in the query."""
+    """Return the event to resume after: a reconnecting reader names it in the header."""
     if not last_event_id:
         return after
     is_number = last_event_id.isascii() and last_event_id.isdigit()
@@ -338,8 +338,8 @@ def _resume_after(last_event_id: str | None, after: int) -> int:
     return min(int(last_event_id), _MAX_SEQ)
 
 
-def _signed_in_until(caller: Principal) -> datetime | None:
-    """Return when the token ends, and with it what it lets one see."""
+def _token_expiry(caller: Principal) -> datetime | None:
+    """Return when the token expires, which also ends the stream."""
     expires = caller.claims.get("exp")
     return None if expires is None else datetime.fromtimestamp(float(expires), UTC)
 
@@ -352,6 +352,6 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def _with_errors(description: str, *codes: str) -> str:
-    """Add to a description what the operation refuses; the guard documents the rest."""
+    """Add the operation's own error codes to a description; the guard documents the others."""
     listed = ", ".join(f"`{code}` ({STATUSES[code]})" for code in codes)
-    return f"{description}\n\nRefused with {listed}."
+    return f"{description}\n\nErrors: {listed}."

@@ -1,6 +1,6 @@
-"""What there is to take and to do: ``nodes.toml`` and ``quests.toml``, read once and checked.
+"""The nodes of the tree and the quests: ``nodes.toml`` and ``quests.toml``, read once and checked.
 
-A deployment with other ones replaces the files. What is wrong in them is told at start-up.
+A deployment with other content replaces the files. Errors in them are reported at start-up.
 """
 
 import tomllib
@@ -18,15 +18,15 @@ from holdfast.errors import ConfigurationError
 
 __all__ = ["Catalogue", "Node", "Quest", "bundled_catalogue", "parse_catalogue"]
 
-# Ids stand in paths and in logs.
+# Ids appear in paths and in logs.
 _Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 _Text = Annotated[str, Meta(min_length=1, max_length=100)]
-# Nothing is for nothing: a node without a price could be taken by a walker who has done nothing.
+# At least 1: a new walker could allocate a node that costs nothing.
 _Points = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A node of the tree. A keystone is one that may reveal a hidden quest."""
+    """A node of the tree. A keystone may reveal a hidden quest."""
 
     id: _Id
     kind: Literal["node", "keystone"]
@@ -38,7 +38,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Quest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A quest: so many steps in order, then so many points."""
+    """A quest: steps to complete in order, and the points awarded at the end."""
 
     id: _Id
     title: _Text
@@ -52,7 +52,6 @@ class Catalogue:
     """Nodes and quests by id, in the order of their files."""
 
     def __init__(self, nodes: Iterable[Node], quests: Iterable[Quest]) -> None:
-        """Take what ``parse_catalogue`` has checked."""
         self.nodes: Mapping[str, Node] = {node.id: node for node in nodes}
         self.quests: Mapping[str, Quest] = {quest.id: quest for quest in quests}
         self._revealers: dict[str, tuple[str, ...]] = {}
@@ -62,29 +61,29 @@ class Catalogue:
                 self._revealers[node.reveals] = (*known, node.id)
 
     def revealed_by(self, quest_id: str) -> tuple[str, ...]:
-        """Return the keystones any of which reveals a hidden quest."""
+        """Return the keystones that reveal a hidden quest; one of them is enough."""
         return self._revealers.get(quest_id, ())
 
     def with_dependents(self, node_ids: Iterable[str], among: Iterable[str]) -> set[str]:
-        """Return these nodes and those among the others that cannot stand without them."""
-        falling, others = set(node_ids), list(among)
+        """Return these nodes and those ``among`` the others that require them, also indirectly."""
+        found, others = set(node_ids), list(among)
         grew = True
         while grew:
             more = {
                 id_
                 for id_ in others
-                if id_ not in falling
+                if id_ not in found
                 and id_ in self.nodes
-                and not falling.isdisjoint(self.nodes[id_].requires)
+                and not found.isdisjoint(self.nodes[id_].requires)
             }
-            falling |= more
+            found |= more
             grew = bool(more)
-        return falling
+        return found
 
 
 @cache
 def bundled_catalogue() -> Catalogue:
-    """Return what comes with the package."""
+    """Return the catalogue that comes with the package."""
     here = files("holdfast_services.walk")
     return parse_catalogue(
         here.joinpath("nodes.toml").read_bytes(), here.joinpath("quests.toml").read_bytes()
@@ -92,7 +91,7 @@ def bundled_catalogue() -> Catalogue:
 
 
 def parse_catalogue(nodes_toml: bytes, quests_toml: bytes) -> Catalogue:
-    """Read both files, or say in one line what is wrong and where."""
+    """Parse both files; raises ``ConfigurationError`` with the file and the first error."""
     nodes = _entries(nodes_toml, "nodes.toml", "node", Node)
     quests = _entries(quests_toml, "quests.toml", "quest", Quest)
     _check_ids([node.id for node in nodes], "nodes.toml")
@@ -113,7 +112,7 @@ def _entries(data: bytes, source: str, name: str, type_: type[_Entry]) -> list[_
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{source}: {error}") from error
     if set(table) != {name}:
-        raise ConfigurationError(f"{source}: there should be [[{name}]] tables and nothing else")
+        raise ConfigurationError(f"{source}: expected only [[{name}]] tables")
     entries = table[name]
     if not isinstance(entries, list):
         raise ConfigurationError(f"{source}: write [[{name}]] with two brackets")
@@ -129,7 +128,7 @@ def _entries(data: bytes, source: str, name: str, type_: type[_Entry]) -> list[_
 def _check_ids(ids: list[str], source: str) -> None:
     for id_, times in Counter(ids).items():
         if times > 1:
-            raise ConfigurationError(f"{source}: the id {id_!r} is there {times} times")
+            raise ConfigurationError(f"{source}: the id {id_!r} occurs {times} times")
 
 
 def _check_requires(requires: Mapping[str, tuple[str, ...]], source: str, name: str) -> None:
@@ -142,8 +141,8 @@ def _check_requires(requires: Mapping[str, tuple[str, ...]], source: str, name: 
     try:
         TopologicalSorter(requires).prepare()
     except CycleError as error:
-        circle = " → ".join(reversed(error.args[1]))
-        raise ConfigurationError(f"{source}: these require each other: {circle}") from error
+        cycle = " → ".join(reversed(error.args[1]))
+        raise ConfigurationError(f"{source}: these require each other: {cycle}") from error
 
 
 def _check_reveals(catalogue: Catalogue) -> None:

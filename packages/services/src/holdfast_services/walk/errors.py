@@ -1,4 +1,4 @@
-"""What tree and quests refuse, and with which status: one table, one way to say it."""
+"""Error codes of tree and quests with their HTTP statuses."""
 
 from typing import Any, Final
 
@@ -21,5 +21,5 @@ STATUSES: Final = {
 
 
 def walk_error(code: str, message: str, **details: Any) -> ServiceError:
-    """Make the error to raise. Details go out as they are, so their names are the wire's."""
+    """Create the error to raise. Details are sent as they are, so their names are camelCase."""
     return ServiceError(STATUSES[code], code, message, details=details)

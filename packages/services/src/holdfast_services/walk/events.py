@@ -1,4 +1,4 @@
-"""What a walker's devices are told, in order: numbered without a gap, read after a cursor."""
+"""Events of a walker for their devices: numbered without gaps, read after a cursor."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ __all__ = ["WalkerEvent", "add_event", "insert_event", "list_events"]
 
 
 class WalkerEvent(msgspec.Struct, frozen=True):
-    """One thing that happened to a walker."""
+    """One event of a walker. ``seq`` grows by one."""
 
     seq: int
     type: str
@@ -27,13 +27,13 @@ class WalkerEvent(msgspec.Struct, frozen=True):
 async def add_event(
     tx: Transaction,
     tenant: str,
-    type: str,  # noqa: A002 - its name on the wire
+    type: str,  # noqa: A002 - the name in the JSON
     data: Mapping[str, Any],
     now: datetime,
 ) -> int:
-    """Tell the walker's devices something and return its number. The caller has locked the walker.
+    """Add an event and return its number. The caller has locked the walker.
 
-    Numbers follow the order of commits: who has seen N has seen everything up to N.
+    Numbers follow the order of commits: a reader that has seen N has seen everything up to N.
     """
     walker = await update_walker(tx, tenant, now, events=1)
     await insert_event(tx, tenant, WalkerEvent(walker.event_seq, type, data, now))
@@ -41,7 +41,7 @@ async def add_event(
 
 
 async def insert_event(tx: Transaction, tenant: str, event: WalkerEvent) -> None:
-    """Write an event whose number the caller has taken from the walker's row."""
+    """Insert an event whose number the caller has reserved in the walker's row."""
     await tx.execute(
         load_queries("holdfast_services.walk")["add_event"],
         {
@@ -55,7 +55,7 @@ async def insert_event(tx: Transaction, tenant: str, event: WalkerEvent) -> None
 
 
 async def list_events(store: Store, tenant: str, *, after: int, limit: int) -> list[WalkerEvent]:
-    """Return up to so many events after one, oldest first."""
+    """Return up to ``limit`` events after the event ``after``, oldest first."""
     rows = await store.read(
         load_queries("holdfast_services.walk")["list_events"],
         {"tenant": tenant, "after": after, "limit": limit},

@@ -1,4 +1,4 @@
-"""The jobs of the walk service: days are settled, allocations given back, old logs deleted."""
+"""Jobs of the walk service: reconcile days, refund allocations, delete old attestation logs."""
 
 from datetime import date, timedelta
 from typing import Final
@@ -16,13 +16,13 @@ __all__ = ["CLEAN_UP", "REFUND", "register"]
 
 REFUND: Final = "steps.refund"
 CLEAN_UP: Final = "walk.cleanup"
-# Small enough to be no burden to those who write at the same time.
+# Small, so that concurrent writers do not wait long.
 _BATCH: Final = 500
 _HOUR_SECONDS: Final = 3600
 
 
 def register(holdfast: Holdfast, settings: Settings) -> None:
-    """Register the handlers."""
+    """Register the job handlers and the daily clean-up."""
     jobs = holdfast.jobs
 
     @jobs.handler(RECONCILE, queue=QUEUE)
@@ -41,7 +41,7 @@ def register(holdfast: Holdfast, settings: Settings) -> None:
         await refund_due_allocations(tx, job.tenant, now)
         due_at = await next_refund_at(tx, job.tenant)
         if due_at is not None:
-            # By our clock, not the database's: where they differ, this would come back at once.
+            # A delay, not run_at: if the database's clock is ahead, the job would run at once.
             seconds = max(1.0, (due_at - now).total_seconds())
             await job.enqueue(REFUND, queue=QUEUE, delay_seconds=seconds, coalesce=REFUND)
 

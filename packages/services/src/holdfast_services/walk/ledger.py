@@ -1,4 +1,4 @@
-"""The energy ledger: what steps are worth and what allocations take. The balance is its sum."""
+"""The energy ledger: credits for steps, debits for allocations. The balance is the sum of both."""
 
 from datetime import datetime
 
@@ -13,25 +13,25 @@ __all__ = ["book", "credit", "debit"]
 async def credit(
     tx: Transaction, tenant: str, amount: int, *, reason: str, reference: str, now: datetime
 ) -> int:
-    """Add energy and return the balance. The same reason and reference is booked once."""
+    """Add energy and return the balance. The same reason and reference are booked once."""
     if amount < 0:
-        raise ValueError("a credit is not negative: use debit or book")
+        raise ValueError("a credit cannot be negative: use debit or book")
     return await book(tx, tenant, amount, reason=reason, reference=reference, now=now)
 
 
 async def debit(
     tx: Transaction, tenant: str, amount: int, *, reason: str, reference: str, now: datetime
 ) -> int:
-    """Take energy and return the balance, or raise ``INSUFFICIENT_ENERGY``. Booked once, too."""
+    """Subtract energy and return the balance, or raise ``INSUFFICIENT_ENERGY``. Booked once."""
     if amount < 0:
-        raise ValueError("a debit is not negative: use credit or book")
+        raise ValueError("a debit cannot be negative: use credit or book")
     balance, is_booked = await _find(tx, tenant, reason, reference)
     if is_booked:
         return balance
     if balance < amount:
         raise walk_error(
             "INSUFFICIENT_ENERGY",
-            f"this takes {amount} energy and there is {balance}",
+            f"this costs {amount} energy, and the balance is {balance}",
             energyRequired=amount,
             energyBalance=balance,
         )
@@ -41,9 +41,9 @@ async def debit(
 async def book(
     tx: Transaction, tenant: str, delta: int, *, reason: str, reference: str, now: datetime
 ) -> int:
-    """Book a change of either sign, a correction say, and return the balance.
+    """Book a change of either sign, such as a correction, and return the balance.
 
-    The caller has locked the walker. What was booked under this reason and reference stands.
+    The caller has locked the walker. An entry with this reason and reference is booked only once.
     """
     balance, is_booked = await _find(tx, tenant, reason, reference)
     if is_booked:
@@ -57,7 +57,7 @@ async def _find(tx: Transaction, tenant: str, reason: str, reference: str) -> tu
         {"tenant": tenant, "reason": reason, "reference": reference},
     )
     if row is None:
-        raise LookupError("the walker has no row: lock_walker comes first")
+        raise LookupError("the walker has no row: call lock_walker first")
     return row["energy_balance"], row["seq"] is not None
 
 

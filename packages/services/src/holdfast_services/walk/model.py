@@ -1,4 +1,4 @@
-"""What tree, quests and the walker look like on the wire. Shapes only."""
+"""Request and response models of tree, quests and the walker."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -30,14 +30,14 @@ __all__ = [
     "WalkerView",
 ]
 
-# More than the tree has: a bound on the work of one request, not on anyone's plans.
+# More than the tree has nodes: it limits the work of one request.
 _MAX_BATCH = 100
 
 QuestStatus = Literal["available", "in_progress", "completed"]
 
 
-def _an_instant(text: str) -> str:
-    """Take what the guard takes; where there is no guard for it, say the same."""
+def _check_instant(text: str) -> str:
+    """Accept what the guard accepts, with the same message."""
     try:
         parse_instant(text, "it")
     except BodyInvalidError:
@@ -47,7 +47,7 @@ def _an_instant(text: str) -> str:
     return text
 
 
-def _each_once(nodes: "list[NodeChoice]") -> "list[NodeChoice]":
+def _check_distinct(nodes: "list[NodeChoice]") -> "list[NodeChoice]":
     ids = [node.node_id for node in nodes]
     if len(set(ids)) < len(ids):
         raise ValueError("should name each node once")
@@ -56,7 +56,7 @@ def _each_once(nodes: "list[NodeChoice]") -> "list[NodeChoice]":
 
 Instant = Annotated[
     str,
-    AfterValidator(_an_instant),
+    AfterValidator(_check_instant),
     Field(json_schema_extra={"format": "date-time"}, examples=["2026-01-31T09:30:00Z"]),
 ]
 NodeId = Annotated[str, Field(min_length=1, max_length=64, examples=["node.even-stride"])]
@@ -64,36 +64,38 @@ QuestId = Annotated[str, Field(min_length=1, max_length=64, examples=["quest.001
 
 
 class _Request(BaseModel):
-    """Nothing is converted and nothing is ignored: a misspelt field is an error, not a default."""
+    """Values are not converted, and unknown fields are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=to_camel)
 
 
 class _Action(_Request):
-    """Something a person did, maybe days ago. The guard has checked both times."""
+    """A user action, perhaps made days ago. The guard has checked both times."""
 
-    client_generated_at: Instant = Field(description="When the person acted. Never changes.")
-    client_submitted_at: Instant | None = Field(None, description="When this try was sent.")
+    client_generated_at: Instant = Field(
+        description="When the user acted. The same for all retries."
+    )
+    client_submitted_at: Instant | None = Field(None, description="When this attempt was sent.")
 
 
 class NodeChoice(_Request):
-    """A node to take."""
+    """A node to allocate."""
 
     node_id: NodeId
 
 
 class TreeAllocation(_Action):
-    """Nodes to take, in this order: all or none."""
+    """Nodes to allocate in this order, all or none."""
 
     allocations: Annotated[
         list[NodeChoice],
         Field(min_length=1, max_length=_MAX_BATCH),
-        AfterValidator(_each_once),
+        AfterValidator(_check_distinct),
     ]
 
 
 class QuestStart(_Request):
-    """A quest to begin. Times are welcome, since a queue adds them; they do not matter here."""
+    """A quest to start. Times are accepted, because outboxes add them, and ignored."""
 
     quest_id: QuestId
     client_generated_at: Instant | None = None
@@ -101,11 +103,11 @@ class QuestStart(_Request):
 
 
 class QuestAdvance(_Action):
-    """One more step done; which one stands in the path."""
+    """A completed step; the path names its number."""
 
 
 class QuestCompletion(_Action):
-    """A quest all of whose steps are done."""
+    """A quest whose steps are all completed."""
 
     quest_id: QuestId
 
@@ -115,7 +117,7 @@ class _View(BaseModel):
 
 
 class AllocationView(_View):
-    """A node the walker has; provisional until the steps it rests on are looked at."""
+    """An allocated node; provisional until the steps it depends on have been reconciled."""
 
     node_id: str
     kind: Literal["node", "keystone"]
@@ -124,13 +126,13 @@ class AllocationView(_View):
 
 
 class NodeView(_View):
-    """A node there is."""
+    """A node of the tree."""
 
     node_id: str
     kind: Literal["node", "keystone"]
     title: str
     points_cost: int
-    energy_cost: int = Field(description="What is taken now: 0 where energy is not required.")
+    energy_cost: int = Field(description="The cost now: 0 unless the server requires energy.")
     prerequisites: list[str]
     reveals_quest: bool
 
@@ -157,26 +159,26 @@ class QuestView(_View):
     title: str
     steps: int
     current_step: int = Field(
-        description="The step to do next: 0 before the start, one more than `steps` at the end."
+        description="The next step: 0 before the start, `steps` + 1 at the end."
     )
     status: QuestStatus
-    points_awarded: int = Field(description="What completing it awards, once.")
+    points_awarded: int = Field(description="Points awarded once, on completion.")
 
 
 class QuestBoard(_View):
-    """The quests a walker can start, is on, or has completed."""
+    """The quests that a walker can start, has started or has completed."""
 
     quests: list[QuestView]
 
 
 class QuestCompleted(QuestView):
-    """A completed quest, and the points the walker has with its award."""
+    """A completed quest, and the walker's points including its award."""
 
     points_banked: int
 
 
 class WalkerView(_View):
-    """Who is signed in, and what they have."""
+    """The current walker: points, energy, streak."""
 
     walker_id: str
     points_banked: int
@@ -186,7 +188,7 @@ class WalkerView(_View):
 
 
 class EventView(_View):
-    """One thing that happened to the walker. Ids grow by one."""
+    """One event of the walker. Ids grow by one."""
 
     id: int
     type: str
@@ -195,7 +197,7 @@ class EventView(_View):
 
 
 class EventPage(_View):
-    """Events, oldest first; ``next`` is what to ask ``after`` where there are more."""
+    """A page of events, oldest first. If there are more, ``next`` is the next page's ``after``."""
 
     items: list[EventView]
     next: int | None

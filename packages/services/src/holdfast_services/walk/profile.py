@@ -1,4 +1,4 @@
-"""A walker as their device sees them: points, energy, streak. Read only."""
+"""Read a walker's points, energy and streak."""
 
 from datetime import date, datetime
 
@@ -19,7 +19,7 @@ __all__ = ["Profile", "read_profile"]
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What a walker has, of one moment."""
+    """A consistent snapshot of a walker."""
 
     points_banked: int = 0
     energy_balance: int = 0
@@ -29,7 +29,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 async def read_profile(store: Store, tenant: str, rules: StreakRules, now: datetime) -> Profile:
-    """Read a walker; one nobody has seen yet has nothing."""
+    """Read a walker; an unknown walker has an empty profile."""
     rows = await store.read(load_queries("holdfast_services.walk")["profile"], {"tenant": tenant})
     if not rows:
         return Profile()
@@ -44,7 +44,7 @@ async def read_profile(store: Store, tenant: str, rules: StreakRules, now: datet
 
 
 def _streak(row: Row, rules: StreakRules, now: datetime) -> StreakState:
-    """Return the streak as it is today, in the zone the walker was last heard from."""
+    """Return the streak as of today, in the time zone of the walker's last report."""
     if row["day"] is None or row["streak_length"] is None:
         return StreakState()
     zone = find_zone(row["tz"])

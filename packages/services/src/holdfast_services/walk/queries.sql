@@ -1,13 +1,13 @@
 -- name: lock_walker
--- The update changes next to nothing: it locks the row on PostgreSQL, so that the walker's actions
--- stand in line from here to their commits, and gives it back as the one before left it. On SQLite
--- any first statement of a transaction takes the one write turn. A plain update, because those who
--- wait for one are served in the order they came; with ON CONFLICT all of them wake at once.
+-- The update changes only updated_at. On PostgreSQL it locks the row, so that a walker's actions run
+-- one after another until their commits, and returns it as the previous one left it. On SQLite the
+-- first statement of a transaction takes the write lock. A plain update, because waiters for a row
+-- are served in order of arrival; with ON CONFLICT all of them wake up at once.
 UPDATE walkers SET updated_at = :now WHERE tenant = :tenant
 RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq;
 
--- name: make_walker
--- Where there was none to lock. Another may have made it meanwhile: then that one is locked.
+-- name: create_walker
+-- For a walker without a row. If another transaction has created it meanwhile, this locks that row.
 INSERT INTO walkers (tenant, points_banked, energy_balance, allocation_seq, ledger_seq, event_seq,
                      created_at, updated_at)
 VALUES (:tenant, 0, 0, 0, 0, 0, :now, :now)
@@ -15,7 +15,7 @@ VALUES (:tenant, 0, 0, 0, 0, 0, :now, :now)
 RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq;
 
 -- name: update_walker
--- The one statement that changes a walker's numbers. The row is locked already.
+-- The only statement that changes a walker's balances and counters. The row is locked already.
 UPDATE walkers
    SET points_banked  = points_banked + :points,
        energy_balance = energy_balance + :energy,
@@ -27,7 +27,7 @@ UPDATE walkers
 RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq;
 
 -- name: profile
--- The last attested day carries the streak as it was at that day's end.
+-- The last attested day has the streak as of the end of that day.
 SELECT w.points_banked, w.energy_balance, w.event_seq, s.tz, s.total_lifetime_steps,
        d.day, d.streak_length, d.streak_tier
   FROM walkers w
@@ -36,7 +36,7 @@ SELECT w.points_banked, w.energy_balance, w.event_seq, s.tz, s.total_lifetime_st
  WHERE w.tenant = :tenant;
 
 -- name: find_entry
--- The balance, and whether this was booked before.
+-- The balance, and whether this entry was booked before.
 SELECT w.energy_balance, e.seq
   FROM walkers w
   LEFT JOIN energy_ledger e
@@ -65,7 +65,7 @@ SELECT seq, node_id, kind, points_cost, energy_cost, provisional, allocated_at, 
  ORDER BY seq;
 
 -- name: tree_state
--- Points and allocations in one statement, so that they are of one moment.
+-- Points and allocations in one statement, so that they are consistent.
 SELECT w.points_banked, w.energy_balance,
        a.seq, a.node_id, a.kind, a.points_cost, a.energy_cost, a.provisional, a.allocated_at,
        a.refund_due_at
@@ -100,7 +100,7 @@ INSERT INTO tree_refunds (tenant, seq, node_id, points_cost, energy_cost, alloca
 VALUES (:tenant, :seq, :node_id, :points_cost, :energy_cost, :allocated_at, :reason, :now);
 
 -- name: quest_board
--- Progress and keystones in one statement, so that they are of one moment.
+-- Progress and keystones in one statement, so that they are consistent.
 SELECT 'quest' AS what, quest_id AS id, status, steps_done, points_awarded
   FROM quest_progress
  WHERE tenant = :tenant
@@ -120,7 +120,7 @@ UPDATE quest_progress
  WHERE tenant = :tenant AND quest_id = :quest_id AND status = 'in_progress';
 
 -- name: complete_quest
--- The points are granted only where this changes a row, which it does once.
+-- Points are awarded only if this updates a row, which happens once.
 UPDATE quest_progress
    SET status = 'completed', points_awarded = :points, updated_at = :now, completed_at = :now
  WHERE tenant = :tenant AND quest_id = :quest_id AND status = 'in_progress';

@@ -1,4 +1,4 @@
-"""Quests: what a walker sees of them, and the three ways on. Points are awarded once."""
+"""Quests: list, start, advance and complete. Points are awarded once."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -17,11 +17,11 @@ from holdfast_services.walk.walkers import lock_walker, update_walker
 
 __all__ = ["QuestState", "advance_quest", "complete_quest", "read_board", "start_quest"]
 
-_MISSING = "PREREQUISITES_NOT_MET"
+_PREREQUISITES = "PREREQUISITES_NOT_MET"
 
 
 class QuestState(msgspec.Struct, frozen=True):
-    """A quest and how far a walker is with it."""
+    """A quest and a walker's progress in it."""
 
     quest: Quest
     status: Literal["available", "in_progress", "completed"]
@@ -29,12 +29,12 @@ class QuestState(msgspec.Struct, frozen=True):
 
     @property
     def current_step(self) -> int:
-        """The step to do next; 0 before the start, one more than there are at the end."""
+        """The next step: 0 before the start, one more than the number of steps at the end."""
         return 0 if self.status == "available" else self.steps_done + 1
 
 
 class _Board(msgspec.Struct, frozen=True):
-    """Everything that decides about a walker's quests."""
+    """A walker's progress and nodes, which decide what the walker can do with each quest."""
 
     catalogue: Catalogue
     progress: dict[str, Row]
@@ -53,7 +53,7 @@ class _Board(msgspec.Struct, frozen=True):
         return QuestState(quest, row["status"], row["steps_done"])
 
     def missing(self, quest: Quest) -> list[str]:
-        """Return what the walker lacks for this quest: quests, or the keystone that reveals it."""
+        """Return the missing prerequisites: quests, or the keystones that reveal this one."""
         lacking = [id_ for id_ in quest.requires if self.status_of(id_) != "completed"]
         if quest.hidden:
             keystones = self.catalogue.revealed_by(quest.id)
@@ -69,11 +69,14 @@ class _Board(msgspec.Struct, frozen=True):
         missing = self.missing(quest)
         if missing:
             raise walk_error(
-                _MISSING, f"{quest.title!r} is not open yet", questId=quest.id, missing=missing
+                _PREREQUISITES,
+                f"{quest.title!r} is not available yet",
+                questId=quest.id,
+                missing=missing,
             )
 
     def require_in_progress(self, quest: Quest) -> QuestState:
-        """Return a quest the walker is on, or raise why they are not."""
+        """Return the state of a quest in progress; raises if it is not in progress."""
         state = self.state(quest)
         if state.status == "completed":
             raise walk_error(
@@ -83,13 +86,13 @@ class _Board(msgspec.Struct, frozen=True):
             raise walk_error(
                 "QUEST_NOT_IN_PROGRESS", f"{quest.title!r} has not been started", questId=quest.id
             )
-        # A keystone that was given back takes the quest it revealed out of reach.
+        # After a refund of the keystone the quest is not available any more.
         self.check_prerequisites(quest)
         return state
 
 
 async def read_board(store: Store, tenant: str, catalogue: Catalogue) -> list[QuestState]:
-    """Return the quests a walker can start, is on, or has completed."""
+    """Return the quests that a walker can start, has started or has completed."""
     board = _board(await store.read(_sql("quest_board"), {"tenant": tenant}), catalogue)
     return [
         state
@@ -101,7 +104,7 @@ async def read_board(store: Store, tenant: str, catalogue: Catalogue) -> list[Qu
 async def start_quest(
     tx: Transaction, tenant: str, quest_id: str, *, now: datetime, catalogue: Catalogue
 ) -> QuestState:
-    """Begin a quest. A second start is refused, with a key of its own or without one."""
+    """Start a quest. A second start fails, with another key or without one."""
     board = await _lock_board(tx, tenant, now, catalogue)
     quest = board.quest(quest_id)
     status = board.status_of(quest.id)
@@ -122,7 +125,7 @@ async def start_quest(
 async def advance_quest(
     tx: Transaction, tenant: str, quest_id: str, step: int, *, now: datetime, catalogue: Catalogue
 ) -> QuestState:
-    """Do one step: the next one, and no other."""
+    """Complete a step, which must be the next one."""
     board = await _lock_board(tx, tenant, now, catalogue)
     quest = board.quest(quest_id)
     state = board.require_in_progress(quest)
@@ -146,7 +149,7 @@ async def advance_quest(
 async def complete_quest(
     tx: Transaction, tenant: str, quest_id: str, *, now: datetime, catalogue: Catalogue
 ) -> tuple[QuestState, int]:
-    """Complete a quest and award its points; returns it and the points the walker has now."""
+    """Complete a quest and award its points; returns its state and the walker's points."""
     board = await _lock_board(tx, tenant, now, catalogue)
     quest = board.quest(quest_id)
     state = board.require_in_progress(quest)
@@ -163,7 +166,9 @@ async def complete_quest(
         {"tenant": tenant, "quest_id": quest.id, "points": quest.points, "now": now},
     )
     if changed != 1:
-        raise LookupError("a quest under way has no row under way, though its walker is locked")
+        raise LookupError(
+            "a quest in progress has no row in progress, although its walker is locked"
+        )
     walker = await update_walker(tx, tenant, now, points=quest.points, events=1)
     completed = {
         "questId": quest.id,

@@ -1,4 +1,4 @@
-"""Settings of tree, quests and events. Part of the server's: ``HOLDFAST_WALK_…``."""
+"""Settings of tree, quests and events, ``HOLDFAST_WALK_…``: part of the server's ``Settings``."""
 
 from pydantic import BaseModel, Field
 
@@ -6,7 +6,7 @@ __all__ = ["WalkSettings"]
 
 
 class WalkSettings(BaseModel):
-    """What can be set about the walk service. Descriptions as in the server's settings."""
+    """Descriptions say what the variable should be; error messages quote them."""
 
     walk_energy_required: bool = Field(default=False, description="true or false")
     walk_events_poll_seconds: float = Field(

@@ -1,4 +1,4 @@
-"""A walker's events as they happen: server-sent events over one long answer to a GET."""
+"""A walker's events as a stream of server-sent events."""
 
 import asyncio
 import json
@@ -15,38 +15,37 @@ from holdfast_services.walk.events import WalkerEvent, list_events
 __all__ = ["StreamNotifier", "server_is_stopping", "stream_events"]
 
 _PAGE: Final = 100
-# What a browser waits before it comes back after a stream has ended.
-_COME_BACK_MILLISECONDS: Final = 2000
-# How long a server that wants to end waits for a stream at most.
-_LOOK_UP_SECONDS: Final = 1.0
+# The reconnection delay of browsers after a stream has ended.
+_RECONNECT_MILLISECONDS: Final = 2000
+# How often a stream checks whether to end: a stopping server waits at most this long.
+_CHECK_SECONDS: Final = 1.0
 
 
 class StreamNotifier:
     """Wakes the streams of this process when one of its requests has added an event.
 
-    Never the truth: what another process adds is found by looking, once in a while.
+    Only an optimization: streams find the events of other processes by polling.
     """
 
     def __init__(self) -> None:
-        """Nobody listens yet."""
         self._listening: dict[str, set[asyncio.Event]] = {}
 
     def notify(self, tenant: str) -> None:
         """Wake a walker's streams."""
-        for notifier in self._listening.get(tenant, ()):
-            notifier.set()
+        for event in self._listening.get(tenant, ()):
+            event.set()
 
     @contextmanager
     def listen(self, tenant: str) -> Iterator[asyncio.Event]:
-        """Give a bell that rings with the walker's events."""
-        notifier = asyncio.Event()
-        notifiers = self._listening.setdefault(tenant, set())
-        notifiers.add(notifier)
+        """Yield an asyncio event that is set when the walker has new events."""
+        event = asyncio.Event()
+        events = self._listening.setdefault(tenant, set())
+        events.add(event)
         try:
-            yield notifier
+            yield event
         finally:
-            notifiers.discard(notifier)
-            if not notifiers and self._listening.get(tenant) is notifiers:
+            events.discard(event)
+            if not events and self._listening.get(tenant) is events:
                 del self._listening[tenant]
 
 
@@ -55,27 +54,27 @@ async def stream_events(
     tenant: str,
     *,
     after: int,
-    notifiers: StreamNotifier,
+    notifier: StreamNotifier,
     clock: Clock,
     until: datetime | None,
     poll_seconds: float,
     keep_alive_seconds: float,
     is_stopping: Callable[[], bool],
 ) -> AsyncIterator[bytes]:
-    """Give what comes after an event, for as long as there is someone to read it.
+    """Yield the events after one, until the client disconnects.
 
-    Ends with the token (``until``), with the server, and with the store: whoever wants more comes
-    back with ``Last-Event-ID`` and misses nothing.
+    Ends when the token expires (``until``), the server stops or the store is unavailable.
+    A client that reconnects with ``Last-Event-ID`` misses nothing.
     """
-    yield b"retry: %d\n\n" % _COME_BACK_MILLISECONDS
+    yield b"retry: %d\n\n" % _RECONNECT_MILLISECONDS
     sent_at = clock.monotonic()
 
     def is_over() -> bool:
         return is_stopping() or (until is not None and clock.now() >= until)
 
-    with notifiers.listen(tenant) as notifier:
+    with notifier.listen(tenant) as wake_up:
         while not is_over():
-            notifier.clear()  # before looking: what is added from here on rings again
+            wake_up.clear()  # before reading, so that an event added meanwhile sets it again
             try:
                 events = await list_events(store, tenant, after=after, limit=_PAGE)
             except StoreUnavailableError:
@@ -89,25 +88,25 @@ async def stream_events(
                 yield b": still here\n\n"
                 sent_at = clock.monotonic()
             if len(events) < _PAGE:
-                await _wait_for_events(notifier, min(poll_seconds, keep_alive_seconds), is_over)
+                await _wait_for_events(wake_up, min(poll_seconds, keep_alive_seconds), is_over)
 
 
 async def _wait_for_events(
-    notifier: asyncio.Event, seconds: float, is_over: Callable[[], bool]
+    wake_up: asyncio.Event, seconds: float, is_over: Callable[[], bool]
 ) -> None:
-    """Wait for the bell, for so long at most; look up once a second whether it is over."""
-    while seconds > 0 and not notifier.is_set() and not is_over():
+    """Wait for new events or the timeout; check every second whether the stream should end."""
+    while seconds > 0 and not wake_up.is_set() and not is_over():
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(seconds, _LOOK_UP_SECONDS)):
-                await notifier.wait()
-        seconds -= _LOOK_UP_SECONDS
+            async with asyncio.timeout(min(seconds, _CHECK_SECONDS)):
+                await wake_up.wait()
+        seconds -= _CHECK_SECONDS
 
 
 def server_is_stopping() -> bool:
-    """Tell whether the server wants to end.
+    """Return whether the server is shutting down.
 
-    Uvicorn waits for its answers before it tells the app of the end, and a stream never completes
-    by itself: the handler of the signal is the one place where the wish shows.
+    Uvicorn waits for open responses before it runs the lifespan shutdown, and a stream never ends
+    without a reason. Only the signal handler's server object shows that a shutdown has begun.
     """
     server: Any = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     return bool(getattr(server, "should_exit", False))

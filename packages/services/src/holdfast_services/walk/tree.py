@@ -1,6 +1,6 @@
-"""The tree: what a walker has taken, taking more, and giving back what did not hold.
+"""The tree: a walker's allocations, their confirmation and their refunds.
 
-Every function here that takes a transaction wants the walker locked before it is called.
+Except for ``allocate``, callers of functions with a transaction have locked the walker.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """A node that a walker has, and what was taken for it."""
+    """A node that a walker has, and what it cost."""
 
     seq: int
     node_id: str
@@ -41,19 +41,19 @@ class Allocation(msgspec.Struct, frozen=True):
     energy_cost: int
     provisional: bool
     allocated_at: datetime
-    # Set once the steps it rests on were rejected: then it is given back, unless confirmed before.
+    # Set once the steps it depends on were rejected: it is refunded then, unless confirmed before.
     refund_due_at: datetime | None = None
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """A walker's points, energy and allocations, of one moment."""
+    """A consistent snapshot of a walker's points, energy and allocations."""
 
     points_banked: int
     energy_balance: int
     allocations: Sequence[Allocation]
 
 
-# -- taking ---------------------------------------------------------------------------------------
+# -- allocating -----------------------------------------------------------------------------------
 
 
 async def allocate(
@@ -65,7 +65,7 @@ async def allocate(
     catalogue: Catalogue,
     energy_required: bool,
 ) -> Tree:
-    """Take these nodes, in this order, all or none. Locks the walker."""
+    """Allocate these nodes in this order, all or none. Locks the walker."""
     walker = await lock_walker(tx, tenant, now)
     held = {a.node_id: a for a in await _list_allocations(tx, tenant)}
     nodes = _check_nodes(node_ids, catalogue, held)
@@ -89,7 +89,7 @@ async def allocate(
             kind=node.kind,
             points_cost=node.points,
             energy_cost=node.energy if energy_required else 0,
-            # What stands on something provisional falls with it.
+            # A node is refunded together with its prerequisites.
             provisional=is_provisional or any(a.provisional for a in below),
             allocated_at=now,
             refund_due_at=min((a.refund_due_at for a in below if a.refund_due_at), default=None),
@@ -108,7 +108,7 @@ async def allocate(
                 reference=str(allocation.seq),
                 now=now,
             )
-    told: list[tuple[str, Mapping[str, Any]]] = [
+    events: list[tuple[str, Mapping[str, Any]]] = [
         (
             "tree.allocated",
             {
@@ -119,7 +119,7 @@ async def allocate(
         ),
         *(("quest.revealed", {"questId": quest_id}) for quest_id in revealed),
     ]
-    for event_seq, (type_, data) in enumerate(told, walker.event_seq + 1):
+    for event_seq, (type_, data) in enumerate(events, walker.event_seq + 1):
         await insert_event(tx, tenant, WalkerEvent(event_seq, type_, data, now))
     return Tree(moved.points_banked, energy, list(held.values()))
 
@@ -127,27 +127,27 @@ async def allocate(
 def _check_nodes(
     node_ids: Sequence[str], catalogue: Catalogue, held: Mapping[str, Allocation]
 ) -> list[Node]:
-    """Return the nodes asked for, or raise why they cannot be had."""
+    """Return the nodes; raises if one is unknown, allocated already or lacks a prerequisite."""
     unknown = [id_ for id_ in node_ids if id_ not in catalogue.nodes]
     if unknown:
         raise walk_error("UNKNOWN_NODE", f"there is no node {unknown[0]!r}", nodeIds=unknown)
-    doubled = [id_ for id_ in node_ids if id_ in held]
-    if doubled:
+    duplicates = [id_ for id_ in node_ids if id_ in held]
+    if duplicates:
         raise walk_error(
-            "ALREADY_ALLOCATED", f"{doubled[0]!r} is allocated already", nodeIds=doubled
+            "ALREADY_ALLOCATED", f"{duplicates[0]!r} is allocated already", nodeIds=duplicates
         )
     nodes = [catalogue.nodes[id_] for id_ in node_ids]
-    there = set(held)
+    available = set(held)
     for node in nodes:
-        missing = [id_ for id_ in node.requires if id_ not in there]
+        missing = [id_ for id_ in node.requires if id_ not in available]
         if missing:
             raise walk_error(
                 "PREREQUISITES_NOT_MET",
-                f"{node.id!r} comes after {missing[0]!r}",
+                f"{node.id!r} requires {missing[0]!r}",
                 nodeId=node.id,
                 missing=missing,
             )
-        there.add(node.id)
+        available.add(node.id)
     return nodes
 
 
@@ -156,7 +156,7 @@ def _check_costs(nodes: Sequence[Node], walker: Walker, *, energy_required: bool
     if points > walker.points_banked:
         raise walk_error(
             "INSUFFICIENT_POINTS",
-            f"this takes {points} points and there are {walker.points_banked}",
+            f"this costs {points} points, and the balance is {walker.points_banked}",
             pointsRequired=points,
             pointsBanked=walker.points_banked,
         )
@@ -164,7 +164,7 @@ def _check_costs(nodes: Sequence[Node], walker: Walker, *, energy_required: bool
     if energy_required and energy > walker.energy_balance:
         raise walk_error(
             "INSUFFICIENT_ENERGY",
-            f"this takes {energy} energy and there is {walker.energy_balance}",
+            f"this costs {energy} energy, and the balance is {walker.energy_balance}",
             energyRequired=energy,
             energyBalance=walker.energy_balance,
         )
@@ -173,23 +173,23 @@ def _check_costs(nodes: Sequence[Node], walker: Walker, *, energy_required: bool
 def _revealed(
     nodes: Iterable[Node], catalogue: Catalogue, held: Mapping[str, Allocation]
 ) -> list[str]:
-    """Return the quests that come into sight with these nodes."""
+    """Return the quests that these nodes reveal."""
     found = dict.fromkeys(node.reveals for node in nodes if node.reveals is not None)
     return [id_ for id_ in found if held.keys().isdisjoint(catalogue.revealed_by(id_))]
 
 
-# -- what reconciliation decides ------------------------------------------------------------------
+# -- confirmation and refunds ---------------------------------------------------------------------
 
 
 async def provisional_allocations(tx: Transaction, tenant: str) -> list[Allocation]:
-    """Return what was taken on steps that nobody has looked at yet, oldest first."""
+    """Return the allocations that depend on steps not reconciled yet, oldest first."""
     return [a for a in await _list_allocations(tx, tenant) if a.provisional]
 
 
 async def confirm_allocations(
     tx: Transaction, tenant: str, node_ids: Iterable[str], now: datetime
 ) -> list[str]:
-    """Let provisional allocations stand for good, a scheduled refund or not; returns which."""
+    """Make provisional allocations final, even with a scheduled refund; returns which."""
     confirmed = []
     for node_id in node_ids:
         params = {"tenant": tenant, "node_id": node_id}
@@ -203,16 +203,16 @@ async def confirm_allocations(
 async def schedule_refund(
     tx: Transaction, tenant: str, node_ids: Iterable[str], due_at: datetime
 ) -> list[str]:
-    """Have these given back at a time, and what stands on them; returns which.
+    """Schedule the refund of these nodes and of those that require them; returns which.
 
-    One that is due sooner stays so: a second rejection does not prolong the grace of the first.
+    An earlier due time stays: a second rejection does not prolong the grace of the first.
     """
     held = await _list_allocations(tx, tenant)
-    falling = bundled_catalogue().with_dependents(node_ids, [a.node_id for a in held])
+    affected = bundled_catalogue().with_dependents(node_ids, [a.node_id for a in held])
     scheduled = []
     for allocation in held:
         due = allocation.refund_due_at
-        if allocation.node_id in falling and (due is None or due_at < due):
+        if allocation.node_id in affected and (due is None or due_at < due):
             await tx.execute(
                 _sql("schedule_refund"),
                 {"tenant": tenant, "node_id": allocation.node_id, "due_at": due_at},
@@ -222,26 +222,26 @@ async def schedule_refund(
 
 
 async def refund_due_allocations(tx: Transaction, tenant: str, now: datetime) -> list[str]:
-    """Give back what is due, and what stands on it: points, energy, an event each; returns which.
+    """Refund the allocations that are due and those that require them; returns which.
 
-    A hidden quest that no keystone reveals any more is out of sight again; what was done of it is
-    kept, and what it has awarded stays.
+    Each refund returns points and energy and adds an event. A hidden quest that no keystone reveals
+    any more is hidden again; its progress and the points it awarded are kept.
     """
     catalogue = bundled_catalogue()
     held = await _list_allocations(tx, tenant)
     due = [a.node_id for a in held if a.refund_due_at is not None and a.refund_due_at <= now]
     if not due:
         return []
-    falling = catalogue.with_dependents(due, [a.node_id for a in held])
-    # The last taken goes first, so that nothing ever stands on nothing.
-    given_back = [a for a in reversed(held) if a.node_id in falling]
-    for allocation in given_back:
+    affected = catalogue.with_dependents(due, [a.node_id for a in held])
+    # Newest first, so that no allocation is ever without its prerequisites.
+    refunded = [a for a in reversed(held) if a.node_id in affected]
+    for allocation in refunded:
         reason = "steps_rejected" if allocation.node_id in due else "prerequisite_reverted"
         await _refund(tx, tenant, allocation, reason, now)
-    left = {a.node_id for a in held} - falling
-    for quest_id in _hidden_again(catalogue, falling, left):
+    remaining = {a.node_id for a in held} - affected
+    for quest_id in _hidden_again(catalogue, affected, remaining):
         await add_event(tx, tenant, "quest.hidden", {"questId": quest_id}, now)
-    return [allocation.node_id for allocation in given_back]
+    return [allocation.node_id for allocation in refunded]
 
 
 async def _refund(

@@ -1,4 +1,4 @@
-"""The walker's own row: points, energy, counters, and the lock that puts actions in line."""
+"""The row of a walker: points, energy, counters. Its lock serializes the walker's actions."""
 
 from datetime import datetime
 
@@ -12,7 +12,7 @@ __all__ = ["Walker", "instant", "lock_walker", "update_walker"]
 
 
 class Walker(msgspec.Struct, frozen=True):
-    """What a walker has. The counters are the numbers given out last."""
+    """A walker's row. The counters are the last numbers assigned."""
 
     tenant: str
     points_banked: int
@@ -23,15 +23,15 @@ class Walker(msgspec.Struct, frozen=True):
 
 
 async def lock_walker(tx: Transaction, tenant: str, now: datetime) -> Walker:
-    """Lock the walker's row until the commit; make it if there is none yet.
+    """Lock the walker's row until the commit, creating it if it does not exist.
 
-    To come before every other statement of a transaction that touches a walker: then the order in
-    which actions arrive is the order in which they commit.
+    This must be the first statement of a transaction about a walker: then actions commit in the
+    order in which they arrive.
     """
     values = {"tenant": tenant, "now": now}
     row = await tx.fetch_one(_sql("lock_walker"), values)
     if row is None:
-        row = await tx.fetch_one(_sql("make_walker"), values)
+        row = await tx.fetch_one(_sql("create_walker"), values)
     return _walker(tenant, row)
 
 
@@ -46,7 +46,7 @@ async def update_walker(
     entries: int = 0,
     events: int = 0,
 ) -> Walker:
-    """Add to a walker's numbers. The row was locked with ``lock_walker``."""
+    """Add to a walker's balances and counters. The row is locked with ``lock_walker``."""
     row = await tx.fetch_one(
         _sql("update_walker"),
         {
@@ -63,13 +63,13 @@ async def update_walker(
 
 
 def instant(value: datetime | str) -> datetime:
-    """Read a time as the database gives it: SQLite keeps text."""
+    """Convert a time from the database: SQLite returns text."""
     return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 
 def _walker(tenant: str, row: Row | None) -> Walker:
     if row is None:
-        raise LookupError("the walker has no row: lock_walker comes first")
+        raise LookupError("the walker has no row: call lock_walker first")
     return Walker(tenant, **row)
 
 

@@ -2,7 +2,7 @@
 --
 -- Columns that end in _at are UTC on the device's clock, as text, for people and for the server.
 -- Columns that end in _ms are milliseconds of the outbox's own time (outbox_clock), which nobody can
--- set: whatever decides about an entry's fate is measured in these.
+-- set: every decision about an entry uses these.
 
 CREATE TABLE users (
     id             TEXT PRIMARY KEY NOT NULL,
@@ -48,7 +48,7 @@ CREATE TABLE offline_sync_queue (
     client_generated_at TEXT NOT NULL,
     profile             TEXT NOT NULL,
     reason              TEXT,
-    -- The local ids in it that stand for server ids, as a JSON array.
+    -- Local ids in the entry to be replaced by server ids, as a JSON array.
     local_refs          TEXT,
     payload_version     INTEGER NOT NULL DEFAULT 0,
     base                TEXT,
@@ -144,7 +144,7 @@ CREATE TABLE attempts (
     PRIMARY KEY (entry_id, number)
 ) WITHOUT ROWID;
 
--- The outbox's own time; see device/time_keeping.py.
+-- The outbox's own time; see clock.py.
 CREATE TABLE outbox_clock (
     one              INTEGER PRIMARY KEY CHECK (one = 1),
     boot_id          TEXT NOT NULL,

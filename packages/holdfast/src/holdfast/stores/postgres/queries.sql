@@ -1,5 +1,5 @@
 -- name: find_record
--- The live record of a key. Past its time it does not count, swept or not.
+-- The record of a key unless it is expired.
 SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
        request_id, correlation_id, audit_id, created_at, expires_at
   FROM idempotency_records
@@ -15,7 +15,7 @@ INSERT INTO audit_events
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
 -- name: sweep_records
--- A small batch from the old end of the expiry index. Rows another sweep holds are left to it.
+-- A batch of the records that expired first. Rows that another sweep has locked are skipped.
 DELETE FROM idempotency_records
  WHERE ctid = ANY (ARRAY(
        SELECT ctid FROM idempotency_records

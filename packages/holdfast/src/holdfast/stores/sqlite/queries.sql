@@ -1,25 +1,25 @@
 -- name: find_record
--- The live record of a key. Past its time it does not count, swept or not.
+-- The record of a key unless it is expired.
 SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
        request_id, correlation_id, audit_id, created_at, expires_at
   FROM idempotency_records
  WHERE tenant = ? AND endpoint = ? AND idempotency_key = ? AND expires_at > ?;
 
 -- name: live_record_exists
--- The one look-up that counts, made in the write transaction: nobody can write after it but us.
+-- Runs in the write transaction, so that no other record can be committed after it.
 SELECT 1 FROM idempotency_records
  WHERE tenant = ? AND endpoint = ? AND idempotency_key = ? AND expires_at > ?;
 
 -- name: find_any_record
--- The record of a key, past its time or not: the claim tells the two apart.
+-- The record of a key, expired or not.
 SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
        request_id, correlation_id, audit_id, created_at, expires_at
   FROM idempotency_records
  WHERE tenant = ? AND endpoint = ? AND idempotency_key = ?;
 
 -- name: save_record
--- The primary key is the judge: a live record of the same key leaves this with no row changed,
--- and the transaction must not commit. An expired one is written over.
+-- The primary key decides: if the key has a live record, this changes no row, and the transaction
+-- must not commit. An expired record is overwritten.
 INSERT INTO idempotency_records
        (tenant, endpoint, idempotency_key, canonical_body_hash, request_fingerprint,
         response_status, response_body, response_headers,
@@ -45,7 +45,7 @@ INSERT INTO audit_events
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: sweep_records
--- A small batch from the old end of the expiry index.
+-- A batch of the records that expired first.
 DELETE FROM idempotency_records
  WHERE (tenant, endpoint, idempotency_key) IN
        (SELECT tenant, endpoint, idempotency_key FROM idempotency_records

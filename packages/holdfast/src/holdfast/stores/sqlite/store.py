@@ -143,10 +143,10 @@ class SqliteStore:
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records, in its own transaction."""
         instant = to_text(now)
-        gone: int = await self._in_transaction(
+        deleted: int = await self._in_transaction(
             lambda db: db.execute(_SQL["sweep_records"], (instant, limit)).rowcount
         )
-        return gone
+        return deleted
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
         """List records for operators."""

@@ -1,4 +1,4 @@
-"""The HTTP face of steps and reviews. Tree, quests and the walker are in ``api``."""
+"""HTTP routes of steps and reviews."""
 
 import re
 from datetime import date
@@ -39,29 +39,29 @@ from holdfast_services.walk.walkers import instant, lock_walker
 __all__ = ["router"]
 
 _ADMIN: Final = "admin"
-# Ids are ours, so anything else need not be looked up; PostgreSQL would choke on some of it.
+# The server creates all ids. Other text is not looked up: PostgreSQL rejects some characters.
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_REJECTED: Final = """\
-Reports the steps of one of the walker's days so far. The App Check token stands in the header
-`X-Firebase-AppCheck` or in `attestationToken`. The answer is provisional: the day is reconciled
+_INGEST: Final = """\
+Reports the steps of one of the walker's days so far. The App Check token is in the header
+`X-Firebase-AppCheck` or in `attestationToken`. The response is provisional: the day is reconciled
 about a minute later.
 
-Refused with `ATTESTATION_INVALID` (401), `SOURCE_NOT_ALLOWED` (403), `STEP_COUNT_EXCEEDED`,
+Errors: `ATTESTATION_INVALID` (401), `SOURCE_NOT_ALLOWED` (403), `STEP_COUNT_EXCEEDED`,
 `BURST_RATE_EXCEEDED`, `TZ_JUMP`, `FUTURE_DATED`, `OFFLINE_CAP_EXCEEDED` (422)."""
 
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
-    """Build the part of the walk service that is about steps."""
+    """Build the routes of steps and of the review queue."""
     return extend_router(APIRouter(), _steps(holdfast, settings), _reviews(holdfast, settings))
 
 
 def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
     api = service_router("walk", prefix="/step")
     app_check = AppCheck(settings, settings.home, holdfast.clock)
-    intake = StepIngestion(holdfast, settings, app_check)
+    ingestion = StepIngestion(holdfast, settings, app_check)
 
-    @api.post("/ingest", summary="Report steps", description=_REJECTED, responses=_errors())
+    @api.post("/ingest", summary="Report steps", description=_INGEST, responses=_errors())
     @holdfast.guard("step.ingest", policy=settings.policies().step_ingest)
     async def ingest(
         report: StepReport,
@@ -69,9 +69,9 @@ def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
         run: Run,
         tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
     ) -> IngestResponse:
-        return await intake.take(tx, run, report, tokens or [])
+        return await ingestion.ingest(tx, run, report, tokens or [])
 
-    @api.get("/log", summary="See the days", responses=_errors(400, 401, 422, 503))
+    @api.get("/log", summary="List days", responses=_errors(400, 401, 422, 503))
     async def log(
         caller: CurrentPrincipal,
         after: Annotated[str | None, Query(examples=["2026-05-18"])] = None,
@@ -90,7 +90,7 @@ def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
 def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
     api = service_router("walk", prefix="/admin/review-queue")
 
-    @api.get("", summary="See what to review", responses=_errors(400, 401, 403, 422, 503))
+    @api.get("", summary="List reviews", responses=_errors(400, 401, 403, 422, 503))
     async def queue(
         caller: CurrentPrincipal,
         status: Literal["open", "resolved"] = "open",
@@ -106,14 +106,14 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
 
     @api.post(
         "/{review_id}/resolve",
-        summary="Decide about a review",
+        summary="Resolve a review",
         description=(
-            "About a day in quarantine, `accept` counts its steps and `reject` takes back what "
-            "they were worth. Refused with `REVIEW_ALREADY_RESOLVED` (409)."
+            "For a quarantined day, `accept` counts its steps and `reject` takes back the energy "
+            "they earned. Errors: `REVIEW_ALREADY_RESOLVED` (409)."
         ),
         responses=_errors(403, 404),
     )
-    # Made at a desk, not in a queue: there is nothing to be stale.
+    # Admins work online, so their actions have no staleness.
     @holdfast.guard("admin.review.resolve", policy=settings.policies().walk.replace(staleness=None))
     async def resolve(
         review_id: Annotated[str, Path(examples=["0190163d-8694-739b-aea5-966c26f8ad91"])],
@@ -134,7 +134,7 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
         run.describe(resource=f"review:{review_id}")
         if resolved["kind"] == reviews.QUARANTINED_DAY:
             day = date.fromisoformat(resolved["day"])
-            count = await _count_of(tx, walker, day, resolution, settings.step_max_per_day)
+            count = await _accepted_count(tx, walker, day, resolution, settings.step_max_per_day)
             accepted = resolution.decision == "accept"
             await save_ruling(tx, walker, day, accepted=accepted, count=count)
             due_at = await settle_day(tx, walker, day, settings=settings, now=now)
@@ -149,13 +149,13 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
 
 def _check_admin(caller: Principal) -> None:
     if _ADMIN not in caller.roles:
-        raise ForbiddenError("this takes the role admin")
+        raise ForbiddenError("this needs the role admin")
 
 
-async def _count_of(tx: Tx, tenant: str, day: date, resolution: Resolution, most: int) -> int:
-    """Return how many steps an admin accepts: as said, else the highest reading there is.
+async def _accepted_count(tx: Tx, tenant: str, day: date, resolution: Resolution, most: int) -> int:
+    """Return how many steps an admin accepts: the given number, else the highest reading.
 
-    Not the sum over bundles: that would count twice what was quarantined for being counted twice.
+    Not the sum over bundles, which would count steps twice that two bundles have counted.
     """
     if resolution.decision == "reject":
         return 0

@@ -1,8 +1,8 @@
-"""App Check: whether a report comes from the app itself. Who is walking is another question.
+"""Verify App Check tokens, which prove that a report comes from the app.
 
-The tokens are JWTs as those of sign-in are, so the same checks are used: algorithm pinned to
-RS256, keys of a JWKS, issuer, audience, expiry, all on the server's clock. Added to them: a token
-must have been made within the last five minutes, so that one that leaked is soon worth nothing.
+App Check tokens are JWTs and get the same checks as those of users: algorithm RS256, keys of a
+JWKS, issuer, audience and expiry by the server's clock. In addition a token
+must have been issued within the last five minutes, so that a leaked token soon becomes useless.
 """
 
 import asyncio
@@ -32,35 +32,34 @@ __all__ = ["DEVELOPMENT_APP", "AppCheck", "AttestationError", "Attested", "mint_
 DEVELOPMENT_APP: Final = "1:0:web:development"
 _ALGORITHM: Final = "RS256"
 _MAX_ID_CHARS: Final = 128
-# What of a token's claims is kept in the log: who made it for whom, when.
-_TOLD: Final = ("iss", "sub", "aud", "iat", "exp")
+# The claims of a token that are kept in the attestation log.
+_LOGGED_CLAIMS: Final = ("iss", "sub", "aud", "iat", "exp")
 
 _log = logging.getLogger("holdfast.sign_in")
 
 
 @dataclass(frozen=True, slots=True)
 class Attested:
-    """A token that holds: its id, and what may be told of it."""
+    """A valid token: its id, and its claims for the log."""
 
     token_id: str
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
 class AttestationError(Exception):
-    """No token, or one that does not hold."""
+    """The token is missing or invalid."""
 
     def __init__(self, reason: str, token_id: str) -> None:
-        """Say why, and of which token; nothing of the token itself."""
         super().__init__(reason)
         self.reason = reason
         self.token_id = token_id
 
 
 class AppCheck:
-    """Checks App Check tokens. With no keys set, those made by ``holdfast token --app-check``."""
+    """Checks App Check tokens; without a JWKS, those of ``holdfast token --app-check``."""
 
     def __init__(self, settings: StepSettings, home: Path, clock: Clock) -> None:
-        """Open the keys that are set. The development ones are made when first needed."""
+        """Load the keys of the settings. Development keys are created on first use."""
         self._clock = clock
         self._home = home
         self._max_age = settings.app_check_max_age_seconds
@@ -68,21 +67,23 @@ class AppCheck:
         self._identify: JwtIdentify | None = None
         self._opening = asyncio.Lock()
         if not settings.app_check_is_development:
-            self._identify = self._by(settings.app_check_jwks_file, settings.app_check_jwks_url)
+            self._identify = self._create_identify(
+                settings.app_check_jwks_file, settings.app_check_jwks_url
+            )
 
     async def verify(self, in_header: Sequence[str], in_body: str | None) -> Attested:
-        """Check the token of a request, or raise ``AttestationError``.
+        """Check the token of a request; raises ``AttestationError`` if it is missing or invalid.
 
-        Where nobody can tell, as the keys cannot be fetched, raises ``StoreUnavailableError``.
+        Raises ``StoreUnavailableError`` if the keys cannot be fetched.
         """
         tokens = {token for token in (*in_header, in_body) if token}
         if not tokens:
             raise AttestationError("there is no App Check token", "none")
         if len(tokens) > 1:
-            raise AttestationError("there are different App Check tokens", "several")
+            raise AttestationError("header and body have different App Check tokens", "several")
         token = tokens.pop()
         anonymous_id = token_digest(token)
-        identify = self._identify or await self._by_development_key()
+        identify = self._identify or await self._with_development_key()
         try:
             found = identify(_head(token))
             claims = (await found if isawaitable(found) else found).claims
@@ -94,7 +95,7 @@ class AppCheck:
             token_id = anonymous_id
         return Attested(
             token_id.replace("\x00", ""),
-            {name: claims[name] for name in _TOLD if name in claims},
+            {name: claims[name] for name in _LOGGED_CLAIMS if name in claims},
         )
 
     def _check_age(self, claims: Mapping[str, Any]) -> None:
@@ -104,7 +105,7 @@ class AppCheck:
         if issued_at < self._clock.now().timestamp() - self._max_age:
             raise NotAuthenticatedError(f"the token is older than {self._max_age:g} seconds")
 
-    def _by(self, jwks_file: Path | None, jwks_url: str | None) -> JwtIdentify:
+    def _create_identify(self, jwks_file: Path | None, jwks_url: str | None) -> JwtIdentify:
         return JwtIdentify(
             jwks_file=jwks_file,
             jwks_url=jwks_url,
@@ -114,13 +115,13 @@ class AppCheck:
             clock=self._clock,
         )
 
-    async def _by_development_key(self) -> JwtIdentify:
+    async def _with_development_key(self) -> JwtIdentify:
         async with self._opening:
             if self._identify is None:
                 try:
-                    # Off the loop: to make a key takes a second or so.
+                    # In a thread: generating a key takes about a second.
                     path = await asyncio.to_thread(development_app_check_key, self._home)
-                    self._identify = self._by(path, None)
+                    self._identify = self._create_identify(path, None)
                 except ConfigurationError as error:
                     _log.error("App Check tokens cannot be checked: %s", error)
                     raise StoreUnavailableError(
@@ -139,7 +140,7 @@ def mint_app_check(
     lifetime: timedelta = timedelta(hours=1),
     now: datetime | None = None,
 ) -> str:
-    """Make an App Check token with the development key, for development and tests."""
+    """Create an App Check token with the development key, for development and tests."""
     now = now or datetime.now(UTC)
     jwk = msgspec.json.decode(key_file.read_bytes())["keys"][0]
     claims = {
@@ -155,11 +156,11 @@ def mint_app_check(
 
 
 def token_digest(token: str) -> str:
-    """Name a token without telling it."""
+    """Return an id for a token that does not reveal it."""
     return "sha256:" + sha256(token.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _head(token: str) -> RequestHead:
-    """Hand a token to the checks of sign-in, which look for it here."""
+    """Return a request head with the token where ``JwtIdentify`` reads it."""
     value = b"Bearer " + token.encode("utf-8", "surrogatepass")
     return RequestHead("POST", "/", b"", [(b"authorization", value)])

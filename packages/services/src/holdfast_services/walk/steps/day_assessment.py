@@ -1,9 +1,9 @@
-"""What the reports of one day say together. Pure: all of them in, one verdict out.
+"""Assess all reports of one day together. Pure: no I/O, no clock.
 
-Counts of one bundle are readings of one counter, so they only grow. Readings are put in the order
-of the samples they end with, not of their arrival: what a device sent late is no fraud. Readings of
-two bundles over the same time are the same steps counted twice, most likely by a phone and a
-watch. Neither can be judged by a program, so the day is quarantined and a person looks at it.
+The counts of one source bundle are readings of one counter, so they only grow. Readings are ordered
+by the end of their samples and not by arrival, because devices may send late. Readings of two
+bundles over the same time are probably the same steps, counted by a phone and a watch. If counts
+shrink or times overlap, the day is quarantined until an admin has reviewed it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,17 +12,17 @@ from datetime import UTC, date, datetime, time, timedelta
 
 from holdfast_services.walk.steps.rules import Limits, Span, is_burst
 
-__all__ = ["Accepted", "Quarantined", "Reading", "Rejected", "Ruling", "Verdict", "judge"]
+__all__ = ["Accepted", "Quarantined", "Reading", "Rejected", "Ruling", "Verdict", "assess_day"]
 
-# Somewhere on Earth it is that day from 14 hours before it begins in UTC until 12 hours after it
-# ends there.
-_FIRST_DAWN = timedelta(hours=14)
-_LAST_DUSK = timedelta(days=1, hours=12)
+# In some time zone it is that day from 14 hours before it begins in UTC until 12 hours after it
+# ends in UTC.
+_EARLIEST_START = timedelta(hours=14)
+_LATEST_END = timedelta(days=1, hours=12)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One report as the server recorded it. ``number`` counts the reports of the day."""
+    """One stored report. ``number`` is its position among the reports of the day."""
 
     number: int
     bundle: str
@@ -32,7 +32,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What a person decided about the readings up to a number."""
+    """An admin's decision about the readings up to a number."""
 
     accepted: bool
     up_to: int
@@ -41,14 +41,14 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The day counts, with so many steps."""
+    """The day counts, with ``count`` steps."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A person has to look."""
+    """The day needs a review."""
 
     reasons: tuple[str, ...]
 
@@ -64,10 +64,10 @@ class Rejected:
 Verdict = Accepted | Quarantined | Rejected
 
 
-def judge(
+def assess_day(
     day: date, readings: Iterable[Reading], limits: Limits, ruling: Ruling | None = None
 ) -> Verdict:
-    """Decide about a day. A rejection by a person stands; what a person accepted is not doubted."""
+    """Assess a day. Readings that an admin has rejected or accepted are not assessed again."""
     if ruling is not None and not ruling.accepted:
         return Rejected("RULING")
     in_order = sorted(readings, key=lambda reading: (reading.span.end, reading.number))
@@ -82,12 +82,12 @@ def judge(
         return Rejected("BURST_RATE_EXCEEDED", is_anti_cheat=True)
     reasons = tuple(
         reason
-        for reason, is_so in (
+        for reason, holds in (
             ("COUNT_WENT_BACKWARDS", _goes_backwards(in_order, cleared)),
             ("DUPLICATE_TIMES", _counts_twice(fresh)),
             ("SPAN_OUTSIDE_DAY", any(_is_outside(day, reading.span) for reading in fresh)),
         )
-        if is_so
+        if holds
     )
     if reasons:
         return Quarantined(reasons)
@@ -112,7 +112,7 @@ def _goes_backwards(in_order: Iterable[Reading], cleared: int) -> bool:
 
 
 def _counts_twice(readings: Iterable[Reading]) -> bool:
-    """Tell whether readings of two bundles overlap. One of no steps counts nothing twice."""
+    """Return whether readings of two bundles overlap; readings without steps are ignored."""
     latest_end: dict[str, datetime] = {}
     counting = [reading for reading in readings if reading.count > 0]
     for reading in sorted(counting, key=lambda reading: reading.span.start):
@@ -128,6 +128,6 @@ def _counts_twice(readings: Iterable[Reading]) -> bool:
 
 
 def _is_outside(day: date, span: Span) -> bool:
-    """Tell whether the samples were taken when it was that day nowhere on Earth."""
+    """Return whether the samples were taken when it was that day in no time zone."""
     begins_at = datetime.combine(day, time(), UTC)
-    return span.start < begins_at - _FIRST_DAWN or span.end > begins_at + _LAST_DUSK
+    return span.start < begins_at - _EARLIEST_START or span.end > begins_at + _LATEST_END

@@ -1,7 +1,7 @@
-"""Taking a report of steps: attested, checked, kept, and put in line to be reconciled.
+"""Ingest a report of steps: attest, check, store, and enqueue its reconciliation.
 
-Every call that gets here leaves a row in the attestation log, whatever the answer is. A report that
-is rejected leaves nothing else, and its key stays free.
+Every request adds a row to the attestation log, whatever the response is. A rejected report writes
+nothing else, and its key can be used again.
 """
 
 import logging
@@ -25,7 +25,7 @@ from holdfast_services.walk.steps.repository import (
     recent_days,
     sql,
 )
-from holdfast_services.walk.steps.reviews import note_rejection
+from holdfast_services.walk.steps.reviews import review_rejections
 from holdfast_services.walk.steps.rules import (
     Rejection,
     Report,
@@ -44,32 +44,31 @@ __all__ = ["QUEUE", "RECONCILE", "StepIngestion"]
 
 QUEUE: Final = "walk"
 RECONCILE: Final = "steps.reconcile"
-# Days of one walker are settled one at a time, in the order in which they came in.
+# Days of one walker are reconciled one at a time, in the order of their reports.
 ORDER: Final = "steps"
 
 _log = logging.getLogger("holdfast_services")
 
 
 class StepIngestion:
-    """Takes reports, one transaction each."""
+    """Ingests reports, one transaction each."""
 
     def __init__(self, holdfast: Holdfast, settings: StepSettings, app_check: AppCheck) -> None:
-        """Keep what is the same for all reports."""
         self._holdfast = holdfast
         self._settings = settings
         self._app_check = app_check
         self._limits = settings.step_limits
         self._streaks = settings.streak_rules
 
-    async def take(
+    async def ingest(
         self, tx: Transaction, run: Execution, sent: StepReport, tokens: Sequence[str]
     ) -> IngestResponse:
-        """Take one report, or raise why not."""
+        """Store one report; raises ``ServiceError`` if it is rejected."""
         tenant, now = run.request.principal.tenant, self._holdfast.clock.now()
         note = Attestation(
             verdict="ACCEPTED",
             day=sent.day,
-            token_id="none",  # noqa: S106 - that there is none
+            token_id="none",  # noqa: S106 - not a secret
             payload_hash=run.request.fingerprint.body_hash,
             request_id=run.request.request_id,
         )
@@ -84,9 +83,9 @@ class StepIngestion:
         )
         await lock_walker(tx, tenant, now)
         sync = await find_sync(tx, tenant)
-        fault = find_rejection(report, self._limits, None if sync is None else sync.last, now)
-        if fault is not None:
-            await self._reject(tx, run, fault, note, now)
+        rejection = find_rejection(report, self._limits, None if sync is None else sync.last, now)
+        if rejection is not None:
+            await self._reject(tx, run, rejection, note, now)
         since = min(sent.day, today_in(report.zone, now) - timedelta(self._limits.offline_days + 1))
         days = await recent_days(tx, tenant, since)
         await add_attestation(tx, tenant, note, now)
@@ -116,7 +115,7 @@ class StepIngestion:
             streak_state=streak_view(state, 0 if sync is None else sync.total_steps),
         )
 
-    # -- refusing --------------------------------------------------------------------------------
+    # -- rejecting -------------------------------------------------------------------------------
 
     async def _attest(
         self,
@@ -126,7 +125,7 @@ class StepIngestion:
         tokens: Sequence[str],
         note: Attestation,
     ) -> Attested:
-        """Check the token before anything is read: what does not come from the app costs little."""
+        """Check the token before any query, so that requests from elsewhere cost little."""
         try:
             return await self._app_check.verify(tokens, sent.attestation_token)
         except AttestationError as error:
@@ -134,7 +133,7 @@ class StepIngestion:
             note = replace(note, token_id=error.token_id)
             await self._reject(tx, run, rejection, note, self._holdfast.clock.now())
         except StoreUnavailableError:
-            await self._note_outage(run, note)
+            await self._log_outage(run, note)
             raise
 
     async def _reject(
@@ -145,7 +144,7 @@ class StepIngestion:
         note: Attestation,
         now: datetime,
     ) -> NoReturn:
-        """Write the rejection down, in a transaction that commits although the answer is a no."""
+        """Log the rejection, in a transaction that commits although the response is an error."""
         run.keep_writes_on_error()
         tenant = run.request.principal.tenant
         await add_attestation(
@@ -161,7 +160,7 @@ class StepIngestion:
             now,
         )
         if rejection.is_anti_cheat:
-            await note_rejection(
+            await review_rejections(
                 tx,
                 tenant,
                 limit=self._settings.step_review_rejections,
@@ -172,11 +171,11 @@ class StepIngestion:
             rejection.status, rejection.code, rejection.message, details=rejection.details
         )
 
-    async def _note_outage(self, run: Execution, note: Attestation) -> None:
-        """Log a call that nobody could judge, in a transaction of its own: a 503 undoes the other.
+    async def _log_outage(self, run: Execution, note: Attestation) -> None:
+        """Log a request whose token could not be checked, outside its transaction.
 
-        That one ends first. Who held on to a connection while waiting for a second one could wait
-        for ever when all do.
+        A 503 rolls the request's transaction back, so it is aborted first: if every request held a
+        connection while it waited for a second one, all of them could wait for ever.
         """
         await self._holdfast.idempotency.abort(run)
         note = replace(note, verdict="UNVERIFIED", code="STORE_UNAVAILABLE")
@@ -184,9 +183,9 @@ class StepIngestion:
         try:
             await self._holdfast.store.write(sql("add_attestation"), values)
         except StoreError as error:
-            _log.warning("a call that could not be attested is not in the log: %s", error)
+            _log.warning("could not log a request whose App Check token was not checked: %s", error)
 
-    # -- what the walker is told ------------------------------------------------------------------
+    # -- the response ------------------------------------------------------------------------------
 
     def _credit(self, report: Report, days: Sequence[RecentDay]) -> int:
         known = next((day for day in days if day.day == report.day), None)
@@ -206,7 +205,7 @@ class StepIngestion:
         since: date,
         now: datetime,
     ) -> StreakState:
-        """Return the streak as if the reported day were attested, and others that look like it."""
+        """Return the streak as if this day, and pending days that reach the goal, were attested."""
         attested = {day.day for day in days if self._may_be_attested(day)}
         if not any(day.day == report.day and day.is_rejected_for_good for day in days):
             attested.add(report.day)

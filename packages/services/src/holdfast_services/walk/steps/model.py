@@ -1,4 +1,4 @@
-"""What steps and reviews look like on the wire. Shapes only; nothing is decided here."""
+"""Request and response models of steps and reviews."""
 
 import re
 from datetime import date, datetime
@@ -35,7 +35,7 @@ _MAX_STEPS: Final = 1_000_000
 
 
 def _instant(value: object) -> datetime:
-    """Read an instant as the rest of the server does. Anything else is malformed: 400."""
+    """Parse an instant as the guard does. Anything else is malformed: 400."""
     try:
         return parse_instant(value, "it")
     except BodyInvalidError:
@@ -54,9 +54,9 @@ def _day(value: object) -> date:
 
 
 def _text(value: object) -> object:
-    """Tell a wrong type from a wrong word: the former is malformed."""
+    """Raise "malformed" (400) for a wrong type; a wrong word is "not allowed" (422)."""
     if not isinstance(value, str):
-        raise PydanticCustomError("text", "should be a text")
+        raise PydanticCustomError("text", "should be a string")
     return value
 
 
@@ -77,19 +77,17 @@ Bundle = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_pri
 
 
 class _Strict(BaseModel):
-    """Nothing is converted and nothing is ignored: a misspelt field is an error, not a default."""
+    """Values are not converted, and unknown fields are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=to_camel)
 
 
 class _Response(BaseModel):
-    """What is answered."""
-
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
 class SampleSpan(_Strict):
-    """From the first sample of the bucket to the last."""
+    """The times of the first and the last sample."""
 
     start: Instant
     end: Instant
@@ -102,19 +100,19 @@ class SampleSpan(_Strict):
 
 
 class StepReport(_Strict):
-    """The steps of one of the walker's days so far, as a health app has them."""
+    """The steps of one of the walker's days so far, as the health app counted them."""
 
     day: Day
-    # No upper bound here: too many steps are an offence with a code of its own.
+    # No upper bound here: too many steps have a separate error code.
     count: int = Field(ge=0)
     source: Annotated[Literal["HealthKit", "HealthConnect", "WatchNative"], BeforeValidator(_text)]
     tz: Zone
     sample_span: SampleSpan
     source_bundle_id: Bundle
-    # Its format is the guard's to check, which reads it before anything else.
+    # The guard checks its format.
     idempotency_key: str
     client_submitted_at: Instant
-    # A queue adds it to every action. It does not matter here: a report is about a day.
+    # Outboxes add it to every action. It is ignored: a report is about a day.
     client_generated_at: Instant | None = None
     attestation_token: str | None = None
 
@@ -140,7 +138,7 @@ class StepReport(_Strict):
 
 
 class StreakView(_Response):
-    """A streak. ``decayAt`` is when it next gets worse unless another day is attested."""
+    """A streak. ``decayAt`` is when it next decays unless another day is attested."""
 
     current_length_days: int
     last_attested_date: date | None
@@ -150,7 +148,7 @@ class StreakView(_Response):
 
 
 class IngestResponse(_Response):
-    """The report is kept. What it is worth is provisional until it is reconciled."""
+    """The report is stored. Its energy is provisional until the day is reconciled."""
 
     provisional: Literal[True] = True
     provisional_energy: int
@@ -182,21 +180,21 @@ class DayViews(_Response):
 
 
 class Resolution(_Strict):
-    """What an admin decides. Accepted steps may be counted lower than they were reported."""
+    """An admin's decision. The accepted count may be lower than the reported one."""
 
     decision: Annotated[Literal["accept", "reject"], BeforeValidator(_text)]
     accepted_count: int | None = Field(None, ge=0, le=_MAX_STEPS)
     note: Annotated[str, Field(max_length=1000), AfterValidator(_printable)] | None = None
 
     @model_validator(mode="after")
-    def _counts_what_is_accepted(self) -> Self:
+    def _check_accepted_count(self) -> Self:
         if self.decision == "reject" and self.accepted_count is not None:
-            raise ValueError("acceptedCount goes with accept")
+            raise ValueError("acceptedCount is only allowed with accept")
         return self
 
 
 class ReviewView(_Response):
-    """Something a person has to look at, or has looked at."""
+    """A review by an admin, open or resolved."""
 
     id: str
     kind: Literal["quarantined_day", "anti_cheat"]

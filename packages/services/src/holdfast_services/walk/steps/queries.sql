@@ -1,8 +1,8 @@
 -- Steps, streaks, attestations and reviews. The walker's row is locked before any of these writes,
--- so nothing comes in between two statements of one walker.
+-- so a walker's transactions run one after another.
 
 -- name: has_unsettled_days
--- The first condition on the status is that of the index, word for word.
+-- The first condition on the status repeats that of the partial index, so that it is used.
 SELECT 1 AS found
   FROM step_logs
  WHERE tenant = :tenant AND status <> 'ACCEPTED' AND status IN ('PENDING', 'QUARANTINED')
@@ -35,8 +35,7 @@ UPDATE streak_states
  WHERE tenant = :tenant;
 
 -- name: save_log
--- A day that a person has rejected stays so. What was accepted before stays until the day is
--- settled again.
+-- A day rejected by an admin stays rejected. The accepted count stays until the day is settled again.
 INSERT INTO step_logs (tenant, day, status, reported_count, source, source_bundle_id, tz,
                        span_start, span_end, reports, reported_at)
 VALUES (:tenant, :day, 'PENDING', :count, :source, :bundle, :tz, :span_start, :span_end, 1, :now)
@@ -68,7 +67,7 @@ SELECT number, source_bundle_id, step_count, span_start, span_end, token_id, req
  ORDER BY number;
 
 -- name: recent_days
--- The days that may still change, and what is known of each.
+-- The days that may still change.
 SELECT day, status, reported_count, streak_length, ruling
   FROM step_logs
  WHERE tenant = :tenant AND day >= :day
@@ -99,7 +98,7 @@ UPDATE step_logs
  WHERE tenant = :tenant AND day = :day;
 
 -- name: rule_log
--- A person's decision about everything reported so far. The day is to be settled again.
+-- An admin's decision about all reports so far. The day becomes pending again.
 UPDATE step_logs
    SET ruling = :ruling, ruled_reports = reports, ruled_count = :ruled_count, status = 'PENDING'
  WHERE tenant = :tenant AND day = :day;
@@ -119,8 +118,8 @@ VALUES (:tenant, :id, :verdict, :code, :anti_cheat, :token_id, :day, :payload_ha
         :request_id, :now);
 
 -- name: rejections_since
--- What counts against a walker. The same report sent again, after an answer that was lost say, is
--- the same rejection.
+-- Anti-cheat rejections of a walker. The same report sent again, for example after a lost response,
+-- counts once.
 SELECT payload_hash, min(code) AS code, min(created_at) AS at
   FROM attestation_logs
  WHERE tenant = :tenant AND anti_cheat = 1 AND created_at >= :since
@@ -128,7 +127,7 @@ SELECT payload_hash, min(code) AS code, min(created_at) AS at
  ORDER BY at;
 
 -- name: delete_attestations
--- One batch of those past their time, of all walkers.
+-- One batch of old rows of all walkers.
 DELETE FROM attestation_logs
  WHERE (tenant, id) IN (
        SELECT tenant, id
@@ -144,7 +143,7 @@ SELECT id
  WHERE tenant = :tenant AND kind = :kind AND day = :day AND status = 'open';
 
 -- name: open_review
--- Where one is open already it stays, with the newest reasons.
+-- A review that is open already gets the new reasons.
 INSERT INTO walk_reviews (tenant, id, kind, day, reasons, status, opened_at)
 VALUES (:tenant, :id, :kind, :day, :reasons, 'open', :now)
     ON CONFLICT (tenant, kind, day) WHERE status = 'open' DO UPDATE
@@ -157,7 +156,7 @@ SELECT max(resolved_at) AS at
  WHERE tenant = :tenant AND kind = :kind AND status = 'resolved';
 
 -- name: find_review
--- By its id alone: an admin looks across all walkers.
+-- By id only: admins see the reviews of all walkers.
 SELECT tenant, id, kind, day, reasons, status, opened_at, resolved_at, resolved_by, decision, note
   FROM walk_reviews
  WHERE id = :id;
@@ -169,7 +168,7 @@ UPDATE walk_reviews
  WHERE tenant = :tenant AND id = :id AND status = 'open';
 
 -- name: list_reviews
--- For admins, across all walkers; ids grow with time, so the oldest comes first.
+-- For admins, of all walkers. Ids grow with time, so the oldest comes first.
 SELECT tenant, id, kind, day, reasons, status, opened_at, resolved_at, resolved_by, decision, note
   FROM walk_reviews
  WHERE status = :status AND id > :after

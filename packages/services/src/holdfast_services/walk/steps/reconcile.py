@@ -1,8 +1,7 @@
-"""Reconciliation: a day's reports become a verdict, and the verdict has consequences.
+"""Reconcile a day: assess its reports and apply the verdict.
 
-All of it is one transaction under the walker's lock, and all of it is computed from what is in the
-tables: run twice, late, or again after a crash, it comes to the same end. A day is settled only
-while it is pending.
+Reconciliation is one transaction under the walker's lock and depends only on what is in the tables,
+so running it twice, late or again after a crash has the same result. Only pending days are settled.
 """
 
 from dataclasses import replace
@@ -18,7 +17,7 @@ from holdfast_services.walk.steps.day_assessment import (
     Quarantined,
     Rejected,
     Verdict,
-    judge,
+    assess_day,
 )
 from holdfast_services.walk.steps.repository import (
     Attestation,
@@ -36,7 +35,7 @@ from holdfast_services.walk.steps.repository import (
     set_streak_of_day,
     settle_day_log,
 )
-from holdfast_services.walk.steps.reviews import QUARANTINED_DAY, note_rejection, open_review
+from holdfast_services.walk.steps.reviews import QUARANTINED_DAY, open_review, review_rejections
 from holdfast_services.walk.steps.rules import scaled
 from holdfast_services.walk.steps.settings import StepSettings
 from holdfast_services.walk.steps.streaks import extend_streak, streak_on, today_in
@@ -54,14 +53,14 @@ __all__ = ["next_refund_at", "settle_day"]
 async def settle_day(
     tx: Transaction, tenant: str, day: date, *, settings: StepSettings, now: datetime
 ) -> datetime | None:
-    """Settle a pending day; returns when a refund is due, if one is. The walker is locked."""
-    # What was due while nobody worked has had its grace: a late verdict does not bring it back.
+    """Settle a pending day; returns when the next refund is due. The walker is locked."""
+    # Refunds that became due while no worker ran come first: a late verdict does not cancel them.
     await refund_due_allocations(tx, tenant, now)
     before = await find_day(tx, tenant, day)
     if before is None or before.status != "PENDING":
         return await next_refund_at(tx, tenant)
     readings, newest = await readings_of(tx, tenant, day)
-    verdict = judge(day, readings, settings.step_limits, before.ruling)
+    verdict = assess_day(day, readings, settings.step_limits, before.ruling)
     status, accepted = _outcome(verdict, before)
     is_attested = (
         before.is_attested
@@ -69,7 +68,7 @@ async def settle_day(
         else status == "ACCEPTED" and accepted >= settings.step_attested_threshold
     )
     energy = scaled(accepted, settings.step_energy_per_step)
-    # The number makes it another booking each time the day is settled anew.
+    # The number makes each settlement of a day a separate ledger entry.
     reference = f"{day.isoformat()}#{before.settlements + 1}"
     balance = await _book(tx, tenant, energy - before.credited_energy, reference=reference, now=now)
     await settle_day_log(
@@ -101,7 +100,7 @@ async def settle_day(
 
 
 async def next_refund_at(tx: Transaction, tenant: str) -> datetime | None:
-    """Return when the next allocation is to be given back, if any is."""
+    """Return when the next refund is due, or None."""
     due = [a.refund_due_at for a in await provisional_allocations(tx, tenant)]
     return min((at for at in due if at is not None), default=None)
 
@@ -111,7 +110,7 @@ def _outcome(verdict: Verdict, before: DayLog) -> tuple[DayStatus, int]:
         case Accepted(count):
             return "ACCEPTED", count
         case Quarantined():
-            # Neither forward nor back: what was accepted before stays until a person decides.
+            # What was accepted before stays until an admin decides.
             return "QUARANTINED", before.accepted_count
         case Rejected():
             return "REJECTED", 0
@@ -120,7 +119,7 @@ def _outcome(verdict: Verdict, before: DayLog) -> tuple[DayStatus, int]:
 
 
 async def _book(tx: Transaction, tenant: str, change: int, *, reference: str, now: datetime) -> int:
-    """Bring the ledger to what the day is worth now, and return the balance."""
+    """Book the difference to the day's current energy, and return the balance."""
     if change == 0:
         return (await lock_walker(tx, tenant, now)).energy_balance
     return await book(tx, tenant, change, reason="steps", reference=reference, now=now)
@@ -136,7 +135,7 @@ async def _settle_streak(
     settings: StepSettings,
     now: datetime,
 ) -> datetime | None:
-    """Write the streak anew from this day on; returns when a day last came out attested."""
+    """Recompute the streak from this day on; returns when a day was last settled as attested."""
     rules = settings.streak_rules
     before = await attested_before(tx, tenant, day)
     later = await attested_after(tx, tenant, day)
@@ -146,11 +145,11 @@ async def _settle_streak(
         await set_streak_of_day(tx, tenant, day, None)
     for attested in extend_streak(before, days, rules):
         if known.get(attested.day) == attested:
-            break  # from here on everything follows as it did
+            break  # later days are unchanged
         await set_streak_of_day(tx, tenant, attested.day, attested)
     sync = await find_sync(tx, tenant)
     if sync is None:
-        raise LookupError("a walker with a day was never heard of")
+        raise LookupError("a walker with a reported day has no sync state")
     last = await attested_before(tx, tenant, None)
     state = streak_on(last, today_in(sync.zone, now), sync.zone, rules)
     attested_at = now if is_attested else sync.attested_at
@@ -168,7 +167,7 @@ async def _record_doubts(
     settings: StepSettings,
     now: datetime,
 ) -> None:
-    """Write a doubt into the attestation log, and put it before a person."""
+    """Log a quarantine or rejection in the attestation log, and open a review."""
     row = Attestation(
         verdict="REJECTED",
         day=day,
@@ -180,15 +179,15 @@ async def _record_doubts(
         case Accepted():
             return
         case Quarantined(reasons):
-            told = [{"code": reason} for reason in reasons]
-            row = replace(row, verdict="QUARANTINED", code=reasons[0], summary={"reasons": told})
+            listed = [{"code": reason} for reason in reasons]
+            row = replace(row, verdict="QUARANTINED", code=reasons[0], summary={"reasons": listed})
             await add_attestation(tx, tenant, row, now)
-            await open_review(tx, tenant, QUARANTINED_DAY, day=day, reasons=told, now=now)
+            await open_review(tx, tenant, QUARANTINED_DAY, day=day, reasons=listed, now=now)
         case Rejected(reason, is_anti_cheat):
             row = replace(row, code=reason, is_anti_cheat=is_anti_cheat)
             await add_attestation(tx, tenant, row, now)
             if is_anti_cheat:
-                await note_rejection(
+                await review_rejections(
                     tx,
                     tenant,
                     limit=settings.step_review_rejections,
@@ -200,7 +199,7 @@ async def _record_doubts(
 
 
 async def _schedule_refunds(tx: Transaction, tenant: str, due_at: datetime) -> None:
-    """Have what was taken while this day was believed given back after the grace."""
+    """Schedule the refund of provisional allocations after the grace period."""
     provisional = await provisional_allocations(tx, tenant)
     if provisional:
         await schedule_refund(tx, tenant, [a.node_id for a in provisional], due_at)
@@ -209,21 +208,21 @@ async def _schedule_refunds(tx: Transaction, tenant: str, due_at: datetime) -> N
 async def _confirm(
     tx: Transaction, tenant: str, attested_at: datetime, *, settings: StepSettings, now: datetime
 ) -> None:
-    """Let allocations stand once a day came out attested and nothing they may rest on is open.
+    """Confirm allocations made before the last attested day was settled, if no day is pending.
 
-    One whose refund is scheduled rests on a day that was rejected; another good day does not make
-    up for it. It stands again only if that day does.
+    An allocation with a scheduled refund depends on a rejected day. It is confirmed only if that
+    day is not rejected any more.
     """
     if await has_pending_steps(tx, tenant):
         return
-    state = [
+    confirmed = [
         allocation
         for allocation in await provisional_allocations(tx, tenant)
         if allocation.allocated_at <= attested_at
     ]
-    if any(a.refund_due_at is not None for a in state) and await has_rejected_days(
+    if any(a.refund_due_at is not None for a in confirmed) and await has_rejected_days(
         tx, tenant, now - settings.refund_grace
     ):
-        state = [a for a in state if a.refund_due_at is None]
-    if state:
-        await confirm_allocations(tx, tenant, [a.node_id for a in state], now)
+        confirmed = [a for a in confirmed if a.refund_due_at is None]
+    if confirmed:
+        await confirm_allocations(tx, tenant, [a.node_id for a in confirmed], now)

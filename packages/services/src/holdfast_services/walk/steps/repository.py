@@ -1,6 +1,6 @@
-"""Steps in the database: days, reports, attestations. The same SQL on SQLite and PostgreSQL.
+"""Queries of steps: days, reports, streaks, attestations. The same SQL on SQLite and PostgreSQL.
 
-Everything is by tenant. Whoever writes has locked the walker before.
+Callers that write have locked the walker.
 """
 
 import json
@@ -47,24 +47,24 @@ __all__ = [
 ]
 
 DayStatus = Literal["PENDING", "ACCEPTED", "QUARANTINED", "REJECTED"]
-# After the last day there can be.
+# Sorts after every day.
 AFTER_LAST_DAY: Final = "9999-99-99"
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Where a walker was last heard of, and what has counted so far."""
+    """A walker's last report, and the totals of settled days."""
 
     zone: ZoneInfo
     last: LastSync
     total_steps: int
-    # When a day last came out attested.
+    # When a day was last settled as attested.
     attested_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class DayLog:
-    """A day as it stands before it is settled."""
+    """A day before it is settled."""
 
     status: DayStatus
     reported_count: int
@@ -77,7 +77,7 @@ class DayLog:
 
 @dataclass(frozen=True, slots=True)
 class RecentDay:
-    """What a streak that is not settled yet is guessed from."""
+    """A day that may still change, to predict the streak."""
 
     day: date
     status: DayStatus
@@ -100,16 +100,16 @@ class Attestation:
     summary: Mapping[str, Any] | None = None
 
 
-# -- what tree and quests ask ----------------------------------------------------------------------
+# -- questions of tree and quests ------------------------------------------------------------------
 
 
 async def has_pending_steps(tx: Transaction, tenant: str) -> bool:
-    """Tell whether a walker has days that are not settled: what is taken now is provisional."""
+    """Return whether a walker has unsettled days, which make new allocations provisional."""
     return await tx.fetch_one(sql("has_unsettled_days"), {"tenant": tenant}) is not None
 
 
 async def has_rejected_days(tx: Transaction, tenant: str, since: datetime) -> bool:
-    """Tell whether a walker has days that were rejected since then and still are."""
+    """Return whether a walker has days that were rejected since then and still are."""
     values = {"tenant": tenant, "since": since}
     return await tx.fetch_one(sql("has_rejected_days_since"), values) is not None
 
@@ -118,7 +118,7 @@ async def has_rejected_days(tx: Transaction, tenant: str, since: datetime) -> bo
 
 
 async def find_sync(tx: Transaction, tenant: str) -> Sync | None:
-    """Return where a walker was last heard of, if ever."""
+    """Return a walker's last report, or None."""
     row = await tx.fetch_one(sql("find_sync"), {"tenant": tenant})
     return None if row is None else _sync(row)
 
@@ -134,7 +134,7 @@ async def add_report(
     request_id: str,
     now: datetime,
 ) -> DayStatus:
-    """Keep a report and bring its day up to date; returns how the day stands now."""
+    """Store a report and update its day; returns the status of the day."""
     offset = now.astimezone(report.zone).utcoffset() or timedelta()
     await tx.execute(
         sql("save_sync"),
@@ -158,7 +158,7 @@ async def add_report(
     }
     row = await tx.fetch_one(sql("save_log"), values)
     if row is None:
-        raise LookupError("a row that was just written is gone")
+        raise LookupError("the upsert of a day returned no row")
     await tx.execute(
         sql("add_report"),
         values
@@ -192,7 +192,7 @@ async def readings_of(tx: Transaction, tenant: str, day: date) -> tuple[list[Rea
 
 
 async def find_day(tx: Transaction, tenant: str, day: date) -> DayLog | None:
-    """Return how a day stands, or None if nothing was reported."""
+    """Return a day, or None if nothing was reported."""
     row = await tx.fetch_one(sql("find_log"), {"tenant": tenant, "day": day.isoformat()})
     if row is None:
         return None
@@ -213,7 +213,7 @@ async def find_day(tx: Transaction, tenant: str, day: date) -> DayLog | None:
 
 
 async def recent_days(tx: Transaction, tenant: str, since: date) -> list[RecentDay]:
-    """Return a walker's days from one on, oldest first."""
+    """Return a walker's days since a day, oldest first."""
     rows = await tx.fetch_all(sql("recent_days"), {"tenant": tenant, "day": since.isoformat()})
     return [
         RecentDay(
@@ -237,7 +237,7 @@ async def settle_day_log(
     credited_energy: int,
     now: datetime,
 ) -> None:
-    """Write down what became of a day."""
+    """Save the result of settling a day."""
     values = {
         "tenant": tenant,
         "day": day.isoformat(),
@@ -252,7 +252,7 @@ async def settle_day_log(
 async def save_ruling(
     tx: Transaction, tenant: str, day: date, *, accepted: bool, count: int
 ) -> None:
-    """Write down what a person decided; the day waits to be settled again."""
+    """Save an admin's decision; the day becomes pending again."""
     values = {
         "tenant": tenant,
         "day": day.isoformat(),
@@ -272,14 +272,14 @@ async def list_days(store: Store, tenant: str, *, before: str, limit: int) -> Se
 
 
 async def attested_before(tx: Transaction, tenant: str, day: date | None) -> AttestedDay | None:
-    """Return the newest attested day before one, or of all."""
+    """Return the last attested day before ``day``, or the last of all."""
     text = AFTER_LAST_DAY if day is None else day.isoformat()
     row = await tx.fetch_one(sql("attested_before"), {"tenant": tenant, "day": text})
     return None if row is None else _attested(row)
 
 
 async def attested_after(tx: Transaction, tenant: str, day: date) -> list[AttestedDay]:
-    """Return the attested days after one, oldest first."""
+    """Return the attested days after ``day``, oldest first."""
     values = {"tenant": tenant, "day": day.isoformat()}
     return [_attested(row) for row in await tx.fetch_all(sql("attested_after"), values)]
 
@@ -287,7 +287,7 @@ async def attested_after(tx: Transaction, tenant: str, day: date) -> list[Attest
 async def set_streak_of_day(
     tx: Transaction, tenant: str, day: date, attested: AttestedDay | None
 ) -> None:
-    """Write down the streak at the end of a day; None for one that has none."""
+    """Save the streak at the end of a day; None for a day that is not attested."""
     values = {
         "tenant": tenant,
         "day": day.isoformat(),
@@ -305,7 +305,7 @@ async def save_streak(
     steps: int,
     attested_at: datetime | None,
 ) -> None:
-    """Write down a walker's streak, and add to the steps of a lifetime."""
+    """Save a walker's streak, and add ``steps`` to the lifetime total."""
     last = state.last_attested
     values = {
         "tenant": tenant,
@@ -320,7 +320,7 @@ async def save_streak(
 
 
 async def read_settled_streak(store: Store, tenant: str) -> tuple[Sync, AttestedDay | None] | None:
-    """Read what a walker's streak is worked out from; None for someone never heard of."""
+    """Read the inputs of a walker's streak; None for an unknown walker."""
     syncs = await store.read(sql("find_sync"), {"tenant": tenant})
     if not syncs:
         return None
@@ -331,15 +331,15 @@ async def read_settled_streak(store: Store, tenant: str) -> tuple[Sync, Attested
 def _sync(row: Row) -> Sync:
     attested_at = row["attested_at"]
     return Sync(
-        zone=_known_zone(row["tz"]),
+        zone=_stored_zone(row["tz"]),
         last=LastSync(instant(row["synced_at"]), timedelta(seconds=row["utc_offset_seconds"])),
         total_steps=row["total_lifetime_steps"],
         attested_at=None if attested_at is None else instant(attested_at),
     )
 
 
-def _known_zone(name: str) -> ZoneInfo:
-    """Return a zone that was good once. A database of zones may lose one, and nobody their days."""
+def _stored_zone(name: str) -> ZoneInfo:
+    """Return a stored time zone. Zones can disappear from the IANA database; UTC replaces them."""
     try:
         return find_zone(name)
     except ValueError:
@@ -361,7 +361,7 @@ async def add_attestation(
 
 
 def attestation_values(tenant: str, attestation: Attestation, now: datetime) -> Params:
-    """Return the values of a row, for whoever writes it outside a transaction of ours."""
+    """Return the values of a row, for a caller that writes it outside a transaction."""
     return {
         "tenant": tenant,
         "id": new_id(now),
@@ -378,7 +378,7 @@ def attestation_values(tenant: str, attestation: Attestation, now: datetime) -> 
 
 
 async def delete_attestations(store: Store, *, before: datetime, limit: int) -> int:
-    """Delete one batch of what has had its time; returns how many went."""
+    """Delete one batch of old rows; returns how many were deleted."""
     return len(await store.write(sql("delete_attestations"), {"before": before, "limit": limit}))
 
 

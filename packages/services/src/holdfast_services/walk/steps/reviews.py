@@ -1,8 +1,7 @@
-"""Reviews: what a program should not decide alone. Opened under the walker's lock, one at a time.
+"""Reviews by admins. Opened under the walker's lock, at most one per subject.
 
-A day in quarantine opens one, and so does a walker whose reports were rejected too often. Who
-resolves the former decides about the day; the latter is a note about a walker, and changes nothing
-by itself.
+A quarantined day opens a review, and so does a walker whose reports were rejected too often. The
+resolution of the former decides about the day; the latter is only information about a walker.
 """
 
 import json
@@ -21,9 +20,9 @@ from holdfast_services.walk.walkers import instant
 __all__ = [
     "find_review",
     "list_reviews",
-    "note_rejection",
     "open_review",
     "resolve_review",
+    "review_rejections",
 ]
 
 ANTI_CHEAT: Final = "anti_cheat"
@@ -31,13 +30,13 @@ QUARANTINED_DAY: Final = "quarantined_day"
 _CONFLICT: Final = 409
 
 
-async def note_rejection(
+async def review_rejections(
     tx: Transaction, tenant: str, *, limit: int, window: timedelta, now: datetime
 ) -> None:
-    """Open a review once rejections have piled up. The newest one is in the log already.
+    """Open a review once there are ``limit`` rejections in the window, the newest one included.
 
-    The walker is locked, so of several at once one finds the number reached. What a person has
-    looked at does not count again.
+    The walker is locked, so concurrent requests open one review. Rejections before the last
+    resolved review do not count again.
     """
     about = {"tenant": tenant, "kind": ANTI_CHEAT}
     if await tx.fetch_one(sql("find_open_review"), about | {"day": ""}) is not None:
@@ -61,7 +60,7 @@ async def open_review(
     reasons: Sequence[Mapping[str, Any]],
     now: datetime,
 ) -> None:
-    """Put something before a person; where it lies there already, with the newest reasons."""
+    """Open a review, or update the reasons of the one that is open."""
     values = {
         "tenant": tenant,
         "id": new_id(now),
@@ -74,7 +73,7 @@ async def open_review(
 
 
 async def find_review(tx: Transaction, review_id: str) -> Row:
-    """Return a review of any walker, or raise that there is none."""
+    """Return a review of any walker; raises ``NotFoundError``."""
     row = await tx.fetch_one(sql("find_review"), {"id": review_id})
     if row is None:
         raise NotFoundError("there is no such review")
@@ -84,13 +83,13 @@ async def find_review(tx: Transaction, review_id: str) -> Row:
 async def resolve_review(
     tx: Transaction, review_id: str, resolution: Resolution, *, admin: str, now: datetime
 ) -> Row:
-    """Close an open review and return it. The walker it is about is locked."""
+    """Resolve an open review and return it. Its walker is locked."""
     row = await find_review(tx, review_id)
     if row["status"] != "open":
         raise ServiceError(
             _CONFLICT,
             "REVIEW_ALREADY_RESOLVED",
-            "this review was resolved before",
+            "this review is resolved already",
             details={
                 "decision": row["decision"],
                 "resolvedBy": row["resolved_by"],
@@ -118,7 +117,7 @@ async def list_reviews(store: Store, *, status: str, after: str, limit: int) -> 
 
 
 def as_view(row: Row) -> ReviewView:
-    """Show a review as it goes over the wire."""
+    """Return the response model of a review."""
     resolved_at = row["resolved_at"]
     return ReviewView(
         id=row["id"],

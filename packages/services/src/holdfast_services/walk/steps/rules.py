@@ -1,8 +1,7 @@
-"""What a report of steps may claim. Pure: the time and what was reported before are arguments.
+"""Checks of one report of steps. Pure: the time and the last report are arguments.
 
-A report is one bucket of a day as a health app has it: so many steps since the day began, between
-two instants, from one source bundle. These checks look at one report by itself; what a day's
-reports say together is ``steps_verdict``.
+A report is the number of steps of a day so far, between two instants, from one source bundle. All
+reports of a day together are assessed in ``day_assessment``.
 """
 
 from collections.abc import Mapping
@@ -30,19 +29,19 @@ __all__ = [
 ]
 
 _ZONE: Final = regex(r"[A-Za-z][A-Za-z0-9_+-]{0,31}(?:/[A-Za-z0-9_+-]{1,32}){0,2}")
-# Files that stand among the zones and are none: the server's own zone, and clocks that count
-# leap seconds.
+# Files of the zone database that are not zones: the server's local zone, and clocks with leap
+# seconds.
 _NOT_A_ZONE: Final = frozenset({"localtime", "posix", "posixrules", "right", "Factory"})
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is believed."""
+    """Limits of a plausible report."""
 
     bundles: frozenset[str]
     steps_per_day: int = 50_000
-    # As fast as people run for long, and how much faster a report may be before it is refused:
-    # samples come in lumps, and a short sprint is not a cheat.
+    # The speed of a long run, and how much faster a report may be: samples arrive in groups, and a
+    # short sprint is legitimate.
     steps_per_second: float = 3.0
     burst_tolerance: float = 3.0
     tz_jump: timedelta = timedelta(hours=12)
@@ -52,20 +51,20 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From the first sample to the last."""
+    """The times of the first and the last sample."""
 
     start: datetime
     end: datetime
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """The length in seconds."""
         return (self.end - self.start).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a device says about one day."""
+    """A device's report about one day."""
 
     day: date
     count: int
@@ -76,7 +75,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class LastSync:
-    """When the walker was last heard of, and in which offset from UTC."""
+    """The time of the walker's last report, and its offset from UTC."""
 
     at: datetime
     offset: timedelta
@@ -84,7 +83,7 @@ class LastSync:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a report is not taken. Some reasons count against the walker."""
+    """Why a report is rejected. Anti-cheat reasons count towards a review of the walker."""
 
     status: int
     code: str
@@ -107,31 +106,31 @@ def find_rejection(
 
 
 def is_burst(count: int, seconds: float, limits: Limits) -> bool:
-    """Tell whether so many steps in so many seconds are more than legs can do."""
+    """Return whether the step rate exceeds the limit."""
     return count > limits.steps_per_second * limits.burst_tolerance * max(0.0, seconds)
 
 
 def provisional_credit(count: int, prior: int | None, factor: float) -> int:
-    """Return what is shown before anything is validated.
+    """Return the step count to show before reconciliation.
 
-    The first report of a day has nothing to compare with. Later ones may not run away from it.
+    The first report of a day counts in full, later ones up to ``factor`` times the previous count.
     """
     return count if prior is None else min(count, scaled(prior, factor))
 
 
 def scaled(count: int, factor: float) -> int:
-    """Multiply and round down, on decimal digits: 0.1 is a tenth here."""
+    """Multiply and round down in decimal arithmetic, so that 0.1 is exactly a tenth."""
     return int(count * Decimal(str(factor)))
 
 
 @lru_cache(maxsize=1024)
 def find_zone(name: str) -> ZoneInfo:
-    """Return a zone of the IANA database; raises ``ValueError`` for anything else."""
+    """Return a time zone of the IANA database; raises ``ValueError`` for other names."""
     if _ZONE.fullmatch(name) is None or name.partition("/")[0] in _NOT_A_ZONE:
         raise ValueError("should be an IANA time zone, such as Europe/Warsaw")
     try:
         return ZoneInfo(name)
-    # Not only KeyError: some names are directories of the database, or no zone files.
+    # Not only KeyError: some names are directories or other files of the database.
     except (LookupError, OSError, ValueError):
         raise ValueError("should be an IANA time zone, such as Europe/Warsaw") from None
 
@@ -145,7 +144,7 @@ def _source(report: Report, limits: Limits) -> Rejection | None:
     return Rejection(
         403,
         "SOURCE_NOT_ALLOWED",
-        "steps from this source bundle are not taken",
+        "steps from this source bundle are not accepted",
     )
 
 
@@ -155,7 +154,7 @@ def _count(report: Report, limits: Limits) -> Rejection | None:
     return Rejection(
         422,
         "STEP_COUNT_EXCEEDED",
-        f"a day has at most {limits.steps_per_day} steps",
+        f"a day can have at most {limits.steps_per_day} steps",
         {"maxStepsPerDay": limits.steps_per_day},
         is_anti_cheat=True,
     )
@@ -167,7 +166,7 @@ def _burst(report: Report, limits: Limits) -> Rejection | None:
     return Rejection(
         422,
         "BURST_RATE_EXCEEDED",
-        "so many steps do not fit into so short a time",
+        "the step rate is too high for the sample span",
         {"maxStepsPerSecond": limits.steps_per_second, "tolerance": limits.burst_tolerance},
         is_anti_cheat=True,
     )
@@ -176,7 +175,7 @@ def _burst(report: Report, limits: Limits) -> Rejection | None:
 def _tz_jump(
     report: Report, limits: Limits, last_sync: LastSync | None, now: datetime
 ) -> Rejection | None:
-    """Compare offsets, not names: Lisbon and London are one clock, and summer time is an hour."""
+    """Compare offsets, not names: Lisbon and London have the same time."""
     if last_sync is None or now - last_sync.at > limits.tz_window:
         return None
     offset = now.astimezone(report.zone).utcoffset() or timedelta()
@@ -186,7 +185,7 @@ def _tz_jump(
     return Rejection(
         422,
         "TZ_JUMP",
-        "the time zone is too far from that of the last sync",
+        "the time zone is too far from that of the last report",
         {
             "jumpHours": jump / timedelta(hours=1),
             "maxJumpHours": limits.tz_jump / timedelta(hours=1),
@@ -196,17 +195,17 @@ def _tz_jump(
 
 
 def _day(report: Report, limits: Limits, now: datetime) -> Rejection | None:
-    """Look at the day on the server's clock, in the zone the walker claims."""
+    """Check the age of the day by the server's clock, in the time zone of the report."""
     today = today_in(report.zone, now)
     ahead = (report.day - today).days
     details = {"today": today.isoformat()}
     if ahead > 1:
-        return Rejection(422, "FUTURE_DATED", "this day has not begun anywhere near", details)
+        return Rejection(422, "FUTURE_DATED", "the day is in the future", details)
     if -ahead > limits.offline_days:
         return Rejection(
             422,
             "OFFLINE_CAP_EXCEEDED",
-            f"days older than {limits.offline_days} days are not taken",
+            f"the day is more than {limits.offline_days} days old",
             details | {"capDays": limits.offline_days},
         )
     return None

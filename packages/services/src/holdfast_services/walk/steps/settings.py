@@ -21,26 +21,26 @@ _MAX_STEPS: Final = 1_000_000
 
 
 def split(text: str) -> list[str]:
-    """Read a list as variables have it: words with commas between them."""
+    """Split a comma-separated list."""
     return [word for word in (part.strip() for part in text.split(",")) if word]
 
 
-def _some_words(text: str) -> str:
+def _check_not_empty(text: str) -> str:
     if not split(text):
         raise ValueError("empty")
     return text
 
 
-def _growing(text: str) -> str:
-    """Take thresholds that can be climbed: whole numbers above 0, each larger than the last."""
+def _check_ascending(text: str) -> str:
+    """Check that the thresholds are whole numbers above 0 in ascending order."""
     numbers = [int(word) for word in split(text)]
     if not numbers or numbers[0] < 1 or numbers != sorted(set(numbers)):
-        raise ValueError("not growing")
+        raise ValueError("not ascending")
     return text
 
 
-Words = Annotated[str, AfterValidator(_some_words)]
-Thresholds = Annotated[str, AfterValidator(_growing)]
+Words = Annotated[str, AfterValidator(_check_not_empty)]
+Thresholds = Annotated[str, AfterValidator(_check_ascending)]
 Hours = Annotated[float, Field(ge=0, le=_MAX_HOURS, allow_inf_nan=False)]
 _HOURS: Final = "a number of hours from 0"
 _STEPS: Final = f"a whole number of steps from 1 to {_MAX_STEPS}"
@@ -48,10 +48,10 @@ _FACTOR: Final = "a number above 0, at most 1000"
 
 
 class StepSettings(BaseModel):
-    """What is believed, what is counted, and what it is worth."""
+    """Descriptions say what the variable should be; error messages quote them."""
 
-    # App Check: whose tokens attest that a report comes from the app. Both or none of audience
-    # and issuer may be left out only where the keys are the development ones.
+    # App Check: the issuer of the tokens that attest reports. Audience and issuer are optional only
+    # with the development keys.
     app_check_jwks_file: Path | None = Field(None, description="a file with a JWKS")
     app_check_jwks_url: str | None = Field(None, description="a URL")
     app_check_audience: str | None = Field(None, description="the audience of App Check tokens")
@@ -60,10 +60,10 @@ class StepSettings(BaseModel):
         300.0, gt=0, le=86_400, description="a number of seconds above 0, at most 86400"
     )
 
-    # What a report may claim.
+    # Limits of a report.
     step_source_bundles: Words = Field(
         "com.apple.health,com.google.android.apps.healthdata",
-        description="names of source bundles with commas between them",
+        description="a comma-separated list of source bundles",
     )
     step_max_per_day: int = Field(50_000, ge=1, le=_MAX_STEPS, description=_STEPS)
     step_max_per_second: float = Field(3.0, gt=0, le=1000, description=_FACTOR)
@@ -74,18 +74,19 @@ class StepSettings(BaseModel):
         7, ge=0, le=365, description="a whole number of days from 0 to 365"
     )
 
-    # What steps are worth.
+    # Energy and streaks.
     step_provisional_factor: float = Field(1.5, gt=0, le=1000, description=_FACTOR)
     step_energy_per_step: float = Field(1.0, gt=0, le=1000, description=_FACTOR)
     step_attested_threshold: int = Field(2000, ge=1, le=_MAX_STEPS, description=_STEPS)
     step_streak_tiers: Thresholds = Field(
-        "3,7,14,30", description="growing whole numbers of days with commas between them"
+        "3,7,14,30",
+        description="a comma-separated list of whole numbers of days in ascending order",
     )
     step_streak_decay_tiers: int = Field(
         1, ge=0, le=1000, description="a whole number of tiers from 0"
     )
 
-    # When things are settled, and how long they are kept.
+    # Reconciliation, refunds, retention and reviews.
     step_reconcile_delay_seconds: float = Field(
         60.0, ge=0, le=86_400, description="a number of seconds from 0 to 86400"
     )
@@ -99,28 +100,27 @@ class StepSettings(BaseModel):
     step_review_window_hours: Hours = Field(24.0, description=_HOURS)
 
     @model_validator(mode="after")
-    def _app_check_is_whole(self) -> Self:
+    def _check_app_check(self) -> Self:
         if self.app_check_jwks_file is not None and self.app_check_jwks_url is not None:
             raise ConfigurationError(
                 "set only one of HOLDFAST_APP_CHECK_JWKS_FILE and HOLDFAST_APP_CHECK_JWKS_URL"
             )
         named = self.app_check_audience is not None and self.app_check_issuer is not None
         if not self.app_check_is_development and not named:
-            # The keys of a key server sign for everybody's apps, not for ours alone.
+            # The keys of a JWKS may sign tokens for other apps too.
             raise ConfigurationError(
-                "App Check tokens by a JWKS need HOLDFAST_APP_CHECK_AUDIENCE and "
-                "HOLDFAST_APP_CHECK_ISSUER"
+                "an App Check JWKS needs HOLDFAST_APP_CHECK_AUDIENCE and HOLDFAST_APP_CHECK_ISSUER"
             )
         return self
 
     @property
     def app_check_is_development(self) -> bool:
-        """True when nobody has said whose App Check tokens count."""
+        """True if no JWKS for App Check tokens is set."""
         return self.app_check_jwks_file is None and self.app_check_jwks_url is None
 
     @property
     def app_check_party(self) -> tuple[str, str]:
-        """Whom App Check tokens are for, and who makes them."""
+        """The audience and the issuer of App Check tokens."""
         return (
             self.app_check_audience or DEVELOPMENT_AUDIENCE,
             self.app_check_issuer or DEVELOPMENT_ISSUER,
@@ -128,7 +128,7 @@ class StepSettings(BaseModel):
 
     @property
     def step_limits(self) -> Limits:
-        """How much is believed."""
+        """Limits of a report."""
         return Limits(
             bundles=frozenset(split(self.step_source_bundles)),
             steps_per_day=self.step_max_per_day,
@@ -141,16 +141,16 @@ class StepSettings(BaseModel):
 
     @property
     def streak_rules(self) -> StreakRules:
-        """How many days each tier takes, and what a missed day costs."""
+        """The thresholds of the tiers, and the tiers lost per missed day."""
         tiers = tuple(int(word) for word in split(self.step_streak_tiers))
         return StreakRules(tiers, self.step_streak_decay_tiers)
 
     @property
     def refund_grace(self) -> timedelta:
-        """How long allocations of a rejected day stay in place."""
+        """The time between the rejection of a day and the refund of its allocations."""
         return timedelta(hours=self.step_refund_grace_hours)
 
     @property
     def review_window(self) -> timedelta:
-        """How long a rejection counts against a walker."""
+        """How long a rejection counts towards a review."""
         return timedelta(hours=self.step_review_window_hours)

@@ -1,4 +1,4 @@
-"""A walker's streak as it is told: settled days only, as it stands right now."""
+"""The response model of a walker's streak."""
 
 from datetime import datetime
 
@@ -14,9 +14,9 @@ __all__ = ["read_streak", "streak_view"]
 async def read_streak(
     store: Store, tenant: str, *, settings: StepSettings, now: datetime
 ) -> StreakView:
-    """Return a walker's streak, read outside any transaction.
+    """Return a walker's streak of settled days, read outside any transaction.
 
-    It is worked out anew, as it gets worse by itself while nobody writes.
+    It is computed on each read, because a streak decays with time.
     """
     found = await read_settled_streak(store, tenant)
     if found is None:
@@ -27,7 +27,7 @@ async def read_streak(
 
 
 def streak_view(state: StreakState, total_steps: int) -> StreakView:
-    """Show a streak as it goes over the wire."""
+    """Return the response model of a streak."""
     return StreakView(
         current_length_days=state.length,
         last_attested_date=state.last_attested,

@@ -1,12 +1,11 @@
-"""Streaks: days in a row that reached the goal. Pure; days are the walker's own.
+"""Streaks: consecutive days that reached the goal. Pure; days are those of the walker's calendar.
 
 A streak is a function of the *set* of attested days, so the order in which days are settled does
-not matter: days that come in late, reversed or twice end in the same streak. What a streak was at
-the end of each attested day is kept with that day, and a change is carried on from there, so that
-a long history costs nothing.
+not matter. The streak at the end of each attested day is stored with that day, and a change is
+computed forward from there, so a long history costs nothing.
 
-The length is the number of attested days without a gap. The tier is earned by the length and
-outlives it for a while: a missed day ends the row but costs one tier, not all of them.
+The length is the number of attested days without a gap. The tier depends on the length and decays
+more slowly: a missed day ends the streak but costs only one tier.
 """
 
 from bisect import bisect_right
@@ -22,7 +21,7 @@ _DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class StreakRules:
-    """Days that each tier takes, growing; and how many tiers a missed day costs."""
+    """The days needed for each tier, ascending, and the tiers lost per missed day."""
 
     tiers: tuple[int, ...] = (3, 7, 14, 30)
     decay_tiers: int = 1
@@ -39,7 +38,7 @@ class AttestedDay:
 
 @dataclass(frozen=True, slots=True)
 class StreakState:
-    """A streak as it stands on some day. ``decay_at`` is when it next gets worse by itself."""
+    """A streak as of some day. ``decay_at`` is when it next decays without an attested day."""
 
     length: int = 0
     last_attested: date | None = None
@@ -48,14 +47,14 @@ class StreakState:
 
 
 def today_in(zone: ZoneInfo, now: datetime) -> date:
-    """Return the walker's calendar day."""
+    """Return the calendar day in a time zone."""
     return now.astimezone(zone).date()
 
 
 def extend_streak(
     before: AttestedDay | None, days: Iterable[date], rules: StreakRules
 ) -> Iterator[AttestedDay]:
-    """Give the streak at the end of each of these days, which are attested and in order."""
+    """Yield the streak at the end of each of these attested days, in ascending order."""
     for day in days:
         if before is None:
             length, tier = 1, 0
@@ -70,9 +69,9 @@ def extend_streak(
 def streak_on(
     last: AttestedDay | None, today: date, zone: ZoneInfo, rules: StreakRules
 ) -> StreakState:
-    """Return the streak of someone whose newest attested day is this one.
+    """Return the streak as of today, given the last attested day.
 
-    Today counts as missed only once it is over. A day that comes in late makes up for it.
+    Today counts as missed only when it is over.
     """
     if last is None:
         return StreakState()
@@ -85,5 +84,5 @@ def streak_on(
 
 
 def _midnight(day: date, zone: ZoneInfo) -> datetime:
-    """Return when a day begins there; where clocks skip midnight, the first instant after."""
+    """Return when a day begins in a time zone; if midnight is skipped, the first instant after."""
     return datetime.combine(day, time(), zone).astimezone(UTC)

@@ -1,5 +1,5 @@
--- What the server remembers of each guarded request. The tenant is the first column of the key:
--- no look-up can cross it. Its parts are compared byte by byte (COLLATE "C"): faster, the same
+-- The stored outcome of each guarded request. The tenant is the first column of the primary key, so
+-- no query crosses tenants. Its parts are compared byte by byte (COLLATE "C"): faster, the same
 -- order as on SQLite, and the order convert_from() yields, without which the claim's look-up
 -- could not use this index.
 --
@@ -22,15 +22,15 @@ CREATE TABLE idempotency_records (
     expires_at          timestamptz NOT NULL,
     PRIMARY KEY (tenant, endpoint, idempotency_key)
 ) WITH (
-    -- Rows are written once and deleted once: vacuum early and in small helpings.
+    -- Rows are written once and deleted once: vacuum early and in small batches.
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_vacuum_insert_scale_factor = 0.05
 );
 
--- The sweep walks this from its old end.
+-- For the sweep, which deletes the oldest first.
 CREATE INDEX idx_idempotency_records_expires_at ON idempotency_records (expires_at);
 
--- Who did what, once. Outlives the record. Ids grow with time, so pages by id are pages by time.
+-- Who did what. Outlives the record. Ids sort by time, so pages by id are pages by time.
 CREATE TABLE audit_events (
     tenant         text        COLLATE "C" NOT NULL,
     id             text        COLLATE "C" NOT NULL,
@@ -46,7 +46,7 @@ CREATE TABLE audit_events (
     PRIMARY KEY (tenant, id)
 );
 
--- This database's own random secret: it marks cached copies of records as ours.
+-- A random secret of this database: it authenticates cached copies of records.
 CREATE TABLE holdfast_secret (
     only_row integer PRIMARY KEY CHECK (only_row = 1),
     secret   bytea NOT NULL
@@ -54,14 +54,14 @@ CREATE TABLE holdfast_secret (
 INSERT INTO holdfast_secret (only_row, secret)
 VALUES (1, decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
 
--- Take a key: the lock first, the look-up second, each statement with a snapshot of its own.
--- In one statement the snapshot would be older than the lock, and a record committed in between
--- would be missed. The lock ends with the transaction, so a killed process leaves nothing behind.
--- It is tried, never waited for: who waits, waits without a connection.
--- The answer is a number of rows, which fits into the command tag of a shared message: none when the
--- key is ours, one when it has a live record, two when it is held, three when it is ours and has a
--- record past its time. (An exception for "held" would put the statement, and with it the key, into
--- the server's log.)
+-- Claims a key: first the lock, then the look-up, in two statements with separate snapshots. In one
+-- statement the snapshot would be older than the lock, and a record committed in between would be
+-- missed. The lock ends with the transaction, so a killed process leaves none behind. The function
+-- never waits for the lock: requests wait without holding a connection.
+-- The result is a number of rows, which fits into the command tag of a shared message: 0 if the key
+-- is claimed, 1 if it has a live record, 2 if it is held, 3 if it is claimed and has an expired
+-- record. (An exception for "held" would write the statement, and with it the key, to the server's
+-- log.)
 CREATE FUNCTION holdfast_claim(
     p_lock bigint, p_tenant text, p_endpoint text, p_key text, p_now timestamptz
 ) RETURNS SETOF integer LANGUAGE plpgsql VOLATILE AS $$
@@ -81,8 +81,8 @@ BEGIN
     END IF;
 END $$;
 
--- Write the record and the audit event. The primary key is the judge: a live record of the same
--- key raises, and the transaction cannot commit. An expired one is written over.
+-- Writes the record and the audit event. The primary key decides: if the key has a live record, this
+-- raises, and the transaction cannot commit. An expired record is overwritten.
 CREATE FUNCTION holdfast_finish(
     p_tenant text, p_endpoint text, p_key text, p_body_hash text, p_fingerprint text,
     p_status integer, p_body bytea, p_headers text,

@@ -1,9 +1,9 @@
--- A claim that takes a job over from a worker that died, hung or lost its lease writes down what was
--- lost: which attempt, and whose. A trigger, because the claim is one statement and commits by itself:
--- a second one would cost every claim a round trip, and one after it could be lost in its turn.
--- (Nor a WITH around the claim, which would have to be planned with it each time.)
+-- Records a lost attempt when a claim takes a job from a worker that died, hung or lost its lease. A
+-- trigger, because the claim is one statement that commits at once:
+-- a second one would cost every claim a round trip and might be lost. (A WITH around the claim would
+-- be planned again each time.)
 --
--- A job past its last attempt is only taken to be buried, and that is no attempt.
+-- A claim after the last attempt only dead-letters the job, and does not count as an attempt.
 CREATE FUNCTION holdfast_attempt_lost() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)

@@ -1,6 +1,6 @@
--- What the server remembers of each guarded request. The tenant is the first column of the key:
--- no look-up can cross it. Rows are appended and only the slim key index is written at random
--- places: WITHOUT ROWID would scatter whole records.
+-- The stored outcome of each guarded request. The tenant is the first column of the primary key, so
+-- no query crosses tenants. Rows are appended, and only the small key index is written at
+-- random places: WITHOUT ROWID would scatter whole records.
 CREATE TABLE idempotency_records (
     tenant              TEXT NOT NULL,
     endpoint            TEXT NOT NULL,
@@ -18,10 +18,10 @@ CREATE TABLE idempotency_records (
     PRIMARY KEY (tenant, endpoint, idempotency_key)
 );
 
--- The sweep walks this from its old end.
+-- For the sweep, which deletes the oldest first.
 CREATE INDEX idx_idempotency_records_expires_at ON idempotency_records (expires_at);
 
--- Who did what, once. Outlives the record. Ids grow with time, so pages by id are pages by time.
+-- Who did what. Outlives the record. Ids sort by time, so pages by id are pages by time.
 CREATE TABLE audit_events (
     tenant         TEXT NOT NULL,
     id             TEXT NOT NULL,
@@ -37,7 +37,7 @@ CREATE TABLE audit_events (
     PRIMARY KEY (tenant, id)
 ) WITHOUT ROWID;
 
--- This database's own random secret: it marks cached copies of records as ours.
+-- A random secret of this database: it authenticates cached copies of records.
 CREATE TABLE holdfast_secret (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
     secret   BLOB NOT NULL

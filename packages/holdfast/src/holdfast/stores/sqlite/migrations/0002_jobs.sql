@@ -1,10 +1,10 @@
--- Work that waits or runs, and nothing else: a finished job leaves the table, so the claim is as
--- quick after a million jobs as after one. Written in the transaction of the write that causes it.
+-- Waiting and running jobs only: a finished job is deleted, so a claim is as fast after a million
+-- jobs as after one. Jobs are inserted in the transaction of the request that enqueues them.
 --
--- visible_at says when a worker may take the job: when it is due, and while it runs, when its lease
--- ends. A worker that dies needs nobody to rescue its job: the instant comes by itself. Jobs that
--- stand in line behind another of their order_key are visible at infinity (9e15) until they are
--- first. Times are whole milliseconds since 1970, as SQLite itself reads the clock.
+-- visible_at is when a worker may lease the job: its due time, or, while it runs, the end of its
+-- lease. So the job of a dead worker becomes available without any action. Jobs that wait for another
+-- one of their order_key are visible at infinity (9e15) until they are first. Times are whole
+-- milliseconds since 1970 from SQLite's clock.
 CREATE TABLE jobs (
     seq            INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant         TEXT    NOT NULL,
@@ -16,7 +16,7 @@ CREATE TABLE jobs (
     payload        TEXT    NOT NULL,
     payload_hash   TEXT    NOT NULL,
     coalesce_key   TEXT,
-    -- The coalescing key as long as the job has never been started.
+    -- The coalescing key until the job is started for the first time.
     waiting_key    TEXT,
     merged         INTEGER NOT NULL DEFAULT 0,
     order_key      TEXT,
@@ -25,7 +25,7 @@ CREATE TABLE jobs (
     run_at         INTEGER NOT NULL,
     attempts       INTEGER NOT NULL DEFAULT 0,
     max_attempts   INTEGER NOT NULL,
-    -- The fencing token: a new number for every worker that takes the job.
+    -- The fencing token: a new number for every lease.
     lease          INTEGER NOT NULL DEFAULT 0,
     worker         TEXT,
     published      INTEGER NOT NULL DEFAULT 0,
@@ -38,14 +38,14 @@ CREATE TABLE jobs (
     UNIQUE (tenant, id)
 );
 
--- The claim walks this from its old end. It is the one index without the tenant in front: a worker
--- serves them all.
+-- For the claim, oldest first. The only index that does not start with the tenant: a worker serves
+-- all tenants.
 CREATE INDEX idx_jobs_visible_at ON jobs (queue, visible_at);
 CREATE UNIQUE INDEX idx_jobs_waiting_key ON jobs (tenant, queue, type, waiting_key)
  WHERE waiting_key IS NOT NULL;
 CREATE INDEX idx_jobs_order_key ON jobs (tenant, order_key, seq) WHERE order_key IS NOT NULL;
 
--- The completion markers: written in the transaction of the effect, they decide.
+-- Completion markers, written in the transaction of the effects. They decide whether a job is done.
 CREATE TABLE job_completions (
     tenant         TEXT    NOT NULL,
     job_id         TEXT    NOT NULL,
@@ -65,7 +65,7 @@ CREATE TABLE job_completions (
 );
 CREATE INDEX idx_job_completions_completed_at ON job_completions (completed_at);
 
--- What was given up, and why. A requeued one stays, as history.
+-- Jobs that were given up, with the reason. A requeued one stays.
 CREATE TABLE dead_letters (
     tenant         TEXT    NOT NULL,
     job_id         TEXT    NOT NULL,
@@ -91,7 +91,7 @@ CREATE TABLE dead_letters (
 );
 CREATE INDEX idx_dead_letters_died_at ON dead_letters (died_at);
 
--- Every attempt that failed. Attempts that succeed have their marker.
+-- Every failed attempt.
 CREATE TABLE job_failures (
     seq       INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant    TEXT    NOT NULL,
@@ -104,7 +104,7 @@ CREATE TABLE job_failures (
 );
 CREATE INDEX idx_job_failures_job ON job_failures (tenant, job_id, seq);
 
--- The finished steps of jobs with outside effects: a retry goes on after the last one.
+-- Finished steps of jobs that call other services: a retry continues after the last one.
 CREATE TABLE job_steps (
     tenant      TEXT    NOT NULL,
     job_id      TEXT    NOT NULL,

@@ -1,8 +1,8 @@
--- A claim that takes a job over from a worker that died, hung or lost its lease writes down what was
--- lost: which attempt, and whose. A trigger, because the claim is one statement and commits by itself:
--- a second one would cost every claim a transaction, and one after it could be lost in its turn.
+-- Records a lost attempt when a claim takes a job from a worker that died, hung or lost its lease. A
+-- trigger, because the claim is one statement that commits at once:
+-- a second one would cost every claim a transaction and might be lost.
 --
--- A job past its last attempt is only taken to be buried, and that is no attempt.
+-- A claim after the last attempt only dead-letters the job, and does not count as an attempt.
 CREATE TRIGGER jobs_attempt_lost AFTER UPDATE OF lease ON jobs
 WHEN old.state = 'running' AND new.lease > old.lease AND old.attempts <= old.max_attempts
 BEGIN

@@ -1,14 +1,14 @@
--- One counter per user: every change takes the next number while it holds this row, so numbers are
--- given in the order of the commits, and a device that pulls by number can miss nothing.
+-- One counter per user. A change locks the row and takes the next number, so numbers follow the order
+-- of commits, and a device that fetches changes by number misses nothing.
 CREATE TABLE field_counters (
     tenant     text        COLLATE "C" NOT NULL PRIMARY KEY,
     seq        bigint      NOT NULL,
     changed_at timestamptz NOT NULL
 );
 
--- What the app keeps, of all three kinds: a document, a version, and where it stands in the order of
--- changes. A deleted one stays as a mark, so that other devices hear of it. Documents are JSON kept
--- as text, as on SQLite: jsonb would refuse a U+0000 that the body may lawfully hold.
+-- Documents of all three kinds, with their version and the number of their last change. A deleted
+-- document stays as a tombstone for other devices. Documents are JSON stored as text, as on SQLite:
+-- jsonb rejects U+0000, which is valid in a body.
 CREATE TABLE field_items (
     tenant     text        COLLATE "C" NOT NULL,
     kind       text        COLLATE "C" NOT NULL

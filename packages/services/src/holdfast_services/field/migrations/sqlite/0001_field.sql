@@ -1,13 +1,13 @@
--- One counter per user: every change takes the next number, so numbers are given in the order of the
--- commits, and a device that pulls by number can miss nothing.
+-- One counter per user. Every change takes the next number, so numbers follow the order of commits,
+-- and a device that fetches changes by number misses nothing.
 CREATE TABLE field_counters (
     tenant     TEXT    NOT NULL PRIMARY KEY,
     seq        INTEGER NOT NULL,
     changed_at TEXT    NOT NULL
 ) WITHOUT ROWID;
 
--- What the app keeps, of all three kinds: a document, a version, and where it stands in the order of
--- changes. A deleted one stays as a mark, so that other devices hear of it.
+-- Documents of all three kinds, with their version and the number of their last change. A deleted
+-- document stays as a tombstone for other devices.
 CREATE TABLE field_items (
     tenant     TEXT    NOT NULL,
     kind       TEXT    NOT NULL CHECK (kind IN ('activities', 'contacts', 'expenses')),

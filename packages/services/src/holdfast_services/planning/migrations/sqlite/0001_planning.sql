@@ -1,5 +1,5 @@
--- The tenant is the organization. It is the first column of every key and index, so no look-up can
--- reach another organization's rows. Ids are ours and grow with time: pages by id are pages by age.
+-- The tenant is the organization. It is the first column of every key and index, so no query can reach
+-- another organization's rows. Ids grow with time, so pages by id are pages by age.
 CREATE TABLE planning_projects (
     tenant      TEXT    NOT NULL,
     id          TEXT    NOT NULL,
@@ -11,7 +11,7 @@ CREATE TABLE planning_projects (
     PRIMARY KEY (tenant, id)
 ) WITHOUT ROWID;
 
--- A deleted mission stays as a mark: its assignments still name it.
+-- A deleted mission stays as a tombstone, because assignments refer to it.
 CREATE TABLE planning_missions (
     tenant      TEXT    NOT NULL,
     id          TEXT    NOT NULL,
@@ -30,7 +30,7 @@ CREATE TABLE planning_missions (
 CREATE INDEX idx_planning_missions_project ON planning_missions (tenant, project_id, id)
  WHERE deleted_at IS NULL;
 
--- The project is the mission's, which never changes its own.
+-- project_id repeats that of the mission, which never changes.
 CREATE TABLE planning_assignments (
     tenant     TEXT    NOT NULL,
     id         TEXT    NOT NULL,
@@ -45,7 +45,7 @@ CREATE TABLE planning_assignments (
 ) WITHOUT ROWID;
 CREATE INDEX idx_planning_assignments_mission ON planning_assignments (tenant, mission_id, id);
 
--- What jobs make of the tables above. Counters of a project, true as of an instant:
+-- Written by jobs: counters of a project as of an instant.
 CREATE TABLE planning_dashboards (
     tenant      TEXT    NOT NULL,
     project_id  TEXT    NOT NULL,
@@ -60,7 +60,7 @@ CREATE TABLE planning_dashboards (
     PRIMARY KEY (tenant, project_id)
 ) WITHOUT ROWID;
 
--- what people were told, once per version of an assignment:
+-- Written by jobs: notifications, one per version of an assignment.
 CREATE TABLE planning_notifications (
     tenant        TEXT    NOT NULL,
     assignment_id TEXT    NOT NULL,
@@ -72,7 +72,7 @@ CREATE TABLE planning_notifications (
     PRIMARY KEY (tenant, assignment_id, version)
 ) WITHOUT ROWID;
 
--- and what a search looks through.
+-- Written by jobs: the text of each mission for searches.
 CREATE TABLE planning_search (
     tenant     TEXT    NOT NULL,
     mission_id TEXT    NOT NULL,
@@ -81,7 +81,7 @@ CREATE TABLE planning_search (
     PRIMARY KEY (tenant, mission_id)
 ) WITHOUT ROWID;
 
--- The audit log is read by actor, by resource and by endpoint too, each a page at a time.
+-- Pages of the audit log filtered by actor, resource or endpoint.
 CREATE INDEX idx_audit_events_actor ON audit_events (tenant, actor, id);
 CREATE INDEX idx_audit_events_resource ON audit_events (tenant, resource, id);
 CREATE INDEX idx_audit_events_endpoint ON audit_events (tenant, endpoint, id);

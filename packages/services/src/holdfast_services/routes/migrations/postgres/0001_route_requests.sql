@@ -1,6 +1,6 @@
--- What was asked for and what became of it. The tenant is the user; it comes first in the key, so
--- no look-up can reach another user's request. Payload and result are JSON kept as text, as on
--- SQLite: jsonb would refuse a U+0000 that the body may lawfully hold.
+-- Route requests and their results. The tenant is the user; it is the first column of the key, so no
+-- query can reach another user's request. Payload and result are JSON stored as text, as on SQLite:
+-- jsonb rejects U+0000, which is valid in a body.
 CREATE TABLE route_requests (
     tenant     text NOT NULL,
     request_id text NOT NULL,

@@ -1,5 +1,5 @@
--- What was asked for and what became of it. The tenant is the user; it comes first in the key, so
--- no look-up can reach another user's request.
+-- Route requests and their results. The tenant is the user; it is the first column of the key, so no
+-- query can reach another user's request.
 CREATE TABLE route_requests (
     tenant     TEXT NOT NULL,
     request_id TEXT NOT NULL,

@@ -1,8 +1,8 @@
--- The tenant is the walker. It comes first in every key and index, so no look-up can reach another
--- walker's rows.
+-- The tenant is the walker. It is the first column of every key and index, so no query can reach
+-- another walker's rows.
 
--- One row per walker, and the lock that puts a walker's actions in line. The three counters number
--- the walker's allocations, ledger entries and events without a gap.
+-- One row per walker. Its lock serializes the walker's actions. The three counters number the
+-- walker's allocations, ledger entries and events without gaps.
 CREATE TABLE walkers (
     tenant         TEXT NOT NULL PRIMARY KEY,
     points_banked  INTEGER NOT NULL CHECK (points_banked >= 0),
@@ -14,7 +14,7 @@ CREATE TABLE walkers (
     updated_at     TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- What a walker has, each node once. The costs are what was taken, so that is what a refund returns.
+-- A walker's nodes, each once. The costs are those that were paid, so a refund returns the same.
 CREATE TABLE tree_allocations (
     tenant        TEXT NOT NULL,
     node_id       TEXT NOT NULL,
@@ -28,8 +28,7 @@ CREATE TABLE tree_allocations (
     PRIMARY KEY (tenant, node_id)
 ) WITHOUT ROWID;
 
--- What a walker had and was given the points back for. In a table of its own, so that a long history
--- slows nothing down.
+-- Refunded allocations. In a separate table, so that a long history does not slow queries down.
 CREATE TABLE tree_refunds (
     tenant       TEXT NOT NULL,
     seq          INTEGER NOT NULL,
@@ -54,7 +53,7 @@ CREATE TABLE quest_progress (
     PRIMARY KEY (tenant, quest_id)
 ) WITHOUT ROWID;
 
--- What came and went. The sum of delta is the walker's energy_balance, always.
+-- Credits and debits of energy. The sum of delta is always the walker's energy_balance.
 CREATE TABLE energy_ledger (
     tenant        TEXT NOT NULL,
     seq           INTEGER NOT NULL,
@@ -66,10 +65,10 @@ CREATE TABLE energy_ledger (
     PRIMARY KEY (tenant, seq)
 ) WITHOUT ROWID;
 
--- The same thing is booked once, however often it is asked for.
+-- An entry with the same reason and reference is booked once.
 CREATE UNIQUE INDEX idx_energy_ledger_reference ON energy_ledger (tenant, reason, reference);
 
--- What the walker's devices are told. Data is JSON.
+-- Events for the walker's devices. Data is JSON.
 CREATE TABLE walker_events (
     tenant     TEXT NOT NULL,
     seq        INTEGER NOT NULL,

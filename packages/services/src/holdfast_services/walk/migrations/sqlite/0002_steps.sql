@@ -1,5 +1,5 @@
--- One row per walker and day: what was reported, what of it counts, and what became of it. The day
--- is the walker's own calendar day (YYYY-MM-DD).
+-- One row per walker and day: the reported count, the accepted count and the status. The day is a
+-- calendar day of the walker (YYYY-MM-DD).
 CREATE TABLE step_logs (
     tenant           TEXT NOT NULL,
     day              TEXT NOT NULL,
@@ -16,10 +16,10 @@ CREATE TABLE step_logs (
     -- The streak at the end of this day; NULL unless the day reached the goal.
     streak_length    INTEGER,
     streak_tier      INTEGER,
-    -- What the ledger holds for this day, and how often it was changed.
+    -- The energy booked for this day, and how often the day was settled.
     credited_energy  INTEGER NOT NULL DEFAULT 0,
     settlements      INTEGER NOT NULL DEFAULT 0,
-    -- What a person decided, about the first so many reports, and how many steps they are worth.
+    -- An admin's decision, the number of reports it covers, and the accepted steps.
     ruling           TEXT CHECK (ruling IN ('accept', 'reject')),
     ruled_reports    INTEGER,
     ruled_count      INTEGER,
@@ -28,14 +28,14 @@ CREATE TABLE step_logs (
     PRIMARY KEY (tenant, day)
 ) WITHOUT ROWID;
 
--- Days that are not settled, or badly: nearly always none, or today. By status and not by day, as
--- SQLite would else take the primary key and read every day there ever was.
+-- Days that are pending, quarantined or rejected: usually none, or today. By status and not by day,
+-- because SQLite would otherwise use the primary key and read all days.
 CREATE INDEX idx_step_logs_doubtful ON step_logs (tenant, status) WHERE status <> 'ACCEPTED';
 
--- Days that carry a streak, so that the one before a day is found at once.
+-- Attested days, to find the one before a day.
 CREATE INDEX idx_step_logs_attested ON step_logs (tenant, day) WHERE streak_length IS NOT NULL;
 
--- Every report that was taken, in the order of their commits.
+-- Every accepted report, in commit order.
 CREATE TABLE step_reports (
     tenant              TEXT NOT NULL,
     day                 TEXT NOT NULL,
@@ -53,8 +53,8 @@ CREATE TABLE step_reports (
     PRIMARY KEY (tenant, day, number)
 ) WITHOUT ROWID;
 
--- One row per call of /step/ingest that was looked at, and one per day put into quarantine. Kept for
--- 30 days. The summary is JSON; no token is in it.
+-- One row per request of /step/ingest and one per quarantined or rejected day. Kept for 30 days. The
+-- summary is JSON without the token.
 CREATE TABLE attestation_logs (
     tenant       TEXT NOT NULL,
     id           TEXT NOT NULL,
@@ -74,17 +74,17 @@ CREATE TABLE attestation_logs (
 CREATE INDEX idx_attestation_logs_anti_cheat ON attestation_logs (tenant, created_at)
     WHERE anti_cheat = 1;
 
--- For the clean-up alone, which looks at all walkers.
+-- For the clean-up, which reads the rows of all walkers.
 CREATE INDEX idx_attestation_logs_age ON attestation_logs (created_at);
 
--- One row per walker: the streak as it was settled last, and where the walker was last heard of.
+-- One row per walker: the streak as last settled, and the time zone of the last report.
 CREATE TABLE streak_states (
     tenant               TEXT NOT NULL PRIMARY KEY,
     current_length_days  INTEGER NOT NULL DEFAULT 0,
     last_attested_date   TEXT,
     bonus_tier           INTEGER NOT NULL DEFAULT 0,
     decay_at             TEXT,
-    -- When a day last came out attested.
+    -- When a day was last settled as attested.
     attested_at          TEXT,
     total_lifetime_steps INTEGER NOT NULL DEFAULT 0,
     tz                   TEXT NOT NULL,
@@ -92,8 +92,8 @@ CREATE TABLE streak_states (
     synced_at            TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- What a person has to look at: a day in quarantine, or a walker whose reports were rejected too
--- often. The day is empty for the latter. Reasons are JSON.
+-- Reviews by admins: of a quarantined day, or of a walker whose reports were rejected too often, for
+-- whom the day is empty. Reasons are JSON.
 CREATE TABLE walk_reviews (
     tenant      TEXT NOT NULL,
     id          TEXT NOT NULL,
@@ -109,10 +109,10 @@ CREATE TABLE walk_reviews (
     PRIMARY KEY (tenant, id)
 ) WITHOUT ROWID;
 
--- One open review about one thing, however many find out at once.
+-- At most one open review per subject, also under concurrency.
 CREATE UNIQUE INDEX idx_walk_reviews_open ON walk_reviews (tenant, kind, day)
     WHERE status = 'open';
 
--- Admins look across all walkers: the two indexes that do not begin with the tenant.
+-- Admins see all walkers, so these two indexes do not begin with the tenant.
 CREATE UNIQUE INDEX idx_walk_reviews_id ON walk_reviews (id);
 CREATE INDEX idx_walk_reviews_status ON walk_reviews (status, id);

@@ -1,4 +1,4 @@
--- Keeping house: time, age, and what may go.
+-- Maintenance: clock, expiry, pruning, migration of payloads and profiles.
 
 -- name: clock
 SELECT boot_id, boot_ms, elapsed_ms, gap_ms, server_ms, server_at_ms, server_offset_ms
@@ -17,7 +17,7 @@ VALUES (1, :boot_id, :boot_ms, :elapsed_ms, :gap_ms, :server_ms, :server_at_ms, 
 SELECT enqueued_ms FROM offline_sync_queue ORDER BY rowid DESC LIMIT 1;
 
 -- name: shift_since
--- Time that passed unseen passed before these were queued: they do not age by it.
+-- Missed time may have passed before these were queued: they do not age by it.
 UPDATE offline_sync_queue SET enqueued_ms = enqueued_ms + :by_ms
  WHERE status IN ('pending', 'in_flight', 'failed', 'conflict') AND enqueued_ms > :since_ms;
 
@@ -26,14 +26,14 @@ UPDATE offline_sync_queue SET maybe_since_ms = maybe_since_ms + :by_ms
  WHERE maybe_since_ms > :since_ms AND MAYBE_SENT;
 
 -- name: clamp_maybe
--- After a restart: what was sent before it was sent before now, though the time of the last minutes
--- may not have been written down.
+-- After a restart: a send before it cannot be later than now, though the last minutes may not have
+-- been written.
 UPDATE offline_sync_queue SET maybe_since_ms = :ms
  WHERE maybe_since_ms > :ms AND MAYBE_SENT;
 
 -- name: age_maybe
--- Sent before a time that nobody has measured: what the device's clock and the server's have between
--- them, less what was counted.
+-- Sent before a gap of unknown length: the time between the device's clock then and the server's now,
+-- less what was counted.
 UPDATE offline_sync_queue
    SET maybe_since_ms = maybe_since_ms - max(0, :server_ms - (:ms - maybe_since_ms)
            - CAST((julianday(maybe_since_at) - 2440587.5) * 86400000 AS INTEGER))
@@ -46,8 +46,7 @@ UPDATE offline_sync_queue SET lease_ms = lease_ms + :by_ms WHERE lease_ms IS NOT
 UPDATE offline_sync_queue SET settled_ms = settled_ms + :by_ms WHERE settled_ms > :since_ms;
 
 -- name: pending_by_age
--- Rows of one user and status come in the order in which they were queued, so whoever reads can stop
--- at the first that is young enough.
+-- In the order in which they were queued, so that reading can stop at the first that is young enough.
 SELECT rowid, id, enqueued_ms, outcome_unknown, maybe_since_ms FROM offline_sync_queue
  WHERE user_id = :user_id AND status = 'pending' AND rowid > :after
  ORDER BY rowid LIMIT :limit;
@@ -57,7 +56,7 @@ SELECT maybe_since_ms, maybe_since_at FROM offline_sync_queue
  WHERE id = :id AND outcome_unknown = 1;
 
 -- name: prunable
--- Settled long enough ago, and nobody who is not settled looks up to it.
+-- Settled long enough ago, and no unsettled entry depends on it.
 SELECT rowid, id, user_id, sequence_number FROM offline_sync_queue
  WHERE status = :status AND rowid > :after AND settled_ms <= :settled_before
    AND NOT EXISTS (
@@ -68,9 +67,8 @@ SELECT rowid, id, user_id, sequence_number FROM offline_sync_queue
  ORDER BY rowid LIMIT :limit;
 
 -- name: oldest_settled
--- When the first of a user's entries were settled: a few pages of an index, however many there are.
--- Mostly the first that were queued are the first that were settled. Where many of them were stuck
--- for long, those behind them go when these do, or by `prunable`, which looks at every row.
+-- When the oldest entries of a user were settled: reads a few pages of an index. The entries queued
+-- first are usually settled first; where they are not, `prunable`, which reads every row, finds them.
 SELECT min(settled_ms) FROM (
     SELECT settled_ms FROM offline_sync_queue
      WHERE user_id = :user_id AND status = :status ORDER BY rowid LIMIT 100);
@@ -85,7 +83,7 @@ DELETE FROM entry_waits WHERE awaited = :id;
 DELETE FROM offline_sync_queue WHERE id = :id;
 
 -- name: count_unsent
--- Not as IS_OPEN: these are looked up in the index by status, and what is settled is not read.
+-- Not as IS_OPEN: this uses the index by status, so that settled entries are not read.
 SELECT count(*) FROM offline_sync_queue
  WHERE user_id = :user_id AND status IN ('pending', 'in_flight', 'failed', 'conflict');
 

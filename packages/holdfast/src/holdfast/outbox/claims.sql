@@ -1,8 +1,8 @@
--- Claims, and what comes of them.
+-- Claims and outcomes.
 
 -- name: promote_due
--- What has waited long enough can be claimed again. Not all at once: claims stay quick after a long
--- outage, and the next claim goes on here.
+-- Make entries claimable whose delay is over. At most 500 at once, so that claims stay fast after a
+-- long outage; the next claim continues.
 UPDATE offline_sync_queue SET due_ms = NULL
  WHERE rowid IN (SELECT rowid FROM offline_sync_queue
                   WHERE user_id = :user_id AND due_ms <= :ms ORDER BY due_ms LIMIT 500);
@@ -35,7 +35,7 @@ UPDATE offline_sync_queue
 RETURNING ENTRY;
 
 -- name: behind
--- Who comes next in a lane, and whether it could be sent if all before it were done.
+-- The next entries of a lane, and whether each could be sent if all before it had succeeded.
 SELECT id, status = 'pending' AND waiting_for = 0 AND due_ms IS NULL
            AND profile NOT IN (SELECT value FROM json_each(:skip))
   FROM offline_sync_queue
@@ -84,7 +84,7 @@ UPDATE offline_sync_queue SET lease_ms = :lease_ms
 RETURNING id;
 
 -- name: settle
--- Ends a claim in a status that is final.
+-- End a claim in a final status.
 UPDATE offline_sync_queue
    SET status = :status, server_id = coalesce(:server_id, server_id), synced_at = :synced_at,
        last_error = :error, last_error_code = :error_code, reason = :reason, outcome_unknown = 0,
@@ -93,7 +93,7 @@ UPDATE offline_sync_queue
 RETURNING 1;
 
 -- name: end_claim
--- Ends a claim in `pending`, `failed` or `conflict`. `uncount` takes the attempt back.
+-- End a claim in `pending`, `failed` or `conflict`. `uncount` is subtracted from the attempts.
 UPDATE offline_sync_queue
    SET status = :status, attempt_count = attempt_count - :uncount, due_ms = :due_ms,
        next_retry_at = :next_retry_at, last_error = coalesce(:error, last_error),
@@ -122,14 +122,14 @@ SELECT local_id, server_id FROM id_mappings
  WHERE user_id = :user_id AND local_id IN (SELECT value FROM json_each(:local_ids));
 
 -- name: pass_turn
--- The first of the lane that is not settled has the turn from now on.
+-- Give the turn to the first unsettled entry of the lane.
 UPDATE offline_sync_queue SET turn = 1
  WHERE rowid = (SELECT rowid FROM offline_sync_queue
                  WHERE user_id = :user_id AND lane = :lane AND IS_OPEN
                  ORDER BY sequence_number LIMIT 1);
 
 -- name: meet_waits
--- An entry that waits for both comes back twice.
+-- An entry that waits for both is returned twice.
 UPDATE entry_waits SET met = 1
  WHERE awaited IN (:entry, :local) AND met = 0
 RETURNING entry_id;
@@ -138,15 +138,15 @@ RETURNING entry_id;
 UPDATE offline_sync_queue SET waiting_for = waiting_for - 1 WHERE id = ?;
 
 -- name: lapsed
--- Claims whose lease is over.
+-- Claims whose lease has expired.
 SELECT id, claim_number FROM offline_sync_queue
  WHERE lease_ms <= :ms AND status = 'in_flight';
 
 -- name: end_leases
--- After a restart of the device nobody holds anything.
+-- After a restart of the device no process holds a claim.
 UPDATE offline_sync_queue SET lease_ms = 0 WHERE lease_ms > 0;
 
 -- name: wake_due
--- After a restart: by the device's clock their time has come. Early at worst, never lost.
+-- After a restart: due by the device's clock. At worst too early, never lost.
 UPDATE offline_sync_queue SET due_ms = NULL
  WHERE due_ms IS NOT NULL AND next_retry_at <= :now;

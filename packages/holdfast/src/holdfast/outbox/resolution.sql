@@ -1,10 +1,10 @@
--- What people do to entries, and what follows from it for those that wait. CREATED_BY(e) is the
--- mapping that the success of e makes, as entry_waits writes it; IS_DEAD(x) whether what is awaited
--- as x has ended in a way that leads to no success.
+-- Decisions about entries, and what follows for their dependents. CREATED_BY(e) is the name in
+-- entry_waits of the mapping that the success of e creates; IS_DEAD(x) says whether what is awaited as
+-- x is failed, discarded or expired.
 
 -- name: to_pending
--- By hand: from `failed` or `conflict` back into the queue, at once and with all its attempts. Whoever
--- was told that it may have happened, and that nobody can ask any more, has looked; nobody else has.
+-- From `failed` or `conflict` back to `pending`, with all attempts. With the reason `unknown` a person
+-- has been asked to check whether it happened, so the time of the first send is cleared.
 UPDATE offline_sync_queue
    SET status = 'pending', attempt_count = 0, due_ms = NULL, next_retry_at = NULL, reason = NULL,
        maybe_since_ms = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_ms END,
@@ -13,13 +13,14 @@ UPDATE offline_sync_queue
 RETURNING ENTRY;
 
 -- name: rewrite
--- A new payload is a new request: it has a new key, and nothing of it was sent.
+-- A changed request has a new key and was never sent.
 UPDATE offline_sync_queue
    SET status = 'pending', attempt_count = 0, due_ms = NULL, next_retry_at = NULL, reason = NULL,
        payload = :payload, headers = :headers, endpoint = :endpoint, idempotency_key = :key,
        dependency_ids = :dependency_ids, local_refs = :local_refs, waiting_for = :waiting_for,
        payload_version = :payload_version, base = :base, base_version = :base_version,
-       theirs = NULL, theirs_version = NULL, forced = :forced, outcome_unknown = 0, maybe_since_ms = NULL, maybe_since_at = NULL
+       theirs = NULL, theirs_version = NULL, forced = :forced, outcome_unknown = 0,
+       maybe_since_ms = NULL, maybe_since_at = NULL
  WHERE id = :id
 RETURNING ENTRY;
 
@@ -27,7 +28,7 @@ RETURNING ENTRY;
 DELETE FROM entry_waits WHERE entry_id = :entry_id;
 
 -- name: settle_unclaimed
--- Out of the queue for good: `discarded` or `expired`.
+-- End an entry that is not claimed: `discarded` or `expired`.
 UPDATE offline_sync_queue
    SET status = :status, reason = :reason, last_error = coalesce(:error, last_error),
        due_ms = NULL, next_retry_at = NULL, settled_ms = :ms
@@ -46,8 +47,8 @@ UPDATE offline_sync_queue SET status = 'failed', reason = :reason WHERE id = :id
 RETURNING ENTRY;
 
 -- name: park_dependents
--- All that wait for an entry, directly or not. The rows of a recursive query are kept in a queue,
--- not on a stack: depth does not matter, and UNION visits each entry once.
+-- All that depend on an entry, directly or indirectly. A recursive query has a queue, not a stack:
+-- depth does not matter, and UNION visits each entry once.
 WITH RECURSIVE doomed (id, local) AS (
     SELECT :id, :local
     UNION
@@ -63,7 +64,7 @@ UPDATE offline_sync_queue
 RETURNING ENTRY;
 
 -- name: revive_dependents
--- Those parked directly behind an entry that is back, unless something else they wait for is dead.
+-- Entries parked directly behind an entry that is pending again, unless another parent is dead.
 UPDATE offline_sync_queue AS parked
    SET status = 'pending', attempt_count = 0, reason = NULL
  WHERE id IN (SELECT entry_id FROM entry_waits WHERE awaited IN (:id, :local) AND met = 0)
@@ -74,7 +75,7 @@ UPDATE offline_sync_queue AS parked
 RETURNING ENTRY;
 
 -- name: dead_waits
--- What an entry waits for in vain.
+-- Dead parents of an entry.
 SELECT awaited FROM entry_waits AS wait
  WHERE wait.entry_id = :id AND wait.met = 0 AND IS_DEAD(wait.awaited);
 

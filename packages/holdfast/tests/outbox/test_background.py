@@ -1,4 +1,4 @@
-"""The outbox by itself: it sends when there is something, backs off, and stops cleanly."""
+"""Background draining: wakes up, backs off, and stops cleanly."""
 
 import asyncio
 import threading
@@ -59,7 +59,7 @@ def done(outbox: Outbox, count: int) -> Callable[[], bool]:
     return lambda: outbox.queue.stats().counts[Status.SUCCEEDED] == count
 
 
-def test_what_a_dead_process_had_claimed_is_sent_when_its_lease_is_over(tmp_path: Path) -> None:
+def test_entries_claimed_by_an_ended_process_are_sent_after_the_lease(tmp_path: Path) -> None:
     settings = QueueSettings(lease_seconds=0.3)
     with OutboxQueue.open(tmp_path / "outbox.db", settings=settings) as dead:
         dead.add_user("ada")
@@ -71,7 +71,7 @@ def test_what_a_dead_process_had_claimed_is_sent_when_its_lease_is_over(tmp_path
         eventually(done(outbox, 1))
 
 
-def test_what_is_queued_while_it_runs_is_sent_at_once(make: Make) -> None:
+def test_entries_queued_while_it_runs_are_sent_at_once(make: Make) -> None:
     outbox = make(lambda _: answer(201, {"id": 1}))
     outbox.start()
     outbox.enqueue(activity("ada", "one"))
@@ -89,7 +89,7 @@ def test_a_retry_is_sent_when_it_is_due(make: Make) -> None:
     assert len(set(server.keys)) == 1
 
 
-def test_without_a_network_it_backs_off_until_it_hears_that_it_is_back(make: Make) -> None:
+def test_without_a_network_it_backs_off_until_online(make: Make) -> None:
     is_up = threading.Event()
     server = Scripted(lambda _: answer(201, {"id": 1}) if is_up.is_set() else NETWORK_DOWN)
     outbox = make(server, back_off=LONG)
@@ -110,7 +110,7 @@ def raising(user: str) -> str:
 
 
 @pytest.mark.parametrize("token", [lambda user: user, raising], ids=["no way", "no token"])
-def test_what_is_wrong_with_one_user_delays_nobody_else(
+def test_an_error_of_one_user_does_not_delay_others(
     make: Make, token: Callable[[str], str]
 ) -> None:
     asked: list[str] = []
@@ -133,7 +133,7 @@ def test_what_is_wrong_with_one_user_delays_nobody_else(
     assert asked.count("ada") == 1, "it does not wait"
 
 
-def test_without_a_network_nobody_is_tried_for_what_they_queue_until_their_wait_is_over(
+def test_new_entries_do_not_end_a_back_off(
     make: Make,
 ) -> None:
     is_up = threading.Event()
@@ -154,7 +154,7 @@ def test_without_a_network_nobody_is_tried_for_what_they_queue_until_their_wait_
     eventually(done(outbox, 5))
 
 
-def test_tries_of_one_wake_up_are_counted_anew_while_another_user_backs_off(make: Make) -> None:
+def test_attempts_are_reset_while_another_user_backs_off(make: Make) -> None:
     policy = replace(SOON, attempts=3)
 
     def reply(request: Request) -> Response | NoResponse:
@@ -172,7 +172,7 @@ def test_tries_of_one_wake_up_are_counted_anew_while_another_user_backs_off(make
     eventually(lambda: server.keys.count(stuck.idempotency_key) == 6, LONG.first_seconds / 3)
 
 
-def test_each_user_waits_longer_each_time(make: Make) -> None:
+def test_each_back_off_of_a_user_is_longer(make: Make) -> None:
     policy = RetryPolicy(first_seconds=0.1, ceiling_seconds=60, jitter=Jitter.UP_TO)
     times: list[float] = []
 
@@ -188,7 +188,7 @@ def test_each_user_waits_longer_each_time(make: Make) -> None:
     assert all(wait >= least for wait, least in zip(waits, (0.1, 0.2, 0.4), strict=True))
 
 
-def test_a_hint_that_comes_during_a_try_is_not_lost(make: Make) -> None:
+def test_a_wake_during_a_drain_is_not_lost(make: Make) -> None:
     sending, go_on = threading.Event(), threading.Event()
 
     def slow(_: Request) -> Response | NoResponse:
@@ -207,9 +207,7 @@ def test_a_hint_that_comes_during_a_try_is_not_lost(make: Make) -> None:
     eventually(done(outbox, 1), LONG.first_seconds / 3)
 
 
-def test_a_file_that_is_busy_is_tried_again_soon(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_file_is_retried(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Drain.run
     busy = iter([True])
 
@@ -225,7 +223,7 @@ def test_a_file_that_is_busy_is_tried_again_soon(
     eventually(done(outbox, 1), 20)
 
 
-def test_while_the_app_says_offline_nothing_is_tried(make: Make) -> None:
+def test_nothing_is_sent_while_offline(make: Make) -> None:
     server = Scripted(lambda _: answer(201, {"id": 1}))
     outbox = make(server)
     outbox.offline()
@@ -237,7 +235,7 @@ def test_while_the_app_says_offline_nothing_is_tried(make: Make) -> None:
     eventually(done(outbox, 1))
 
 
-def test_a_user_who_is_signed_out_holds_up_nobody_and_is_taken_up_after_sign_in(
+def test_a_signed_out_user_does_not_block_others_and_is_sent_after_sign_in(
     make: Make,
 ) -> None:
     tokens: dict[str, str | None] = {"ada": "old", "bo": "good"}
@@ -292,7 +290,7 @@ def test_it_is_not_started_twice(make: Make) -> None:
 
 @contextmanager
 def running(outbox: Outbox) -> Iterator[threading.Thread]:
-    """Let it run on a thread of the test's, until it is told to stop."""
+    """Run it on a thread of the test until it is stopped."""
     thread = threading.Thread(target=outbox.run_forever, daemon=True)
     thread.start()
     yield thread
@@ -329,7 +327,7 @@ def test_a_stop_waits_for_the_entry_that_is_sent_on_the_callers_thread(make: Mak
         assert outbox.queue.stats().counts[Status.SUCCEEDED] == 1
 
 
-def test_who_runs_it_may_stop_it_as_the_handler_of_a_signal_does(make: Make) -> None:
+def test_stop_may_be_called_from_a_signal_handler(make: Make) -> None:
     outbox = make(lambda _: answer(201, {"id": 1}))
 
     def listen(event: Event) -> None:
@@ -341,7 +339,7 @@ def test_who_runs_it_may_stop_it_as_the_handler_of_a_signal_does(make: Make) -> 
         outbox.enqueue(activity("ada", "one"))
 
 
-def test_closing_ends_a_run_and_there_is_none_after_it(make: Make) -> None:
+def test_close_ends_a_run_and_prevents_another(make: Make) -> None:
     outbox = make(lambda _: answer(201, {"id": 1}))
     with running(outbox):
         outbox.enqueue(activity("ada", "one"))
@@ -352,7 +350,7 @@ def test_closing_ends_a_run_and_there_is_none_after_it(make: Make) -> None:
         outbox.start()
 
 
-def test_what_the_app_says_about_the_network_outlasts_a_stop(make: Make) -> None:
+def test_offline_stays_in_effect_after_a_stop(make: Make) -> None:
     server = Scripted(lambda _: answer(201, {"id": 1}))
     outbox = make(server)
     outbox.start()
@@ -366,7 +364,7 @@ def test_what_the_app_says_about_the_network_outlasts_a_stop(make: Make) -> None
     eventually(done(outbox, 1))
 
 
-def test_a_drain_that_raises_does_not_end_the_runner(make: Make) -> None:
+def test_a_drain_that_raises_does_not_end_the_background_run(make: Make) -> None:
     calls = 0
 
     def token(_: str) -> str:
@@ -382,7 +380,7 @@ def test_a_drain_that_raises_does_not_end_the_runner(make: Make) -> None:
     eventually(done(outbox, 1))
 
 
-def test_events_can_be_read_as_they_come_and_end_with_the_outbox(make: Make) -> None:
+def test_the_event_stream_ends_with_the_outbox(make: Make) -> None:
     outbox = make(lambda _: answer(201, {"id": 1}))
     events = outbox.events()
     outbox.enqueue(activity("ada", "one"))
@@ -397,7 +395,7 @@ def test_events_can_be_read_as_they_come_and_end_with_the_outbox(make: Make) -> 
     ]
 
 
-def test_closing_twice_is_closing_once(make: Make) -> None:
+def test_close_is_idempotent(make: Make) -> None:
     outbox = make([])
     outbox.close()
     outbox.close()
@@ -405,7 +403,7 @@ def test_closing_twice_is_closing_once(make: Make) -> None:
         outbox.enqueue(activity("ada", "one"))
 
 
-def test_open_makes_the_users_known_and_an_address_that_is_none_makes_no_file(
+def test_open_adds_the_users_and_an_invalid_url_creates_no_file(
     tmp_path: Path,
 ) -> None:
     with Outbox.open(tmp_path / "o.db", server="https://api.example", users=["ada"]) as outbox:
@@ -415,7 +413,7 @@ def test_open_makes_the_users_known_and_an_address_that_is_none_makes_no_file(
     assert not (tmp_path / "no.db").exists()
 
 
-def test_open_passes_on_what_the_queue_takes(tmp_path: Path) -> None:
+def test_open_passes_the_queues_options_on(tmp_path: Path) -> None:
     path = tmp_path / "outbox.db"
     with Outbox.open(path, server="http://127.0.0.1:9", users=["ada"], passphrase=KEY) as outbox:
         entry = outbox.enqueue(activity("ada", "old"))
@@ -430,7 +428,7 @@ def test_open_passes_on_what_the_queue_takes(tmp_path: Path) -> None:
         assert outbox.queue.get(entry.id).decoded() == {"title": "new"}
 
 
-async def test_in_an_event_loop_it_is_the_same(make: Make) -> None:
+async def test_the_async_outbox_does_the_same(make: Make) -> None:
     outbox = AsyncOutbox(make(lambda _: answer(201, {"id": 1})))
     async with outbox.events() as events:
         running = asyncio.create_task(outbox.run_forever())
@@ -446,7 +444,7 @@ async def test_in_an_event_loop_it_is_the_same(make: Make) -> None:
     assert (report.ended, report.succeeded) == (Ended.EMPTY, 1)
 
 
-async def test_in_an_event_loop_too_it_runs_again_after_it_was_cancelled(make: Make) -> None:
+async def test_the_async_outbox_runs_again_after_a_cancellation(make: Make) -> None:
     outbox = AsyncOutbox(make(lambda _: answer(201, {"id": 1})))
     for count in (1, 2):
         run = asyncio.create_task(outbox.run_forever())
@@ -458,7 +456,7 @@ async def test_in_an_event_loop_too_it_runs_again_after_it_was_cancelled(make: M
 
 
 @pytest.mark.parametrize("how", ["cancelled", "stopped", "closed"])
-async def test_what_ends_a_run_before_its_thread_has_begun_ends_it(make: Make, how: str) -> None:
+async def test_a_stop_before_the_thread_has_started_ends_the_run(make: Make, how: str) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     go_on = threading.Event()
     before = asyncio.create_task(asyncio.to_thread(go_on.wait, 5))

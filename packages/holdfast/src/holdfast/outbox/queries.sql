@@ -1,4 +1,4 @@
--- Looking, without changing anything.
+-- Queries that change nothing.
 
 -- name: get
 SELECT ENTRY FROM offline_sync_queue WHERE id = :id;
@@ -27,7 +27,7 @@ SELECT count(*) FROM offline_sync_queue
    AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL;
 
 -- name: count_waiting
--- In back-off, and how many of those are due.
+-- Entries that wait for a retry, and how many of those are due.
 SELECT count(*), coalesce(sum(due_ms <= :ms), 0) FROM offline_sync_queue
  WHERE (:user_id IS NULL OR user_id = :user_id) AND due_ms IS NOT NULL;
 
