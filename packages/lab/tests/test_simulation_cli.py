@@ -1,4 +1,4 @@
-"""The command: counts for scripts, a replay for people, and one line for bad input."""
+"""``holdfast simulate``: JSON counts, replays, signals and invalid options."""
 
 import json
 import signal
@@ -13,7 +13,7 @@ import pytest
 
 from holdfast_lab.simulation.faults import POINTS
 
-PATIENCE_SECONDS = 120
+TIMEOUT_SECONDS = 120
 
 
 def holdfast(*args: str) -> "subprocess.CompletedProcess[str]":
@@ -21,7 +21,7 @@ def holdfast(*args: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_a_short_run_counts_what_it_did() -> None:
+def test_json_contains_the_counts() -> None:
     ran = holdfast("--seeds", "12", "--jobs", "1", "--json")
     assert ran.returncode == 0, ran.stderr
     facts: dict[str, Any] = json.loads(ran.stdout)
@@ -32,31 +32,31 @@ def test_a_short_run_counts_what_it_did() -> None:
     assert sum(facts["points"].values()) > 0
 
 
-def test_a_short_run_tells_of_every_fault_point_and_where_nothing_happened() -> None:
+def test_json_contains_every_fault_point_and_those_without_a_fault() -> None:
     ran = holdfast("--seeds", "3", "--jobs", "1", "--json")
     facts: dict[str, Any] = json.loads(ran.stdout)
     assert list(facts["points"]) == list(facts["struck"]) == list(POINTS)
     assert 0 in facts["struck"].values()
     assert facts["unvisited"] == [point for point in POINTS if not facts["struck"][point]]
-    assert facts["good"]  # so few seeds cannot come by every point
+    assert facts["good"]  # only a long run must reach every fault point
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_with_what_it_has_seen(sign: signal.Signals) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_run_and_prints_the_counts(signal_number: signal.Signals) -> None:
     command = [str(Path(sys.executable).with_name("holdfast")), "simulate", "--jobs", "1"]
     with subprocess.Popen(
         [*command, "--seconds", "600"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        _until_it_has_children(process.pid)
-        process.send_signal(sign)
-        out, told = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, told) == (0, "")
+        _wait_for_children(process.pid)
+        process.send_signal(signal_number)
+        out, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert (process.returncode, errors) == (0, "")
     assert out.splitlines()[0] == "\tcount"
     assert "no guarantee was violated\nstopped early" in out
 
 
-def _until_it_has_children(pid: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def _wait_for_children(pid: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not psutil.Process(pid).children() and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -78,7 +78,7 @@ def test_a_replay_is_the_same_in_every_process() -> None:
         ("--seconds", "nan"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused_in_one_line(options: tuple[str, ...]) -> None:
+def test_invalid_options_are_rejected_in_one_line(options: tuple[str, ...]) -> None:
     ran = holdfast(*options)
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1

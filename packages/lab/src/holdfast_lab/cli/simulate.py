@@ -36,7 +36,11 @@ def show_simulation(
         _showing_progress(count, seconds, as_json=as_json) as on_progress,
     ):
         summary = runner.simulate(
-            numbers, jobs=jobs or _cores(), deadline=deadline, on_progress=on_progress, stops=stops
+            numbers,
+            jobs=jobs or _cores(),
+            deadline=deadline,
+            on_progress=on_progress,
+            should_stop=stops,
         )
         was_stopped = stops()
     if as_json:
@@ -46,14 +50,14 @@ def show_simulation(
             "struck": struck,
             "unvisited": summary.unvisited,
             "stopped": was_stopped,
-            "good": summary.is_good,
+            "good": summary.passed,
         }
         print_json(msgspec.to_builtins(summary) | more)
     else:
         _print_summary(summary)
         if was_stopped:
             print("stopped early; the counts are for the seeds that ran")
-    return 0 if summary.is_good else 1
+    return 0 if summary.passed else 1
 
 
 def show_seed(seed: int, *, as_json: bool) -> int:
@@ -106,7 +110,7 @@ def _print_summary(summary: runner.Summary) -> None:
             ("seeds", f"{summary.seeds}"),
             ("seconds", f"{summary.seconds:.1f} ({rate:.1f} seeds per second)"),
             ("virtual days", f"{summary.virtual_seconds / 86_400:.1f}"),
-            ("user actions", f"{summary.taps}"),
+            ("user actions", f"{summary.actions}"),
             ("requests", f"{summary.requests}"),
             ("effects", f"{summary.effects}"),
             ("jobs", f"{summary.jobs}"),
@@ -123,14 +127,14 @@ def _print_summary(summary: runner.Summary) -> None:
             for point in POINTS
         ],
     )
-    if summary.unvisited and summary.seeds >= runner.ENOUGH_SEEDS:
+    if summary.unvisited and summary.seeds >= runner.FULL_COVERAGE_SEEDS:
         print(f"fault points without a fault: {', '.join(summary.unvisited)}")
     for failure in summary.failures:
         _print_failure(failure)
     omitted = len(summary.failing) - len(summary.failures)
     if omitted > 0:
         print(f"and {omitted} more: {', '.join(str(seed) for seed in summary.failing)}")
-    print("no guarantee was violated" if summary.is_good else "THE SIMULATION FAILED")
+    print("no guarantee was violated" if summary.passed else "THE SIMULATION FAILED")
 
 
 def _print_failure(failure: runner.Failure) -> None:

@@ -1,31 +1,31 @@
-"""Bugs of the jobs: their table, the worker, and the relay."""
+"""Bugs of the jobs: store, executor, relay."""
 
 import re
 from typing import Any
 
-from holdfast.jobs import job_store as table
+from holdfast.jobs import job_store
 from holdfast.jobs.executor import JobExecutor
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Finished
-from holdfast.server import app as facade
+from holdfast.server import app
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 
-TABLE, FACADE = untyped(table), untyped(facade)
+JOB_STORE, APP = untyped(job_store), untyped(app)
 
 
 def _sql(name: str, change: Any) -> list[Replacement]:
-    """Change the statements of one query of the jobs."""
-    right = TABLE._statements
+    """Change the statements of one query of the job store."""
+    right = JOB_STORE._statements
 
-    def statements(database: str, wanted: str) -> Any:
-        found = right(database, wanted)
-        if wanted != name:
+    def statements(database: str, query: str) -> Any:
+        found = right(database, query)
+        if query != name:
             return found
         wrong = tuple(change(found))
         assert wrong != found
         return wrong
 
-    return [(TABLE, "_statements", statements)]
+    return [(JOB_STORE, "_statements", statements)]
 
 
 @bug
@@ -34,7 +34,7 @@ def lease_not_fenced() -> list[Replacement]:
         return [
             text.replace("AND lease = :lease AND worker = :worker", "")
             .replace("AND visible_at > NOW_MS", "")
-            .replace(f"AND visible_at > {TABLE._SQLITE_NOW}", "")
+            .replace(f"AND visible_at > {JOB_STORE._SQLITE_NOW}", "")
             for text in statements
         ]
 
@@ -47,7 +47,7 @@ def marker_not_written() -> list[Replacement]:
 
 
 @bug
-def marker_in_a_transaction_of_its_own() -> list[Replacement]:
+def marker_in_another_transaction() -> list[Replacement]:
     async def complete(self: Any, result: str | None) -> Any:
         config, context, job = self._config, self.context, self.job
         self._is_committing = True
@@ -67,28 +67,28 @@ def marker_in_a_transaction_of_its_own() -> list[Replacement]:
 
 
 @bug
-def coalesced_into_a_job_that_runs() -> list[Replacement]:
-    right = TABLE._statements
+def coalesced_into_a_running_job() -> list[Replacement]:
+    right = JOB_STORE._statements
 
-    def statements(database: str, wanted: str) -> Any:
-        found = right(database, wanted)
-        if wanted not in {"claim", "claim_these"}:
+    def statements(database: str, query: str) -> Any:
+        found = right(database, query)
+        if query not in {"claim", "claim_these"}:
             return found
         wrong = tuple(text.replace("waiting_key = NULL,", "") for text in found)
         assert wrong != found
         return wrong
 
-    return [(TABLE, "_statements", statements)]
+    return [(JOB_STORE, "_statements", statements)]
 
 
 @bug
 def order_of_jobs_ignored() -> list[Replacement]:
-    right = FACADE.Holdfast.enqueue_in
+    right = APP.Holdfast.enqueue_in
 
-    async def enqueue_in(self: Any, *args: Any, **wishes: Any) -> Any:
-        return await right(self, *args, **wishes | {"order": None})
+    async def enqueue_in(self: Any, *args: Any, **options: Any) -> Any:
+        return await right(self, *args, **options | {"order": None})
 
-    return [(FACADE.Holdfast, "enqueue_in", enqueue_in)]
+    return [(APP.Holdfast, "enqueue_in", enqueue_in)]
 
 
 @bug
@@ -105,7 +105,7 @@ def dead_letters_not_written() -> list[Replacement]:
 
 
 @bug
-def rows_gone_with_the_brokers_word() -> list[Replacement]:
+def rows_deleted_when_published() -> list[Replacement]:
     def delete(_statements: Any) -> Any:
         numbers = "SELECT json_extract(value, '$.seq') FROM json_each(:jobs)"
         return [f"DELETE FROM jobs WHERE seq IN ({numbers})"]
@@ -126,11 +126,11 @@ def failed_jobs_forgotten() -> list[Replacement]:
 
 @bug
 def effects_kept_without_the_marker() -> list[Replacement]:
-    # "We have lost the lease, but the work is done."
+    # "The lease is lost, but the work is done."
     async def complete_within(
         self: JobStore, unit: Any, job: Any, result: str | None, *, worker: str
     ) -> None:
-        values = TABLE._of(job.lease, worker) | {"result": result}
+        values = JOB_STORE._of(job.lease, worker) | {"result": result}
         await self._run(unit.statements, "complete_one", values)
         await self._release_next(unit.statements, job)
 

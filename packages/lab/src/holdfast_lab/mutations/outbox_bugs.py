@@ -1,4 +1,4 @@
-"""Bugs of the outbox: its queue, its drain, its clock."""
+"""Bugs of the outbox: queue, drain, clock."""
 
 import re
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transaction import Transactions
 from holdfast.outbox.transport import NoResponse
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
-from holdfast_lab.simulation.determinism import SteppedKeeper
+from holdfast_lab.simulation.determinism import SimulatedLeaseRenewer
 
 CLAIMS, CLASSIFY, DATABASE, ENQUEUE, LANES, MAINTENANCE, REQUESTS, SENDER, TRANSACTION = (
     untyped(module)
@@ -76,7 +76,7 @@ def key_regenerated_on_retry() -> list[Replacement]:
 
 
 @bug
-def acknowledged_before_the_disk_has_it() -> list[Replacement]:
+def acknowledged_before_the_sync() -> list[Replacement]:
     lazy = tuple(
         pragma.replace("synchronous = FULL", "synchronous = NORMAL") for pragma in DATABASE._PRAGMAS
     )
@@ -96,7 +96,7 @@ def acknowledged_before_the_commit() -> list[Replacement]:
             self._reach("enqueue.before_commit")
             self._database.rows("COMMIT")
             self._reach("enqueue.after_commit")
-        except Exception:  # noqa: BLE001 - "the next write will take it along"
+        except Exception:  # noqa: BLE001 - "the next write will commit it"
             self._database.rollback()
         finally:
             self._lock.release()
@@ -118,7 +118,7 @@ def watchdog_frees_live_claims() -> list[Replacement]:
 
 @bug
 def leases_not_renewed() -> list[Replacement]:
-    # The send takes longer than the lease, which nobody renews.
+    # The send takes longer than the lease.
     right = QueueSettings.__init__
 
     def short(self: Any, **options: Any) -> None:
@@ -126,7 +126,7 @@ def leases_not_renewed() -> list[Replacement]:
 
     return [
         (QueueSettings, "__init__", short),
-        (SteppedKeeper, "_beat", lambda _self: False),
+        (SimulatedLeaseRenewer, "_renew", lambda _self: False),
         (LeaseRenewer, "_renew_all", lambda _self: None),
     ]
 
@@ -144,7 +144,7 @@ def in_flight_guessed_as_success() -> list[Replacement]:
 
 
 @bug
-def silence_taken_for_success() -> list[Replacement]:
+def missing_response_taken_for_success() -> list[Replacement]:
     right = Sender._no_response
 
     def no_response(self: Any, entry: Entry, state: Any, failure: NoResponse) -> Any:
@@ -163,7 +163,7 @@ def in_progress_taken_for_success() -> list[Replacement]:
 
 
 @bug
-def order_of_walk_not_kept() -> list[Replacement]:
+def order_of_walk_ignored() -> list[Replacement]:
     def explicit_lane(draft: Any) -> str | None:
         if draft.new.lane is not None:
             lane: str = draft.new.lane
@@ -181,12 +181,12 @@ def newest_first() -> list[Replacement]:
 
 
 @bug
-def followers_go_on_without_their_head() -> list[Replacement]:
-    # An entry that is put back no longer keeps those behind it waiting.
-    return [(CLAIMS, "_end_claim", _giving_the_turn_away(CLAIMS._end_claim))]
+def followers_do_not_wait() -> list[Replacement]:
+    # The entries after one that is retried later do not wait for it.
+    return [(CLAIMS, "_end_claim", _passing_the_turn(CLAIMS._end_claim))]
 
 
-def _giving_the_turn_away(right: Any) -> Any:
+def _passing_the_turn(right: Any) -> Any:
     def end_claim(work: Any, claimed: Claimed, action: Action, *args: Any, **options: Any) -> Any:
         entry = right(work, claimed, action, *args, **options)
         if entry.lane is not None and action is Action.RETRY_LATER:
@@ -255,7 +255,7 @@ def unknown_outcomes_forgotten() -> list[Replacement]:
 
 @bug
 def forgotten_keys_sent_again() -> list[Replacement]:
-    # What got no answer is sent until one comes, however long the server remembers its key.
+    # Sends without a response are repeated, even after the server has forgotten the key.
     never = lambda *_: False  # noqa: E731
     return [(MAINTENANCE, "key_expired", never), (MAINTENANCE, "_key_expired", never)]
 
@@ -281,6 +281,6 @@ def full_disk_ignored() -> list[Replacement]:
         try:
             return right(self, sql, params)
         except DATABASE.DiskFullError:
-            return []  # "it will be better next time"
+            return []  # "the next write will succeed"
 
     return [(DATABASE.Database, "rows", rows)]

@@ -19,11 +19,11 @@ import msgspec
 
 from holdfast_lab.mutations import job_bugs, outbox_bugs, planting, server_bugs
 from holdfast_lab.mutations.planting import BUGS, Bug
-from holdfast_lab.simulation.faulty_vfs import do_without_locks
-from holdfast_lab.simulation.runner import Failure, collecting_seldom, deaf, told
+from holdfast_lab.simulation.faulty_vfs import disable_sqlite_mutexes
+from holdfast_lab.simulation.runner import Failure, block_sigint, describe, infrequent_gc
 from holdfast_lab.simulation.scenario import run_seed
 from holdfast_lab.simulation.shrinking import shrink
-from holdfast_lab.simulation.templates import Templates, place_for_worlds
+from holdfast_lab.simulation.templates import Templates, shared_directory
 
 __all__ = ["BUGS", "MAX_SEEDS", "BugResult", "find_bug", "find_bugs"]
 
@@ -71,20 +71,20 @@ def find_bugs(names: list[str], *, jobs: int) -> Iterator[BugResult]:
     os.environ["PYTHONHASHSEED"] = "0"
     context = multiprocessing.get_context("spawn")
     # A new process for each bug, so that none is affected by what another has left behind.
-    with place_for_worlds() as place, _pool(context, jobs) as pool:
-        tasks = [(name, place) for name in names]
+    with shared_directory() as directory, _pool(context, jobs) as pool:
+        tasks = [(name, directory) for name in names]
         yield from pool.imap_unordered(_find_in_process, tasks, chunksize=1)
 
 
 def _pool(context: SpawnContext, jobs: int) -> Pool:
-    with deaf():
+    with block_sigint():
         return context.Pool(jobs, maxtasksperchild=1)
 
 
 def _find_in_process(task: tuple[str, str]) -> BugResult:
-    name, place = task
-    do_without_locks()
-    with collecting_seldom(), Templates(place) as templates:
+    name, directory = task
+    disable_sqlite_mutexes()
+    with infrequent_gc(), Templates(directory) as templates:
         return find_bug(name, templates)
 
 
@@ -106,7 +106,7 @@ def find_bug(
             except _STALE:
                 break
             if outcome.violations:
-                failure = told(shrink(outcome, templates) if shrinks else outcome)
+                failure = describe(shrink(outcome, templates) if shrinks else outcome)
                 break
     # Tracing is slow: only the seed that ended the search is traced, or the first few.
     has_ended_early = count < max_seeds or failure is not None

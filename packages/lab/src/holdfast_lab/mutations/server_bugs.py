@@ -1,4 +1,4 @@
-"""Bugs of the intake and of the store of records."""
+"""Bugs of the server and of the store of idempotency records."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -8,18 +8,17 @@ import msgspec
 
 from holdfast.core.idempotency_record import RecordId
 from holdfast.core.policy import Policy
-from holdfast.server import app as facade
-from holdfast.server import guarded_request as call
-from holdfast.server import idempotency
+from holdfast.server import app, guarded_request, idempotency
 from holdfast.server.execution import Execution
 from holdfast.server.idempotency import Idempotency
-from holdfast.stores.sqlite import store
-from holdfast.stores.sqlite import unit_of_work as unit
+from holdfast.stores.sqlite import store, unit_of_work
 from holdfast.stores.sqlite.rows import find_any
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 
-CALL, FACADE, INTAKE, STORE, UNIT = (untyped(m) for m in (call, facade, idempotency, store, unit))
+APP, IDEMPOTENCY, REQUEST, STORE, UNIT_OF_WORK = (
+    untyped(module) for module in (app, idempotency, guarded_request, store, unit_of_work)
+)
 
 
 @bug
@@ -36,7 +35,7 @@ def record_outside_the_transaction() -> list[Replacement]:
 
 
 @bug
-def answer_before_the_commit() -> list[Replacement]:
+def response_before_the_commit() -> list[Replacement]:
     async def commit(self: Any, execution: Any, record: Any, audit: Any) -> None:
         open_unit = execution.unit
 
@@ -48,15 +47,15 @@ def answer_before_the_commit() -> list[Replacement]:
         execution.keep_alive = asyncio.ensure_future(later())
         await self.faults.reach("after_commit")
 
-    class Loose(Execution):  # without __slots__, so that it can keep the task
+    class ExecutionWithTask(Execution):  # without __slots__: it stores the task
         pass
 
-    return [(Idempotency, "_commit", commit), (INTAKE, "Execution", Loose)]
+    return [(Idempotency, "_commit", commit), (IDEMPOTENCY, "Execution", ExecutionWithTask)]
 
 
 @bug
 def fingerprint_without_nested_keys() -> list[Replacement]:
-    right = CALL.body_hash
+    right = REQUEST.body_hash
 
     def body_hash(body: bytes, content_type: str | None, *, volatile: Any) -> Any:
         flat = {
@@ -65,17 +64,17 @@ def fingerprint_without_nested_keys() -> list[Replacement]:
         }
         return right(msgspec.json.encode(flat), content_type, volatile=volatile)
 
-    return [(CALL, "body_hash", body_hash)]
+    return [(REQUEST, "body_hash", body_hash)]
 
 
 @bug
 def volatile_fields_in_the_fingerprint() -> list[Replacement]:
-    right = CALL.body_hash
+    right = REQUEST.body_hash
 
     def body_hash(body: bytes, content_type: str | None, *, volatile: Any) -> Any:
         return right(body, content_type, volatile=frozenset())
 
-    return [(CALL, "body_hash", body_hash)]
+    return [(REQUEST, "body_hash", body_hash)]
 
 
 @bug
@@ -112,11 +111,11 @@ def server_errors_recorded_as_final() -> list[Replacement]:
 
 @bug
 def stale_actions_accepted() -> list[Replacement]:
-    return [(INTAKE, "stale_error", lambda _request, _now: None)]
+    return [(IDEMPOTENCY, "stale_error", lambda _request, _now: None)]
 
 
 @bug
-def refused_writes_kept() -> list[Replacement]:
+def rejected_writes_kept() -> list[Replacement]:
     right = Idempotency.finish
 
     async def finish(self: Any, execution: Any, response: Any) -> Any:
@@ -129,27 +128,27 @@ def refused_writes_kept() -> list[Replacement]:
 @bug
 def job_enqueued_after_the_commit() -> list[Replacement]:
     async def enqueue_in(
-        self: Any, execution: Execution, job_type: str, payload: Any, **wishes: Any
+        self: Any, execution: Execution, job_type: str, payload: Any, **options: Any
     ) -> Any:
         async def later() -> None:
             await asyncio.sleep(0.5)
             for name in ("tenant", "queue", "max_attempts"):
-                wishes.pop(name)
+                options.pop(name)
             request = execution.request
-            cause = FACADE.Cause(
+            cause = APP.Cause(
                 request.principal.tenant,
                 request.principal.actor,
                 request.request_id,
                 request.correlation_id,
             )
-            job = FACADE.new_job(
+            job = APP.new_job(
                 job_type,
                 payload,
                 cause=cause,
                 queue="default",
                 max_attempts=5,
                 max_payload_bytes=self.max_payload_bytes,
-                **wishes,
+                **options,
             )
             own = await self.store.begin()
             await self.job_store.enqueue(own.statements, job)
@@ -159,18 +158,20 @@ def job_enqueued_after_the_commit() -> list[Replacement]:
         execution.after_commit(lambda: tasks.append(asyncio.ensure_future(later())))
 
     tasks: list[Any] = []
-    return [(FACADE.Holdfast, "enqueue_in", enqueue_in)]
+    return [(APP.Holdfast, "enqueue_in", enqueue_in)]
 
 
 @bug
 def second_process_not_noticed() -> list[Replacement]:
-    wrong = UNIT._SAVE.replace(" WHERE idempotency_records.expires_at <= excluded.created_at", "")
-    assert wrong != UNIT._SAVE
-    return [(UNIT, "exists", lambda *_: False), (UNIT, "_SAVE", wrong)]
+    wrong = UNIT_OF_WORK._SAVE.replace(
+        " WHERE idempotency_records.expires_at <= excluded.created_at", ""
+    )
+    assert wrong != UNIT_OF_WORK._SAVE
+    return [(UNIT_OF_WORK, "exists", lambda *_: False), (UNIT_OF_WORK, "_SAVE", wrong)]
 
 
 @bug
-def errors_answered_without_rollback() -> list[Replacement]:
+def errors_returned_without_rollback() -> list[Replacement]:
     async def abort(self: Any, execution: Any) -> None:
         if not execution.ended:
             await execution.unit.commit(None, None)

@@ -1,27 +1,27 @@
-"""Torture: the real device, intake, store and jobs in one process, under a seeded scheduler.
+"""Simulation of the real outbox, server, store and jobs in one process, in virtual time.
 
-===============  ================================================================================
-``loop``         virtual time, and processes that can be paused and killed between two steps
-``strands``      the device's synchronous code, taking turns with the loop
-``possession``   chance, and what else the product takes from the machine without asking
-``disk``         the device's file system: fills up, and forgets what was not synced
-``store``        the real SQLite store, its threads run as steps of the loop
-``database``     the file behind it: one for all worlds of a process, emptied between two
-``app``          the service under torture, and its jobs
-``broker``       a broker that loses, repeats and forgets, behind the real engine and relay
-``network``      requests and answers that get lost, doubled, late and out of order
-``faults``       what goes wrong when: decided by the seed alone, counted, and droppable
-``server``       processes of the server, from start to kill
-``device``       devices, from start to power cut
-``taps``         what people want to do
-``person``       how they do it, and what they do when it fails
-``world``        one seed: set up, torture, let drain, write the history
-``templates``    empty databases, and a place for worlds
-``shrinking``    the fewest faults that still break a promise
-``campaign``     many seeds on many cores, and what came of them
-===============  ================================================================================
+A seed determines every fault and every choice, so a run can be repeated exactly.
 
-Nothing in here decides what is right: that is the checker's.
+=======================  ==========================================================================
+``runner``               many seeds in several processes, and their sum
+``scenario``             one seed: set up, inject faults, drain, record the history
+``shrinking``            few faults that still violate the same guarantee
+``faults``               which faults occur and when
+``loop``                 virtual time, and processes that can be paused and killed
+``cooperative_threads``  synchronous code of the device, scheduled by the loop
+``determinism``          randomness and threads that have no port
+``server``, ``app``      server processes, and the service that they run
+``store``, ``database``  the real SQLite store as steps of the loop, and its file
+``broker``               a broker that loses and repeats messages
+``network``              loses, duplicates, delays and reorders requests and responses
+``device``               devices, with their processes and clocks
+``faulty_vfs``           the device's file system: full, or without its unsynced writes
+``users``                simulated users
+``user_actions``         their planned actions
+``templates``            empty databases, migrated once per process
+=======================  ==========================================================================
+
+``holdfast_lab.checker`` decides whether a guarantee was violated.
 """
 
 __all__: list[str] = []

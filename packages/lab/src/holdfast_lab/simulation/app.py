@@ -1,8 +1,8 @@
-"""The service under torture: guarded writes, each with jobs, on rows that can be counted.
+"""The simulated service: guarded writes that enqueue jobs, and rows that can be counted.
 
-A payload names its tap; the handler writes one row for it, in the transaction it is given, and
-enqueues work in the same transaction. What the handler answers has a number that no second run
-would give again: an answer that was not replayed is found out.
+A payload contains the id of its user action. The handler writes one row for it and enqueues jobs in
+the same transaction. Each response contains a number that is never used again, so a response that
+was computed twice and not replayed is detected.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,11 +18,11 @@ from holdfast.server.request_head import RequestHead
 from holdfast_services.field.policy import POLICY as FIELD
 from holdfast_services.walk.policy import POLICY as WALK
 
-__all__ = ["SCHEMA", "Trouble", "guard_service", "register_jobs"]
+__all__ = ["SCHEMA", "HandlerFaults", "guard_service", "register_jobs"]
 
 SCHEMA: Final = """
 CREATE TABLE effects (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, tap TEXT NOT NULL);
+    number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, action_id TEXT NOT NULL);
 CREATE TABLE notes (
     id INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, version INTEGER NOT NULL);
 CREATE TABLE job_effects (
@@ -34,29 +34,29 @@ CREATE TABLE counts (tenant TEXT PRIMARY KEY, seen INTEGER NOT NULL);
 _WEEK_OF_ERRORS: Final = FIELD.replace(error_ttl=FIELD.success_ttl)
 
 
-class Trouble(Protocol):
-    """What the world does to a handler."""
+class HandlerFaults(Protocol):
+    """The faults that are injected into handlers."""
 
     async def handler(self) -> None:
-        """Take time, or raise."""
+        """Sleep or raise."""
 
     async def job(self) -> None:
-        """Take time, or raise."""
+        """Sleep or raise."""
 
-    def number(self) -> int:
-        """Return a number that comes once."""
+    def unique_number(self) -> int:
+        """Return a number that is never returned again."""
 
 
 def identify(head: RequestHead) -> Principal:
-    """Take the token for the name: who may sign in is not the question here."""
+    """Use the token as the name: authentication is not simulated."""
     if head.authorization is None:
-        raise NotAuthenticatedError("sign in")
+        raise NotAuthenticatedError("the Authorization header is missing")
     name = head.authorization.removeprefix("Bearer ")
     return Principal(tenant=name, actor=name)
 
 
-def guard_service(holdfast: Holdfast, trouble: Trouble) -> Callable[..., Awaitable[None]]:
-    """Return the app of one server process."""
+def guard_service(holdfast: Holdfast, faults: HandlerFaults) -> Callable[..., Awaitable[None]]:
+    """Return the ASGI app of one server process."""
     holdfast.guard_path("POST", "/steps", endpoint="steps", policy=WALK)
     holdfast.guard_path("POST", "/notes", endpoint="notes.create", policy=_WEEK_OF_ERRORS)
     holdfast.guard_path("PATCH", "/notes/{note}", endpoint="notes.change", policy=_WEEK_OF_ERRORS)
@@ -68,10 +68,10 @@ def guard_service(holdfast: Holdfast, trouble: Trouble) -> Callable[..., Awaitab
         message = await receive()
         payload = msgspec.json.decode(message["body"])
         tenant = holdfast.execution.request.principal.tenant
-        await trouble.handler()
-        status, answer = await _write(holdfast, scope, tenant, payload, trouble)
-        await trouble.handler()
-        await _reply(send, status, answer)
+        await faults.handler()
+        status, body = await _write(holdfast, scope, tenant, payload, faults)
+        await faults.handler()
+        await _reply(send, status, body)
 
     wrapped: Callable[..., Awaitable[None]] = holdfast.wrap(app)
     return wrapped
@@ -86,17 +86,17 @@ async def _read_note(holdfast: Holdfast, path: str) -> tuple[int, dict[str, Any]
 
 
 async def _write(
-    holdfast: Holdfast, scope: Any, tenant: str, payload: dict[str, Any], trouble: Trouble
+    holdfast: Holdfast, scope: Any, tenant: str, payload: dict[str, Any], faults: HandlerFaults
 ) -> tuple[int, dict[str, Any]]:
     tx = holdfast.transaction
-    tap = payload["tap"]
+    action_id = payload["action_id"]
     row = await tx.fetch_one(
-        "INSERT INTO effects (tenant, tap) VALUES (:tenant, :tap) RETURNING number",
-        {"tenant": tenant, "tap": tap},
+        "INSERT INTO effects (tenant, action_id) VALUES (:tenant, :action_id) RETURNING number",
+        {"tenant": tenant, "action_id": action_id},
     )
     if payload.get("refuse"):
-        return 422, {"code": "INSUFFICIENT_POINTS", "owner": tenant, "n": trouble.number()}
-    answer = {"tap": tap, "owner": tenant, "n": trouble.number()}
+        return 422, {"code": "INSUFFICIENT_POINTS", "owner": tenant, "n": faults.unique_number()}
+    body = {"action_id": action_id, "owner": tenant, "n": faults.unique_number()}
     if scope["method"] == "PATCH":
         refused = await _change_note(tx, scope, tenant)
         if refused is not None:
@@ -106,9 +106,9 @@ async def _write(
             "INSERT INTO notes (tenant, version) VALUES (:tenant, 1) RETURNING id",
             {"tenant": tenant},
         )
-        answer["id"] = made["id"]
+        body["id"] = made["id"]
     await _enqueue(holdfast, payload, tenant, row["number"])
-    return 201, answer
+    return 201, body
 
 
 async def _change_note(tx: Any, scope: Any, tenant: str) -> tuple[int, dict[str, Any]] | None:
@@ -133,30 +133,30 @@ async def _change_note(tx: Any, scope: Any, tenant: str) -> tuple[int, dict[str,
 async def _enqueue(holdfast: Holdfast, payload: dict[str, Any], tenant: str, number: int) -> None:
     line = payload.get("line")
     about = {
-        "tap": payload["tap"],
+        "action_id": payload["action_id"],
         "poison": payload.get("poison", False),
         "position": number,
         "line": line,
     }
-    await holdfast.enqueue("follow", about, resource_id=payload["tap"], order=line)
+    await holdfast.enqueue("follow", about, resource_id=payload["action_id"], order=line)
     await holdfast.enqueue("count", None, coalesce=tenant)
 
 
-async def _reply(send: Any, status: int, answer: dict[str, Any]) -> None:
+async def _reply(send: Any, status: int, body: dict[str, Any]) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": msgspec.json.encode(answer)})
+    await send({"type": "http.response.body", "body": msgspec.json.encode(body)})
 
 
-def register_jobs(holdfast: Holdfast, trouble: Trouble) -> None:
-    """Say how the jobs are done."""
+def register_jobs(holdfast: Holdfast, faults: HandlerFaults) -> None:
+    """Register the handlers of the jobs."""
 
     @holdfast.jobs.handler("follow")
     async def follow(job: JobContext) -> None:
         payload = job.payload
         if payload["poison"]:
-            raise NonRetryableError("this one cannot be done")
-        await trouble.job()
+            raise NonRetryableError("the payload is poison")
+        await faults.job()
         await job.transaction.execute(
             "INSERT INTO job_effects (tenant, job_id, attempt, line, position)"
             " VALUES (:tenant, :id, :attempt, :line, :position)",
@@ -168,15 +168,15 @@ def register_jobs(holdfast: Holdfast, trouble: Trouble) -> None:
                 "position": payload["position"],
             },
         )
-        await trouble.job()
+        await faults.job()
 
     @holdfast.jobs.handler("count")
     async def count(job: JobContext) -> None:
-        # Read, think, write: what is committed in between has to bring a job of its own.
+        # Read, sleep, write: an effect that is committed in between has to enqueue another job.
         rows = await holdfast.store.read(
             "SELECT count(*) AS seen FROM effects WHERE tenant = :tenant", {"tenant": job.tenant}
         )
-        await trouble.job()
+        await faults.job()
         await job.transaction.execute(
             "INSERT INTO counts (tenant, seen) VALUES (:tenant, :seen)"
             " ON CONFLICT (tenant) DO UPDATE SET seen = max(seen, excluded.seen)",

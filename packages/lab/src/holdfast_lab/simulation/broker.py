@@ -1,4 +1,4 @@
-"""A broker that loses, repeats and forgets messages, behind the real engine and the real relay."""
+"""A simulated JetStream broker that loses and repeats messages, for the real engine and relay."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,124 +13,131 @@ from holdfast.jobs.engines.relay import Relay
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Engine, FaultPoints, Row
 from holdfast_lab.simulation.faults import Faults
-from holdfast_lab.simulation.loop import OUTSIDE, Process, VirtualLoop
+from holdfast_lab.simulation.loop import NO_PROCESS, Process, VirtualLoop
 
-__all__ = ["SteppedBroker", "stepped_jetstream"]
+__all__ = ["SimulatedBroker", "simulated_jetstream"]
 
 _DEDUP_SECONDS: Final = 120.0
 _ACK_WAIT_SECONDS: Final = 30.0
-_AGAIN_AFTER_SECONDS: Final = 30.0
+_REPUBLISH_AFTER_SECONDS: Final = 30.0
 
 
 class _Message(msgspec.Struct):
     queue: str
     data: bytes
     deliveries: int = 0
-    is_out: bool = False
+    is_delivered: bool = False
 
 
-class SteppedBroker:
-    """The broker of a world: one stream, which outlives every process but not every fault."""
+class SimulatedBroker:
+    """The broker of a world: one stream, which survives every process but not every fault."""
 
-    def __init__(self, loop: VirtualLoop, faults: Faults, chance: Random) -> None:
-        """Hold nothing."""
+    def __init__(self, loop: VirtualLoop, faults: Faults, rng: Random) -> None:
         self.loop = loop
         self._faults = faults
-        self._chance = chance
+        self._rng = rng
         self._messages: dict[int, _Message] = {}
-        self._numbers: dict[str, float] = {}
-        self._next = 0
-        self._lines: list[_Line] = []
+        self._published_ids: dict[str, float] = {}
+        self._last_sequence = 0
+        self._connections: list[_BrokerConnection] = []
 
-    def connect(self, line: "_Line") -> None:
-        """Serve a process."""
-        self._lines.append(line)
+    def connect(self, connection: "_BrokerConnection") -> None:
+        """Deliver messages to a process."""
+        self._connections.append(connection)
 
-    def disconnect(self, line: "_Line") -> None:
-        """Forget a process."""
-        if line in self._lines:
-            self._lines.remove(line)
+    def disconnect(self, connection: "_BrokerConnection") -> None:
+        """Stop delivering to a process."""
+        if connection in self._connections:
+            self._connections.remove(connection)
 
     def publish(self, job: Row) -> None:
-        """Take a message, unless its number came before."""
+        """Store a message, unless its id was published before."""
         now = self.loop.time()
-        number = f"{job['job_id']}:{job['seq']}:{job['published'] + 1}"
-        if now - self._numbers.get(number, -_DEDUP_SECONDS) < _DEDUP_SECONDS:
+        message_id = f"{job['job_id']}:{job['seq']}:{job['published'] + 1}"
+        if now - self._published_ids.get(message_id, -_DEDUP_SECONDS) < _DEDUP_SECONDS:
             return
-        self._numbers[number] = now
-        if self._faults.happens("broker forgets"):  # a crash before it was on the broker's disk
+        self._published_ids[message_id] = now
+        if self._faults.happens("broker forgets"):  # it crashes before the message is synced
             return
-        self._next += 1
+        self._last_sequence += 1
         data = msgspec.json.encode({"tenant": job["tenant"], "job_id": job["job_id"]})
-        self._messages[self._next] = _Message(job["queue"], data)
-        self._soon(self.deliver)
+        self._messages[self._last_sequence] = _Message(job["queue"], data)
+        self._call_soon(self.deliver)
 
-    def say(self, receipt: str, word: bytes) -> None:
-        """Hear what became of a message. A stale word is believed, as the real one does."""
+    def acknowledge(self, receipt: str, reply: bytes) -> None:
+        """Acknowledge or reject a message. A stale receipt is accepted, as by the real broker."""
         number = int(receipt.partition(".")[0])
         message = self._messages.get(number)
         if message is None or self._faults.happens("message lost"):
             return
-        if word in {b"+ACK", b"+TERM"}:
+        if reply in {b"+ACK", b"+TERM"}:
             del self._messages[number]
-        elif word.startswith(b"-NAK"):
-            delay = msgspec.json.decode(word[4:])["delay"] / 1e9 if len(word) > 4 else 0.0  # noqa: PLR2004
-            self.loop.call_later(delay, self._come_back, number, context=OUTSIDE.copy())
+        elif reply.startswith(b"-NAK"):
+            delay = msgspec.json.decode(reply[4:])["delay"] / 1e9 if len(reply) > 4 else 0.0  # noqa: PLR2004
+            self.loop.call_later(delay, self._redeliver, number, context=NO_PROCESS.copy())
 
     def deliver(self) -> None:
-        """Give what is ready to whoever has asked."""
+        """Deliver pending messages to connections that have requested some."""
         for number, message in list(self._messages.items()):
-            if message.is_out:
+            if message.is_delivered:
                 continue
-            asking = [line for line in self._lines if line.wants(message.queue)]
-            if not asking:
+            ready = [
+                connection
+                for connection in self._connections
+                if connection.has_demand(message.queue)
+            ]
+            if not ready:
                 continue
-            self._send(number, message, self._chance.choice(asking))
+            self._send(number, message, self._rng.choice(ready))
             if self._faults.happens("message repeated"):
-                self._send(number, message, self._chance.choice(asking))
+                self._send(number, message, self._rng.choice(ready))
 
-    def _send(self, number: int, message: _Message, line: "_Line") -> None:
+    def _send(self, number: int, message: _Message, connection: "_BrokerConnection") -> None:
         message.deliveries += 1
-        message.is_out = True
+        message.is_delivered = True
         receipt = f"{number}.{message.deliveries}"
-        line.take(Message(message.queue, receipt, message.data, message.deliveries))
+        connection.receive(Message(message.queue, receipt, message.data, message.deliveries))
         self.loop.call_later(
-            _ACK_WAIT_SECONDS, self._miss, number, message.deliveries, context=OUTSIDE.copy()
+            _ACK_WAIT_SECONDS,
+            self._on_ack_timeout,
+            number,
+            message.deliveries,
+            context=NO_PROCESS.copy(),
         )
 
-    def _miss(self, number: int, deliveries: int) -> None:
+    def _on_ack_timeout(self, number: int, deliveries: int) -> None:
         message = self._messages.get(number)
         if message is not None and message.deliveries == deliveries:
-            self._come_back(number)
+            self._redeliver(number)
 
-    def _come_back(self, number: int) -> None:
+    def _redeliver(self, number: int) -> None:
         message = self._messages.get(number)
         if message is not None:
-            message.is_out = False
+            message.is_delivered = False
             self.deliver()
 
-    def _soon(self, step: Callable[[], None]) -> None:
-        self.loop.call_later(0.002, step, context=OUTSIDE.copy())
+    def _call_soon(self, step: Callable[[], None]) -> None:
+        self.loop.call_later(0.002, step, context=NO_PROCESS.copy())
 
 
-class _Line:
-    """One process's line to the broker: what ``Broker`` is for the engine, without a socket."""
+class _BrokerConnection:
+    """The connection of one process to the broker, without a socket."""
 
-    def __init__(self, broker: SteppedBroker, process: Process) -> None:
+    def __init__(self, broker: SimulatedBroker, process: Process) -> None:
         self._broker = broker
         self._process = process
         self._listener: Listener | None = None
-        self._asked: dict[str, int] = {}
+        self._requested: dict[str, int] = {}
         self.up = asyncio.Event()
 
     async def open(self, listener: Listener) -> None:
         self._listener = listener
         self.up.set()
         self._broker.connect(self)
-        self._process.at_death.append(self._hang_up)
+        self._process.on_kill.append(self._disconnect)
 
     async def close(self) -> None:
-        self._hang_up()
+        self._disconnect()
 
     async def publish(self, jobs: Sequence[Row]) -> list[Row]:
         await asyncio.sleep(0.001)
@@ -139,70 +146,72 @@ class _Line:
         return list(jobs)
 
     async def pull(self, queue: str, count: int) -> bool:
-        self._asked[queue] = count
+        self._requested[queue] = count
         self._broker.deliver()
         return True
 
     async def stop_pulling(self) -> None:
-        self._asked.clear()
+        self._requested.clear()
 
     async def acknowledge(self, receipt: str, reply: bytes) -> None:
-        self._broker.say(receipt, reply)
+        self._broker.acknowledge(receipt, reply)
 
-    def wants(self, queue: str) -> bool:
-        return self._asked.get(queue, 0) > 0
+    def has_demand(self, queue: str) -> bool:
+        return self._requested.get(queue, 0) > 0
 
-    def take(self, arrival: Message) -> None:
-        """Bring a message into the process, a moment later."""
-        self._asked[arrival.queue] -= 1
+    def receive(self, message: Message) -> None:
+        """Pass a message to the process, in a later step."""
+        self._requested[message.queue] -= 1
         if self._listener is not None:
-            self._process.spawn(self._listener.on_message(arrival))
+            self._process.spawn(self._listener.on_message(message))
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         self._broker.disconnect(self)
 
 
-class _SteppedJetStream(JetStreamEngine):
-    """The real engine on a line without a socket."""
+class _SimulatedJetStreamEngine(JetStreamEngine):
+    """The real engine on a simulated connection."""
 
     def __init__(
         self,
-        table: JobStore,
+        job_store: JobStore,
         queues: Sequence[str],
         *,
         worker: str,
         lease_seconds: float,
-        line: Any,
+        connection: Any,
         faults: FaultPoints,
     ) -> None:
         super().__init__(
-            table, queues, worker=worker, lease_seconds=lease_seconds, url="nats://torture"
+            job_store, queues, worker=worker, lease_seconds=lease_seconds, url="nats://simulation"
         )
-        self._broker = line
-        self._fetcher = MessageFetcher(line, queues)
+        self._broker = connection
+        self._fetcher = MessageFetcher(connection, queues)
         self._relay = Relay(
-            table,
+            job_store,
             queues,
-            line,
+            connection,
             notifier=self._notifier,
             name="simulate",
-            again_after_seconds=_AGAIN_AFTER_SECONDS,
+            again_after_seconds=_REPUBLISH_AFTER_SECONDS,
             faults=faults,
         )
 
 
-def stepped_jetstream(
-    broker: SteppedBroker, process: Process, *, faults: FaultPoints
+def simulated_jetstream(
+    broker: SimulatedBroker, process: Process, *, faults: FaultPoints
 ) -> Callable[[JobStore, Sequence[str], str, float], Engine]:
-    """Return what makes the engine of a worker in this process."""
+    """Return the engine factory of the worker in this process."""
 
-    def make(table: JobStore, queues: Sequence[str], worker: str, lease_seconds: float) -> Engine:
-        return _SteppedJetStream(
-            table,
+    def make(
+        job_store: JobStore, queues: Sequence[str], worker: str, lease_seconds: float
+    ) -> Engine:
+        return _SimulatedJetStreamEngine(
+            job_store,
             queues,
             worker=worker,
             lease_seconds=lease_seconds,
-            line=_Line(broker, process),
+            connection=_BrokerConnection(broker, process),
             faults=faults,
         )
 

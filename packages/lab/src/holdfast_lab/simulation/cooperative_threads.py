@@ -1,7 +1,7 @@
-"""Synchronous code that takes turns with the loop: a thread that runs only while the loop waits.
+"""Threads for synchronous code that run only while the virtual loop waits for them.
 
-Exactly one of all threads runs at any time, and who is next is decided by the loop. So the threads
-bring no chance of their own; they only keep a stack each.
+Exactly one thread runs at a time, and the loop decides which is next. So the threads add a stack
+each and no nondeterminism.
 """
 
 import sys
@@ -9,84 +9,84 @@ from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Any, Final
 
-from holdfast_lab.simulation.loop import Killed, Process
+from holdfast_lab.simulation.loop import Process, ProcessKilled
 
-__all__ = ["Strand"]
+__all__ = ["CooperativeThread"]
 
-_STACK_PLACES: Final = 64
-"""Idle threads that are kept for the next strand."""
+_MAX_IDLE_THREADS: Final = 64
+"""Idle threads that are kept for reuse."""
 
 
-class _Place:
-    """A thread that runs one strand after the other."""
+class _OSThread:
+    """A thread of the operating system, reused by many cooperative threads."""
 
     def __init__(self) -> None:
-        # Bare locks, taken by whoever waits and released by the other: a turn is all they pass.
-        self.go, self.back = Lock(), Lock()
-        self.go.acquire()
-        self.back.acquire()
-        self.work: Callable[[], None] = _nothing
-        Thread(target=self._serve, name="torture-strand", daemon=True).start()
+        # Locks as semaphores: one side waits in acquire(), the other calls release().
+        self.resumed, self.yielded = Lock(), Lock()
+        self.resumed.acquire()
+        self.yielded.acquire()
+        self.work: Callable[[], None] = _no_work
+        Thread(target=self._serve, name="simulation-thread", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
-            self.go.acquire()
+            self.resumed.acquire()
             self.work()
-            self.work = _nothing
-            self.back.release()
+            self.work = _no_work
+            self.yielded.release()
 
 
-_idle: list[_Place] = []
+_idle: list[_OSThread] = []
 
 
-class Strand:
-    """One run of synchronous code in a process."""
+class CooperativeThread:
+    """One run of synchronous code in a process; starts with the next step of the process."""
 
-    def __init__(self, process: Process, work: Callable[["Strand"], None]) -> None:
-        """Begin with the next step of the process."""
+    def __init__(self, process: Process, work: Callable[["CooperativeThread"], None]) -> None:
         self._process = process
         self._work = work
-        self._place = _idle.pop() if _idle else _Place()
-        self._place.work = self._run
-        # Threads are traced one by one; whoever traces the loop means what runs in its turns too.
+        self._os_thread = _idle.pop() if _idle else _OSThread()
+        self._os_thread.work = self._run
+        # Python traces each thread separately; a trace of the loop includes this code.
         self._trace = sys.gettrace()
-        self._heard: Any = None
+        self._value: Any = None
         self._ended = False
-        self._turns = 0
+        self._wait_count = 0
         self.error: BaseException | None = None
-        # Not at the moment of death: whoever kills may hold a lock that the way out needs.
-        process.after_death.insert(0, self._end)
-        process.loop.call_soon(self._turn, 0, None, context=process.context.copy())
+        # Not during the kill: the caller may hold a lock that unwinding needs.
+        process.after_kill.insert(0, self._unwind)
+        process.loop.call_soon(self._resume, 0, None, context=process.context.copy())
 
-    def wait(self, arrange: Callable[[Callable[[Any], None]], None]) -> Any:
-        """Let the loop go on until what is arranged gives a value. Called by the strand itself.
+    def wait(self, subscribe: Callable[[Callable[[Any], None]], None]) -> Any:
+        """Run the loop until the callback given to ``subscribe`` is called; returns its value.
 
-        The first value counts. Raises ``Killed`` if the process dies meanwhile.
+        Called by the thread itself. Only the first call of the callback counts. Raises
+        ``ProcessKilled`` if the process is killed meanwhile.
         """
         if not self._process.alive:
-            raise Killed
-        turn = self._turns = self._turns + 1
+            raise ProcessKilled
+        number = self._wait_count = self._wait_count + 1
         loop, context = self._process.loop, self._process.context
 
-        def give(value: Any) -> None:
-            if turn == self._turns:
-                loop.call_soon(self._turn, turn, value, context=context.copy())
+        def resume(value: Any) -> None:
+            if number == self._wait_count:
+                loop.call_soon(self._resume, number, value, context=context.copy())
 
-        arrange(give)
-        self._place.back.release()
-        self._place.go.acquire()
+        subscribe(resume)
+        self._os_thread.yielded.release()
+        self._os_thread.resumed.acquire()
         if not self._process.alive:
-            raise Killed
-        return self._heard
+            raise ProcessKilled
+        return self._value
 
-    def _turn(self, turn: int, value: Any) -> None:
-        if self._ended or turn != self._turns:
+    def _resume(self, number: int, value: Any) -> None:
+        if self._ended or number != self._wait_count:
             return
-        self._heard = value
+        self._value = value
         self._switch()
 
-    def _end(self) -> None:
-        """Let it unwind. The one that is running does so by itself."""
+    def _unwind(self) -> None:
+        """Resume a waiting thread after a kill, so that it raises ``ProcessKilled``."""
         if not self._ended and not self._is_running:
             self._switch()
 
@@ -94,24 +94,24 @@ class Strand:
 
     def _switch(self) -> None:
         self._is_running = True
-        self._place.go.release()
-        self._place.back.acquire()
+        self._os_thread.resumed.release()
+        self._os_thread.yielded.acquire()
         self._is_running = False
-        if self._ended and len(_idle) < _STACK_PLACES:
-            _idle.append(self._place)
+        if self._ended and len(_idle) < _MAX_IDLE_THREADS:
+            _idle.append(self._os_thread)
 
     def _run(self) -> None:
         sys.settrace(self._trace)
         try:
             if self._process.alive:
                 self._work(self)
-        except Killed:
+        except ProcessKilled:
             pass
-        except BaseException as error:  # noqa: BLE001 - told by whoever looks at it
+        except BaseException as error:  # noqa: BLE001 - reported by the owner
             self.error = error
         finally:
             self._ended = True
 
 
-def _nothing() -> None:
+def _no_work() -> None:
     return

@@ -1,7 +1,7 @@
-"""What the product takes from the machine without asking, given by the seed while this lasts.
+"""Makes deterministic what has no port: randomness, the lease renewer, the poll of the relay.
 
-Clocks, transports and fault points are ports and need nothing of this. Ids are made of the
-system's randomness, waits of Python's own, and the drain keeps its leases with a thread.
+Clocks, transports and fault points are ports and are replaced there. Ids use ``os.urandom``, retry
+delays use ``random``, and the drain renews its leases in a thread.
 """
 
 import os
@@ -17,60 +17,57 @@ from holdfast.outbox import drain, lease_renewer, schema
 from holdfast.stores.migrations import load_migrations
 from holdfast.stores.sqlite import store
 
-__all__ = ["SteppedKeeper", "possessed"]
+__all__ = ["SimulatedLeaseRenewer", "deterministic"]
 
-_LOOK_SECONDS: Final = 20.0
+_RELAY_POLL_SECONDS: Final = 20.0
 _load_steps: Final = cache(schema.load_steps)
 _load_migrations: Final = cache(load_migrations)
 
 
 @contextmanager
-def possessed(chance: random.Random) -> Iterator[None]:
-    """Let the seed decide what chance decides, and leases be kept by the loop."""
-    places: tuple[tuple[Any, str, Any], ...] = (
-        (os, "urandom", chance.randbytes),
-        (drain, "LeaseRenewer", SteppedKeeper),
-        # A virtual hour has many seconds, and at each the relay would look and find nothing.
-        (relay, "_LOOK_SECONDS", _LOOK_SECONDS),
-        # Read once: a process that starts again reads the same files.
+def deterministic(rng: random.Random) -> Iterator[None]:
+    """Take all randomness from ``rng``, and renew leases as steps of the virtual loop."""
+    replacements: tuple[tuple[Any, str, Any], ...] = (
+        (os, "urandom", rng.randbytes),
+        (drain, "LeaseRenewer", SimulatedLeaseRenewer),
+        # Polling every virtual second would be slow and find nothing.
+        (relay, "_LOOK_SECONDS", _RELAY_POLL_SECONDS),
+        # Read once: a restarted process would read the same files.
         (schema, "load_steps", _load_steps),
         (store, "load_migrations", _load_migrations),
     )
-    before = [getattr(module, name) for module, name, _ in places]
+    before = [getattr(module, name) for module, name, _ in replacements]
     state = random.getstate()
-    for module, name, ours in places:
-        setattr(module, name, ours)
-    random.seed(chance.getrandbits(64))
-    ids._entropy._turn_page()  # noqa: SLF001 - else the page of the run before would be used up
+    for module, name, value in replacements:
+        setattr(module, name, value)
+    random.seed(rng.getrandbits(64))
+    ids._entropy._turn_page()  # noqa: SLF001 - drop buffered random bytes
     try:
         yield
     finally:
-        for (module, name, _), theirs in zip(places, before, strict=True):
-            setattr(module, name, theirs)
+        for (module, name, _), value in zip(replacements, before, strict=True):
+            setattr(module, name, value)
         random.setstate(state)
         ids._entropy._turn_page()  # noqa: SLF001
 
 
-class SteppedKeeper(lease_renewer.LeaseRenewer):
-    """The keeper of leases, woken by virtual time instead of by a thread of its own."""
+class SimulatedLeaseRenewer(lease_renewer.LeaseRenewer):
+    """Renews leases in virtual time, without a thread."""
 
     def __init__(self, queue: Any) -> None:
-        """Belong to a queue, which knows whose it is."""
         super().__init__(queue)
-        self._is_over = False
+        self._is_stopped = False
 
     def __enter__(self) -> Self:
-        """Begin."""
         queue: Any = self._queue
-        queue.every(self._every_seconds, self._beat)
+        queue.every(self._every_seconds, self._renew)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go."""
-        self._is_over = True
+        self._is_stopped = True
 
-    def _beat(self) -> bool:
-        """Renew once; says whether to go on."""
-        if not self._is_over:
+    def _renew(self) -> bool:
+        """Renew once; returns whether to continue."""
+        if not self._is_stopped:
             self._renew_all()
-        return not self._is_over
+        return not self._is_stopped

@@ -1,4 +1,4 @@
-"""Devices, from tap to power cut: the real queue and the real drain, one or two processes each."""
+"""Devices: one or two processes each, with the real queue and the real drain."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,62 +15,62 @@ from holdfast.outbox.drain import Drain
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.transport import NoResponse, Request, Response
 from holdfast_lab.history import EntryState
-from holdfast_lab.simulation.cooperative_threads import Strand
+from holdfast_lab.simulation.cooperative_threads import CooperativeThread
 from holdfast_lab.simulation.faults import Faults
-from holdfast_lab.simulation.faulty_vfs import Disk, DiskDoor
-from holdfast_lab.simulation.loop import OUTSIDE, Killed, Process, VirtualLoop
+from holdfast_lab.simulation.faulty_vfs import Disk, FaultyVFS
+from holdfast_lab.simulation.loop import NO_PROCESS, Process, ProcessKilled, VirtualLoop
 from holdfast_lab.simulation.network import Network
 
-__all__ = ["Device", "DeviceWorld", "Life"]
+__all__ = ["AppProcess", "Device", "DeviceWorld"]
 
 _FILE: Final = "outbox.db"
 _IDLE_SECONDS: Final = 600.0
-_PATIENT_SHARE: Final = 0.05
+_TIME_LIMIT_SHARE: Final = 0.05
 _EARLY_SECONDS: Final = 0.5
 
 
 class DeviceWorld(Protocol):
-    """What a device needs to know of the world it is in."""
+    """The parts of the world that a device uses."""
 
     loop: VirtualLoop
     faults: Faults
     network: Network
-    mishaps: list[str]
+    errors: list[str]
 
     def now(self) -> datetime:
         """Return the true time."""
 
     def seconds(self) -> float:
-        """Return how much time has passed since the beginning."""
+        """Return the seconds since the start, with skipped days."""
 
-    def note(self, who: str, what: str) -> None:
-        """Write a line of the timeline."""
+    def note(self, source: str, event: str) -> None:
+        """Append an event to the timeline."""
 
 
-class _SteppedQueue(OutboxQueue):
-    """The real queue, which can say when some time has passed."""
+class _SimulatedQueue(OutboxQueue):
+    """The real queue, with timers in virtual time."""
 
     process: Process
 
-    def every(self, seconds: float, beat: Callable[[], bool]) -> None:
-        """Do something again and again, as long as it says so."""
+    def every(self, seconds: float, action: Callable[[], bool]) -> None:
+        """Call ``action`` every so many seconds, until it returns False."""
         process = self.process
 
         def again() -> None:
-            if beat():
+            if action():
                 process.loop.call_later(seconds, again, context=process.context.copy())
 
         process.loop.call_later(seconds, again, context=process.context.copy())
 
 
 class _DeviceClock:
-    """A clock that people set, on a device that is restarted."""
+    """The device's clock, which users can set."""
 
     def __init__(self, device: "Device") -> None:
         self._device = device
 
     def now(self) -> datetime:
-        return self._device.true_now() + self._device.clock_off
+        return self._device.true_now() + self._device.clock_offset
 
     def monotonic(self) -> float:
         return self._device.seconds_since_boot()
@@ -79,47 +79,46 @@ class _DeviceClock:
         return f"boot-{self._device.boots}"
 
 
-class Life:
-    """One process on a device, from its start to its death."""
+class AppProcess:
+    """One process of the app on a device: opens the queue and drains it until it is killed."""
 
     def __init__(self, device: "Device", name: str) -> None:
-        """Open the file and drain it for ever."""
         self._device = device
         self._world = device.world
         self.name = name
         self.process = Process(self._world.loop, name)
-        self.queue: _SteppedQueue | None = None
-        self._door = DiskDoor(device.disk)
-        self._rings: list[Callable[[Any], None]] = []
-        # Keys that a server asked to stay away, and until when.
+        self.queue: _SimulatedQueue | None = None
+        self._vfs = FaultyVFS(device.disk)
+        self._wakeups: list[Callable[[Any], None]] = []
+        # Retry-After of each key: the earliest time, and the pauses of the process so far.
         self._not_before: dict[str, tuple[float, int]] = {}
-        self.process.at_death.append(self._shut)
-        self._strand = Strand(self.process, self._live)
-        self.process.after_death += [self._close, lambda: device.died(self)]
+        self.process.on_kill.append(self._stop_writes)
+        self._thread = CooperativeThread(self.process, self._run)
+        self.process.after_kill += [self._close, lambda: device.on_death(self)]
 
     # -- the process ------------------------------------------------------------------------------
 
-    def _live(self, strand: Strand) -> None:
+    def _run(self, thread: CooperativeThread) -> None:
         while True:
             try:
-                self._work(strand)
-            except OutboxFileError as error:  # a full disk: the app tries again later
-                self._world.note(self.name, f"cannot use its file: {type(error).__name__}")
-                self.wait(strand, 20.0)
+                self._drain(thread)
+            except OutboxFileError as error:  # the disk is full: retry later
+                self._world.note(self.name, f"cannot use the queue: {type(error).__name__}")
+                self.wait(thread, 20.0)
             except HoldfastError as error:
-                self._world.mishaps.append(f"{self.name}: {type(error).__name__}: {error}")
+                self._world.errors.append(f"{self.name}: {type(error).__name__}: {error}")
                 return
 
-    def _work(self, strand: Strand) -> None:
+    def _drain(self, thread: CooperativeThread) -> None:
         device = self._device
         queue = self.queue
         if queue is None:
-            queue = _SteppedQueue.open(
+            queue = _SimulatedQueue.open(
                 device.path,
                 clock=_DeviceClock(device),
                 fault_points=self,
                 driver="apsw",
-                vfs=self._door.name,
+                vfs=self._vfs.name,
             )
             queue.process = self.process
             self.queue = queue
@@ -127,7 +126,7 @@ class Life:
             queue.add_user(user)
         drain = Drain(
             queue,
-            _Carrier(self, strand),
+            _Transport(self, thread),
             token=self._token,
             clock=_DeviceClock(device),
             fault_points=self,
@@ -135,128 +134,128 @@ class Life:
         while True:
             soonest = _IDLE_SECONDS
             for user in device.users:
-                # Without a limit it does not wait; with one it does, and looks around meanwhile.
-                seconds = 4.0 if device.throw_dice() < _PATIENT_SHARE else None
-                flag: Any = _Flag(self, strand)
-                report = drain.run(user, max_seconds=seconds, stop=flag)
+                # Without a time limit the drain does not wait for entries that are due later.
+                seconds = 4.0 if device.random() < _TIME_LIMIT_SHARE else None
+                stop: Any = _NeverStop(self, thread)
+                report = drain.run(user, max_seconds=seconds, stop=stop)
                 if report.next_due_seconds is not None:
                     soonest = min(soonest, report.next_due_seconds)
             drain.wake_up()
-            self.wait(strand, max(0.1, soonest))
+            self.wait(thread, max(0.1, soonest))
 
     def _token(self, user: str) -> str | None:
-        """Return who they are, unless they have to sign in again."""
+        """Return the token of a user; None if they have to sign in again."""
         if self._world.faults.happens("signed out"):
             self._world.note(self.name, f"{user} is signed out")
             return None
         return user
 
-    def wait(self, strand: Strand, seconds: float) -> None:
-        """Let the strand wait for a time, or for a ring."""
+    def wait(self, thread: CooperativeThread, seconds: float) -> None:
+        """Wait until the time is over or ``notify`` is called."""
         loop = self._world.loop
 
-        def arrange(give: Callable[[Any], None]) -> None:
-            loop.call_later(seconds, give, None, context=OUTSIDE.copy())
-            self._rings = [give]
+        def subscribe(resume: Callable[[Any], None]) -> None:
+            loop.call_later(seconds, resume, None, context=NO_PROCESS.copy())
+            self._wakeups = [resume]
 
-        strand.wait(arrange)
+        thread.wait(subscribe)
 
     def notify(self) -> None:
-        """Wake the drain: something was queued."""
-        for give in self._rings:
-            give(None)
+        """Wake the drain: an entry was added or changed."""
+        for resume in self._wakeups:
+            resume(None)
 
-    def send(self, strand: Strand, request: Request) -> Response | NoResponse:
-        """Carry one request, from the drain's side."""
+    def send(self, thread: CooperativeThread, request: Request) -> Response | NoResponse:
+        """Send one request of the drain; returns the response."""
         loop, key = self._world.loop, request.headers.get("Idempotency-Key", "")
         until, pauses = self._not_before.pop(key, (0.0, 0))
         if loop.time() < until - _EARLY_SECONDS and pauses == self.process.pauses:
-            self._world.mishaps.append(
+            self._world.errors.append(
                 f"{key[:8]} was sent {until - loop.time():.0f} s before Retry-After allows it"
             )
         self._device.begin_send(key, self)
         try:
-            answer: Response | NoResponse = strand.wait(
-                lambda give: self._world.network.send(self._device.name, request, give)
+            response: Response | NoResponse = thread.wait(
+                lambda resume: self._world.network.send(self._device.name, request, resume)
             )
         finally:
             self._device.end_send(key, self)
-        if isinstance(answer, Response) and "retry-after" in answer.headers:
-            after = float(answer.headers["retry-after"])
+        if isinstance(response, Response) and "retry-after" in response.headers:
+            after = float(response.headers["retry-after"])
             self._not_before[key] = (loop.time() + after, self.process.pauses)
-        return answer
+        return response
 
-    def let_go(self, key: str) -> None:
-        """Forget that a key has to stay away: a person wants it sent."""
+    def clear_retry_after(self, key: str) -> None:
+        """Allow a key before its Retry-After is over: a user has requested a retry."""
         self._not_before.pop(key, None)
 
     def reach(self, point: str) -> None:
-        """Pass a fault point, or not."""
+        """Continue, pause the process, kill it, or cut the power of the device."""
         process, world = self.process, self._world
         if not process.alive:
             return
-        struck = world.faults.strike(point)
-        if struck is None:
+        fault = world.faults.inject(point)
+        if fault is None:
             return
-        if struck == "pause":
+        if fault == "pause":
             seconds = world.faults.between(60.0, 400.0)
             world.note(self.name, f"pause at {point} for {seconds:.0f} s")
             process.pause(seconds)
-            self._strand.wait(lambda give: give(None))
+            self._thread.wait(lambda resume: resume(None))
             return
-        world.note(self.name, f"{struck} at {point}")
-        if struck == "power cut":
+        world.note(self.name, f"{fault} at {point}")
+        if fault == "power cut":
             self._device.cut_power()
         else:
             process.kill()
-        raise Killed
+        raise ProcessKilled
 
-    # -- its end ----------------------------------------------------------------------------------
+    # -- cleanup --------------------------------------------------------------------------------
 
-    def _shut(self) -> None:
-        self._door.is_shut = True
+    def _stop_writes(self) -> None:
+        self._vfs.is_dead = True
 
     def _close(self) -> None:
         if self.queue is not None:
-            # The connection alone: a process that was killed does not take leave of its file.
+            # Only the connection: a killed process does not checkpoint its file.
             database: Any = self.queue._transactions._database  # noqa: SLF001
             with suppress(apsw.ConnectionClosedError):
                 database.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             database.close()
-        self._door.remove()
-        error = self._strand.error
+        self._vfs.remove()
+        error = self._thread.error
         if error is not None and not isinstance(error, HoldfastError):
-            self._world.mishaps.append(f"{self.name}: {type(error).__name__}: {error}")
+            self._world.errors.append(f"{self.name}: {type(error).__name__}: {error}")
 
 
-class _Carrier:
-    """The transport of one strand."""
+class _Transport:
+    """The transport of a drain."""
 
-    def __init__(self, life: Life, strand: Strand) -> None:
-        self._life = life
-        self._strand = strand
+    def __init__(self, app: AppProcess, thread: CooperativeThread) -> None:
+        self._app = app
+        self._thread = thread
 
     def send(self, request: Request) -> Response | NoResponse:
-        return self._life.send(self._strand, request)
+        return self._app.send(self._thread, request)
 
 
-class _Flag:
-    """What a drain waits with: virtual time, never set."""
+class _NeverStop:
+    """The stop event of a drain: waits in virtual time, and is never set."""
 
-    def __init__(self, life: Life, strand: Strand) -> None:
-        self._life = life
-        self._strand = strand
+    def __init__(self, app: AppProcess, thread: CooperativeThread) -> None:
+        self._app = app
+        self._thread = thread
 
     def is_set(self) -> bool:
         return False
 
     def wait(self, seconds: float) -> bool:
-        self._life.wait(self._strand, seconds)
+        self._app.wait(self._thread, seconds)
         return False
 
 
 class Device:
-    """One device: a disk, a clock that people set, and one or two processes."""
+    """One device: a disk, a clock that users can set, and one or two processes."""
 
     def __init__(
         self,
@@ -267,129 +266,128 @@ class Device:
         directory: Path,
         template: bytes,
         processes: int,
-        chance: Random,
+        rng: Random,
     ) -> None:
-        """Switch it on."""
         self.world = world
         self.name = name
         self.users = users
         self.disk = Disk(directory, {_FILE: template})
         self.path = directory / _FILE
-        self.clock_off = timedelta(0)
-        self.was_set = False
+        self.clock_offset = timedelta(0)
+        self.clock_was_set = False
         self.boots = 1
         self._booted_at = 0.0
-        self._chance = chance
+        self._rng = rng
         self._is_off = False
-        self._sending: dict[str, Life] = {}
-        self._starts = [0] * processes
-        self.lives = [Life(self, f"{name}/{number}") for number in range(processes)]
+        self._sending: dict[str, AppProcess] = {}
+        self._start_counts = [0] * processes
+        self.apps = [AppProcess(self, f"{name}/{number}") for number in range(processes)]
 
     @property
-    def app(self) -> Life | None:
-        """The process that people tap in, while it runs and has its file open."""
-        for life in self.lives:
-            process = life.process
-            if process.alive and not process.is_paused and life.queue is not None:
-                return life
+    def app(self) -> AppProcess | None:
+        """The process that users see: running, with an open queue. None if there is none."""
+        for app in self.apps:
+            process = app.process
+            if process.alive and not process.is_paused and app.queue is not None:
+                return app
         return None
 
-    def throw_dice(self) -> float:
+    def random(self) -> float:
         """Return a number between 0 and 1."""
-        return self._chance.random()
+        return self._rng.random()
 
     def true_now(self) -> datetime:
         """Return the true time."""
         return self.world.now()
 
     def seconds_since_boot(self) -> float:
-        """Return what the boot clock shows."""
+        """Return the monotonic clock of the device."""
         return self.world.seconds() - self._booted_at
 
-    def died(self, life: Life) -> None:
-        """Start a process again, some time after its death; not while there is no power."""
-        if not self._is_off and life in self.lives:
-            self._start_later(self.lives.index(life))
+    def on_death(self, app: AppProcess) -> None:
+        """Restart a process later, unless the device has no power."""
+        if not self._is_off and app in self.apps:
+            self._start_later(self.apps.index(app))
 
     def _start_later(self, number: int) -> None:
-        self._starts[number] += 1
-        turn = self._starts[number]
+        self._start_counts[number] += 1
+        start_number = self._start_counts[number]
 
         def start() -> None:
-            if turn == self._starts[number] and not self._is_off:
-                self.lives[number] = Life(self, self.lives[number].name)
+            if start_number == self._start_counts[number] and not self._is_off:
+                self.apps[number] = AppProcess(self, self.apps[number].name)
 
         self.world.loop.call_later(
-            0.5 + 30.0 * self._chance.random(), start, context=OUTSIDE.copy()
+            0.5 + 30.0 * self._rng.random(), start, context=NO_PROCESS.copy()
         )
 
     def cut_power(self) -> None:
-        """End everything on it, and lose what was not synced."""
+        """Kill all processes and lose unsynced writes; the device restarts later."""
         self._is_off = True
-        for life in self.lives:
-            life.process.kill()
-        self.world.loop.call_soon(self._lose, context=OUTSIDE.copy())
+        for app in self.apps:
+            app.process.kill()
+        self.world.loop.call_soon(self._restore_power, context=NO_PROCESS.copy())
 
-    def _lose(self) -> None:
-        lost = self.disk.cut_power(self._chance)
-        self.world.note(self.name, f"power is back, {lost} unsynced pieces are gone")
+    def _restore_power(self) -> None:
+        lost = self.disk.cut_power(self._rng)
+        self.world.note(self.name, f"power restored, {lost} unsynced sectors lost")
         self.boots += 1
         self._booted_at = self.world.seconds()
         self._is_off = False
-        for number in range(len(self.lives)):
+        for number in range(len(self.apps)):
             self._start_later(number)
 
-    def oversleep(self) -> None:
-        """Let its processes wake up after days: what they held is no longer theirs."""
-        for life in self.lives:
-            life.process.pauses += 1
+    def expire_leases(self) -> None:
+        """Count the skipped days as a pause of each process: their leases have expired."""
+        for app in self.apps:
+            app.process.pauses += 1
 
-    def begin_send(self, key: str, life: Life) -> None:
-        """Note who sends what: an entry is sent by one process only, as long as its lease holds.
+    def begin_send(self, key: str, app: AppProcess) -> None:
+        """Check that only one process sends an entry while its lease is valid.
 
         A process that was paused, or whose renewals found a full disk, may have lost its lease.
         """
-        if not key:  # only a look at the server's side
+        if not key:  # a GET without a key
             return
-        other = self._sending.get(key, life)
-        paused = life.process.pauses + other.process.pauses
-        if other is not life and other.process.alive and not paused and not self.disk.was_full:
-            self.world.mishaps.append(f"{key[:8]} was sent by two processes at the same time")
-        self._sending[key] = life
+        other = self._sending.get(key, app)
+        paused = app.process.pauses + other.process.pauses
+        if other is not app and other.process.alive and not paused and not self.disk.was_full:
+            self.world.errors.append(f"{key[:8]} was sent by two processes at the same time")
+        self._sending[key] = app
 
-    def end_send(self, key: str, life: Life) -> None:
-        """Note that an answer, or none, has come."""
-        if self._sending.get(key) is life:
+    def end_send(self, key: str, app: AppProcess) -> None:
+        """End a send that ``begin_send`` has recorded."""
+        if self._sending.get(key) is app:
             del self._sending[key]
 
-    def switch_off(self) -> None:
-        """End everything on it for good."""
+    def shut_down(self) -> None:
+        """Kill all processes; none is restarted."""
         self._is_off = True
-        for life in self.lives:
-            life.process.kill()
+        for app in self.apps:
+            app.process.kill()
 
-    # -- what the checker reads -------------------------------------------------------------------
+    # -- for the history --------------------------------------------------------------------------
 
-    def unsettled(self) -> int:
-        """Return how many entries are not settled; one if nobody can tell."""
-        life = self.app
-        if life is None or life.queue is None:
+    def unfinished_count(self) -> int:
+        """Return how many entries are not finished; 1 if no process has the queue open."""
+        app = self.app
+        if app is None or app.queue is None:
             return 1
-        queue = life.queue
+        queue = app.queue
         return sum(queue.unsent(user) for user in self.users)
 
     def entry_states(self) -> list[EntryState]:
-        """Return what the file says of every tap."""
-        life = self.app
-        if life is None or life.queue is None:
+        """Return the final state of every entry."""
+        app = self.app
+        if app is None or app.queue is None:
             return []
         return [
             EntryState(
-                action=entry.decoded()["tap"],
+                action=entry.decoded()["action_id"],
                 status=Status(entry.status),
                 key=entry.idempotency_key,
                 outcome_unknown=entry.outcome_unknown,
             )
             for user in self.users
-            for entry in life.queue.entries(user, limit=1000)
+            for entry in app.queue.entries(user, limit=1000)
         ]

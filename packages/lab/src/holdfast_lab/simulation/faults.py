@@ -1,10 +1,10 @@
-"""What goes wrong, and when: decided by the seed alone, counted, and droppable one by one."""
+"""Which faults occur and when: determined by the seed, counted, and omitted by a mask."""
 
 from collections import Counter
 from random import Random
 from typing import Final
 
-from holdfast.jobs import executor as attempt
+from holdfast.jobs import executor
 from holdfast.jobs.engines import relay
 from holdfast.outbox import drain
 from holdfast.server import idempotency
@@ -31,36 +31,44 @@ _COMMITS: Final = (
     "transaction",
     "watchdog",
 )
-_IN_A_GROUP: Final = ("claim", "conflict", "expire", "fail", "release", "schedule_retry", "succeed")
-"""What the drain does only as a part of ``transaction``, whose commit is theirs."""
+_WITHIN_TRANSACTION: Final = (
+    "claim",
+    "conflict",
+    "expire",
+    "fail",
+    "release",
+    "schedule_retry",
+    "succeed",
+)
+"""Operations that the drain only uses within ``transaction``, which commits them."""
 
-SERVER_POINTS: Final = (*idempotency.FAULT_POINTS, *attempt.FAULT_POINTS, *relay.FAULT_POINTS)
+SERVER_POINTS: Final = (*idempotency.FAULT_POINTS, *executor.FAULT_POINTS, *relay.FAULT_POINTS)
 DEVICE_POINTS: Final = (
     *drain.FAULT_POINTS,
-    *(f"{name}.before_commit" for name in (*_COMMITS, *_IN_A_GROUP)),
+    *(f"{name}.before_commit" for name in (*_COMMITS, *_WITHIN_TRANSACTION)),
     *(f"{name}.after_commit" for name in _COMMITS),
 )
 POINTS: Final = (*SERVER_POINTS, *DEVICE_POINTS)
-"""Every named instant at which something may die here. None may stay unvisited in a long run."""
+"""All fault points. A long run must inject a fault at each."""
 
 _PAUSABLE: Final = frozenset((*SERVER_POINTS, *drain.FAULT_POINTS))
-"""Elsewhere a lock is held that other threads of the same process would wait for, in real time."""
+"""At other points a lock is held, for which other threads would wait in real time."""
 
 LONG_SLEEP: Final = "long sleep"
-"""Days go by in which nobody does anything: keys are forgotten, actions become too old."""
+"""Days are skipped: keys expire on the server, and actions become stale."""
 
-_WEATHER: Final = (
+_RANDOM_KINDS: Final = (
     "request lost",
-    "answer lost",
+    "response lost",
     "request doubled",
     "request late",
-    "answer late",
+    "response late",
     "network cut",
     "server error",
     "slow handler",
     "slow job",
     "slow disk",
-    "ring lost",
+    "notification lost",
     "job error",
     "crash",
     "power cut",
@@ -72,13 +80,13 @@ _WEATHER: Final = (
     "message repeated",
     "message lost",
 )
-KINDS: Final = (*_WEATHER, LONG_SLEEP)
+KINDS: Final = (*_RANDOM_KINDS, LONG_SLEEP)
 
-_MOST_CRASHES: Final = 3
-_MOST_PAUSES: Final = 3
-_FAVOURED_SHARE: Final = 0.25
-_SELDOM_SHARE: Final = 0.7
-_SELDOM: Final = frozenset(
+_MAX_CRASHES: Final = 3
+_MAX_PAUSES: Final = 3
+_FOCUS_RATE: Final = 0.25
+_RARE_FOCUS_RATE: Final = 0.7
+_RARE_OPERATIONS: Final = frozenset(
     {
         "cancel",
         "conflict",
@@ -96,90 +104,93 @@ _SELDOM: Final = frozenset(
         "retry",
     }
 )
-"""What a device does once in a while: a favourite of these is struck as soon as it is reached."""
+"""Rare operations of a device: a focus on one of them injects a fault almost every time."""
 
 
 class Mask:
-    """Which of a seed's faults do not happen after all: for shrinking."""
+    """Omits some faults of a seed, for shrinking. Faults are numbered from 1."""
 
     def __init__(
-        self, *, only_first: int | None = None, without: frozenset[int] = frozenset()
+        self, *, only_first: int | None = None, excluded: frozenset[int] = frozenset()
     ) -> None:
-        """Let everything happen, unless told otherwise."""
         self.only_first = only_first
-        self.without = without
+        self.excluded = excluded
 
-    def lets(self, number: int) -> bool:
-        """Say whether the n-th fault happens."""
-        return number not in self.without and (self.only_first is None or number <= self.only_first)
+    def includes(self, number: int) -> bool:
+        """Return whether the fault with this number occurs."""
+        return number not in self.excluded and (
+            self.only_first is None or number <= self.only_first
+        )
 
 
 class Faults:
-    """The weather of one seed."""
+    """The faults of one seed.
 
-    def __init__(self, chance: Random, mask: Mask) -> None:
-        """Make up a climate: some kinds of trouble are frequent, some seldom, some never."""
-        self._chance = chance
+    Each seed has its own rates: some kinds of faults are frequent, some rare, some absent. Faults
+    are more frequent at three points, the focus points.
+    """
+
+    def __init__(self, rng: Random, mask: Mask) -> None:
+        self._rng = rng
         self._mask = mask
-        self.is_calm = False
+        self.is_stopped = False
         self.number = 0
         self.by_kind: Counter[str] = Counter()
         self.reached: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
-        self.log: list[str] = []
         self._rates = {
-            kind: chance.choice((0.0, 0.0, 0.02, 0.06, 0.2)) * (0.5 + chance.random())
-            for kind in _WEATHER
+            kind: rng.choice((0.0, 0.0, 0.02, 0.06, 0.2)) * (0.5 + rng.random())
+            for kind in _RANDOM_KINDS
         }
-        self._crash_rate = chance.choice((0.0, 0.003, 0.01))
-        self.favoured = frozenset(chance.sample(POINTS, 3))
-        self._crashes = _MOST_CRASHES
-        self._pauses = _MOST_PAUSES
+        self._crash_rate = rng.choice((0.0, 0.003, 0.01))
+        self.focus_points = frozenset(rng.sample(POINTS, 3))
+        self._crashes = _MAX_CRASHES
+        self._pauses = _MAX_PAUSES
 
-    def favours(self, *operations: str) -> bool:
-        """Say whether one of these operations of the device is to be struck often."""
-        return any(point.partition(".")[0] in operations for point in self.favoured)
+    def focuses_on(self, *operations: str) -> bool:
+        """Return whether a focus point belongs to one of these operations."""
+        return any(point.partition(".")[0] in operations for point in self.focus_points)
 
     def happens(self, kind: str, rate: float | None = None) -> bool:
-        """Throw the dice for one possible fault."""
-        if self.is_calm:
+        """Decide whether a fault of this kind occurs now, and count it."""
+        if self.is_stopped:
             return False
-        if self._chance.random() >= (self._rates[kind] if rate is None else rate):
+        if self._rng.random() >= (self._rates[kind] if rate is None else rate):
             return False
-        return self.let(kind)
+        return self.record(kind)
 
-    def strike(self, point: str) -> str | None:
-        """Say what happens at a fault point: ``crash``, ``power cut``, ``pause`` or nothing."""
+    def inject(self, point: str) -> str | None:
+        """Return the fault to inject at a point: ``crash``, ``power cut``, ``pause`` or None."""
         self.reached[point] += 1
-        if self.is_calm:
+        if self.is_stopped:
             return None
         rate = self._crash_rate
-        if point in self.favoured:
-            rate = _SELDOM_SHARE if point.partition(".")[0] in _SELDOM else _FAVOURED_SHARE
-        if self._chance.random() >= rate:
+        if point in self.focus_points:
+            rate = _RARE_FOCUS_RATE if point.partition(".")[0] in _RARE_OPERATIONS else _FOCUS_RATE
+        if self._rng.random() >= rate:
             return None
-        dice = self._chance.random()
-        if point in _PAUSABLE and dice < self._rates["pause"] * 4:
-            if self._pauses and self.let("pause"):
+        draw = self._rng.random()
+        if point in _PAUSABLE and draw < self._rates["pause"] * 4:
+            if self._pauses and self.record("pause"):
                 self._pauses -= 1
                 self.struck[point] += 1
                 return "pause"
             return None
-        kind = "power cut" if point in DEVICE_POINTS and dice > 0.5 else "crash"  # noqa: PLR2004
-        if self._crashes and self.let(kind):
+        kind = "power cut" if point in DEVICE_POINTS and draw > 0.5 else "crash"  # noqa: PLR2004
+        if self._crashes and self.record(kind):
             self._crashes -= 1
             self.struck[point] += 1
             return kind
         return None
 
-    def between(self, least: float, most: float) -> float:
-        """Say how long or how much, evenly."""
-        return least + (most - least) * self._chance.random()
+    def between(self, low: float, high: float) -> float:
+        """Return a uniformly distributed number."""
+        return low + (high - low) * self._rng.random()
 
-    def let(self, kind: str) -> bool:
-        """Count a fault that was decided on; False if it is one of those left out."""
+    def record(self, kind: str) -> bool:
+        """Count a fault; returns False if the mask omits it."""
         self.number += 1
-        if not self._mask.lets(self.number):
+        if not self._mask.includes(self.number):
             return False
         self.by_kind[kind] += 1
         return True

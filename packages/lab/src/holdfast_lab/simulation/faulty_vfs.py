@@ -1,7 +1,7 @@
-"""A device's file system: it fills up, and after a power cut it has what was synced, or less luck.
+"""A device's file system: it can be full, and a power cut loses some of the unsynced writes.
 
-What was synced is there. What was written since may be there or not, sector by sector, in any
-combination: disks and file systems keep no order among writes that nobody waited for.
+Synced data survives. Each sector written since the last sync survives or not, in any combination:
+disks and file systems do not order writes between two syncs.
 """
 
 import os
@@ -13,20 +13,19 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-__all__ = ["Disk", "DiskDoor", "do_without_locks"]
+__all__ = ["Disk", "FaultyVFS", "disable_sqlite_mutexes"]
 
 _SECTOR: Final = 512
 _BASE: Final = "unix-excl"
-"""Locks and shared memory within one process of the machine, which is where all of ours are."""
+"""Keeps locks and shared memory in this process, which runs all simulated processes."""
 
-_doors = count()
+_vfs_numbers = count()
 
 
-def do_without_locks() -> None:
-    """Let SQLite spare its mutexes and its sums of memory, in a process that has not used it yet.
+def disable_sqlite_mutexes() -> None:
+    """Turn off mutexes and memory statistics of apsw's SQLite, in a process that has not used it.
 
-    Of all threads of a torture only one runs at any time, so nothing is there to be locked; taking
-    and giving back what nobody else wants was a tenth of its time.
+    Only one thread of a simulation runs at a time. The mutexes took a tenth of its time.
     """
     apsw.shutdown()
     apsw.config(apsw.SQLITE_CONFIG_SINGLETHREAD)
@@ -44,10 +43,9 @@ class _Truncate(NamedTuple):
 
 
 class Disk:
-    """One directory, with what is certain of its files, and what is not yet."""
+    """One directory, with the synced contents of its files and the unsynced changes."""
 
     def __init__(self, directory: Path, files: dict[str, bytes]) -> None:
-        """Put these files on it, synced."""
         self.directory = directory
         self.is_full = False
         self.was_full = False
@@ -57,60 +55,64 @@ class Disk:
         for name, data in files.items():
             (directory / name).write_bytes(data)
 
-    def change(self, name: str, change: _Write | _Truncate) -> None:
-        """Take note of a change that is not synced."""
+    def record(self, name: str, change: _Write | _Truncate) -> None:
+        """Record a change that is not synced."""
         self._unsynced.setdefault(name, []).append(change)
 
     def sync(self, name: str) -> None:
-        """Make certain what was changed."""
+        """Apply the recorded changes of a file to its synced contents."""
         image = self._synced.setdefault(name, bytearray())
         for change in self._unsynced.pop(name, ()):
             if isinstance(change, _Truncate):
                 del image[change.size :]
             else:
-                _put(image, change.offset, change.data)
+                _write_at(image, change.offset, change.data)
 
     def delete(self, name: str) -> None:
-        """Forget a file."""
+        """Delete a file; a deletion survives a power cut."""
         self._synced.pop(name, None)
         self._unsynced.pop(name, None)
 
-    def cut_power(self, chance: Random) -> int:
-        """Lose some of what was not synced; returns how many pieces. Nobody may have it open."""
-        # Between none and all: a cut is not always unlucky in the same way.
-        share = chance.choice((0.0, 0.1, 0.5, 0.9))
+    def cut_power(self, rng: Random) -> int:
+        """Lose unsynced writes; returns how many sectors. No file may be open."""
+        # The share of unsynced writes that survives.
+        kept_share = rng.choice((0.0, 0.1, 0.5, 0.9))
         lost = 0
         for name, changes in self._unsynced.items():
             image = self._synced.setdefault(name, bytearray())
             for change in changes:
-                lost += _put_some(image, change, chance, share)
+                lost += _apply_partially(image, change, rng, kept_share)
         self._unsynced.clear()
         for file in self.directory.iterdir():
             file.unlink()
         for name, image in self._synced.items():
-            if not name.endswith("-shm"):  # gone with the power
+            if not name.endswith("-shm"):  # shared memory does not survive
                 (self.directory / name).write_bytes(image)
         return lost
 
 
-def _put(image: bytearray, offset: int, data: bytes) -> None:
+def _write_at(image: bytearray, offset: int, data: bytes) -> None:
     if len(image) < offset:
         image.extend(bytes(offset - len(image)))
     image[offset : offset + len(data)] = data
 
 
-def _put_some(image: bytearray, change: _Write | _Truncate, chance: Random, share: float) -> int:
+def _apply_partially(
+    image: bytearray, change: _Write | _Truncate, rng: Random, kept_share: float
+) -> int:
     if isinstance(change, _Truncate):
-        if chance.random() >= share:
+        if rng.random() >= kept_share:
             return 1
         del image[change.size :]
         return 0
     lost, position, end = 0, change.offset, change.offset + len(change.data)
     while position < end:
-        # Sectors are written whole or not at all; a write may begin in the middle of one.
+        # A sector is written completely or not at all; a write may start inside one.
         border = min(end, (position // _SECTOR + 1) * _SECTOR)
-        if chance.random() < share:
-            _put(image, position, change.data[position - change.offset : border - change.offset])
+        if rng.random() < kept_share:
+            _write_at(
+                image, position, change.data[position - change.offset : border - change.offset]
+            )
         else:
             lost += 1
         position = border
@@ -119,20 +121,19 @@ def _put_some(image: bytearray, change: _Write | _Truncate, chance: Random, shar
 
 def _full() -> apsw.Error:
     error: Any = apsw.FullError("the disk is full")
-    # As SQLite's own errors have it; one that is raised in Python has no number.
+    # Errors of SQLite have these codes; an error raised in Python has none.
     error.result = error.extendedresult = apsw.SQLITE_FULL
     full: apsw.Error = error
     return full
 
 
-class DiskDoor(apsw.VFS):
-    """One process's way to a disk. Once the process is dead, nothing of it gets through."""
+class FaultyVFS(apsw.VFS):
+    """The file system of one process. All writes fail once the process is dead."""
 
     def __init__(self, disk: Disk) -> None:
-        """Open the way."""
         self.disk = disk
-        self.is_shut = False
-        self.name = f"torture-{next(_doors)}"
+        self.is_dead = False
+        self.name = f"simulation-{next(_vfs_numbers)}"
         super().__init__(self.name, _BASE)
 
     def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
@@ -141,13 +142,13 @@ class DiskDoor(apsw.VFS):
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
         """Delete a file."""
-        if self.is_shut:
+        if self.is_dead:
             raise apsw.IOError("the process is dead")
         self.disk.delete(os.path.basename(filename))  # noqa: PTH119 - called for every file
         super().xDelete(filename, syncdir)
 
     def remove(self) -> None:
-        """Take the door away."""
+        """Unregister the VFS."""
         with suppress(apsw.Error):
             self.unregister()
 
@@ -155,30 +156,30 @@ class DiskDoor(apsw.VFS):
 class _File(apsw.VFSFile):
     """One open file."""
 
-    def __init__(self, door: DiskDoor, name: Any, flags: list[int]) -> None:
+    def __init__(self, vfs: FaultyVFS, name: Any, flags: list[int]) -> None:
         super().__init__(_BASE, name, flags)
         path = name.filename() if isinstance(name, apsw.URIFilename) else str(name)
         self._name = os.path.basename(path)  # noqa: PTH119
-        self._door = door
+        self._vfs = vfs
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
-        door = self._door
-        if door.is_shut:
+        vfs = self._vfs
+        if vfs.is_dead:
             raise apsw.IOError("the process is dead")
-        if door.disk.is_full:
-            door.disk.was_full = True
+        if vfs.disk.is_full:
+            vfs.disk.was_full = True
             raise _full()
-        door.disk.change(self._name, _Write(offset, bytes(data)))
+        vfs.disk.record(self._name, _Write(offset, bytes(data)))
         super().xWrite(data, offset)
 
     def xTruncate(self, newsize: int) -> None:  # noqa: N802
-        if self._door.is_shut:
+        if self._vfs.is_dead:
             raise apsw.IOError("the process is dead")
-        self._door.disk.change(self._name, _Truncate(newsize))
+        self._vfs.disk.record(self._name, _Truncate(newsize))
         super().xTruncate(newsize)
 
     def xSync(self, flags: int) -> None:  # noqa: ARG002, N802
-        if self._door.is_shut:
+        if self._vfs.is_dead:
             raise apsw.IOError("the process is dead")
-        self._door.disk.sync(self._name)
-        # The directory lies in memory or in a temporary place: only the record above counts.
+        self._vfs.disk.sync(self._name)
+        # No real sync: the files are temporary, and the power cut is simulated.

@@ -1,4 +1,4 @@
-"""Between devices and servers: requests and answers get lost, doubled, late and out of order."""
+"""The network between devices and servers: loses, duplicates, delays and reorders messages."""
 
 from collections.abc import Callable, Mapping
 from email.utils import format_datetime
@@ -10,129 +10,139 @@ import msgspec
 from holdfast.outbox.transport import NoResponse, Request, Response
 from holdfast_lab.history import ResponseSeen
 from holdfast_lab.simulation.faults import Faults
-from holdfast_lab.simulation.loop import OUTSIDE, VirtualLoop
+from holdfast_lab.simulation.loop import NO_PROCESS, VirtualLoop
 from holdfast_lab.simulation.server import Server
 
 __all__ = ["Network", "NetworkWorld"]
 
-_TIME_OUT_SECONDS: Final = 30.0
-_LONG_SECONDS: Final = 130.0
+_TIMEOUT_SECONDS: Final = 30.0
+_LONG_TIMEOUT_SECONDS: Final = 130.0
 _ERROR: Final = 400
 
-Hear = Callable[[Response | NoResponse], None]
+OnResponse = Callable[[Response | NoResponse], None]
 
 
 class NetworkWorld(Protocol):
-    """What the network needs to know of the world it is in."""
+    """The parts of the world that the network uses."""
 
     loop: VirtualLoop
     faults: Faults
-    serving: list[Server]
+    http_servers: list[Server]
 
     def now(self) -> Any:
         """Return the server's clock."""
 
-    def note(self, who: str, what: str) -> None:
-        """Write a line of the timeline."""
+    def note(self, source: str, event: str) -> None:
+        """Append an event to the timeline."""
 
 
 class Network:
-    """Carries requests to any of the servers, and keeps what they answered."""
+    """Carries requests to any of the servers, and records the responses."""
 
-    def __init__(self, world: NetworkWorld, chance: Random) -> None:
-        """Be up."""
+    def __init__(self, world: NetworkWorld, rng: Random) -> None:
         self._world = world
-        self._chance = chance
-        self.answers: list[ResponseSeen] = []
+        self._rng = rng
+        self.responses: list[ResponseSeen] = []
         self.requests = 0
         # Devices without a network.
-        self.cut_off: set[str] = set()
-        self._nights = 0
-        self._age = ""
+        self.offline: set[str] = set()
+        self._epoch = 0
+        self._key_suffix = ""
 
-    def forget(self, *, keys: bool) -> None:
-        """Lose all that is on its way: nothing stays in a network for days.
+    def drop_in_flight(self, *, keys_forgotten: bool) -> None:
+        """Drop all requests in flight: none stays in a network for days.
 
-        Where keys are forgotten too, what is answered from now on is answered for the first time.
+        With ``keys_forgotten``, responses to keys used before may differ from now on.
         """
-        self._nights += 1
-        if keys:
-            self._age = f"~{self._nights}"
+        self._epoch += 1
+        if keys_forgotten:
+            self._key_suffix = f"~{self._epoch}"
 
-    def send(self, who: str, request: Request, hear: Hear) -> None:
-        """Carry a request; ``hear`` is called once, in the end with silence."""
+    def send(self, device: str, request: Request, on_response: OnResponse) -> None:
+        """Send a request; ``on_response`` is called for each response and on timeout.
+
+        Only the first call counts.
+        """
         faults, loop = self._world.faults, self._world.loop
         key = request.headers.get("Idempotency-Key", "")[:8]
-        what = f"{request.method} {request.target} {key}"
-        if who in self.cut_off:
-            self._later(0.05, hear, NoResponse("no network", may_have_been_sent=False))
+        line = f"{request.method} {request.target} {key}"
+        if device in self.offline:
+            self._later(0.05, on_response, NoResponse("no network", may_have_been_sent=False))
             return
         self.requests += 1
-        # Longer than a third of a lease, where renewals are to be seen.
-        patience = _LONG_SECONDS if faults.favours("renew") else _TIME_OUT_SECONDS
+        # Longer than a third of a lease, so that leases are renewed.
+        timeout = _LONG_TIMEOUT_SECONDS if faults.focuses_on("renew") else _TIMEOUT_SECONDS
         loop.call_later(
-            patience, hear, NoResponse("the server took too long"), context=OUTSIDE.copy()
+            timeout, on_response, NoResponse("the server took too long"), context=NO_PROCESS.copy()
         )
-        if faults.happens("request lost", 0.5 if faults.favours("renew") else None):
-            self._world.note(who, f"{what} lost")
+        if faults.happens("request lost", 0.5 if faults.focuses_on("renew") else None):
+            self._world.note(device, f"{line} lost")
             return
-        self._world.note(who, what)
+        self._world.note(device, line)
         delay = self._delay("request late")
-        doubled = faults.happens("request doubled")
-        night = self._nights
-        self._later(delay, self._arrive, night, who, request, hear, doubled)
-        if doubled:
-            self._world.note(who, f"{what} doubled")
-            # A proxy that tries again gives the device whichever answer comes first.
-            again = self._chance.choice((0.0, 0.01, 1.0, 40.0))
-            self._later(again, self._arrive, night, who, request, hear, doubled)
+        is_doubled = faults.happens("request doubled")
+        epoch = self._epoch
+        self._later(delay, self._deliver, epoch, device, request, on_response, is_doubled)
+        if is_doubled:
+            self._world.note(device, f"{line} doubled")
+            # A proxy that retries returns the first response.
+            delay = self._rng.choice((0.0, 0.01, 1.0, 40.0))
+            self._later(delay, self._deliver, epoch, device, request, on_response, is_doubled)
 
-    def _arrive(self, night: int, who: str, request: Request, hear: Hear, doubled: bool) -> None:
-        if night != self._nights:
+    def _deliver(
+        self, epoch: int, device: str, request: Request, on_response: OnResponse, is_doubled: bool
+    ) -> None:
+        if epoch != self._epoch:
             return
-        server = self._chance.choice(self._world.serving)
+        server = self._rng.choice(self._world.http_servers)
         if server.app is None:
-            # What a proxy has taken has left the device.
-            self._later(0.01, hear, NoResponse("could not connect", may_have_been_sent=doubled))
+            # A proxy has received the request, so the device has sent it.
+            self._later(
+                0.01, on_response, NoResponse("could not connect", may_have_been_sent=is_doubled)
+            )
             return
         process = server.process
-        process.at_death.append(
-            lambda: self._later(0.05, hear, NoResponse("the connection was closed"))
+        process.on_kill.append(
+            lambda: self._later(0.05, on_response, NoResponse("the connection was closed"))
         )
-        process.spawn(self._serve(server, who, request, hear))
+        process.spawn(self._serve(server, device, request, on_response))
 
-    async def _serve(self, server: Server, who: str, request: Request, hear: Hear) -> None:
+    async def _serve(
+        self, server: Server, device: str, request: Request, on_response: OnResponse
+    ) -> None:
         app = server.app
-        assert app is not None  # noqa: S101 - looked at before
-        answer = await _ask(app, request)
-        # From here on it is out of the process, which may die.
-        self._answered(who, request, answer, hear)
+        assert app is not None  # noqa: S101 - checked by the caller
+        response = await _call_app(app, request)
+        # The response has left the process, which may be killed now.
+        self._on_response(device, request, response, on_response)
 
-    def _answered(self, who: str, request: Request, answer: Response, hear: Hear) -> None:
+    def _on_response(
+        self, device: str, request: Request, response: Response, on_response: OnResponse
+    ) -> None:
         if request.method != "GET":
-            self.answers.append(_seen(request, answer, self._age))
+            self.responses.append(_to_history(request, response, self._key_suffix))
         world = self._world
-        replayed = " again" if "idempotency-replayed" in answer.headers else ""
+        replayed = " (replayed)" if "idempotency-replayed" in response.headers else ""
         key = request.headers.get("Idempotency-Key", "")[:8]
-        if world.faults.happens("answer lost"):
-            world.note("net", f"answer {answer.status}{replayed} to {key} of {who} lost")
+        if world.faults.happens("response lost"):
+            world.note("net", f"response {response.status}{replayed} to {key} of {device} lost")
             return
-        world.note("net", f"answer {answer.status}{replayed} to {key} of {who}")
-        dated = dict(answer.headers) | {"date": format_datetime(world.now(), usegmt=True)}
-        told = msgspec.structs.replace(answer, headers=dated)
-        self._later(self._delay("answer late"), hear, told)
+        world.note("net", f"response {response.status}{replayed} to {key} of {device}")
+        dated = dict(response.headers) | {"date": format_datetime(world.now(), usegmt=True)}
+        dated_response = msgspec.structs.replace(response, headers=dated)
+        self._later(self._delay("response late"), on_response, dated_response)
 
     def _delay(self, kind: str) -> float:
         faults = self._world.faults
         if faults.happens(kind):
             return faults.between(0.5, 45.0)
-        return 0.01 + 0.05 * self._chance.random()
+        return 0.01 + 0.05 * self._rng.random()
 
     def _later(self, seconds: float, step: Callable[..., None], *args: Any) -> None:
-        self._world.loop.call_later(seconds, step, *args, context=OUTSIDE.copy())
+        self._world.loop.call_later(seconds, step, *args, context=NO_PROCESS.copy())
 
 
-async def _ask(app: Any, request: Request) -> Response:
+async def _call_app(app: Any, request: Request) -> Response:
     path, _, query = request.target.partition("?")
     body = request.body or b""
     scope = {
@@ -155,7 +165,7 @@ async def _ask(app: Any, request: Request) -> Response:
 
     try:
         await app(scope, receive, send)
-    except Exception:  # noqa: BLE001 - what the server around the app does of it
+    except Exception:  # noqa: BLE001 - an ASGI server responds with 500
         if not sent:
             return Response(500, {}, b'{"code":"internal"}')
     start = sent[0]
@@ -163,21 +173,21 @@ async def _ask(app: Any, request: Request) -> Response:
     return Response(start["status"], headers, b"".join(part["body"] for part in sent[1:]))
 
 
-def _seen(request: Request, answer: Response, age: str) -> ResponseSeen:
-    told = answer.json()
+def _to_history(request: Request, response: Response, key_suffix: str) -> ResponseSeen:
+    content = response.json()
     payload = msgspec.json.decode(request.body) if request.body else None
     if isinstance(payload, dict):
         payload.pop("clientSubmittedAt", None)
-    asked = msgspec.json.encode([request.method, request.target, payload], order="sorted")
+    request_text = msgspec.json.encode([request.method, request.target, payload], order="sorted")
     return ResponseSeen(
         tenant=request.headers.get("Authorization", "").removeprefix("Bearer "),
-        key=request.headers.get("Idempotency-Key", "") + age,
-        status=answer.status,
-        body=answer.body,
-        request=asked.decode(),
-        code=answer.code,
-        data_of=told.get("owner") if isinstance(told, dict) else None,
-        stored=answer.status < _ERROR
-        or answer.code == "STALE_ACTION"
+        key=request.headers.get("Idempotency-Key", "") + key_suffix,
+        status=response.status,
+        body=response.body,
+        request=request_text.decode(),
+        code=response.code,
+        data_of=content.get("owner") if isinstance(content, dict) else None,
+        stored=response.status < _ERROR
+        or response.code == "STALE_ACTION"
         or not request.target.startswith("/steps"),
     )

@@ -1,4 +1,4 @@
-"""Many seeds on many cores: one process each, and one sum of what they saw."""
+"""Runs many seeds in several processes, and sums up their results."""
 
 import gc
 import multiprocessing
@@ -16,33 +16,33 @@ from typing import Any, Final
 import msgspec
 
 from holdfast_lab.simulation.faults import POINTS
-from holdfast_lab.simulation.faulty_vfs import do_without_locks
+from holdfast_lab.simulation.faulty_vfs import disable_sqlite_mutexes
 from holdfast_lab.simulation.scenario import Outcome, run_seed
 from holdfast_lab.simulation.shrinking import shrink
-from holdfast_lab.simulation.templates import Templates, place_for_worlds
+from holdfast_lab.simulation.templates import Templates, shared_directory
 
 __all__ = [
-    "ENOUGH_SEEDS",
+    "FULL_COVERAGE_SEEDS",
     "Failure",
     "Summary",
-    "collecting_seldom",
-    "deaf",
+    "block_sigint",
+    "describe",
+    "infrequent_gc",
     "replay",
-    "run_here",
+    "run_batch",
     "simulate",
-    "told",
 ]
 
-ENOUGH_SEEDS: Final = 2000
-"""In a run as long as this no fault point may stay unvisited."""
+FULL_COVERAGE_SEEDS: Final = 2000
+"""A run of at least this many seeds must inject a fault at every fault point."""
 
 _BATCH: Final = 10
-_MOST_FAILURES: Final = 5
-"""Failing seeds that are shrunk and told in full; the rest is counted."""
+_MAX_SHOWN_FAILURES: Final = 5
+"""Failing seeds that are shrunk and reported in full; the others are counted."""
 
 
 class Failure(msgspec.Struct):
-    """A seed that broke a promise, and the shortest way to it that was found."""
+    """A seed that violated a guarantee, and its timeline."""
 
     seed: int
     violations: list[str]
@@ -51,12 +51,12 @@ class Failure(msgspec.Struct):
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """What a campaign came to."""
+    """The sum of many seeds."""
 
     seeds: int = 0
     failing: list[int] = msgspec.field(default_factory=list)
     failures: list[Failure] = msgspec.field(default_factory=list)
-    taps: int = 0
+    actions: int = msgspec.field(default=0, name="taps")
     requests: int = 0
     effects: int = 0
     jobs: int = 0
@@ -67,9 +67,9 @@ class Summary(msgspec.Struct, kw_only=True):
     struck: dict[str, int] = msgspec.field(default_factory=dict)
 
     def add(self, outcome: Outcome) -> None:
-        """Count one seed."""
+        """Add the result of one seed."""
         self.seeds += 1
-        self.taps += outcome.taps
+        self.actions += outcome.actions
         self.requests += outcome.requests
         self.effects += outcome.effects
         self.jobs += outcome.jobs
@@ -85,9 +85,9 @@ class Summary(msgspec.Struct, kw_only=True):
                 total[name] = total.get(name, 0) + count
 
     def join(self, other: "Summary") -> None:
-        """Add what another process saw."""
+        """Add the summary of another process."""
         self.seeds += other.seeds
-        self.taps += other.taps
+        self.actions += other.actions
         self.requests += other.requests
         self.effects += other.effects
         self.jobs += other.jobs
@@ -99,16 +99,16 @@ class Summary(msgspec.Struct, kw_only=True):
 
     @property
     def unvisited(self) -> list[str]:
-        """Fault points at which nothing has happened."""
+        """Fault points without an injected fault."""
         return [point for point in POINTS if not self.struck.get(point)]
 
     @property
-    def is_good(self) -> bool:
-        """Whether all promises were kept, and in a run that is long enough, everywhere."""
-        return not self.failing and (self.seeds < ENOUGH_SEEDS or not self.unvisited)
+    def passed(self) -> bool:
+        """True if no guarantee was violated and, in a long run, every fault point had a fault."""
+        return not self.failing and (self.seeds < FULL_COVERAGE_SEEDS or not self.unvisited)
 
     def hits(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return how often each fault point was reached, and struck: all of them, in order."""
+        """Return how often each fault point was reached, and how often a fault was injected."""
         return (
             {point: self.points.get(point, 0) for point in POINTS},
             {point: self.struck.get(point, 0) for point in POINTS},
@@ -121,34 +121,34 @@ def simulate(
     jobs: int,
     deadline: float | None = None,
     on_progress: Callable[[Summary], None] = lambda _: None,
-    stops: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Summary:
-    """Run seeds in so many processes until there are no more, or until the time is over.
+    """Run seeds in ``jobs`` processes, until the deadline or until ``should_stop`` returns True.
 
-    Or until ``stops`` says so: then the seeds that run are the last.
+    Batches that have started are completed.
     """
     total = Summary()
     began = time.monotonic()
-    # The order of sets of texts depends on it: with one value a seed is the same in every process.
+    # The order of sets of strings depends on it: a seed must be the same in every process.
     os.environ["PYTHONHASHSEED"] = "0"
     workers: dict[Connection, Any] = {}
 
     def is_over() -> bool:
-        return stops() or (deadline is not None and time.monotonic() >= deadline)
+        return should_stop() or (deadline is not None and time.monotonic() >= deadline)
 
-    with place_for_worlds() as place:
+    with shared_directory() as directory:
         try:
             for _ in range(jobs):
-                line, process = _start(place)
-                workers[line] = process
-                _send_next(line, () if is_over() else islice(seeds, _BATCH), workers)
+                connection, process = _start(directory)
+                workers[connection] = process
+                _send_next(connection, () if is_over() else islice(seeds, _BATCH), workers)
             while workers:
                 ready: Any = wait(list(workers))
-                for line in ready:
-                    total.join(msgspec.msgpack.decode(line.recv_bytes(), type=Summary))
+                for connection in ready:
+                    total.join(msgspec.msgpack.decode(connection.recv_bytes(), type=Summary))
                     total.seconds = time.monotonic() - began
                     on_progress(total)
-                    _send_next(line, () if is_over() else islice(seeds, _BATCH), workers)
+                    _send_next(connection, () if is_over() else islice(seeds, _BATCH), workers)
         finally:
             for process in workers.values():
                 process.kill()
@@ -159,89 +159,91 @@ def simulate(
     return total
 
 
-def _start(place: str) -> tuple[Connection, Any]:
+def _start(directory: str) -> tuple[Connection, Any]:
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, place), daemon=True)
-    with deaf():
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=_serve_batches, args=(child_end, directory), daemon=True)
+    with block_sigint():
         process.start()
-    theirs.close()
-    return ours, process
+    child_end.close()
+    return parent_end, process
 
 
-def _send_next(line: Connection, seeds: Iterable[int], workers: dict[Connection, Any]) -> None:
+def _send_next(
+    connection: Connection, seeds: Iterable[int], workers: dict[Connection, Any]
+) -> None:
     batch = list(seeds)
-    line.send(batch)
+    connection.send(batch)
     if not batch:
-        process = workers.pop(line)
+        process = workers.pop(connection)
         process.join()
-        line.close()
+        connection.close()
 
 
 def replay(seed: int) -> Failure:
-    """Run one seed again, in a process like those of a campaign, and tell all of it."""
+    """Run one seed again, in a process like those of ``simulate``."""
     os.environ["PYTHONHASHSEED"] = "0"
-    with deaf():
+    with block_sigint():
         pool = multiprocessing.get_context("spawn").Pool(1)
     with pool:
         return pool.apply(_replay, (seed,))
 
 
 def _replay(seed: int) -> Failure:
-    do_without_locks()
+    disable_sqlite_mutexes()
     with Templates() as templates:
-        return told(run_seed(seed, templates))
+        return describe(run_seed(seed, templates))
 
 
-def _work(line: Connection, place: str) -> None:
-    """Serve one process: batches of seeds in, summaries out."""
-    # The parent hears them, lets us finish, and ends us.
+def _serve_batches(connection: Connection, directory: str) -> None:
+    """Receive batches of seeds and send summaries, until a batch is empty."""
+    # The parent handles signals and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    do_without_locks()
+    disable_sqlite_mutexes()
     shown = 0
-    with collecting_seldom(), Templates(place) as templates:
-        while batch := line.recv():
-            summary = run_here(batch, templates, failures=_MOST_FAILURES - shown)
+    with infrequent_gc(), Templates(directory) as templates:
+        while batch := connection.recv():
+            summary = run_batch(batch, templates, failures=_MAX_SHOWN_FAILURES - shown)
             shown += len(summary.failures)
-            line.send_bytes(msgspec.msgpack.encode(summary))
+            connection.send_bytes(msgspec.msgpack.encode(summary))
 
 
-def run_here(seeds: Any, templates: Templates, *, failures: int = _MOST_FAILURES) -> Summary:
+def run_batch(seeds: Any, templates: Templates, *, failures: int = _MAX_SHOWN_FAILURES) -> Summary:
     """Run seeds in this process."""
     summary = Summary()
     for seed in seeds:
         try:
             outcome = run_seed(seed, templates)
-        except Exception as error:  # noqa: BLE001 - a seed that cannot be run is no good seed
+        except Exception as error:  # noqa: BLE001 - reported as a failing seed
             summary.seeds += 1
             summary.failing.append(seed)
-            broke = f"the torture itself broke: {type(error).__name__}: {error}"
-            summary.failures.append(Failure(seed, [broke], [], 0))
+            message = f"the simulation itself failed: {type(error).__name__}: {error}"
+            summary.failures.append(Failure(seed, [message], [], 0))
             continue
         summary.add(outcome)
         if outcome.violations and len(summary.failures) < failures:
-            summary.failures.append(told(shrink(outcome, templates)))
+            summary.failures.append(describe(shrink(outcome, templates)))
     return summary
 
 
-def told(outcome: Outcome) -> Failure:
-    """Return a failing seed as a person reads it."""
+def describe(outcome: Outcome) -> Failure:
+    """Return the report of a seed, with a formatted timeline."""
     return Failure(
         seed=outcome.seed,
         violations=[str(violation) for violation in outcome.violations],
-        timeline=[f"{at:10.3f}  {who:<10} {what}" for at, who, what in outcome.timeline],
+        timeline=[f"{at:10.3f}  {source:<10} {event}" for at, source, event in outcome.timeline],
         faults_left=sum(outcome.faults.values()),
     )
 
 
 @contextmanager
-def deaf() -> Iterator[None]:
-    """Let processes and threads that are started meanwhile never hear Ctrl-C, which is for us.
+def block_sigint() -> Iterator[None]:
+    """Block SIGINT in processes and threads that are started meanwhile; the parent handles it.
 
-    They inherit it: else one that is still importing would end with a traceback.
+    They inherit the mask. Without it, Ctrl-C during their imports prints a traceback.
     """
-    resource_tracker.ensure_running()  # when it is started, it opens our ears again
+    resource_tracker.ensure_running()  # its start would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -250,8 +252,8 @@ def deaf() -> Iterator[None]:
 
 
 @contextmanager
-def collecting_seldom() -> Iterator[None]:
-    """Let the garbage collector look at what is new only: imports are here to stay."""
+def infrequent_gc() -> Iterator[None]:
+    """Collect garbage rarely, and exclude the imported modules."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

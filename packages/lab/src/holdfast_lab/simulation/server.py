@@ -1,4 +1,4 @@
-"""Processes of the server, from start to kill: intake and worker together, or each for itself."""
+"""Server processes, from start to kill: requests and jobs in one process, or in two."""
 
 import asyncio
 from datetime import datetime
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from holdfast.errors import RateLimitedError, ServiceError
 from holdfast.server.app import Holdfast
 from holdfast_lab.simulation.app import guard_service, identify, register_jobs
-from holdfast_lab.simulation.broker import SteppedBroker, stepped_jetstream
+from holdfast_lab.simulation.broker import SimulatedBroker, simulated_jetstream
 from holdfast_lab.simulation.faults import Faults
-from holdfast_lab.simulation.loop import OUTSIDE, Process, VirtualLoop
-from holdfast_lab.simulation.store import SteppedStore, StoreWorld
+from holdfast_lab.simulation.loop import NO_PROCESS, Process, VirtualLoop
+from holdfast_lab.simulation.store import SimulatedStore, StoreWorld
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,36 +24,36 @@ _SWEEP_SECONDS: Final = 120.0
 
 
 class ServerWorld(StoreWorld, Protocol):
-    """What a server needs to know of the world it is in."""
+    """The parts of the world that a server uses."""
 
     loop: VirtualLoop
     faults: Faults
-    broker: SteppedBroker | None
-    # How often a handler has answered.
-    answers: int
+    broker: SimulatedBroker | None
+    # The number of responses that handlers have made.
+    response_count: int
 
     def now(self) -> datetime:
         """Return the server's clock."""
 
-    def note(self, who: str, what: str) -> None:
-        """Write a line of the timeline."""
+    def note(self, source: str, event: str) -> None:
+        """Append an event to the timeline."""
 
 
-class _Troubles:
-    """What the world does to handlers and at fault points, in one process."""
+class _FaultInjector:
+    """Injects faults into the handlers and at the fault points of one process."""
 
     def __init__(self, world: ServerWorld, process: Process) -> None:
         self._world = world
         self._process = process
 
     async def reach(self, point: str) -> None:
-        """Pass a fault point, or not."""
+        """Continue, pause the process, or kill it."""
         world, process = self._world, self._process
-        struck = world.faults.strike(point)
-        if struck is None:
+        fault = world.faults.inject(point)
+        if fault is None:
             return
-        if struck == "pause":
-            # Around the length of a lease: that is where it matters.
+        if fault == "pause":
+            # About as long as a lease, so that some leases expire.
             seconds = world.faults.between(5.0, 70.0)
             world.note(process.name, f"pause at {point} for {seconds:.0f} s")
             process.pause(seconds)
@@ -61,41 +61,43 @@ class _Troubles:
             return
         world.note(process.name, f"killed at {point}")
         process.kill()
-        await world.loop.create_future()  # never comes: nobody is left to go on
+        await world.loop.create_future()  # never done: the process is dead
 
     async def handler(self) -> None:
-        """Trouble a guarded handler."""
+        """Delay a guarded handler, or raise."""
         faults = self._world.faults
         if faults.happens("server error", None):
             self._world.note(self._process.name, "handler fails")
-            dice = faults.between(0, 1)
-            if dice < 0.3:  # noqa: PLR2004
-                raise RateLimitedError("slow down", retry_after_seconds=int(faults.between(1, 90)))
-            if dice < 0.6:  # noqa: PLR2004
-                raise ServiceError(503, "torture.busy", "come again")
-            raise RuntimeError("the handler broke")
+            draw = faults.between(0, 1)
+            if draw < 0.3:  # noqa: PLR2004
+                raise RateLimitedError(
+                    "too many requests", retry_after_seconds=int(faults.between(1, 90))
+                )
+            if draw < 0.6:  # noqa: PLR2004
+                raise ServiceError(503, "simulation.busy", "the service is busy")
+            raise RuntimeError("injected error of the handler")
         if faults.happens("slow handler"):
             await asyncio.sleep(faults.between(1.0, 25.0))
         else:
             await asyncio.sleep(0.001)
 
     async def job(self) -> None:
-        """Trouble a job's handler."""
+        """Delay the handler of a job, or raise."""
         faults = self._world.faults
         if faults.happens("job error"):
             self._world.note(self._process.name, "job fails")
-            raise RuntimeError("the job broke")
+            raise RuntimeError("injected error of the job")
         if faults.happens("slow job"):
             await asyncio.sleep(faults.between(1.0, 70.0))
 
-    def number(self) -> int:
-        """Return a number that comes once."""
-        self._world.answers += 1
-        return self._world.answers
+    def unique_number(self) -> int:
+        """Return a number that is never returned again."""
+        self._world.response_count += 1
+        return self._world.response_count
 
 
 class _ServerClock:
-    """The server's clock: nobody sets it."""
+    """The server's clock, which shows the true time."""
 
     def __init__(self, world: ServerWorld) -> None:
         self.now = world.now
@@ -103,58 +105,59 @@ class _ServerClock:
 
 
 class Server:
-    """One process of the server, restarted some time after each death."""
+    """One process of the server, restarted some seconds after each kill."""
 
-    def __init__(self, world: ServerWorld, name: str, *, serves: bool, works: bool) -> None:
-        """Start."""
+    def __init__(
+        self, world: ServerWorld, name: str, *, handles_requests: bool, runs_jobs: bool
+    ) -> None:
         self._world = world
         self._name = name
-        self.serves, self._works = serves, works
+        self.handles_requests, self._runs_jobs = handles_requests, runs_jobs
         self.app: Callable[..., Awaitable[None]] | None = None
         self.process = Process(world.loop, name)
         self.start()
 
     def start(self) -> None:
-        """Begin a new life."""
+        """Start the process."""
         self.process = Process(self._world.loop, self._name)
-        self.process.after_death.append(self._restart_later)
-        self.process.spawn(self._live())
+        self.process.after_kill.append(self._restart_later)
+        self.process.spawn(self._run())
 
     def _restart_later(self) -> None:
         world = self._world
         self.app = None
         seconds = world.faults.between(0.5, 20.0)
-        world.loop.call_later(seconds, self.start, context=OUTSIDE.copy())
+        world.loop.call_later(seconds, self.start, context=NO_PROCESS.copy())
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         world, process = self._world, self.process
-        troubles = _Troubles(world, process)
+        faults = _FaultInjector(world, process)
         holdfast = Holdfast(
-            SteppedStore(world, process),
+            SimulatedStore(world, process),
             identify=identify,
             clock=_ServerClock(world),
-            sweep_every_seconds=_SWEEP_SECONDS if self.serves else None,
-            faults=troubles,
+            sweep_every_seconds=_SWEEP_SECONDS if self.handles_requests else None,
+            faults=faults,
         )
-        app = guard_service(holdfast, troubles)
-        register_jobs(holdfast, troubles)
+        app = guard_service(holdfast, faults)
+        register_jobs(holdfast, faults)
         await holdfast.open()
-        if self._works:
-            await self._start_worker(holdfast, troubles)
+        if self._runs_jobs:
+            await self._start_worker(holdfast, faults)
         world.note(self._name, "up")
-        if self.serves:
+        if self.handles_requests:
             self.app = app
 
-    async def _start_worker(self, holdfast: Holdfast, troubles: Any) -> None:
+    async def _start_worker(self, holdfast: Holdfast, faults: Any) -> None:
         world = self._world
         options: dict[str, Any] = {}
         if world.broker is not None:
-            options["engine"] = stepped_jetstream(world.broker, self.process, faults=troubles)
+            options["engine"] = simulated_jetstream(world.broker, self.process, faults=faults)
         worker: Worker = holdfast.worker(
             name=self._name,
             concurrency=4,
             poll_seconds=_POLL_SECONDS,
-            faults=troubles,
+            faults=faults,
             **options,
         )
         await worker.start()

@@ -1,4 +1,4 @@
-"""The fewest faults that still break a promise: what a person has to read of a failing seed."""
+"""Shrinks a failing seed to few faults that still violate the same guarantee."""
 
 from typing import Final
 
@@ -8,14 +8,14 @@ from holdfast_lab.simulation.templates import Templates
 
 __all__ = ["shrink"]
 
-_MOST_RUNS: Final = 60
+_MAX_RUNS: Final = 60
 
 
-def shrink(outcome: Outcome, templates: Templates, *, most_runs: int = _MOST_RUNS) -> Outcome:
-    """Leave out faults while the same promise stays broken; returns the shortest run found.
+def shrink(outcome: Outcome, templates: Templates, *, max_runs: int = _MAX_RUNS) -> Outcome:
+    """Omit faults while the same guarantee is violated; returns the shortest run found.
 
-    Leaving one out changes what comes after it, so this is a search and not a proof: what it
-    returns has really happened, and is not always the shortest there is.
+    Omitting a fault changes what happens after it, so the result is a real run, but not always the
+    shortest one.
     """
     rules = {violation.rule for violation in outcome.violations}
     best, runs = outcome, 0
@@ -27,18 +27,18 @@ def shrink(outcome: Outcome, templates: Templates, *, most_runs: int = _MOST_RUN
         return found if rules & {violation.rule for violation in found.violations} else None
 
     low, high = 0, outcome.fault_count
-    while low < high and runs < most_runs // 3:
+    while low < high and runs < max_runs // 3:
         middle = (low + high) // 2
         found = attempt(Mask(only_first=middle))
         if found is None:
             low = middle + 1
         else:
             best, high = found, middle
-    without: frozenset[int] = frozenset()
+    excluded: frozenset[int] = frozenset()
     for number in range(high, 0, -1):
-        if runs >= most_runs:
+        if runs >= max_runs:
             break
-        found = attempt(Mask(only_first=high, without=without | {number}))
+        found = attempt(Mask(only_first=high, excluded=excluded | {number}))
         if found is not None:
-            best, without = found, without | {number}
+            best, excluded = found, excluded | {number}
     return best

@@ -1,8 +1,8 @@
-"""The real SQLite store with its threads run as steps of the loop.
+"""The real SQLite store, with its threads run as steps of the virtual loop.
 
-The file's own durability is not tortured here: a kill takes a process, not the machine, so what
-SQLite has committed is there; see ``database``. The device's file is the one that loses unsynced
-writes; see ``disk``.
+Unsynced writes are not lost here: a kill ends a process and not the machine, so everything that
+SQLite has committed is there; see ``database``. The device's file loses unsynced writes; see
+``faulty_vfs``.
 """
 
 import asyncio
@@ -18,46 +18,45 @@ from holdfast.stores.sqlite.group_commit import Writer
 from holdfast_lab.simulation.database import ServerDatabase
 from holdfast_lab.simulation.loop import Process
 
-__all__ = ["SteppedStore", "StoreWorld"]
+__all__ = ["SimulatedStore", "StoreWorld"]
 
-_LOOK_AGAIN_SECONDS: Final = 0.002
-_PATIENT_SECONDS: Final = 1.0
-_BUSY_SECONDS: Final = 60.0
+_LOCK_POLL_SECONDS: Final = 0.002
+_MAX_LOCK_POLL_SECONDS: Final = 1.0
+_BUSY_TIMEOUT_SECONDS: Final = 60.0
 
 
 class StoreWorld(Protocol):
-    """What a store needs to know of the world it is in."""
+    """The parts of the world that a store uses."""
 
     database: ServerDatabase
-    writers: list["SteppedConnection"]
-    notifiers: list["SteppedNotifier"]
+    writers: list["SimulatedConnection"]
+    notifiers: list["SimulatedNotifier"]
 
-    def disk_seconds(self) -> float:
-        """Say how long this piece of work on the database takes."""
+    def disk_latency(self) -> float:
+        """Return the seconds that the next piece of work on the database takes."""
 
-    def ring_seconds(self) -> float | None:
-        """Say how long a ring of the bell takes; None if it gets lost."""
+    def notification_delay(self) -> float | None:
+        """Return the seconds that a notification takes; None if it is lost."""
 
 
-class SteppedConnection:
-    """Takes the place of a connection's thread: work runs in order, each piece as one step."""
+class SimulatedConnection:
+    """Replaces the thread of a connection: work runs in order, each piece as one step."""
 
     def __init__(self, world: StoreWorld, process: Process, connect: Callable[[], Any]) -> None:
-        """Open nothing yet."""
         self._world = world
         self._process = process
         self._connect = connect
-        self._jobs: deque[tuple[Callable[[Any], Any], asyncio.Future[Any]]] = deque()
+        self._pending_work: deque[tuple[Callable[[Any], Any], asyncio.Future[Any]]] = deque()
         self._connection: sqlite3.Connection | None = None
         self._blocked_since: float | None = None
-        self._patience = _LOOK_AGAIN_SECONDS
+        self._retry_seconds = _LOCK_POLL_SECONDS
         self.pending = 0
         self.is_writer = False
         self._is_stopped = False
 
     @property
     def in_transaction(self) -> bool:
-        """True while it keeps others from writing."""
+        """True while its transaction prevents others from writing."""
         connection = self._connection
         return self._process.alive and connection is not None and connection.in_transaction
 
@@ -68,62 +67,64 @@ class SteppedConnection:
             self._world.writers.append(self)
 
     async def run(self, work: Callable[[Any], Any]) -> Any:
-        """Run a function later. Cancelling the caller does not cancel the work."""
+        """Run a function in a later step. Cancelling the caller does not cancel the work."""
         if self._connection is None or self._is_stopped:
             raise StoreUnavailableError("the store is not open")
         future = asyncio.get_running_loop().create_future()
         self.pending += 1
-        self._jobs.append((work, future))
-        if len(self._jobs) == 1:
-            self._next()
+        self._pending_work.append((work, future))
+        if len(self._pending_work) == 1:
+            self._schedule_next()
         return await future
 
     def run_here(self, work: Callable[[Any], Any]) -> Any:
-        """Run a function now."""
+        """Run a function at once, in the step of the caller."""
         if self._connection is None or self._is_stopped:
             raise StoreUnavailableError("the store is not open")
         return work(self._connection)
 
     async def stop(self) -> None:
-        """Close the connection."""
+        """Close the connection after the work that is pending."""
         self._is_stopped = True
-        while self._jobs:  # noqa: ASYNC110 - virtual time costs nothing
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-        self.cut()
+        while self._pending_work:  # noqa: ASYNC110 - virtual time costs nothing
+            await asyncio.sleep(_LOCK_POLL_SECONDS)
+        self.disconnect()
 
-    def cut(self) -> None:
-        """Close the connection with whatever is open in it: SQLite undoes that."""
+    def disconnect(self) -> None:
+        """Close the connection and roll back its transaction, as SQLite does."""
         if self in self._world.writers:
             self._world.writers.remove(self)
         if self._connection is not None:
-            self._world.database.give_back(self._connection)
+            self._world.database.release(self._connection)
             self._connection = None
 
-    def _next(self) -> None:
+    def _schedule_next(self) -> None:
         self._process.loop.call_later(
-            self._world.disk_seconds(), self._serve, context=self._process.context.copy()
+            self._world.disk_latency(), self._run_next, context=self._process.context.copy()
         )
 
-    def _serve(self) -> None:
-        """Run the first piece of work, unless a process beside us writes: then SQLite waits."""
+    def _run_next(self) -> None:
+        """Run the first piece of work; wait while another process has the write lock."""
         loop = self._process.loop
         if self.is_writer and not self.in_transaction and self._is_blocked(loop.time()):
-            self._patience = min(2 * self._patience, _PATIENT_SECONDS)
-            loop.call_later(self._patience, self._serve, context=self._process.context.copy())
+            self._retry_seconds = min(2 * self._retry_seconds, _MAX_LOCK_POLL_SECONDS)
+            loop.call_later(
+                self._retry_seconds, self._run_next, context=self._process.context.copy()
+            )
             return
-        self._patience = _LOOK_AGAIN_SECONDS
-        work, future = self._jobs.popleft()
+        self._retry_seconds = _LOCK_POLL_SECONDS
+        work, future = self._pending_work.popleft()
         self.pending -= 1
         try:
             result = work(self._connection)
-        except Exception as error:  # noqa: BLE001 - handed to whoever awaits
+        except Exception as error:  # noqa: BLE001 - raised where the future is awaited
             if not future.done():
                 future.set_exception(error)
         else:
             if not future.done():
                 future.set_result(result)
-        if self._jobs:
-            self._next()
+        if self._pending_work:
+            self._schedule_next()
 
     def _is_blocked(self, now: float) -> bool:
         if not any(other.in_transaction for other in self._world.writers if other is not self):
@@ -131,42 +132,41 @@ class SteppedConnection:
             return False
         if self._blocked_since is None:
             self._blocked_since = now
-        if now - self._blocked_since < _BUSY_SECONDS:
+        if now - self._blocked_since < _BUSY_TIMEOUT_SECONDS:
             return True
-        self._blocked_since = None  # SQLite says that the database is locked
+        self._blocked_since = None  # now SQLite raises "database is locked"
         return False
 
 
-class SteppedNotifier(LocalNotifier):
-    """Rings in every process of the world, a moment later or never."""
+class SimulatedNotifier(LocalNotifier):
+    """Notifies every process of the world, with a delay or never."""
 
     def __init__(self, world: StoreWorld, process: Process) -> None:
-        """Be silent."""
         super().__init__()
         self._world = world
         self._process = process
 
     async def open(self) -> None:
-        """Listen."""
+        """Start to receive notifications."""
         await super().open()
         self._world.notifiers.append(self)
-        self._process.at_death.append(self._remove)
+        self._process.on_kill.append(self._remove)
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop receiving notifications."""
         self._remove()
 
     def notify(self) -> None:
-        """Ring everywhere."""
+        """Notify all processes."""
         for notifier in self._world.notifiers:
-            seconds = self._world.ring_seconds()
+            seconds = self._world.notification_delay()
             if seconds is not None:
                 process = notifier._process  # noqa: SLF001
-                process.loop.call_later(seconds, notifier.hear, context=process.context.copy())
+                process.loop.call_later(seconds, notifier.receive, context=process.context.copy())
         super().notify()
 
-    def hear(self) -> None:
-        """Wake who waits here."""
+    def receive(self) -> None:
+        """Wake the waiters of this process."""
         super().notify()
 
     def _remove(self) -> None:
@@ -174,33 +174,32 @@ class SteppedNotifier(LocalNotifier):
             self._world.notifiers.remove(self)
 
 
-class SteppedStore(SqliteStore):
-    """The store of one process."""
+class SimulatedStore(SqliteStore):
+    """The store of one process, on the migrated file of the world."""
 
     def __init__(self, world: StoreWorld, process: Process) -> None:
-        """Take the world's file, which is migrated already."""
         self._world = world
         self._process = process
-        # Not one second of real waiting: whoever has to wait for a lock does so in virtual time.
+        # No waiting in real time: waits for a lock take virtual time.
         super().__init__(world.database.path, busy_seconds=0.0)
 
     def notifier(self) -> Any:
-        """Return a bell that rings in virtual time."""
-        return SteppedNotifier(self._world, self._process)
+        """Return a notifier that works in virtual time."""
+        return SimulatedNotifier(self._world, self._process)
 
     def _make_threads(self) -> None:
-        writing = SteppedConnection(self._world, self._process, self._connect_writer)
+        writing = SimulatedConnection(self._world, self._process, self._connect_writer)
         writing.is_writer = True
-        reading = SteppedConnection(self._world, self._process, self._connect)
-        # They do what a thread does, for whoever asks no more than that.
+        reading = SimulatedConnection(self._world, self._process, self._connect)
+        # They have the methods of the threads that they replace.
         self._writing, self._reader = cast("Any", writing), cast("Any", reading)
         self._writer = Writer(self._writing, busy_seconds=0.0)
-        self._process.at_death += [writing.cut, reading.cut, self._cut_lookup]
+        self._process.on_kill += [writing.disconnect, reading.disconnect, self._release_lookup]
 
-    def _cut_lookup(self) -> None:
+    def _release_lookup(self) -> None:
         if self._lookup is not None:
-            self._world.database.give_back(self._lookup)
+            self._world.database.release(self._lookup)
             self._lookup = None
 
     def _connect(self) -> sqlite3.Connection:
-        return self._world.database.take(super()._connect)
+        return self._world.database.acquire(super()._connect)

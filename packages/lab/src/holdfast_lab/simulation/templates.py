@@ -1,4 +1,4 @@
-"""Empty databases, made once: to migrate them for every seed would take longer than to run it."""
+"""Empty databases, migrated once per process: a migration takes longer than most seeds."""
 
 import asyncio
 import os
@@ -15,14 +15,14 @@ from holdfast.stores.sqlite import SqliteStore
 from holdfast_lab.simulation.app import SCHEMA
 from holdfast_lab.simulation.database import ServerDatabase
 
-__all__ = ["Templates", "place_for_worlds"]
+__all__ = ["Templates", "shared_directory"]
 
-_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a place in memory, if there is one
-_PREFIX: Final = "holdfast-torture-"
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - in memory, where it exists
+_PREFIX: Final = "holdfast-simulation-"
 
 
-def place_for_worlds() -> "tempfile.TemporaryDirectory[str]":
-    """Make a directory for the worlds of several processes: it goes, however they end."""
+def shared_directory() -> "tempfile.TemporaryDirectory[str]":
+    """Return a directory for several processes; it is removed however they end."""
     return tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_memory(), ignore_cleanup_errors=True)
 
 
@@ -31,10 +31,9 @@ def _memory() -> Path | None:
 
 
 class Templates:
-    """A directory for the worlds of one process, in memory where that is possible."""
+    """The directory of one process, in memory where possible, with its empty databases."""
 
     def __init__(self, base: str | None = None) -> None:
-        """Make the empty databases, in a directory of another's or in one of our own."""
         self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base or _memory()))
         self._numbers = count()
         server = self._directory / "server.db"
@@ -45,13 +44,12 @@ class Templates:
         self.device = outbox.read_bytes()
 
     def new_directory(self) -> Path:
-        """Make a directory for one world."""
+        """Make a directory for one seed."""
         directory = self._directory / str(next(self._numbers))
         directory.mkdir()
         return directory
 
     def __enter__(self) -> Self:
-        """Return the templates."""
         return self
 
     def __exit__(
@@ -60,7 +58,6 @@ class Templates:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Remove them."""
         self.server.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 

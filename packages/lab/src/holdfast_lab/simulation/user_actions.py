@@ -1,4 +1,4 @@
-"""What people do in one seed: taps of every kind, planned before anything happens."""
+"""The user actions of one seed, planned before the simulation starts."""
 
 from random import Random
 from typing import Any, Final
@@ -8,14 +8,14 @@ import msgspec
 from holdfast.core.outbox_entry import NewEntry
 from holdfast_lab.history import Expect, UserAction
 
-__all__ = ["Leaning", "Planned", "make_key", "plan_taps"]
+__all__ = ["Bias", "PlannedAction", "make_uuid", "plan_actions"]
 
 _SPANS: Final = (20.0, 100.0, 300.0)
 _STRATEGIES: Final = ("server_wins", "client_wins", "manual")
 
 
-class Planned(msgspec.Struct, kw_only=True):
-    """A tap, from the plan to what became of it."""
+class PlannedAction(msgspec.Struct, kw_only=True):
+    """A user action, with its progress."""
 
     id: str
     device: str
@@ -30,15 +30,15 @@ class Planned(msgspec.Struct, kw_only=True):
     strategy: str | None = None
     expect: Expect = Expect.EFFECT
     acknowledged: bool = False
-    # How often somebody has asked for it to be sent again.
+    # How often the user has retried it.
     retries: int = 0
-    # It was kept at the first try, so its place in the order is certain.
-    at_once: bool = False
-    # The key may change: somebody edited it, or a conflict was resolved.
+    # The first try was acknowledged, so its position in the order is certain.
+    first_try: bool = False
+    # The key may change, because of an edit or a resolved conflict.
     rekeyed: bool = False
 
-    def entry(self) -> NewEntry:
-        """Return what is queued for it."""
+    def new_entry(self) -> NewEntry:
+        """Return the entry to enqueue."""
         shared: dict[str, Any] = {"user_id": self.user, "payload": self.payload, "key": self.key}
         if self.kind == "step":
             return NewEntry(
@@ -65,8 +65,8 @@ class Planned(msgspec.Struct, kw_only=True):
             **shared,
         )
 
-    def fact(self) -> UserAction:
-        """Return it as the checker reads it."""
+    def to_history(self) -> UserAction:
+        """Return the record for the checker."""
         return UserAction(
             id=self.id,
             device=self.device,
@@ -76,77 +76,77 @@ class Planned(msgspec.Struct, kw_only=True):
             position=self.position,
             acknowledged=self.acknowledged,
             expect=self.expect,
-            in_order=self.kind == "step" and self.at_once,
+            in_order=self.kind == "step" and self.first_try,
             enqueues_job=True,
         )
 
 
-class Leaning(msgspec.Struct, frozen=True):
-    """What there should be more of than usual, so that seldom things are tortured too."""
+class Bias(msgspec.Struct, frozen=True):
+    """What a seed has more of than usual, so that rare operations are reached."""
 
     refusals: bool = False
     conflicts: bool = False
-    by_hand: bool = False
+    manual_conflicts: bool = False
     walks: bool = False
 
 
-def plan_taps(chance: Random, devices: dict[str, list[str]], leaning: Leaning) -> list[Planned]:
-    """Make up a few taps for each user of each device."""
-    span = chance.choice(_SPANS)
-    planned: list[Planned] = []
+def plan_actions(rng: Random, devices: dict[str, list[str]], bias: Bias) -> list[PlannedAction]:
+    """Return a few random actions for each user of each device."""
+    span = rng.choice(_SPANS)
+    planned: list[PlannedAction] = []
     for device, users in devices.items():
         for user in users:
-            planned += _taps_of(chance, device, user, span, leaning)
+            planned += _actions_of(rng, device, user, span, bias)
     return planned
 
 
-def _taps_of(
-    chance: Random, device: str, user: str, span: float, leaning: Leaning
-) -> list[Planned]:
-    taps: list[Planned] = []
-    sizes = (3, 4) if leaning.conflicts else (1, 1, 2, 2, 3, 4)
-    times = sorted(span * chance.random() for _ in range(chance.choice(sizes)))
-    walks = leaning.walks or (chance.random() < 0.6 and not leaning.conflicts)  # noqa: PLR2004
-    line = user if chance.random() < 0.6 else None  # noqa: PLR2004
+def _actions_of(
+    rng: Random, device: str, user: str, span: float, bias: Bias
+) -> list[PlannedAction]:
+    actions: list[PlannedAction] = []
+    sizes = (3, 4) if bias.conflicts else (1, 1, 2, 2, 3, 4)
+    times = sorted(span * rng.random() for _ in range(rng.choice(sizes)))
+    walks = bias.walks or (rng.random() < 0.6 and not bias.conflicts)  # noqa: PLR2004
+    line = user if rng.random() < 0.6 else None  # noqa: PLR2004
     notes: list[str] = []
     for position, at in enumerate(times):
-        kind = "step" if walks and chance.random() < 0.7 else "note"  # noqa: PLR2004
-        if notes and chance.random() < (0.9 if leaning.conflicts else 0.5):
+        kind = "step" if walks and rng.random() < 0.7 else "note"  # noqa: PLR2004
+        if notes and rng.random() < (0.9 if bias.conflicts else 0.5):
             kind = "change"
-        tap = Planned(
+        action = PlannedAction(
             id=f"{device}-{user}-{position}",
             device=device,
             user=user,
             at=at,
             kind=kind,
             position=position,
-            key=make_key(chance) if chance.random() < 0.7 else None,  # noqa: PLR2004
-            payload={"line": line, "what": {"deep": {"n": chance.randint(0, 99)}}},
+            key=make_uuid(rng) if rng.random() < 0.7 else None,  # noqa: PLR2004
+            payload={"line": line, "what": {"deep": {"n": rng.randint(0, 99)}}},
         )
-        tap.payload["tap"] = tap.id
-        if chance.random() < 0.08:  # noqa: PLR2004
-            tap.payload["poison"] = True
-        _vary(chance, tap, notes, leaning)
-        taps.append(tap)
-    return taps
+        action.payload["action_id"] = action.id
+        if rng.random() < 0.08:  # noqa: PLR2004
+            action.payload["poison"] = True
+        _vary(rng, action, notes, bias)
+        actions.append(action)
+    return actions
 
 
-def _vary(chance: Random, tap: Planned, notes: list[str], leaning: Leaning) -> None:
-    if tap.kind == "change":
-        tap.note = chance.choice(notes)
-        if chance.random() < (0.9 if leaning.conflicts else 0.3):
-            tap.strategy = "manual" if leaning.by_hand else chance.choice(_STRATEGIES)
-            tap.expect, tap.rekeyed = Expect.EITHER, True
-    elif chance.random() < (0.5 if leaning.refusals else 0.12):
-        tap.payload["refuse"] = True
-        tap.expect = Expect.REFUSAL
-    elif tap.kind == "note":
-        tap.local_id = make_key(chance)
-        notes.append(tap.local_id)
+def _vary(rng: Random, action: PlannedAction, notes: list[str], bias: Bias) -> None:
+    if action.kind == "change":
+        action.note = rng.choice(notes)
+        if rng.random() < (0.9 if bias.conflicts else 0.3):
+            action.strategy = "manual" if bias.manual_conflicts else rng.choice(_STRATEGIES)
+            action.expect, action.rekeyed = Expect.EITHER, True
+    elif rng.random() < (0.5 if bias.refusals else 0.12):
+        action.payload["refuse"] = True
+        action.expect = Expect.REFUSAL
+    elif action.kind == "note":
+        action.local_id = make_uuid(rng)
+        notes.append(action.local_id)
 
 
-def make_key(chance: Random) -> str:
-    """Make a UUID version 4 of the seed's chance."""
-    digits = f"{chance.getrandbits(128):032x}"
+def make_uuid(rng: Random) -> str:
+    """Return a UUID version 4 from the random stream."""
+    digits = f"{rng.getrandbits(128):032x}"
     variant = "89ab"[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"

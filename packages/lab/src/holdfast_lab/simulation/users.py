@@ -1,0 +1,349 @@
+"""Simulated users: they act, retry or discard what failed, edit entries, and set clocks."""
+
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from holdfast.core.outbox_entry import Entry, Reason, Resolution, Status
+from holdfast.errors import HoldfastError
+from holdfast.outbox.conflicts import resolve_conflict
+from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.transport import Request
+from holdfast_lab.history import Expect
+from holdfast_lab.simulation.device import AppProcess, Device
+from holdfast_lab.simulation.faults import Faults
+from holdfast_lab.simulation.loop import NO_PROCESS, ProcessKilled, VirtualLoop
+from holdfast_lab.simulation.network import Network
+from holdfast_lab.simulation.user_actions import PlannedAction, make_uuid
+
+__all__ = ["Users", "UsersWorld"]
+
+_RETRY_SECONDS: Final = 7.0
+_MAX_TRIES: Final = 4
+_MAX_RETRIES: Final = 2
+_KEY_LIFETIME_DAYS: Final = 7
+_CREATED: Final = 201
+_GUEST: Final = "guest"
+_OPERATIONS: Final = {
+    "cancel": ("cancel",),
+    "edit": ("edit_payload",),
+    "park": ("park", "retry"),
+    "prune": ("prune",),
+    "guest": ("purge_user",),
+    "map": ("map_local_id",),
+}
+_CHANGES: Final = ("cancel", "edit", "park", *_OPERATIONS)
+
+
+class UsersWorld(Protocol):
+    """The parts of the world that users use."""
+
+    loop: VirtualLoop
+    faults: Faults
+    network: Network
+    actions: dict[str, PlannedAction]
+
+    def now(self) -> datetime:
+        """Return the true time."""
+
+    def has_happened(self, action: PlannedAction) -> bool:
+        """Return whether an action has had its effect."""
+
+    def note(self, source: str, event: str) -> None:
+        """Append an event to the timeline."""
+
+
+class Users:
+    """All users of the devices of one world, and some requests from elsewhere."""
+
+    def __init__(self, world: UsersWorld, devices: list[Device], rng: Random) -> None:
+        self._world = world
+        self._devices = {device.name: device for device in devices}
+        self._rng = rng
+        self._remaining = 0
+        self._enqueued = 0
+        # Keys that the server may have forgotten.
+        self._forgotten_keys: set[str | None] = set()
+
+    @property
+    def are_done(self) -> bool:
+        """True once all planned actions were tried."""
+        return self._remaining == 0
+
+    def schedule(self, actions: list[PlannedAction]) -> None:
+        """Schedule all actions at their planned times."""
+        self._remaining = len(actions)
+        for action in actions:
+            self._world.loop.call_at(action.at, self._act, action, 1, context=NO_PROCESS.copy())
+
+    # -- actions ----------------------------------------------------------------------------------
+
+    def _act(self, action: PlannedAction, tries: int) -> None:
+        app = self._devices[action.device].app
+        if app is None or app.queue is None:  # the app is not running
+            self._act_later(action, tries)
+            return
+        world = self._world
+        if self._devices[action.device].clock_was_set and action.kind == "step":
+            # With a wrong clock, the action may seem older or newer than it is.
+            action.expect = Expect.EITHER if action.expect is Expect.EFFECT else action.expect
+        if action.note is not None and not self._has_note(app.queue, action):
+            self._remaining -= 1
+            del world.actions[action.id]
+            return
+        try:
+            entry = self._enqueue(app.queue, action)
+        except ProcessKilled:
+            world.note(action.device, f"action {action.id}: the app died")
+        except HoldfastError as error:
+            world.note(action.device, f"action {action.id}: {type(error).__name__}")
+        else:
+            action.acknowledged = True
+            self._enqueued += 1
+            action.position, action.first_try = self._enqueued, tries == 1
+            action.key = entry.idempotency_key
+            world.note(action.device, f"action {action.id} is enqueued as {action.key[:8]}")
+            app.notify()
+            self._remaining -= 1
+            return
+        # Not acknowledged. With its own key the action can be repeated, unless a conflict may have
+        # changed the key: the queue would treat it as new.
+        if action.key is not None and not action.rekeyed and tries < _MAX_TRIES:
+            self._act_later(action, tries + 1)
+        else:
+            self._remaining -= 1
+
+    def _enqueue(self, queue: OutboxQueue, action: PlannedAction) -> Entry:
+        if self._rng.random() < 0.2:  # noqa: PLR2004
+            return queue.enqueue_many([action.new_entry()])[0]
+        return queue.enqueue(action.new_entry())
+
+    def _has_note(self, queue: OutboxQueue, action: PlannedAction) -> bool:
+        """Return whether the device has the note to change; enqueueing it may have failed."""
+        return bool(queue.by_local_id(action.note or ""))
+
+    def _act_later(self, action: PlannedAction, tries: int) -> None:
+        self._world.loop.call_later(
+            _RETRY_SECONDS, self._act, action, tries, context=NO_PROCESS.copy()
+        )
+
+    def skip_days(self, days: float) -> bool:
+        """Expect that pending actions may be stale; returns whether keys are forgotten."""
+        if days < _KEY_LIFETIME_DAYS:
+            return False
+        for action in self._world.actions.values():
+            self._forgotten_keys.add(action.key)
+            # Also if it was enqueued but not acknowledged: the entry is as old.
+            if action.at <= self._world.loop.time() and action.expect is Expect.EFFECT:
+                action.expect = Expect.EITHER
+        return True
+
+    # -- failed entries ---------------------------------------------------------------------------
+
+    def review_failures(self) -> None:
+        """Retry, resolve or discard failed entries on every device."""
+        for device in self._devices.values():
+            app = device.app
+            if app is not None and app.queue is not None:
+                try:
+                    self._review(app, app.queue, device)
+                except ProcessKilled:
+                    continue
+                except HoldfastError as error:
+                    self._world.note(device.name, f"review: {type(error).__name__}")
+
+    def _review(self, app: AppProcess, queue: OutboxQueue, device: Device) -> None:
+        acted = False
+        for user in device.users:
+            for entry in queue.entries(user, status=(Status.FAILED, Status.CONFLICT)):
+                acted = self._resolve(app, queue, entry) or acted
+        if acted:
+            app.notify()
+
+    def _resolve(self, app: AppProcess, queue: OutboxQueue, entry: Entry) -> bool:
+        action = self._world.actions[entry.decoded()["action_id"]]
+        if entry.reason is Reason.DEPENDENCY:
+            made = queue.by_local_id(action.note or "")
+            if not any(one.status in (Status.EXPIRED, Status.DISCARDED) for one in made):
+                return False
+            action.expect = Expect.EITHER  # the note does not exist, or has another id
+            queue.discard(entry.id)
+            return True
+        if entry.status is Status.CONFLICT:
+            how = self._rng.choice((Resolution.MINE, Resolution.THEIRS))
+            resolve_conflict(queue, entry, how)
+        elif entry.reason is Reason.UNKNOWN and self._world.has_happened(action):
+            queue.discard(entry.id)  # the user has checked on the server
+        elif action.expect is Expect.REFUSAL or (
+            # With a wrong clock, an action can be rejected permanently.
+            action.expect is Expect.EITHER and action.retries >= _MAX_RETRIES
+        ):
+            queue.discard(entry.id)
+        else:
+            action.retries += 1
+            queue.retry(entry.id)
+        app.clear_retry_after(entry.idempotency_key)
+        self._world.note(app.name, f"review: {action.id}, which was {entry.status}")
+        return True
+
+    # -- rare operations --------------------------------------------------------------------------
+
+    def change_queue(self) -> None:
+        """Perform a rare operation on one queue."""
+        device = self._rng.choice(list(self._devices.values()))
+        app = device.app
+        if app is None or app.queue is None:
+            return
+        what = self._rng.choice(self._focused_changes() or _CHANGES)
+        try:
+            self._change(what, app, app.queue, device)
+        except ProcessKilled:
+            return
+        except HoldfastError as error:
+            self._world.note(device.name, f"{what}: {type(error).__name__}")
+
+    def _focused_changes(self) -> list[str]:
+        if self._rng.random() < 0.3:  # noqa: PLR2004
+            return []
+        focuses_on = self._world.faults.focuses_on
+        return [what for what, operations in _OPERATIONS.items() if focuses_on(*operations)]
+
+    def _change(self, what: str, app: AppProcess, queue: OutboxQueue, device: Device) -> None:
+        if what == "prune":
+            if (
+                not self._forgotten_keys
+            ):  # after skipped days it would remove entries that the checker reads
+                queue.prune()
+        elif what == "guest":
+            queue.add_user(_GUEST)
+            queue.purge_user(_GUEST)
+        elif what == "map":
+            queue.add_user(_GUEST)
+            queue.map_local_id(
+                _GUEST, "00000000-0000-4000-8000-000000000000", 1, entity_type="note"
+            )
+        else:
+            self._change_entry(what, app, queue, device)
+
+    def _change_entry(self, what: str, app: AppProcess, queue: OutboxQueue, device: Device) -> None:
+        user = self._rng.choice(device.users)
+        pending = queue.entries(user, status=Status.PENDING)
+        if not pending:
+            return
+        entry = self._rng.choice(pending)
+        action = self._world.actions[entry.decoded()["action_id"]]
+        if (
+            action.expect is not Expect.EFFECT
+            or not action.acknowledged
+            or self._has_children(action)
+        ):
+            return
+        if what == "cancel":
+            action.expect = Expect.EITHER  # until the cancellation is committed
+            queue.cancel(entry.id)
+            action.expect = Expect.REFUSAL
+        elif what == "edit":
+            was, action.rekeyed = action.rekeyed, True
+            changed: dict[str, Any] = entry.decoded() | {"edited": True}
+            try:
+                queue.edit_payload(entry.id, changed)
+            except HoldfastError:
+                action.rekeyed = was
+                raise
+        elif what == "park" and not entry.outcome_unknown:
+            queue.park(entry.id, reason=Reason.REBUILD, error="parked by the user")
+        self._world.note(device.name, f"{what} {action.id}")
+        app.notify()
+
+    def _has_children(self, action: PlannedAction) -> bool:
+        """Return whether another action changes the note of this one."""
+        actions = self._world.actions.values()
+        return action.local_id is not None and any(
+            other.note == action.local_id for other in actions
+        )
+
+    def set_clock(self) -> None:
+        """Set the clock of a device, by minutes or by weeks."""
+        device = self._rng.choice(list(self._devices.values()))
+        hours = self._rng.choice((-400.0, -7.0, -0.2, 0.2, 7.0, 400.0))
+        device.clock_offset += timedelta(hours=hours)
+        device.clock_was_set = True
+        self._world.note(device.name, f"clock set by {hours:+} h")
+
+    # -- from elsewhere --------------------------------------------------------------------------
+
+    def reuse_key_for_other_payload(self) -> None:
+        """Send a used key with another payload, which differs in a nested field."""
+        action = self._completed_action()
+        if action is None or action.kind == "change" or action.rekeyed:
+            return
+        other = action.payload | {"what": {"deep": {"n": -1}}}
+        self._send(action, other, action.user)
+
+    def reuse_key_of_other_tenant(self) -> None:
+        """Send the key of one tenant as another tenant."""
+        action = self._completed_action()
+        if action is None or action.kind != "note":
+            return
+        name = f"borrowed-{action.id}"
+        stranger = f"not-{action.user}"
+        payload = {"action_id": name, "what": action.payload["what"]}
+        if name not in self._world.actions:
+            self._world.actions[name] = PlannedAction(
+                id=name,
+                device="elsewhere",
+                user=stranger,
+                at=0.0,
+                kind="note",
+                position=0,
+                key=action.key,
+                payload=payload,
+            )
+        self._send(action, payload, stranger)
+
+    def send_stale_action(self) -> None:
+        """Send an action that is too old: it must be rejected."""
+        at = self._world.now() - timedelta(days=9)
+        name = f"late-{len(self._world.actions)}"
+        payload = {"action_id": name, "clientGeneratedAt": at.isoformat()}
+        action = self._world.actions[name] = PlannedAction(
+            id=name,
+            device="elsewhere",
+            user="late",
+            at=0.0,
+            kind="step",
+            position=0,
+            key=make_uuid(self._rng),
+            payload=payload,
+            expect=Expect.REFUSAL,
+        )
+        self._send(action, payload, action.user)
+
+    def _completed_action(self) -> PlannedAction | None:
+        # Only completed actions: otherwise the wrong request would be the first with the key.
+        completed_keys = {
+            response.key.partition("~")[0]
+            for response in self._world.network.responses
+            if response.status == _CREATED
+        }
+        actions = [
+            action
+            for action in self._world.actions.values()
+            if action.acknowledged
+            and action.key in completed_keys
+            and action.key not in self._forgotten_keys
+            and action.expect is Expect.EFFECT
+        ]
+        return self._rng.choice(actions) if actions else None
+
+    def _send(self, action: PlannedAction, payload: dict[str, Any], user: str) -> None:
+        headers = {
+            "Idempotency-Key": action.key or "",
+            "Authorization": f"Bearer {user}",
+            "Content-Type": "application/json",
+        }
+        target = "/steps" if action.kind == "step" else "/notes"
+        request = Request("POST", target, headers, msgspec.json.encode(payload))
+        self._world.network.send("elsewhere", request, lambda _: None)
