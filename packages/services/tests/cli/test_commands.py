@@ -48,7 +48,7 @@ def test_worker_imports_no_web_framework(cli: Cli) -> None:
     )
     done = run_script(script, cwd=cli.directory)
     # The message comes after every service and its jobs were loaded.
-    assert "no service has jobs in queue nowhere" in one_line(done.stderr)
+    assert "unknown queue nowhere" in one_line(done.stderr)
     assert done.returncode == 2
 
 

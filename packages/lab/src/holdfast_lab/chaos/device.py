@@ -23,7 +23,7 @@ _DRAIN_SECONDS: Final = 10
 _LEASE_SECONDS: Final = 0.5
 _RETRY_SECONDS: Final = 0.05
 _OFFLINE: Final = 1
-_NOT_READY: Final = ("does not exist", "there is no outbox in", "knows no user")
+_NOT_READY: Final = ("does not exist", "there is no outbox in", "has no user")
 
 
 @dataclass
