@@ -2,7 +2,7 @@
 
 import runpy
 
-from holdfast.core.outbox_entry import TRANSITIONS, Action
+from holdfast.core.outbox_entry import TRANSITIONS, Transition
 from holdfast.outbox import EventKind
 from tests.docs.pages import DOCS
 
@@ -26,7 +26,7 @@ def test_diagram_has_every_transition() -> None:
                 if line.strip().startswith(f"{before} --> {after}:")
             ]
             assert action in line.partition(": ")[2].split(", ")
-    assert set(SCRIPT["MEANINGS"]) == set(Action)
+    assert set(SCRIPT["MEANINGS"]) == set(Transition)
 
 
 def test_page_has_every_event() -> None:

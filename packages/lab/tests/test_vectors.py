@@ -31,7 +31,7 @@ from holdfast.core.local_ids import (
     replace_in_headers,
     replace_in_path,
 )
-from holdfast.core.outbox_entry import Action, Status, after
+from holdfast.core.outbox_entry import Status, Transition, after
 from holdfast.core.policy import ErrorFormat
 from holdfast.core.response_classification import BY_CODE, TryLater, classify
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, is_transient, parse_retry_after
@@ -249,7 +249,7 @@ def retries_hold(case: dict[str, Any]) -> None:
 
 
 def transitions_hold(case: dict[str, Any]) -> None:
-    action, status = Action(case["action"]), Status(case["from"])
+    action, status = Transition(case["action"]), Status(case["from"])
     if "to" in case:
         assert after(action, status) == case["to"]
         return

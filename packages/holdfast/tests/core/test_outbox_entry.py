@@ -8,9 +8,9 @@ from holdfast.core.outbox_entry import (
     METHODS,
     OPEN,
     TRANSITIONS,
-    Action,
     Operation,
     Status,
+    Transition,
     after,
 )
 from holdfast.errors import TransitionError
@@ -42,8 +42,8 @@ LEGAL = {
 }
 
 
-@pytest.mark.parametrize(("action", "status"), list(itertools.product(Action, Status)))
-def test_status_transition_must_be_valid(action: Action, status: Status) -> None:
+@pytest.mark.parametrize(("action", "status"), list(itertools.product(Transition, Status)))
+def test_status_transition_must_be_valid(action: Transition, status: Status) -> None:
     expected = LEGAL.get((action.value, status.value))
     if expected is None:
         with pytest.raises(TransitionError):
@@ -54,7 +54,7 @@ def test_status_transition_must_be_valid(action: Action, status: Status) -> None
 
 def test_the_refusal_names_both_the_status_and_what_it_would_take() -> None:
     with pytest.raises(TransitionError, match=r"succeeded cannot discard: .*failed or conflict"):
-        after(Action.DISCARD, Status.SUCCEEDED)
+        after(Transition.DISCARD, Status.SUCCEEDED)
 
 
 def test_nothing_leads_out_of_a_settled_status() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.outbox_entry import Action, Status, after
+from holdfast.core.outbox_entry import Status, Transition, after
 from holdfast.errors import (
     ClaimLostError,
     EntryInvalidError,
@@ -29,27 +29,30 @@ WAYS: dict[Status, Callable[[OutboxQueue, Claimed], object]] = {
     Status.DISCARDED: lambda queue, claimed: queue.cancel(queue.release(claimed).id),
 }
 
-MANUAL: dict[str, tuple[Action, Callable[[OutboxQueue, str], Entry]]] = {
-    "retry": (Action.RETRY, lambda queue, id_: queue.retry(id_)),
-    "edit_payload": (Action.EDIT, lambda queue, id_: queue.edit_payload(id_, {"b": 2})),
-    "cancel": (Action.CANCEL, lambda queue, id_: queue.cancel(id_)),
-    "discard": (Action.DISCARD, lambda queue, id_: queue.discard(id_)),
-    "park": (Action.PARK, lambda queue, id_: queue.park(id_, reason=Reason.REBUILD)),
-    "resolve mine": (Action.RESEND, lambda queue, id_: queue.resolve(id_, Resolution.MINE)),
+MANUAL: dict[str, tuple[Transition, Callable[[OutboxQueue, str], Entry]]] = {
+    "retry": (Transition.RETRY, lambda queue, id_: queue.retry(id_)),
+    "edit_payload": (Transition.EDIT, lambda queue, id_: queue.edit_payload(id_, {"b": 2})),
+    "cancel": (Transition.CANCEL, lambda queue, id_: queue.cancel(id_)),
+    "discard": (Transition.DISCARD, lambda queue, id_: queue.discard(id_)),
+    "park": (Transition.PARK, lambda queue, id_: queue.park(id_, reason=Reason.REBUILD)),
+    "resolve mine": (Transition.RESEND, lambda queue, id_: queue.resolve(id_, Resolution.MINE)),
     "resolve merged": (
-        Action.RESEND,
+        Transition.RESEND,
         lambda queue, id_: queue.resolve(id_, Resolution.MERGED, payload={"c": 3}),
     ),
-    "resolve give_up": (Action.GIVE_UP, lambda queue, id_: queue.resolve(id_, Resolution.GIVE_UP)),
+    "resolve give_up": (
+        Transition.GIVE_UP,
+        lambda queue, id_: queue.resolve(id_, Resolution.GIVE_UP),
+    ),
 }
 
 ENDED_BY = {
-    "succeed": Action.SUCCEED,
-    "schedule_retry": Action.RETRY_LATER,
-    "release": Action.RELEASE,
-    "fail": Action.FAIL,
-    "conflict": Action.CONFLICT,
-    "expire": Action.EXPIRE,
+    "succeed": Transition.SUCCEED,
+    "schedule_retry": Transition.RETRY_LATER,
+    "release": Transition.RELEASE,
+    "fail": Transition.FAIL,
+    "conflict": Transition.CONFLICT,
+    "expire": Transition.EXPIRE,
 }
 
 

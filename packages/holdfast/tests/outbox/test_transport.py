@@ -367,7 +367,7 @@ def test_a_body_that_comes_too_slowly_times_out(make: Maker) -> None:
     with make(url, timeout_seconds=0.3) as transport:
         got = transport.send(GET)
     thread.join()
-    assert got == NoResponse("no response: it came too slowly")
+    assert got == NoResponse("no response: it was not complete in time")
 
 
 def test_headers_that_come_too_slowly_time_out() -> None:
@@ -384,7 +384,7 @@ def test_headers_that_come_too_slowly_time_out() -> None:
     with HttpTransport(url, timeout_seconds=0.3) as transport:
         got = transport.send(GET)
     thread.join()
-    assert got == NoResponse("no response: it came too slowly")
+    assert got == NoResponse("no response: it was not complete in time")
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from typing import Any, Final
 from holdfast.core.error_formats import CODES, Code
 from holdfast.core.outbox_entry import (
     TRANSITIONS,
-    Action,
     Entry,
     Operation,
     Status,
+    Transition,
 )
 from holdfast.core.response_classification import BY_CODE, TryLater, Verdict, classify
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy, is_transient
@@ -274,7 +274,7 @@ def _bounds(policy: RetryPolicy, attempt: int, **floor: float) -> dict[str, Any]
 
 
 def _transitions() -> Iterator[dict[str, Any]]:
-    for action in Action:
+    for action in Transition:
         for status in Status:
             to = TRANSITIONS[action].get(status)
             case: dict[str, Any] = {

@@ -43,7 +43,7 @@ class References(NamedTuple):
 
 
 def is_local_id(text: str) -> bool:
-    """Say whether this is a lowercase UUID."""
+    """Return whether this is a lowercase UUID."""
     return _UUID.fullmatch(text) is not None
 
 

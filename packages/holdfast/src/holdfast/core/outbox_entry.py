@@ -34,7 +34,6 @@ __all__ = [
     "METHODS",
     "OPEN",
     "TRANSITIONS",
-    "Action",
     "Attempt",
     "Claimed",
     "ConflictResolution",
@@ -44,6 +43,7 @@ __all__ = [
     "Reason",
     "Resolution",
     "Status",
+    "Transition",
     "after",
 ]
 
@@ -86,6 +86,11 @@ class ConflictResolution(StrEnum):
     """The app's own function decides, from base, mine and theirs."""
 
 
+# SQL repeats these values. To add a status, check these places too:
+# - the CHECK and the indexes in outbox/migrations/0001_queue.sql, which need a new migration;
+# - the lists of open statuses in outbox/enqueue.sql and outbox/maintenance.sql;
+# - the list of statuses that wait for a person in outbox/queries.sql;
+# - the macros IS_OPEN and IS_DEAD in outbox/statements.py.
 class Status(StrEnum):
     """Status of an entry."""
 
@@ -125,8 +130,8 @@ class Reason(StrEnum):
     """It is older than the cap."""
 
 
-class Action(StrEnum):
-    """An action on an entry."""
+class Transition(StrEnum):
+    """A change of an entry's status; ``TRANSITIONS`` says from which status to which."""
 
     CLAIM = "claim"
     SUCCEED = "succeed"
@@ -161,40 +166,40 @@ class Resolution(StrEnum):
 
 _P, _I, _F, _C = Status.PENDING, Status.IN_FLIGHT, Status.FAILED, Status.CONFLICT
 
-TRANSITIONS: Final[Mapping[Action, Mapping[Status, Status]]] = MappingProxyType(
+TRANSITIONS: Final[Mapping[Transition, Mapping[Status, Status]]] = MappingProxyType(
     {
         # By the drain.
-        Action.CLAIM: {_P: _I},
-        Action.SUCCEED: {_I: Status.SUCCEEDED},
-        Action.RETRY_LATER: {_I: _P},
-        Action.RELEASE: {_I: _P},
-        Action.FAIL: {_I: _F},
-        Action.CONFLICT: {_I: _C},
-        Action.EXPIRE: {_I: Status.EXPIRED, _P: Status.EXPIRED},
-        Action.WATCHDOG: {_I: _P},
+        Transition.CLAIM: {_P: _I},
+        Transition.SUCCEED: {_I: Status.SUCCEEDED},
+        Transition.RETRY_LATER: {_I: _P},
+        Transition.RELEASE: {_I: _P},
+        Transition.FAIL: {_I: _F},
+        Transition.CONFLICT: {_I: _C},
+        Transition.EXPIRE: {_I: Status.EXPIRED, _P: Status.EXPIRED},
+        Transition.WATCHDOG: {_I: _P},
         # Following from another entry.
-        Action.PARK: {_P: _F},
-        Action.REVIVE: {_F: _P},
+        Transition.PARK: {_P: _F},
+        Transition.REVIVE: {_F: _P},
         # By a person, or by the chosen strategy.
-        Action.RETRY: {_F: _P},
-        Action.RESEND: {_C: _P},
-        Action.GIVE_UP: {_C: _F},
-        Action.EDIT: {_P: _P, _F: _P, _C: _P},
-        Action.CANCEL: {_P: Status.DISCARDED},
-        Action.DISCARD: {_F: Status.DISCARDED, _C: Status.DISCARDED},
+        Transition.RETRY: {_F: _P},
+        Transition.RESEND: {_C: _P},
+        Transition.GIVE_UP: {_C: _F},
+        Transition.EDIT: {_P: _P, _F: _P, _C: _P},
+        Transition.CANCEL: {_P: Status.DISCARDED},
+        Transition.DISCARD: {_F: Status.DISCARDED, _C: Status.DISCARDED},
     }
 )
-"""Status after each action, by the status before. Everything else is an error."""
+"""Status after each transition, by the status before. Everything else is an error."""
 
 
-def after(action: Action, status: Status) -> Status:
-    """Return the status that an action leads to, or raise ``TransitionError``."""
+def after(transition: Transition, status: Status) -> Status:
+    """Return the status that a transition leads to, or raise ``TransitionError``."""
     try:
-        return TRANSITIONS[action][status]
+        return TRANSITIONS[transition][status]
     except KeyError:
-        allowed = " or ".join(TRANSITIONS[action])
+        allowed = " or ".join(TRANSITIONS[transition])
         raise TransitionError(
-            f"an entry that is {status} cannot {action}: its status must be {allowed}"
+            f"an entry that is {status} cannot {transition}: its status must be {allowed}"
         ) from None
 
 
@@ -317,8 +322,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     # On the device's clock.
     started_at: datetime
     ended_at: datetime
-    # The action that ended it: `succeed`, `retry_later`, `watchdog` and so on.
-    outcome: Action
+    # The transition that ended it: `succeed`, `retry_later`, `watchdog` and so on.
+    outcome: Transition
     # HTTP status; None without a response.
     status: int | None
     # The server's machine-readable code.

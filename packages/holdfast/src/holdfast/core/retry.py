@@ -24,7 +24,7 @@ __all__ = [
 _TRANSIENT = frozenset({408, 425, 429})
 _SERVER_ERRORS = range(500, 600)
 
-_LONGEST_SECONDS = float(2**31 - 1)
+_MAX_SECONDS = float(2**31 - 1)
 """What a longer ``Retry-After`` is read as (68 years): adding it to any date must not overflow."""
 
 _DELTA_SECONDS = re.compile(r"-?[0-9]+")
@@ -45,7 +45,7 @@ class Jitter(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Exponential delays with jitter, a ceiling and a number of attempts ."""
+    """Exponential back-off with jitter, a maximum delay and a maximum number of attempts."""
 
     first_seconds: float
     factor: float = 2.0
@@ -93,7 +93,7 @@ class RetryPolicy:
         return delay if retry_after_seconds is None else max(delay, retry_after_seconds)
 
     def gives_up_after(self, attempt: int, *, max_attempts: int | None = None) -> bool:
-        """Say whether the given failed attempt was the last one.
+        """Return whether the given failed attempt was the last one.
 
         ``max_attempts``, if given, overrides the policy's; with neither there is no limit.
         """
@@ -144,7 +144,7 @@ WORKER = RetryPolicy(
 
 
 def is_transient(status: int | None) -> bool:
-    """Say whether a failure may pass by itself; a status of None means no response."""
+    """Return whether a failure may pass by itself; a status of None means no response."""
     return status is None or status in _TRANSIENT or status in _SERVER_ERRORS
 
 
@@ -164,4 +164,4 @@ def parse_retry_after(value: str | None, now: datetime) -> float | None:
             seconds = (date - now).total_seconds()
         except (ValueError, TypeError, IndexError, OverflowError):
             return None  # what email.utils raises for invalid dates
-    return min(max(seconds, 0.0), _LONGEST_SECONDS)
+    return min(max(seconds, 0.0), _MAX_SECONDS)

@@ -12,7 +12,6 @@
 """
 
 from holdfast.core.outbox_entry import (
-    Action,
     Attempt,
     Claimed,
     ConflictResolution,
@@ -22,6 +21,7 @@ from holdfast.core.outbox_entry import (
     Reason,
     Resolution,
     Status,
+    Transition,
 )
 from holdfast.outbox.clock import DeviceClock
 from holdfast.outbox.conflicts import Merge
@@ -46,11 +46,10 @@ from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.request_builder import Token
 from holdfast.outbox.sender import AtSend
 from holdfast.outbox.settings import QueueSettings
-from holdfast.outbox.transaction import FaultPoints
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
+from holdfast.ports import SyncFaultPoints
 
 __all__ = [
-    "Action",
     "AppConnection",
     "AsyncOutbox",
     "AtSend",
@@ -68,7 +67,6 @@ __all__ = [
     "Event",
     "EventKind",
     "EventStream",
-    "FaultPoints",
     "HttpTransport",
     "Listener",
     "Merge",
@@ -91,7 +89,9 @@ __all__ = [
     "Send",
     "Stats",
     "Status",
+    "SyncFaultPoints",
     "TimestampsInBody",
     "Token",
+    "Transition",
     "Transport",
 ]

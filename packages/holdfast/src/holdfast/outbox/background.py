@@ -85,7 +85,10 @@ class BackgroundDrain:
         self._wake.set()
 
     def online(self) -> None:
-        """Note that the network is up: send now, however long the back-off."""
+        """Note that the network is up: end every user's back-off and check the queue at once.
+
+        Entries that wait for a retry keep their delay.
+        """
         self._is_online = True
         self._drain.wake_up()
         self.wake()
@@ -182,7 +185,7 @@ class BackgroundDrain:
         return seconds
 
     def _may_send(self, user_id: str) -> bool:
-        """Say whether a user whose token was refused has another one by now."""
+        """Return whether a user whose token was refused has another one by now."""
         if user_id not in self._refused:
             return True
         token = self._current_token(user_id)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from holdfast.core.outbox_entry import Action, Claimed, Entry, Reason, Status, after
+from holdfast.core.outbox_entry import Claimed, Entry, Reason, Status, Transition, after
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import ClaimLostError
 from holdfast.outbox.dependencies import free_dependents, park_dependents
@@ -172,7 +172,9 @@ def return_expired_claims(tx: Transaction) -> list[Entry]:
     returned = []
     for entry_id, number in tx.rows("lapsed", ms=tx.ms):
         claimed = Claimed(tx.entry(entry_id), number, 0.0)
-        entry = _end_claim(tx, claimed, Action.WATCHDOG, result, uncount=1, outcome_unknown=True)
+        entry = _end_claim(
+            tx, claimed, Transition.WATCHDOG, result, uncount=1, outcome_unknown=True
+        )
         tx.emit(EventKind.RELEASED, entry, detail=result.error)
         returned.append(entry)
     return returned
@@ -185,7 +187,7 @@ def succeed(
     tx: Transaction, claimed: Claimed, result: AttemptResult, *, server_id: str | int | None
 ) -> Entry:
     """Record success, map the local id, and free dependents and the lane."""
-    entry = _settle(tx, claimed, Action.SUCCEED, result, server_id=server_id)
+    entry = _settle(tx, claimed, Transition.SUCCEED, result, server_id=server_id)
     local = None if server_id is None else created_by(entry)
     if local is not None:
         kind, made_by = entry.entity_type, entry.id
@@ -198,7 +200,7 @@ def succeed(
 
 def expire(tx: Transaction, claimed: Claimed, result: AttemptResult) -> Entry:
     """Record that the server rejected the entry as too old."""
-    entry = _settle(tx, claimed, Action.EXPIRE, result, reason=Reason.STALE)
+    entry = _settle(tx, claimed, Transition.EXPIRE, result, reason=Reason.STALE)
     _pass_turn(tx, entry)
     tx.emit(EventKind.EXPIRED, entry)
     park_dependents(tx, entry)
@@ -223,7 +225,7 @@ def retry_later(
     entry = _end_claim(
         tx,
         claimed,
-        Action.RETRY_LATER,
+        Transition.RETRY_LATER,
         result,
         due_ms=tx.ms + int(seconds * 1000) if seconds > 0 else None,
         next_retry_at=instant(tx.now + timedelta(seconds=seconds)),
@@ -235,7 +237,7 @@ def retry_later(
 
 def release(tx: Transaction, claimed: Claimed, result: AttemptResult, *, sent: bool) -> Entry:
     """Return the entry to the queue as if it had not been claimed."""
-    entry = _end_claim(tx, claimed, Action.RELEASE, result, uncount=1, in_history=sent)
+    entry = _end_claim(tx, claimed, Transition.RELEASE, result, uncount=1, in_history=sent)
     tx.emit(EventKind.RELEASED, entry, detail=result.error)
     return entry
 
@@ -250,7 +252,7 @@ def fail(
 ) -> Entry:
     """Make the entry ``failed`` and park its dependents."""
     entry = _end_claim(
-        tx, claimed, Action.FAIL, result, reason=reason, outcome_unknown=outcome_unknown
+        tx, claimed, Transition.FAIL, result, reason=reason, outcome_unknown=outcome_unknown
     )
     tx.emit(EventKind.FAILED, entry)
     park_dependents(tx, entry)
@@ -269,7 +271,7 @@ def conflict(
     entry = _end_claim(
         tx,
         claimed,
-        Action.CONFLICT,
+        Transition.CONFLICT,
         result,
         outcome_unknown=False,
         theirs=None if theirs is UNSET else msgspec.json.encode(theirs).decode(),
@@ -310,14 +312,14 @@ def _map(
 def _settle(
     tx: Transaction,
     claimed: Claimed,
-    action: Action,
+    transition: Transition,
     result: AttemptResult,
     *,
     server_id: str | int | None = None,
     reason: Reason | None = None,
 ) -> Entry:
     """End a claim in a final status."""
-    status = after(action, Status.IN_FLIGHT)
+    status = after(transition, Status.IN_FLIGHT)
     done = status is Status.SUCCEEDED
     error, error_code = _short(result.error), None if done else result.http_status
     found = tx.rows(
@@ -334,7 +336,7 @@ def _settle(
     )
     if not found:
         raise _lost(claimed)
-    _add_attempt(tx, claimed, action, result)
+    _add_attempt(tx, claimed, transition, result)
     # A claimed entry is changed by its holder only, so it need not be read again.
     entry = claimed.entry
     return msgspec.structs.replace(
@@ -353,7 +355,7 @@ def _settle(
 def _end_claim(
     tx: Transaction,
     claimed: Claimed,
-    action: Action,
+    transition: Transition,
     result: AttemptResult,
     *,
     uncount: int = 0,
@@ -370,7 +372,7 @@ def _end_claim(
         "end_claim",
         id=claimed.entry.id,
         number=claimed.number,
-        status=after(action, Status.IN_FLIGHT).value,
+        status=after(transition, Status.IN_FLIGHT).value,
         uncount=uncount,
         due_ms=due_ms,
         next_retry_at=next_retry_at,
@@ -384,16 +386,18 @@ def _end_claim(
     if not found:
         raise _lost(claimed)
     if in_history:
-        _add_attempt(tx, claimed, action, result)
+        _add_attempt(tx, claimed, transition, result)
     return entry_of(found[0])
 
 
-def _add_attempt(tx: Transaction, claimed: Claimed, action: Action, result: AttemptResult) -> None:
+def _add_attempt(
+    tx: Transaction, claimed: Claimed, transition: Transition, result: AttemptResult
+) -> None:
     tx.rows(
         "add_attempt",
         id=claimed.entry.id,
         now=tx.now_text,
-        outcome=action.value,
+        outcome=transition.value,
         http_status=result.http_status,
         code=result.code,
         request_id=result.request_id,

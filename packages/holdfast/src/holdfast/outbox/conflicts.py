@@ -44,7 +44,7 @@ _GONE: Final = frozenset({404, 410})
 
 
 class ConflictPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the server's side, and the resolution; None waits for a person."""
+    """What is known of the server's side, and the resolution. None: a person decides."""
 
     theirs: Any = UNSET
     version: str | None = None

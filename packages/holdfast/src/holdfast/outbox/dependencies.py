@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _DEAD: Final = frozenset({Status.FAILED, Status.DISCARDED, Status.EXPIRED})
-"""Statuses of a parent that lead to no success by themselves."""
+"""A parent in one of these statuses will not succeed unless someone acts."""
 
 _EXIST: Final = "dependency_ids_must_exist_in_queue"
 _ACYCLIC: Final = "dependency_ids_must_not_be_cyclic"

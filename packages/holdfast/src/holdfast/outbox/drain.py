@@ -28,9 +28,8 @@ from holdfast.outbox.profile import unknown_profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.request_builder import Token
 from holdfast.outbox.sender import AtSend, Retry, Sender
-from holdfast.outbox.transaction import FaultPoints
 from holdfast.outbox.transport import Transport
-from holdfast.ports import Clock
+from holdfast.ports import Clock, SyncFaultPoints
 
 __all__ = ["FAULT_POINTS", "Drain", "drain"]
 
@@ -66,7 +65,10 @@ def drain(
 
 
 class Drain:
-    """Drains the queues of users, one at a time. One object is one wake-up, see ``wake_up``."""
+    """Drains the queues of users, one at a time.
+
+    Attempts per wake-up are counted across runs, from the construction or the last ``wake_up``.
+    """
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class Drain:
         at_send: AtSend | None = None,
         retry: Retry | None = None,
         clock: Clock | None = None,
-        fault_points: FaultPoints | None = None,
+        fault_points: SyncFaultPoints | None = None,
     ) -> None:
         """Configure a drain; nothing is sent yet.
 

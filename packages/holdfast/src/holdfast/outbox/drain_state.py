@@ -69,7 +69,7 @@ class DrainState:
         self.hold_seconds: float | None = None
         # Sends in a row without a response.
         self.silent_sends = 0
-        # Time has passed uncounted: entries may be older than they seemed.
+        # The device was off for longer than was counted, so entries may be older than recorded.
         self.has_aged = False
         self.refused_tokens: set[str | None] = set()
         # Sends in a row that got a 401.
@@ -90,7 +90,7 @@ class DrainState:
         self.refusals += 1
 
     def note_missed_time(self) -> None:
-        """Have stale entries expired before the next claim."""
+        """Expire stale entries before the next claim."""
         self.has_aged = True
 
     def end(self, why: Ended, detail: str | None = None) -> None:

@@ -72,7 +72,7 @@ def enqueue_many(
 
 
 def _is_simple(draft: Draft) -> bool:
-    """Say whether the entry can be written without a look at other entries, as most can."""
+    """Return whether the entry can be written without a look at other entries, as most can."""
     return draft.new.key is None and draft.new.id is None and not _may_depend(draft)
 
 

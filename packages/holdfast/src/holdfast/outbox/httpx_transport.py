@@ -103,7 +103,7 @@ class HttpxTransport:
             if size > self._max_response_bytes:
                 break
             if time.monotonic() > deadline:
-                return NoResponse("no response: it came too slowly")
+                return NoResponse("no response: it was not complete in time")
         headers = {name.lower(): value for name, value in response.headers.items()}
         body = b"".join(parts)[: self._max_response_bytes]
         return Response(response.status_code, headers, body, size > self._max_response_bytes)

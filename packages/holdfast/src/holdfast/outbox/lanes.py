@@ -38,7 +38,7 @@ class QueueQuota:
         self._limits[user_id] = last + self._max - entries
 
     def is_certain(self, user_id: str, last: int) -> bool:
-        """Say whether ``check`` would pass without counting."""
+        """Return whether ``check`` would pass without counting."""
         return last < self._limits.get(user_id, self._max)
 
 

@@ -47,13 +47,13 @@ _PRUNED: Final = (Status.SUCCEEDED, Status.DISCARDED, Status.EXPIRED)
 
 
 def key_expired(tx: Transaction, entry: Entry) -> bool:
-    """Say whether an entry may have happened so long ago that its key no longer protects it."""
+    """Return whether an entry may have happened so long ago that its key no longer protects it."""
     found = tx.rows("maybe_since", id=entry.id)
     return bool(found) and _key_expired(tx, entry, found[0][0])
 
 
 def key_may_be_expired(tx: Transaction, entry: Entry) -> bool:
-    """Say the same by the wall clock, for when the time that the device was off is unknown."""
+    """Like ``key_expired``, but by the wall clock: for when it is unknown how long it was off."""
     found = tx.rows("maybe_since", id=entry.id)
     if not found or found[0][1] is None:
         return False
@@ -160,7 +160,7 @@ def prune(tx: Transaction, settings: QueueSettings, position: PrunePosition, siz
 
 
 def may_prune(tx: Transaction, settings: QueueSettings) -> bool:
-    """Say whether the oldest settled entries can be removed."""
+    """Return whether the oldest settled entries can be removed."""
     for (user_id,) in tx.rows("users"):
         for status in _PRUNED:
             oldest = tx.rows("oldest_settled", user_id=user_id, status=status.value)[0][0]

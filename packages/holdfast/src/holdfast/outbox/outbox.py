@@ -279,7 +279,10 @@ class Outbox:
         self._background.wake()
 
     def online(self) -> None:
-        """Note that the network is up. Retries keep their delay, which the server may have set."""
+        """Note that the network is up: end every user's back-off and check the queue at once.
+
+        Entries that wait for a retry keep their delay, which the server may have set.
+        """
         self._background.online()
 
     def offline(self) -> None:
@@ -289,7 +292,7 @@ class Outbox:
     # ------------------------------------------------------------------ events
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with every event; returns a function that ends that."""
+        """Call ``listener`` with every event; returns a function that unsubscribes it."""
         return self.queue.subscribe(listener)
 
     def events(self) -> EventStream:
@@ -303,7 +306,7 @@ class AsyncOutbox:
     """The same for asyncio: waits for disk or network happen on threads."""
 
     def __init__(self, outbox: Outbox) -> None:
-        """Wrap an outbox, which stays open when this object is no longer used."""
+        """Wrap an outbox. The caller still closes it."""
         self.outbox = outbox
 
     async def enqueue(self, new: NewEntry, *, coalesce: bool = False) -> Entry:

@@ -45,9 +45,9 @@ from holdfast.outbox.queries import Stats
 from holdfast.outbox.rows import attempt_of, created_by
 from holdfast.outbox.schema import prepare_schema
 from holdfast.outbox.settings import QueueSettings
-from holdfast.outbox.transaction import FaultPoints, Transaction, Transactions
+from holdfast.outbox.transaction import Transaction, Transactions
 from holdfast.outbox.validation import check_new
-from holdfast.ports import Clock
+from holdfast.ports import Clock, SyncFaultPoints
 
 __all__ = ["OutboxQueue"]
 
@@ -72,7 +72,7 @@ class OutboxQueue:
         clock: Clock,
         events: Events,
         profiles: ProfileRegistry,
-        fault_points: FaultPoints | None,
+        fault_points: SyncFaultPoints | None,
         chance: Callable[[], float],
         worker: str,
         passphrase: str | bytes | None,
@@ -99,7 +99,7 @@ class OutboxQueue:
         listeners: Iterable[Listener] = (),
         payloads: PayloadMigration | None = None,
         profiles: Iterable[Profile] = (),
-        fault_points: FaultPoints | None = None,
+        fault_points: SyncFaultPoints | None = None,
         chance: Callable[[], float] = random,
         driver: Driver = "auto",
         vfs: str | None = None,
@@ -214,7 +214,7 @@ class OutboxQueue:
             yield connection
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with every event from now on; returns a function that ends that.
+        """Call ``listener`` with every event from now on; returns a function that unsubscribes it.
 
         It is called after the commit, in the order of commits, on the committing thread, and should
         return quickly. Changes made by other processes cause no events here.
@@ -389,8 +389,9 @@ class OutboxQueue:
         parked: check the status of the returned entry.
 
         ``outcome_unknown``: no conclusive response came, so it may have happened. Such an entry is
-        not edited, cancelled or expired; it is sent again with the same key and body. Raises
-        ``ClaimLostError``.
+        not edited or cancelled without ``force``. It is sent again with the same key and body while
+        the server certainly knows the key; after that it expires or fails (reason ``unknown``).
+        Raises ``ClaimLostError``.
         """
         with self._write("schedule_retry") as tx:
             return claims.retry_later(
@@ -666,7 +667,7 @@ class OutboxQueue:
             return dict(tx.rows("mappings", user_id=user_id, local_ids=wanted))
 
     def key_expired(self, entry: Entry) -> bool:
-        """Say whether an entry may have happened, and its key no longer protects it.
+        """Return whether an entry may have happened, and its key no longer protects it.
 
         So much time has certainly passed since it was first sent that the server may have expired
         the key: sent again, it might happen a second time.
@@ -675,12 +676,12 @@ class OutboxQueue:
             return maintenance.key_expired(tx, entry)
 
     def key_may_be_expired(self, entry: Entry) -> bool:
-        """Say the same by the wall clock, which may have been set."""
+        """Like ``key_expired``, but by the wall clock, which a user can change."""
         with self._read() as tx:
             return maintenance.key_may_be_expired(tx, entry)
 
     def has_gap(self) -> bool:
-        """Say whether the device was off for a time that is not known yet."""
+        """Return whether the device was off for a time that is not known yet."""
         with self._read() as tx:
             return tx.clock.row.gap_ms is not None
 

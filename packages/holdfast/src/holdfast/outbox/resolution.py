@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, assert_never
 
 from msgspec import UNSET, UnsetType
 
-from holdfast.core.outbox_entry import Action, Entry, Reason, Resolution, Status, after
+from holdfast.core.outbox_entry import Entry, Reason, Resolution, Status, Transition, after
 from holdfast.errors import OutcomeUnknownError, TransitionError, UsageError
 from holdfast.ids import new_uuid4
 from holdfast.outbox.dependencies import (
@@ -36,7 +36,7 @@ class Changes(NamedTuple):
 def retry(tx: Transaction, entry_id: str) -> Entry:
     """Return a failed entry to ``pending``."""
     entry = tx.entry(entry_id)
-    after(Action.RETRY, entry.status)
+    after(Transition.RETRY, entry.status)
     dead = tx.rows("dead_waits", id=entry_id)
     if dead:
         raise TransitionError(
@@ -54,7 +54,7 @@ def edit(
 ) -> Entry:
     """Change the request of an entry, and with it its key."""
     entry = tx.entry(entry_id)
-    after(Action.EDIT, entry.status)
+    after(Transition.EDIT, entry.status)
     _check_outcome(entry, "edited", force=force)
     entry = _rewrite(tx, entry, changes, settings)
     tx.emit(EventKind.EDITED, entry)
@@ -72,21 +72,21 @@ def resolve(
     entry = tx.entry(entry_id)
     match how:
         case Resolution.THEIRS:
-            _check_conflict(entry, Action.DISCARD)
+            _check_conflict(entry, Transition.DISCARD)
             return settle_unclaimed(tx, entry, Status.DISCARDED, Reason.RESPONSE, None)
         case Resolution.GIVE_UP:
-            _check_conflict(entry, Action.GIVE_UP)
+            _check_conflict(entry, Transition.GIVE_UP)
             entry = tx.changed("give_up", id=entry_id, reason=Reason.RESPONSE.value)
             tx.emit(EventKind.FAILED, entry)
             park_dependents(tx, entry)
             return entry
         case Resolution.MINE:
-            _check_conflict(entry, Action.RESEND)
+            _check_conflict(entry, Transition.RESEND)
             entry = _rewrite(tx, entry, changes, settings, forced=True)
         case Resolution.MERGED:
             if changes.payload is UNSET:
                 raise UsageError("resolving a conflict by merging needs the merged payload")
-            _check_conflict(entry, Action.RESEND)
+            _check_conflict(entry, Transition.RESEND)
             entry = _rewrite(tx, entry, changes, settings, rebased=True)
         case _:
             assert_never(how)
@@ -97,7 +97,7 @@ def resolve(
 def cancel(tx: Transaction, entry_id: str, *, reason: Reason, force: bool) -> Entry:
     """Discard a pending entry."""
     entry = tx.entry(entry_id)
-    status = after(Action.CANCEL, entry.status)
+    status = after(Transition.CANCEL, entry.status)
     _check_outcome(entry, "cancelled", force=force)
     return settle_unclaimed(tx, entry, status, reason, None)
 
@@ -105,7 +105,7 @@ def cancel(tx: Transaction, entry_id: str, *, reason: Reason, force: bool) -> En
 def discard(tx: Transaction, entry_id: str, *, reason: Reason, with_dependents: bool) -> Entry:
     """Discard a failed or conflicting entry, and optionally all that were parked because of it."""
     entry = tx.entry(entry_id)
-    status = after(Action.DISCARD, entry.status)
+    status = after(Transition.DISCARD, entry.status)
     children = (
         tx.entries("all_dependents", id=entry_id, local=created_by(entry))
         if with_dependents
@@ -123,7 +123,7 @@ def discard(tx: Transaction, entry_id: str, *, reason: Reason, with_dependents: 
 def park(tx: Transaction, entry_id: str, *, reason: Reason, error: str | None) -> Entry:
     """Fail a pending entry without sending it."""
     entry = tx.entry(entry_id)
-    after(Action.PARK, entry.status)
+    after(Transition.PARK, entry.status)
     entry = tx.changed("park", id=entry_id, reason=reason.value, error=error)
     tx.emit(EventKind.FAILED, entry)
     park_dependents(tx, entry)
@@ -217,10 +217,10 @@ def _check_still_acyclic(tx: Transaction, entry: Entry, awaited: Sequence[str]) 
                 )
 
 
-def _check_conflict(entry: Entry, action: Action) -> None:
+def _check_conflict(entry: Entry, transition: Transition) -> None:
     if entry.status is not Status.CONFLICT:
         raise TransitionError(f"there is no conflict to resolve: the entry is {entry.status}")
-    after(action, entry.status)
+    after(transition, entry.status)
 
 
 def _check_outcome(entry: Entry, what: str, *, force: bool) -> None:

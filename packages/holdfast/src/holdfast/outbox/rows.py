@@ -8,13 +8,13 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.core.outbox_entry import (
-    Action,
     Attempt,
     ConflictResolution,
     Entry,
     Operation,
     Reason,
     Status,
+    Transition,
 )
 
 __all__ = [
@@ -108,7 +108,7 @@ def attempt_of(row: Sequence[Any]) -> Attempt:
         number=number,
         started_at=datetime.fromisoformat(started_at),
         ended_at=datetime.fromisoformat(ended_at),
-        outcome=Action(outcome),
+        outcome=Transition(outcome),
         status=status,
         code=code,
         request_id=request_id,

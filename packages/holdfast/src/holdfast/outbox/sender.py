@@ -12,7 +12,7 @@ from random import random
 from typing import Final, assert_never
 from urllib.parse import urlsplit
 
-from holdfast.core.outbox_entry import Action, Claimed, Entry, Operation, Reason
+from holdfast.core.outbox_entry import Claimed, Entry, Operation, Reason, Transition
 from holdfast.core.response_classification import (
     BY_CODE,
     Conflicting,
@@ -46,9 +46,8 @@ from holdfast.outbox.outcome import (
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.request_builder import Token, bearer_token, build_request, entity_path
-from holdfast.outbox.transaction import FaultPoints
 from holdfast.outbox.transport import NoResponse, Request, Response, Transport
-from holdfast.ports import Clock
+from holdfast.ports import Clock, SyncFaultPoints
 
 __all__ = ["UNREACHABLE", "AtSend", "Retry", "Sender"]
 
@@ -58,7 +57,7 @@ UNREACHABLE: Final = "unreachable"
 """In the history, the code of a send that never reached the server."""
 
 _MAX_SILENT_SENDS: Final = 3
-"""So many sends in a row without a response are held against the network, not the entries."""
+"""After this many consecutive sends without a response, the network counts as down."""
 
 _MAX_REBUILDS: Final = 3
 _MAX_MERGES: Final = 5
@@ -70,7 +69,7 @@ _UNPROCESSABLE: Final = 422
 _SERVER_ERROR: Final = 500
 _ABOUT_THE_KEY: Final = frozenset({409, 422})
 _GONE: Final = frozenset({404, 410})
-_UNCOUNTED: Final = frozenset({Action.RELEASE, Action.WATCHDOG})
+_UNCOUNTED: Final = frozenset({Transition.RELEASE, Transition.WATCHDOG})
 _MAX_INTEGER: Final = 2**63
 _SIGN_IN: Final = "the server does not accept the token: sign in"
 
@@ -94,7 +93,7 @@ class Sender:
         at_send: AtSend | None,
         retry: Retry | None,
         clock: Clock,
-        fault_points: FaultPoints | None,
+        fault_points: SyncFaultPoints | None,
         chance: Callable[[], float] = random,
     ) -> None:
         self._queue = queue
@@ -117,7 +116,7 @@ class Sender:
         self._rounds.clear()
 
     def attempts_exhausted(self, entry: Entry) -> bool:
-        """Say whether an entry has had all its attempts of this wake-up."""
+        """Return whether an entry has had all its attempts of this wake-up."""
         attempts = self._policy(entry).attempts
         return attempts is not None and self._attempts[entry.id] >= attempts
 
@@ -292,7 +291,7 @@ class Sender:
         )
 
     def _was_last_attempt(self, entry: Entry, policy: RetryPolicy) -> bool:
-        """Say whether an entry has used up ``max_attempts``.
+        """Return whether an entry has used up ``max_attempts``.
 
         Attempts that never reached the server do not count: being offline fails no entry.
         """
@@ -318,7 +317,7 @@ class Sender:
         return None if value is None else parse_retry_after(value, self._queue.server_now())
 
     def _had_unclear_422(self, entry: Entry) -> bool:
-        """Say whether an entry has had its second attempt after a 422 with an unknown code."""
+        """Return whether an entry has had its second attempt after a 422 with an unknown code."""
         left = entry.attempt_count - 1
         codes = self._queue.profiles.get(entry.profile).codes
         for attempt in reversed(self._queue.attempts(entry.id)):
@@ -330,7 +329,7 @@ class Sender:
             left -= attempt.outcome not in _UNCOUNTED
         return False
 
-    # ------------------------------------------------------------------ responses with a question
+    # ------------------------------------------------------ responses that need a follow-up request
 
     def _sign_in(
         self,
@@ -342,7 +341,7 @@ class Sender:
     ) -> Outcome:
         """Release the entry, and continue only if there is another token.
 
-        Once: a server that does not accept a fresh token either accepts none.
+        Tried once only: if a new token is rejected too, sign-in is needed.
         """
         state.note_refused_token(token)
         again = bearer_token(self._token, entry.user_id)
@@ -485,7 +484,7 @@ def _server_id_in(entry: Entry, response: Response) -> str | int | None:
 
 
 def _is_conclusive(response: Response) -> bool:
-    """Say whether the server looked up the key before it refused, so no earlier send succeeded.
+    """Return whether the server looked up the key before it refused, so no earlier send succeeded.
 
     A missing permission, a body that is too large or an unknown path are found before that.
     """
@@ -495,7 +494,7 @@ def _is_conclusive(response: Response) -> bool:
 
 
 def _is_from_service(response: Response) -> bool:
-    """Say whether this is a response of the service, not of a proxy with its own clock."""
+    """Return whether this is a response of the service, not of a proxy with its own clock."""
     if response.status >= _SERVER_ERROR or 300 <= response.status < 400:  # noqa: PLR2004
         return False
     headers = response.headers
@@ -504,7 +503,7 @@ def _is_from_service(response: Response) -> bool:
 
 
 def _is_same_path(location: str, origin: str | None, path: str) -> bool:
-    """Say whether a redirect leads to the same path of the same server in another spelling."""
+    """Return whether a redirect leads to the same path of the same server in another spelling."""
     try:
         parts = urlsplit(location)
     except ValueError:

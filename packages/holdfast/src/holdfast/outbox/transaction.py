@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from threading import RLock, get_ident
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -31,20 +31,9 @@ from holdfast.outbox.events import Event, EventKind, Events, event_about
 from holdfast.outbox.profile import ProfileRegistry
 from holdfast.outbox.rows import entry_of, instant
 from holdfast.outbox.statements import statement
-from holdfast.ports import Clock
+from holdfast.ports import Clock, SyncFaultPoints
 
-__all__ = ["FaultPoints", "Transaction", "Transactions"]
-
-
-class FaultPoints(Protocol):
-    """Named instants at which a test may kill, delay or raise.
-
-    Every operation that writes has two: ``<operation>.before_commit`` and
-    ``<operation>.after_commit``, such as ``enqueue.before_commit``.
-    """
-
-    def reach(self, point: str) -> None:
-        """Return, raise or kill the process, as the test wants."""
+__all__ = ["Transaction", "Transactions"]
 
 
 class Transaction:
@@ -149,7 +138,7 @@ class Transaction:
 
     @property
     def ms(self) -> int:
-        """The file's elapsed time, which decides."""
+        """Elapsed time of this file in ms. All decisions use it, never the wall clock."""
         return self.clock.ms
 
     def server_now(self) -> datetime:
@@ -203,7 +192,7 @@ class Transactions:
         clock: Clock,
         events: Events,
         profiles: ProfileRegistry,
-        fault_points: FaultPoints | None,
+        fault_points: SyncFaultPoints | None,
     ) -> None:
         self._database = database
         self._clock = as_device_clock(clock)
@@ -234,7 +223,7 @@ class Transactions:
         return _Write(self, operation)
 
     def in_group(self) -> bool:
-        """Say whether this thread has a group open."""
+        """Return whether this thread has a group open."""
         return self._group_thread == get_ident()
 
     @contextmanager

@@ -35,7 +35,7 @@ _KEEP_ALIVE_SECONDS: Final = 2.0
 """Shorter than servers keep an idle connection. On one that the server has just closed, a send gets
 no response, and its outcome is unknown."""
 
-_MOST_IDLE: Final = 8
+_MAX_IDLE: Final = 8
 """Idle connections kept: one outbox sends from fewer threads than this."""
 
 _INFORMATIONAL: Final = range(100, 200)
@@ -107,7 +107,7 @@ class NoResponse(msgspec.Struct, frozen=True):
 
 
 _TOO_LONG: Final = NoResponse("no response: the server took too long")
-_TOO_SLOW: Final = NoResponse("no response: it came too slowly")
+_TOO_SLOW: Final = NoResponse("no response: it was not complete in time")
 _CLOSED: Final = NoResponse("no response: the connection was closed")
 _BROKE: Final = NoResponse("no response: the connection broke")
 
@@ -244,7 +244,7 @@ class HttpTransport:
         try:
             response, reusable = self._exchange(connection.sock, request.method, written, deadline)
         finally:
-            if reusable and not self._closed and len(self._idle) < _MOST_IDLE:
+            if reusable and not self._closed and len(self._idle) < _MAX_IDLE:
                 self._idle.append((time.monotonic(), connection))
             else:
                 connection.close()
@@ -388,7 +388,7 @@ def _verifying() -> ssl.SSLContext:
 
 
 def _is_quiet(sock: socket.socket | None) -> bool:
-    """Say whether nothing has arrived while it was idle: no end, and no unexpected data."""
+    """Return whether nothing has arrived while it was idle: no end, and no unexpected data."""
     if sock is None:
         return False
     if hasattr(select, "poll"):

@@ -164,7 +164,7 @@ def _in_path(endpoint: str) -> References:
 def json_of(value: Any, max_bytes: int) -> str:
     """Return a JSON value, or the bytes of a JSON text, as text; raise ``EntryInvalidError``.
 
-    What a server of ours would refuse to read is refused here: the person is still there.
+    Rejects what a Holdfast server would reject, while the user can still correct it.
     """
     try:
         raw = _checked(value) if isinstance(value, bytes) else _written(value)
@@ -179,15 +179,15 @@ def json_of(value: Any, max_bytes: int) -> str:
 
 
 def _written(value: Any) -> bytes:
-    """Write a value quickly, and make sure that it was one of JSON by reading it again.
+    """Encode with the fast encoder, then decode and compare, to make sure the value is plain JSON.
 
-    The encoder alone would write dates, sets and NaN in a way of its own choice.
+    The encoder alone would silently convert dates, sets and NaN.
     """
     try:
         raw = _encode(value)
         if _decode(raw) == value and raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:
             return raw
-    except Exception:  # noqa: BLE001, S110 - written once more, slowly, to say what is wrong
+    except Exception:  # noqa: BLE001, S110 - the slow encoder below names the problem
         pass
     _check_member_names(value)
     slowly = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core import response_classification as classify
-from holdfast.core.outbox_entry import Action, Claimed, Entry, Reason, Status
+from holdfast.core.outbox_entry import Claimed, Entry, Reason, Status, Transition
 from holdfast.core.response_classification import Done
 from holdfast.outbox import (
     claims,
@@ -187,9 +187,11 @@ def followers_do_not_wait() -> list[Replacement]:
 
 
 def _passing_the_turn(right: Any) -> Any:
-    def end_claim(work: Any, claimed: Claimed, action: Action, *args: Any, **options: Any) -> Any:
-        entry = right(work, claimed, action, *args, **options)
-        if entry.lane is not None and action is Action.RETRY_LATER:
+    def end_claim(
+        work: Any, claimed: Claimed, transition: Transition, *args: Any, **options: Any
+    ) -> Any:
+        entry = right(work, claimed, transition, *args, **options)
+        if entry.lane is not None and transition is Transition.RETRY_LATER:
             work._database.rows(
                 "UPDATE offline_sync_queue SET turn = 1 WHERE user_id = ? AND lane = ?",
                 (entry.user_id, entry.lane),
