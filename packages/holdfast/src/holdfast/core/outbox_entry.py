@@ -90,7 +90,7 @@ class ConflictResolution(StrEnum):
 # - the CHECK and the indexes in outbox/migrations/0001_queue.sql, which need a new migration;
 # - the lists of open statuses in outbox/enqueue.sql and outbox/maintenance.sql;
 # - the list of statuses that wait for a person in outbox/queries.sql;
-# - the macros IS_OPEN and IS_DEAD in outbox/statements.py.
+# - the macros IS_OPEN and IS_DEAD in outbox/sql.py.
 class Status(StrEnum):
     """Status of an entry."""
 

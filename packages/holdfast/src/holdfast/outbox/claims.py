@@ -15,7 +15,7 @@ from holdfast.core.retry import RetryPolicy
 from holdfast.errors import ClaimLostError
 from holdfast.outbox.dependencies import free_dependents, park_dependents
 from holdfast.outbox.events import EventKind
-from holdfast.outbox.rows import awaited_local, created_by, entry_of, instant
+from holdfast.outbox.sql import awaited_local, created_by, entry_of, instant
 from holdfast.outbox.transaction import Transaction
 
 __all__ = [

@@ -13,7 +13,7 @@ from holdfast.core.local_ids import References
 from holdfast.core.outbox_entry import Entry, Operation, Status
 from holdfast.errors import EntryInvalidError
 from holdfast.outbox.events import EventKind
-from holdfast.outbox.rows import awaited_local, created_by
+from holdfast.outbox.sql import awaited_local, created_by
 from holdfast.outbox.transaction import Transaction
 
 __all__ = [

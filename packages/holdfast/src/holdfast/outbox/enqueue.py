@@ -25,7 +25,7 @@ from holdfast.outbox.dependencies import (
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.lanes import QueueQuota, explicit_lane, lane_of, next_number, position
 from holdfast.outbox.resolution import settle_unclaimed
-from holdfast.outbox.rows import created_by, instant, json_text
+from holdfast.outbox.sql import created_by, instant, json_text
 from holdfast.outbox.transaction import Transaction
 from holdfast.outbox.validation import Draft, check_name
 

@@ -19,7 +19,7 @@ from holdfast.errors import EntryInvalidError
 from holdfast.ids import new_uuid4
 from holdfast.outbox.dependencies import park_dependents
 from holdfast.outbox.events import EventKind
-from holdfast.outbox.rows import json_text
+from holdfast.outbox.sql import json_text
 from holdfast.outbox.transaction import Transaction
 from holdfast.outbox.validation import Request, check_request
 

@@ -26,7 +26,7 @@ from holdfast.core.outbox_entry import (
 from holdfast.core.response_classification import Verdict
 from holdfast.core.retry import QUEUE, RetryPolicy
 from holdfast.errors import ConfigurationError, EntryInvalidError
-from holdfast.outbox.rows import instant
+from holdfast.outbox.sql import instant
 
 __all__ = [
     "DEFAULT_PROFILE",

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.outbox_entry import Entry, Status
+from holdfast.core.outbox_entry import OPEN, Entry, Status
 from holdfast.errors import UsageError
-from holdfast.outbox.rows import COLUMNS, entry_of
+from holdfast.outbox.sql import COLUMNS, entry_of
 from holdfast.outbox.transaction import Transaction
 
 __all__ = ["Stats", "count_entries", "list_entries"]
@@ -32,10 +32,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unsent(self) -> int:
         """Entries that are not settled."""
-        return sum(
-            self.counts[status]
-            for status in (Status.PENDING, Status.IN_FLIGHT, Status.FAILED, Status.CONFLICT)
-        )
+        return sum(self.counts[status] for status in OPEN)
 
 
 def list_entries(

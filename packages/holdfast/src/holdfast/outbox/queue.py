@@ -35,16 +35,15 @@ from holdfast.errors import FileDamagedError, OutboxFileError, WrongPassphraseEr
 from holdfast.outbox import claims, enqueue, maintenance, queries, resolution
 from holdfast.outbox.claims import AttemptResult, RetryDelay
 from holdfast.outbox.clock import SystemDeviceClock, update_from_server
-from holdfast.outbox.database import AppConnection, Database, Driver, open_database
-from holdfast.outbox.encryption import rekey
+from holdfast.outbox.database import AppConnection, Database, Driver, open_database, rekey
 from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
 from holdfast.outbox.lanes import QueueQuota
 from holdfast.outbox.payload_migration import PayloadMigration, migrate_payloads
 from holdfast.outbox.profile import Profile, ProfileRegistry
 from holdfast.outbox.queries import Stats
-from holdfast.outbox.rows import attempt_of, created_by
 from holdfast.outbox.schema import prepare_schema
 from holdfast.outbox.settings import QueueSettings
+from holdfast.outbox.sql import attempt_of, created_by
 from holdfast.outbox.transaction import Transaction, Transactions
 from holdfast.outbox.validation import check_new
 from holdfast.ports import Clock, SyncFaultPoints

@@ -9,7 +9,7 @@ from holdfast.core.local_ids import replace_in_body, replace_in_headers, replace
 from holdfast.core.outbox_entry import METHODS, Entry
 from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox.profile import Profile
-from holdfast.outbox.rows import instant
+from holdfast.outbox.sql import instant
 from holdfast.outbox.transport import Request
 
 __all__ = ["Token", "bearer_token", "build_request", "entity_path"]

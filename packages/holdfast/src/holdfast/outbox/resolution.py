@@ -16,8 +16,8 @@ from holdfast.outbox.dependencies import (
     revive_dependents,
 )
 from holdfast.outbox.events import EventKind
-from holdfast.outbox.rows import created_by, json_text
 from holdfast.outbox.settings import QueueSettings
+from holdfast.outbox.sql import created_by, json_text
 from holdfast.outbox.transaction import Transaction
 from holdfast.outbox.validation import check_request
 

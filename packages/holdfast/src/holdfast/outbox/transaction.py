@@ -29,8 +29,7 @@ from holdfast.outbox.clock import (
 from holdfast.outbox.database import AppConnection, Database
 from holdfast.outbox.events import Event, EventKind, Events, event_about
 from holdfast.outbox.profile import ProfileRegistry
-from holdfast.outbox.rows import entry_of, instant
-from holdfast.outbox.statements import statement
+from holdfast.outbox.sql import entry_of, instant, statement
 from holdfast.ports import Clock, SyncFaultPoints
 
 __all__ = ["Transaction", "Transactions"]

@@ -18,8 +18,7 @@ import msgspec
 from holdfast.core.outbox_entry import Entry
 from holdfast.ids import new_id
 from holdfast.outbox import NewEntry, OutboxQueue
-from holdfast.outbox.rows import instant, json_text
-from holdfast.outbox.statements import statement
+from holdfast.outbox.sql import instant, json_text, statement
 from holdfast_lab.bench.curves import Point, sizes
 
 USER = "ada"
