@@ -117,7 +117,7 @@ class Reason(StrEnum):
     RESPONSE = "answer"
     """The server's response decided."""
     REBUILD = "rebuild"
-    """Recovery from an out-of-order response found no place for it."""
+    """Recovery from an out-of-order response could not keep it in the queue."""
     MIGRATION = "migration"
     """The app could not migrate its payload to the new format."""
     COALESCED = "coalesced"
@@ -259,7 +259,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     # Claims that were not released.
     attempt_count: int
     max_attempts: int
-    # On the device's clock, for people. The elapsed clock decides.
+    # On the device's clock, for people. Decisions use the elapsed clock.
     next_retry_at: datetime | None
     last_error: str | None
     last_error_code: int | None

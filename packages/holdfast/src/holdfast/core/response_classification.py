@@ -78,7 +78,7 @@ Verdict = Done | TryLater | Refused | Conflicting | TooOld | OutOfOrder | SignIn
 
 BY_CODE: Final[Mapping[str, Verdict]] = MappingProxyType(
     {
-        # The key was used for another request: a bug that another send does not fix.
+        # The key was used for another request: a bug, so sending it again cannot succeed.
         "IDEMPOTENCY_CONFLICT": Refused(),
         "idempotency.payload_mismatch": Refused(),
         # The first request is still running.

@@ -1,4 +1,4 @@
-"""Claims on entries, and recording what came of them, in the caller's transaction."""
+"""Claim entries and record their outcomes, in the caller's transaction."""
 
 from collections import deque
 from collections.abc import Iterable

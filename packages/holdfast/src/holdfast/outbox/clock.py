@@ -47,7 +47,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 SAVE_AFTER_MS: Final = 300_000
 """Elapsed time is written every five minutes: a sudden restart loses at most that."""
 
-_LATEST_MS: Final = (datetime(2200, 1, 1, tzinfo=UTC) - _EPOCH) // _MILLISECOND
+_MAX_SERVER_MS: Final = (datetime(2200, 1, 1, tzinfo=UTC) - _EPOCH) // _MILLISECOND
 """Later server times are ignored: they are wrong, and sums with them would overflow dates."""
 
 _SIGNIFICANT_MS: Final = 2_000
@@ -162,7 +162,7 @@ def update_from_server(reading: ClockReading, server_now: datetime) -> ClockUpda
     """Apply the server's time; None if it changes nothing or is impossible."""
     row, now = reading.row, reading.ms
     server_ms = _to_ms(server_now)
-    if not 0 <= server_ms < _LATEST_MS:
+    if not 0 <= server_ms < _MAX_SERVER_MS:
         return None
     offset = server_ms - _to_ms(reading.wall)
     missed, since = 0, now
@@ -201,7 +201,7 @@ def server_time(reading: ClockReading) -> datetime:
     counted = row.server_ms + reading.ms - row.server_at_ms
     if row.gap_ms is not None:
         counted = max(counted, _to_ms(reading.wall) + (row.server_offset_ms or 0))
-    return _EPOCH + timedelta(milliseconds=min(max(counted, 0), _LATEST_MS))
+    return _EPOCH + timedelta(milliseconds=min(max(counted, 0), _MAX_SERVER_MS))
 
 
 def _to_ms(at: datetime) -> int:

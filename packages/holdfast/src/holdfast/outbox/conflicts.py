@@ -1,7 +1,7 @@
 """Conflicts: the entity was changed on the server, and the entry's strategy decides what follows.
 
 The server's side is read first; then the conflict and its resolution are recorded in one commit.
-A process that dies in between leaves an entry that is sent once more, not half a decision.
+If the process dies in between, nothing is recorded, and the entry is sent once more.
 """
 
 import logging
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 Merge = Callable[[Any, Any, Any], Any]
 """The app's own strategy: base, mine, theirs → the payload to send, or a ``Resolution``.
 
-``base`` is what the entity was when the change was made, None if the app did not say;
+``base`` is what the entity was when the change was made, None if the app did not set it;
 ``theirs`` is None if the server no longer has it.
 """
 
@@ -70,7 +70,7 @@ def plan_for(
             or is_transient(response.status)
         ):
             return response
-        # It cannot be read at all: a person decides without it, or a strategy that needs no more.
+        # It cannot be read at all: a person decides, or a strategy that does not need it.
         if strategy is ConflictResolution.CLIENT_WINS and profile.force_with_version:
             return ConflictPlan()
         return _decide(entry, strategy, ConflictPlan(), None)

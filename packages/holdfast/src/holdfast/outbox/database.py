@@ -37,10 +37,10 @@ Driver = Literal["auto", "sqlite3", "apsw"]
 
 _RAW_KEY_BYTES: Final = 32
 # For RETURNING, and recursive queries with several recursive parts.
-_OLDEST_SQLITE: Final = (3, 35, 0)
+_MIN_SQLITE: Final = (3, 35, 0)
 _FULL: Final = 2
 # The smallest page. SQLite treats a shorter file as empty, and overwrites it.
-_SHORTEST_BYTES: Final = 512
+_MIN_FILE_BYTES: Final = 512
 _NOT_A_DATABASE: Final = 26
 _REKEY_BUSY_SECONDS: Final = 10.0
 
@@ -223,8 +223,8 @@ def _check_plain(path: Path, driver: str) -> None:
         # Other errors may come from pages that the log completes.
         if _code_of(error.__cause__) == _NOT_A_DATABASE:
             raise WrongPassphraseError(
-                f"{path} is encrypted, or not a database at all: "
-                "it opens with a passphrase or never"
+                f"{path} is encrypted or not a database: if it is encrypted, open it with its "
+                "passphrase"
             ) from error
     finally:
         peek.close()
@@ -253,7 +253,7 @@ def connect(location: Path | str, driver: str, vfs: str | None, busy_seconds: fl
     """Open a path or a URI with one of the drivers."""
     path, is_uri = Path(location), isinstance(location, str)
     if driver == "sqlite3":
-        if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        if sqlite3.sqlite_version_info < _MIN_SQLITE:
             raise ConfigurationError("the outbox needs SQLite 3.35 or newer")
         try:
             plain = sqlite3.connect(
@@ -323,11 +323,11 @@ def _make_private(path: Path) -> None:
 
 def _check_usable(path: Path) -> None:
     """Raise for problems that SQLite finds later or never."""
-    if 0 < path.stat().st_size < _SHORTEST_BYTES:
+    if 0 < path.stat().st_size < _MIN_FILE_BYTES:
         raise FileDamagedError(f"{path} is too short to be a database")
     for what in (path, path.parent):
         if not os.access(what, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise FileReadOnlyError(f"{what} cannot be written, and the outbox has to")
+            raise FileReadOnlyError(f"{what} cannot be written, which the outbox needs")
 
 
 def key_text(passphrase: str | bytes) -> str:

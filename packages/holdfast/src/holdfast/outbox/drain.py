@@ -159,7 +159,7 @@ class _Run:
         self._claims: deque[Claimed] = deque()
         self._outcomes: list[tuple[Claimed, Outcome]] = []
         self._unsent: list[Claimed] = []
-        # How many to claim at once: as many as one commit interval is enough for.
+        # How many to claim at once: as many as can be sent in one commit interval.
         self._size = 1
 
     def run(self) -> DrainReport:

@@ -72,7 +72,7 @@ def enqueue_many(
 
 
 def _is_simple(draft: Draft) -> bool:
-    """Return whether the entry can be written without a look at other entries, as most can."""
+    """Return whether the entry can be written without reading other entries, as most can."""
     return draft.new.key is None and draft.new.id is None and not _may_depend(draft)
 
 
@@ -125,7 +125,7 @@ class Batch:
             self._look_up_lanes(drafts)
 
     def add(self, draft: Draft, entry_id: str, *, coalesce: bool) -> Entry:
-        """Add one entry, or return the one that already has its key or takes its change."""
+        """Add one entry, or return the one that has its key already or that it is merged into."""
         tx, new = self._tx, draft.new
         if new.key is not None:
             # First what the key was given for, if the entry was merged or has another key since.
@@ -450,7 +450,7 @@ def _merged(tail: Entry, draft: Draft) -> _Merge | None:
     if not isinstance(before, dict) or not isinstance(after, dict):
         return None
     # Servers differ in what a nested object or a null in a patch means: merged into the object
-    # before or put in its place, removed or set. Where that matters the two stay two.
+    # before or put in its place, removed or set. Where that matters they are not merged.
     if tail.operation is Operation.PATCH:
         unclear = any(isinstance(value, dict) and name in before for name, value in after.items())
     else:

@@ -53,7 +53,7 @@ def key_expired(tx: Transaction, entry: Entry) -> bool:
 
 
 def key_may_be_expired(tx: Transaction, entry: Entry) -> bool:
-    """Like ``key_expired``, but by the wall clock: for when it is unknown how long it was off."""
+    """Like ``key_expired``, by the wall clock: for when the time the device was off is unknown."""
     found = tx.rows("maybe_since", id=entry.id)
     if not found or found[0][1] is None:
         return False

@@ -40,7 +40,7 @@ from holdfast.outbox.transport import HttpTransport, Transport
 __all__ = ["AsyncOutbox", "EventStream", "Outbox"]
 
 _MAX_EVENTS: Final = 10_000
-"""Events kept for a reader. One that does not read loses the oldest."""
+"""Events kept for a slow reader; beyond that the oldest are dropped."""
 
 _Result = TypeVar("_Result")
 
@@ -123,7 +123,7 @@ class Outbox:
         idle_seconds: float = IDLE_SECONDS,
         back_off: RetryPolicy = DEVICE,
     ) -> None:
-        """Assemble the parts; ``open`` is the short way."""
+        """Use ``open`` unless you need your own queue or transport."""
         self.queue = queue
         self._transport = transport
         self._streams: list[EventStream] = []

@@ -725,7 +725,7 @@ class OutboxQueue:
         """Store the ``Date`` of a response that the server has just sent.
 
         Cheap to call with every response: it is written only when it changes something. Returns
-        whether time had passed uncounted, so that entries are older than they seemed.
+        whether the device was off for longer than was counted: entries are older than recorded.
         """
         with self._read() as tx:
             update = update_from_server(tx.clock, server_now)
@@ -757,7 +757,7 @@ class OutboxQueue:
     def prune_if_due(self) -> bool:
         """Prune a batch if the last check was an hour ago; returns whether there is more to prune.
 
-        For idle time: it costs next to nothing when called often, and prunes only if the oldest
+        For idle time: it is cheap when called often, and prunes only if the oldest
         entries can be removed. Errors of the file are logged, and it is tried again in an hour.
         """
         if monotonic() < self._prune_at:

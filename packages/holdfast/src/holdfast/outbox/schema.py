@@ -46,7 +46,7 @@ def prepare_schema(database: Database, *, busy_seconds: float, create: bool = Tr
     _check_file(database, newest=newest, create=create)
     if not database.switch_to_wal(busy_seconds):
         raise FileReadOnlyError(
-            f"{database.path} cannot be written beside: the outbox keeps a log next to its file"
+            f"the log of {database.path} cannot be written: the outbox keeps it next to the file"
         )
     database.rows("BEGIN IMMEDIATE")
     try:

@@ -20,7 +20,7 @@ VARIABLES: Final[Mapping[str, str]] = {
 """Environment variable by setting."""
 
 # The elapsed clock has milliseconds.
-_LEAST: Final = timedelta(milliseconds=1)
+_MIN_SPAN: Final = timedelta(milliseconds=1)
 # Unit and maximum, by the last word of a variable's name.
 _UNITS: Final = {
     "SECONDS": (timedelta(seconds=1), 86_400),
@@ -42,7 +42,7 @@ class QueueSettings:
     """How long succeeded entries are kept."""
 
     keep_settled: timedelta = timedelta(days=30)
-    """How long discarded and expired entries are kept: longer, because people ask for them."""
+    """How long discarded and expired entries are kept: longer, because users look for them."""
 
     max_entries: int = 1_000_000
     """Maximum of unsettled entries per user."""
@@ -92,7 +92,7 @@ def span_in(environment: Mapping[str, str], variable: str) -> timedelta | None:
         number = float(given)
     except ValueError:
         number = 0.0
-    if not 0 < number <= maximum or number * unit < _LEAST:
+    if not 0 < number <= maximum or number * unit < _MIN_SPAN:
         raise ConfigurationError(
             f"{variable} should be a number of {word.lower()} above 0 and up to {maximum}, "
             f"such as 1 or 0.5, not {given!r}"

@@ -125,7 +125,7 @@ class Transaction:
 
     @property
     def now(self) -> datetime:
-        """The device's wall clock: shown to people, never used for decisions."""
+        """The device's wall clock, for people. For decisions only where a restart left a gap."""
         return self.clock.wall
 
     @property
@@ -137,7 +137,7 @@ class Transaction:
 
     @property
     def ms(self) -> int:
-        """Elapsed time of this file in ms. All decisions use it, never the wall clock."""
+        """Elapsed time of this file in ms. Decisions use it, not the wall clock (see ``now``)."""
         return self.clock.ms
 
     def server_now(self) -> datetime:
