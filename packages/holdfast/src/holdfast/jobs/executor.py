@@ -37,7 +37,7 @@ from holdfast.ports import (
 
 __all__ = ["FAULT_POINTS", "ExecutorConfig", "JobExecutor"]
 
-# Where tests make a worker die.
+# Where tests kill a worker, delay it or raise.
 FAULT_POINTS: Final = (
     "job_after_claim",
     "job_after_handler",
