@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from holdfast.errors import ConfigurationError, StoreUnavailableError
-from holdfast.server.app import NullMetrics
+from holdfast.observability.noop import NullMetrics
 from holdfast.stores.sqlite.unit_of_work import SqliteTransaction
 from holdfast_services.app import create_app
 from holdfast_services.settings import load_settings

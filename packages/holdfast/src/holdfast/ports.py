@@ -303,7 +303,7 @@ class FaultPoints(Protocol):
     """Named points at which a test may kill, delay or raise. Injected, never global."""
 
     async def reach(self, point: str) -> None:
-        """Return to go on, or inject the fault."""
+        """Return normally, or inject a fault (kill, delay or raise)."""
 
 
 class SyncFaultPoints(Protocol):
@@ -314,4 +314,4 @@ class SyncFaultPoints(Protocol):
     """
 
     def reach(self, point: str) -> None:
-        """Return to go on, or inject the fault."""
+        """Return normally, or inject a fault (kill, delay or raise)."""

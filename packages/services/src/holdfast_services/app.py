@@ -14,8 +14,8 @@ from holdfast import Holdfast
 from holdfast.clock import SystemClock
 from holdfast.core.breaker import Breaker
 from holdfast.errors import ConfigurationError
-from holdfast.jobs.noop_metrics import NullJobMetrics
 from holdfast.observability.metrics import PrometheusMetrics
+from holdfast.observability.noop import NullJobMetrics
 from holdfast.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store
 from holdfast.server.jwt_auth import JwtIdentify
 from holdfast.server.rate_limits import LimitsRateLimiter

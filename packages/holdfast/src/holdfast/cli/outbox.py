@@ -58,7 +58,7 @@ _RESOLUTIONS: Final[Mapping[str, Resolution]] = {
     "merged": Resolution.MERGED,
     "give_up": Resolution.GIVE_UP,
 }
-_MAX_WAIT: Final = DEVICE.ceiling_seconds / DEVICE.first_seconds
+_MAX_WAIT_RATIO: Final = DEVICE.ceiling_seconds / DEVICE.first_seconds
 """Ratio of the longest to the first delay."""
 
 _ADVICE: Final[Mapping[Ended, str]] = {
@@ -297,7 +297,9 @@ def _drain(queue: OutboxQueue, transport: HttpTransport, token: str | None) -> D
 
     def sooner(profile: Profile) -> RetryPolicy:
         """Shorten the delays, not the number of attempts."""
-        return replace(profile.retry, first_seconds=seconds, ceiling_seconds=seconds * _MAX_WAIT)
+        return replace(
+            profile.retry, first_seconds=seconds, ceiling_seconds=seconds * _MAX_WAIT_RATIO
+        )
 
     return Drain(queue, transport, token, retry=sooner)
 

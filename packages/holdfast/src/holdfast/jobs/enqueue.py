@@ -14,22 +14,22 @@ from holdfast.errors import BodyInvalidError, JobPayloadTooLargeError, UsageErro
 from holdfast.ids import new_request_id
 
 __all__ = [
-    "LONGEST_SECONDS",
+    "MAX_ATTEMPTS",
     "MAX_PAYLOAD_BYTES",
-    "MOST_ATTEMPTS",
+    "MAX_SECONDS",
     "Cause",
     "encode_json",
     "new_job",
 ]
 
-# Larger data belongs into a table, with its id as the payload.
+# Put larger data in a table and pass its id as the payload.
 MAX_PAYLOAD_BYTES: Final = 256 * 1024
-MOST_ATTEMPTS: Final = 1000
+MAX_ATTEMPTS: Final = 1000
 """With the delays between them, more than three days of retries: more is a mistake."""
 
 _MAX_NAME_CHARACTERS: Final = 500
 # 68 years: more is a mistake, and adding it to a date must not overflow.
-LONGEST_SECONDS: Final = float(2**31 - 1)
+MAX_SECONDS: Final = float(2**31 - 1)
 
 # NUL and lone surrogates.
 _NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
@@ -108,10 +108,10 @@ def new_job(
             raise UsageError(
                 f"{what} {name!r} contains NUL or a lone surrogate, which databases refuse"
             )
-    if not 1 <= max_attempts <= MOST_ATTEMPTS:
-        raise UsageError(f"max_attempts must be from 1 to {MOST_ATTEMPTS}")
-    if not 0 <= delay_seconds <= LONGEST_SECONDS:
-        raise UsageError(f"delay_seconds must be from 0 to {LONGEST_SECONDS:.0f}")
+    if not 1 <= max_attempts <= MAX_ATTEMPTS:
+        raise UsageError(f"max_attempts must be from 1 to {MAX_ATTEMPTS}")
+    if not 0 <= delay_seconds <= MAX_SECONDS:
+        raise UsageError(f"delay_seconds must be from 0 to {MAX_SECONDS:.0f}")
     if run_at is not None:
         _check_instant(run_at, delay_seconds)
     try:

@@ -20,7 +20,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.jobs.context import JobContext, encode_result
-from holdfast.jobs.enqueue import LONGEST_SECONDS
+from holdfast.jobs.enqueue import MAX_SECONDS
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry, Registration
 from holdfast.ports import (
@@ -37,7 +37,7 @@ from holdfast.ports import (
 
 __all__ = ["FAULT_POINTS", "ExecutorConfig", "JobExecutor"]
 
-# Where tests make a worker die.
+# Where tests kill a worker, delay it or raise.
 FAULT_POINTS: Final = (
     "job_after_claim",
     "job_after_handler",
@@ -146,7 +146,10 @@ class JobExecutor:
         except (StoreUnavailableError, CommitUnknownError) as error:
             # Nothing can be written now. When the lease has expired, the next worker sees what
             # was committed.
-            _log.warning("the store failed a job", extra=self._log_fields(error=_line(error)))
+            _log.warning(
+                "the store failed while a job was running",
+                extra=self._log_fields(error=_line(error)),
+            )
             outcome, ending = "unknown", Retry(config.lease_seconds)
         except LeaseLostError as error:
             _log.warning("lease lost", extra=self._log_fields(error=_line(error)))
@@ -217,7 +220,10 @@ class JobExecutor:
             if not handler.done():
                 handler.cancel()
                 config.abandon(handler)
-                _log.error("a handler does not end", extra=self._log_fields())
+                _log.error(
+                    "a handler ignored its cancellation and was abandoned",
+                    extra=self._log_fields(),
+                )
         has_failed = not handler.done() or handler.cancelled() or handler.exception() is not None
         if self._is_out_of_time:
             raise _TimeLimitError(f"the handler took longer than {limit:g} seconds")
@@ -290,7 +296,7 @@ class JobExecutor:
         delay = WORKER.delay_seconds(
             job.attempt,
             random=random.random(),  # noqa: S311 - spreads retries, protects nothing
-            retry_after_seconds=min(floor, LONGEST_SECONDS),
+            retry_after_seconds=min(floor, MAX_SECONDS),
         )
         is_held = await config.job_store.retry(
             job,

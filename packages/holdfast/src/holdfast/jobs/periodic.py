@@ -23,7 +23,7 @@ SYSTEM_TENANT: Final = "holdfast"
 """The tenant of periodic jobs. No API shows jobs to a tenant of this name."""
 
 # The database's clock may be set; a shorter sleep notices that sooner.
-_LONGEST_SLEEP_SECONDS: Final = 60.0
+_MAX_SLEEP_SECONDS: Final = 60.0
 _ERROR_SECONDS: Final = 5.0
 
 _log = logging.getLogger("holdfast.jobs")
@@ -62,7 +62,7 @@ class PeriodicEnqueuer:
             except Exception:  # noqa: BLE001 - the loop must go on with the next slot
                 _log.exception("periodic jobs cannot be enqueued, trying again")
                 seconds = _ERROR_SECONDS
-            await asyncio.sleep(min(seconds, _LONGEST_SLEEP_SECONDS))
+            await asyncio.sleep(min(seconds, _MAX_SLEEP_SECONDS))
 
     async def enqueue_due(self) -> float:
         """Enqueue every slot that has begun; return the seconds until the next one begins."""

@@ -9,7 +9,7 @@ from holdfast.core.job import check_name
 from holdfast.core.schedule import Daily, Every, Schedule
 from holdfast.errors import ConfigurationError
 from holdfast.jobs.context import JobContext
-from holdfast.jobs.enqueue import MOST_ATTEMPTS
+from holdfast.jobs.enqueue import MAX_ATTEMPTS
 
 __all__ = ["Handler", "JobRegistry", "Periodic", "Registration"]
 
@@ -73,8 +73,8 @@ class JobRegistry:
         check_name(queue, "queue")
         if not time_limit_seconds > 0:
             raise ConfigurationError(f"{job_type}: time_limit_seconds must be above 0")
-        if not 1 <= max_attempts <= MOST_ATTEMPTS:
-            raise ConfigurationError(f"{job_type}: max_attempts must be from 1 to {MOST_ATTEMPTS}")
+        if not 1 <= max_attempts <= MAX_ATTEMPTS:
+            raise ConfigurationError(f"{job_type}: max_attempts must be from 1 to {MAX_ATTEMPTS}")
 
         def register(handler: Handler) -> Handler:
             if job_type in self._registrations:

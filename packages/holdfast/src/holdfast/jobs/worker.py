@@ -17,9 +17,9 @@ from holdfast.jobs.engines.sql import SqlEngine
 from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES
 from holdfast.jobs.executor import ExecutorConfig, JobExecutor
 from holdfast.jobs.job_store import JobStore
-from holdfast.jobs.noop_metrics import NullJobMetrics
 from holdfast.jobs.periodic import PeriodicEnqueuer
 from holdfast.jobs.registry import JobRegistry
+from holdfast.observability.noop import NullJobMetrics
 from holdfast.ports import Clock, Delivery, Engine, FaultPoints, JobMetrics, Notifier, Store
 
 __all__ = ["EngineMaker", "Worker"]
@@ -189,7 +189,7 @@ class Worker:
     # -- loops ----------------------------------------------------------------------------------
 
     async def _fetch(self) -> None:
-        # Half of the slots are filled at a time: the others run while these are claimed.
+        # Of many slots, at most half are filled at once: the others run while these are claimed.
         batch = max(_MIN_BATCH, self._concurrency // 2)
         while not self._is_stopping:
             free = self._free_slots()

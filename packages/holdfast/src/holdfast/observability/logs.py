@@ -87,7 +87,7 @@ def is_secret(name: str) -> bool:
 
 
 class RedactKeys(logging.Filter):
-    """Replaces fields by ``[redacted]`` whose name says that they contain a key, token or body.
+    """Replaces by ``[redacted]`` all fields whose names indicate a key, a token or a body.
 
     A second line of defence: code should not log these at all. It checks names of fields, at any
     depth, but not the text of messages.
@@ -105,7 +105,7 @@ class JsonFormatter(logging.Formatter):
     """Formats a record as one line of JSON: time, level, logger, event, then ``extra`` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line. No value in the record makes it raise."""
+        """Return the line. Never raises, whatever the record contains."""
         line: dict[str, Any] = {
             "time": _iso(record.created),
             "level": record.levelname,

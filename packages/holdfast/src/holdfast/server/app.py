@@ -16,8 +16,9 @@ from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry
 from holdfast.jobs.worker import Worker
+from holdfast.observability.noop import NullMetrics
 from holdfast.observability.traces import Spans
-from holdfast.ports import Clock, FaultPoints, Metrics, Outcome, RecordCache, Store
+from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache, Store
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.idempotency import Idempotency
@@ -33,28 +34,9 @@ from holdfast.server.route_table import (
 from holdfast.server.sweeper import Sweeper
 from holdfast.stores.factory import open_store
 
-__all__ = ["Holdfast", "NullMetrics"]
+__all__ = ["Holdfast"]
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
-
-
-class NullMetrics:
-    """Metrics that record nothing: the default."""
-
-    def outcome(self, endpoint: str, outcome: Outcome) -> None:
-        """Do nothing."""
-
-    def waited(self, endpoint: str, seconds: float) -> None:
-        """Do nothing."""
-
-    def expired(self, endpoint: str) -> None:
-        """Do nothing."""
-
-    def store_time(self, operation: str, seconds: float) -> None:
-        """Do nothing."""
-
-    def swept(self, records: int, seconds: float) -> None:
-        """Do nothing."""
 
 
 class Holdfast:

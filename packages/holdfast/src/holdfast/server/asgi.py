@@ -73,7 +73,7 @@ class GuardMiddleware:
         limiter: RateLimiter | None = None,
         spans: Spans | None = None,
     ) -> None:
-        """Wrap an app. ``idempotency`` and ``table`` are called from the first request on."""
+        """Wrap an app. ``idempotency`` and ``table`` are first called when a request arrives."""
         self._app = app
         self._idempotency = idempotency
         self._table = table
@@ -169,7 +169,7 @@ class GuardMiddleware:
         policy = request.policy
         is_sent = False
 
-        async def finish(response: Response) -> bool:
+        async def commit_and_send(response: Response) -> bool:
             """Commit and send; return whether ``response`` is what was sent."""
             nonlocal is_sent
             if execution.ended:  # aborted by the handler, or the commit raised: nothing to store
@@ -188,7 +188,7 @@ class GuardMiddleware:
             await send_response(send, outcome, head)
             return True
 
-        buffer = ResponseBuffer(request.endpoint, policy.max_response_bytes, finish, send)
+        buffer = ResponseBuffer(request.endpoint, policy.max_response_bytes, commit_and_send, send)
         scope[SCOPE_KEY] = execution
         set_current_execution(execution)
         try:
@@ -203,7 +203,7 @@ class GuardMiddleware:
                     log_outage(error, head)
                 # A superseded execution ends with a replay, whatever response is given here.
                 kind = "internal" if isinstance(error, SupersededError) else error
-                await finish(_render(kind, policy, head))
+                await commit_and_send(_render(kind, policy, head))
         finally:
             # No response, cancelled or raised: roll back and free the key.
             await idempotency.abort(execution)

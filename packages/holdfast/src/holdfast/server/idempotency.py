@@ -48,8 +48,8 @@ from holdfast.ports import (
 )
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, generated_at, stale_error
-from holdfast.server.lru_cache import MemoryRecords
-from holdfast.server.single_flight import InFlight
+from holdfast.server.record_lru_cache import RecordLruCache
+from holdfast.server.single_flight import SingleFlight
 
 __all__ = ["FAULT_POINTS", "Idempotency", "Replay"]
 
@@ -60,7 +60,8 @@ FAULT_POINTS: Final = ("after_claim", "after_business_write", "before_commit", "
 _POLL_FIRST_SECONDS: Final = 0.005
 _POLL_MAX_SECONDS: Final = 0.25
 
-# An action counts up to and including its last instant; a record is gone when it expires.
+# The staleness limit is inclusive and expiry is exclusive, so the record must live one second
+# longer.
 _ONE_SECOND: Final = timedelta(seconds=1)
 
 
@@ -90,8 +91,8 @@ class Idempotency:
     ) -> None:
         self.store = store
         self.cache = cache
-        self.memory = MemoryRecords(memory_bytes)
-        self.in_flight = InFlight()
+        self.memory = RecordLruCache(memory_bytes)
+        self.in_flight = SingleFlight()
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
@@ -482,7 +483,7 @@ class Idempotency:
 def _expires_at(
     request: GuardedRequest, created_at: datetime, ttl: timedelta, *, succeeded: bool
 ) -> datetime:
-    """Return when the record expires: not while its action could still count as a new one.
+    """Return when the record expires: never before its action is stale.
 
     An action counts for cap + grace from its ``clientGeneratedAt``, which may be longer than the
     TTL. It must not run again in between, unless the policy sets ``outlive_staleness`` to False.

@@ -186,7 +186,7 @@ class _FileWindows:
         "CREATE INDEX IF NOT EXISTS hits_by_end ON hits (until)",
     )
     _FORGET: Final = "DELETE FROM hits WHERE until <= ?"
-    # The monotonic clock starts anew with the machine: hits that end after a whole window are left
+    # The monotonic clock restarts with the machine: hits that end after a whole window are left
     # over from before the restart and do not count.
     _COUNT: Final = "SELECT count(*), min(until) FROM hits WHERE name = ? AND until <= ?"
     _HIT: Final = "INSERT INTO hits (name, until) VALUES (?, ?)"

@@ -28,14 +28,14 @@ class ResponseDiscarded(Exception):  # noqa: N818 - stops the app; not an error 
 
 
 class ResponseBuffer:
-    """Collects the messages of one response and passes the complete response to ``finish``.
+    """Collects the messages of one response and passes it, complete, to ``commit_and_send``.
 
-    ``finish`` commits and sends; it returns whether this response is the one that was sent.
+    That function returns whether this response is the one that was sent.
     """
 
     __slots__ = (
+        "_commit_and_send",
         "_endpoint",
-        "_finish",
         "_max_bytes",
         "_parts",
         "_send",
@@ -50,12 +50,12 @@ class ResponseBuffer:
         self,
         endpoint: str,
         max_bytes: int,
-        finish: Callable[[Response], Awaitable[bool]],
+        commit_and_send: Callable[[Response], Awaitable[bool]],
         send: Send,
     ) -> None:
         self._endpoint = endpoint
         self._max_bytes = max_bytes
-        self._finish = finish
+        self._commit_and_send = commit_and_send
         self._send = send
         self._start: Message | None = None
         self._parts: list[bytes] = []
@@ -70,7 +70,8 @@ class ResponseBuffer:
         if self.is_discarded:
             raise ResponseDiscarded
         if self.is_complete:
-            await self._send(message)  # what follows a complete response is for the server to judge
+            # Passed on: the ASGI server rejects what is invalid.
+            await self._send(message)
             return
         kind = message["type"]
         if kind == "http.response.start":
@@ -93,7 +94,9 @@ class ResponseBuffer:
         self._count(len(chunk))
         body = b"".join((*self._parts, chunk)) if self._parts else bytes(chunk)
         headers = tuple((name.lower(), value) for name, value in start.get("headers", ()))
-        self.is_discarded = not await self._finish(Response(start["status"], headers, body))
+        self.is_discarded = not await self._commit_and_send(
+            Response(start["status"], headers, body)
+        )
         self.is_complete = True
         if self.is_discarded:
             raise ResponseDiscarded

@@ -4,11 +4,11 @@ import asyncio
 
 from holdfast.core.idempotency_record import Record, RecordId
 
-__all__ = ["InFlight"]
+__all__ = ["SingleFlight"]
 
 
-class InFlight:
-    """The keys that this process is running."""
+class SingleFlight:
+    """The keys whose handlers run in this process, each with one leader."""
 
     def __init__(self) -> None:
         self._running: dict[RecordId, asyncio.Future[Record | None] | None] = {}

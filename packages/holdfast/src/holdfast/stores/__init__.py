@@ -1,1 +1,1 @@
-"""Adapters for databases and caches. They speak the domain and never a framework."""
+"""Adapters for databases and caches. They implement the ports and depend on no web framework."""

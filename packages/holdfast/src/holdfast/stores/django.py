@@ -55,10 +55,10 @@ def _with_django_parameters(sql: str) -> str:
     """Convert the parameters of a statement to the format of Django's cursors."""
 
     def replace(match: re.Match[str]) -> str:
-        number, question, name, percent = match.groups()
+        number, placeholder, name, percent = match.groups()
         if number:
             return f"%(p{number})s"
-        if question:
+        if placeholder:
             return "%s"
         if name:
             return f"%({name})s"
@@ -101,7 +101,7 @@ class DjangoStore:
             self._is_open = True
 
     async def close(self) -> None:
-        """Do nothing more: Django closes its connections."""
+        """Mark the store as closed. Django closes its connections."""
         self._is_open = False
 
     async def ping(self) -> None:
@@ -319,7 +319,7 @@ class DjangoUnit:
         if self._ended:
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
 
-        def finish() -> None:
+        def save_and_commit() -> None:
             try:
                 self._refuse_aborted()
                 self._save(record, audit)
@@ -331,7 +331,7 @@ class DjangoUnit:
             except _OUTAGES as error:
                 raise CommitUnknownError(str(error)) from error
 
-        await self._store.in_thread(finish)
+        await self._store.in_thread(save_and_commit)
 
     async def rollback(self) -> None:
         """Roll back."""

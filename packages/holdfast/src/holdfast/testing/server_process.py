@@ -39,7 +39,7 @@ _LOG_TAIL_LINES = 30
 # server is down, or a client that retries could connect to itself.
 _PORTS = range(15_000, 30_000)
 # The path of a Unix socket has at most 107 bytes (103 on macOS), including the file name.
-_LONGEST_TEMP_ROOT = 60
+_MAX_TEMP_ROOT_CHARACTERS = 60
 
 # Reads the server's pid from its standard input, one line per start and an empty one per stop. The
 # input ends when the test process closes it or dies.
@@ -227,7 +227,7 @@ def _temp_root() -> Path:
     """Return the directory for temporary files, or /tmp if it is private or its path too long."""
     root = Path(tempfile.gettempdir()).resolve()
     open_to_all = all(path.stat().st_mode & stat.S_IXOTH for path in (root, *root.parents))
-    fits = len(str(root)) <= _LONGEST_TEMP_ROOT
+    fits = len(str(root)) <= _MAX_TEMP_ROOT_CHARACTERS
     return root if open_to_all and fits else Path("/tmp")  # noqa: S108 - mkdtemp makes it safe
 
 

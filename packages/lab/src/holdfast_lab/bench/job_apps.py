@@ -119,8 +119,8 @@ class HoldfastJobs:
             await self.store.write("VACUUM ANALYZE jobs")
 
     async def work(self, jobs: int) -> float:
-        from holdfast.jobs.noop_metrics import NullJobMetrics
         from holdfast.jobs.worker import Worker
+        from holdfast.observability.noop import NullJobMetrics
 
         span = _Span(jobs)
 

@@ -17,7 +17,7 @@ from holdfast.ports import FaultPoints, Notifier
 
 __all__ = ["FAULT_POINTS", "Relay"]
 
-# Where tests make a relay die.
+# Where tests kill a relay, delay it or raise.
 FAULT_POINTS: Final = ("relay_before_publish", "relay_before_mark")
 
 # How many due jobs of one queue are published at most, and how many in one batch.

@@ -102,7 +102,7 @@ class SqliteStore:
         await self._read(lambda db: db.execute("SELECT 1").fetchone())
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
-        """Look a key up on the event loop: that costs less than a hop to a thread."""
+        """Look a key up on the event loop: that costs less than a switch to a thread."""
         record = await self._probe(record_id)
         return None if record is None or record.expires_at <= now else record
 

@@ -127,9 +127,9 @@ class SqliteUnit:
             raise
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
-        """Write record and audit event and commit, in one hop."""
+        """Write record and audit event and commit; may share the commit with other requests."""
 
-        def finish(db: sqlite3.Connection) -> None:
+        def write_record(db: sqlite3.Connection) -> None:
             if record is not None and db.execute(_SAVE, record_values(record)).rowcount == 0:
                 self.superseded = True
                 raise SupersededError("another request with this key was committed first")
@@ -151,7 +151,7 @@ class SqliteUnit:
         # here would come after the turn was passed on, and undo another request.
         self._end()
         try:
-            await self._writer.commit(finish)
+            await self._writer.commit(write_record)
         except sqlite3.Error as error:
             raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
 

@@ -5,10 +5,10 @@ from datetime import datetime
 
 from holdfast.core.idempotency_record import Record, RecordId
 
-__all__ = ["MemoryRecords"]
+__all__ = ["RecordLruCache"]
 
 
-class MemoryRecords:
+class RecordLruCache:
     """An LRU cache of records, bounded in bytes. With zero bytes it keeps nothing."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -1,0 +1,36 @@
+"""No-op metrics, the defaults of ``Holdfast`` and of a worker."""
+
+from collections.abc import Mapping
+
+from holdfast.ports import JobOutcome, Outcome
+
+__all__ = ["NullJobMetrics", "NullMetrics"]
+
+
+class NullMetrics:
+    """Implements ``Metrics`` without recording anything."""
+
+    def outcome(self, endpoint: str, outcome: Outcome) -> None:
+        """Do nothing."""
+
+    def waited(self, endpoint: str, seconds: float) -> None:
+        """Do nothing."""
+
+    def expired(self, endpoint: str) -> None:
+        """Do nothing."""
+
+    def store_time(self, operation: str, seconds: float) -> None:
+        """Do nothing."""
+
+    def swept(self, records: int, seconds: float) -> None:
+        """Do nothing."""
+
+
+class NullJobMetrics:
+    """Implements ``JobMetrics`` without recording anything."""
+
+    def job_ended(self, queue: str, job_type: str, outcome: JobOutcome, seconds: float) -> None:
+        """Do nothing."""
+
+    def job_depths(self, depths: Mapping[str, tuple[int, int, int, float]]) -> None:
+        """Do nothing."""
