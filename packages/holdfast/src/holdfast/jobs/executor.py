@@ -79,6 +79,11 @@ class ExecutorConfig:
     # Keeps a reference to a handler that does not end.
     abandon: Callable[[asyncio.Task[Any]], None]
 
+    def defaults_for(self, job_type: str) -> dict[str, Any]:
+        """Return the default arguments for enqueueing a job of this type."""
+        limit = {"max_payload_bytes": self.max_payload_bytes}
+        return self.registry.defaults_for(job_type) | limit
+
 
 class JobExecutor:
     """One attempt at one job."""
@@ -202,7 +207,8 @@ class JobExecutor:
             config.job_store,
             worker=config.worker_name,
             idle_seconds=config.lease_seconds,
-            defaults_for=self._defaults_for,
+            # Not a method of this object: the two would form a cycle for the garbage collector.
+            defaults_for=config.defaults_for,
             transaction_slots=config.transaction_slots,
         )
         if self._is_lost or self._is_released:
@@ -230,11 +236,6 @@ class JobExecutor:
         if has_failed and (self._is_lost or self._is_released):
             raise asyncio.CancelledError
         return handler.result()
-
-    def _defaults_for(self, job_type: str) -> dict[str, Any]:
-        """Return the default arguments for enqueueing a job of this type."""
-        limit = {"max_payload_bytes": self._config.max_payload_bytes}
-        return self._config.registry.defaults_for(job_type) | limit
 
     async def _complete(self, result: str | None) -> Result:
         """Commit the effects and the completion marker together."""
