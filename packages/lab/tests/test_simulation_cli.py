@@ -25,6 +25,8 @@ def test_json_contains_the_counts() -> None:
     ran = holdfast("--seeds", "12", "--jobs", "1", "--json")
     assert ran.returncode == 0, ran.stderr
     facts: dict[str, Any] = json.loads(ran.stdout)
+    assert ran.stdout.count("\n") == 1
+    assert (facts["violations"], facts["planted"]) == (0, None)
     assert (facts["seeds"], facts["good"], facts["failing"]) == (12, True, [])
     assert facts["taps"] > 0
     assert facts["effects"] > 0

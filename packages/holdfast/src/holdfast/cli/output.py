@@ -12,6 +12,7 @@ __all__ = [
     "CommandError",
     "print_error",
     "print_json",
+    "print_json_line",
     "print_table",
     "print_warning",
     "printable",
@@ -47,6 +48,11 @@ def print_warning(line: str) -> None:
 def print_json(value: Any) -> None:
     """Print indented JSON to stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_json_line(value: Any) -> None:
+    """Print JSON on one line, for commands whose last line a script reads."""
+    print(json.dumps(value, ensure_ascii=False))
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

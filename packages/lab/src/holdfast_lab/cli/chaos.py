@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from holdfast.cli.output import CommandError, print_json, print_table
+from holdfast.cli.output import CommandError, print_json_line, print_table
 from holdfast_lab.chaos import Progress, Report, run_chaos
 from holdfast_lab.fork_client import ChildError
 
@@ -39,7 +39,7 @@ def show_chaos(*, seconds: float, database: str, nats: bool, seed: int, as_json:
             f"the chaos run could not start: {error or 'a start timed out'}"
         ) from error
     if as_json:
-        print_json(msgspec.to_builtins(report) | {"holds": report.holds})
+        print_json_line(msgspec.to_builtins(report) | {"holds": report.holds})
     else:
         _print_report(report)
     return 0 if report.holds else 1

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.cli.output import CommandError, print_json, print_table
+from holdfast.cli.output import CommandError, print_json, print_json_line, print_table
 from holdfast.cli.signals import stop_requested
 from holdfast_lab.mutations.runner import BUGS, BugResult, find_bugs
 from holdfast_lab.simulation import runner
@@ -51,8 +51,10 @@ def show_simulation(
             "unvisited": summary.unvisited,
             "stopped": was_stopped,
             "good": summary.passed,
+            "violations": len(summary.failing),
+            "planted": None,
         }
-        print_json(msgspec.to_builtins(summary) | more)
+        print_json_line(msgspec.to_builtins(summary) | more)
     else:
         _print_summary(summary)
         if was_stopped:
@@ -83,7 +85,14 @@ def show_planted(*, jobs: int | None, as_json: bool) -> int:
             _print_bug(result, len(results), len(names))
     found = sum(result.failure is not None for result in results)
     if as_json:
-        print_json({"planted": len(names), "found": found, "bugs": msgspec.to_builtins(results)})
+        result = {
+            "seeds": sum(result.seeds for result in results),
+            "violations": found,
+            "planted": len(names),
+            "found": found,
+            "bugs": msgspec.to_builtins(results),
+        }
+        print_json_line(result)
     else:
         print(f"\nplanted bugs found: {found} of {len(names)}")
     return 0 if found == len(names) else 1
