@@ -85,14 +85,14 @@ def show_planted(*, jobs: int | None, as_json: bool) -> int:
             _print_bug(result, len(results), len(names))
     found = sum(result.failure is not None for result in results)
     if as_json:
-        result = {
+        summary = {
             "seeds": sum(result.seeds for result in results),
             "violations": found,
             "planted": len(names),
             "found": found,
             "bugs": msgspec.to_builtins(results),
         }
-        print_json_line(result)
+        print_json_line(summary)
     else:
         print(f"\nplanted bugs found: {found} of {len(names)}")
     return 0 if found == len(names) else 1
