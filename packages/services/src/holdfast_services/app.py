@@ -31,7 +31,7 @@ from holdfast_services.settings import Settings
 
 __all__ = ["create_app", "create_holdfast", "create_store"]
 
-_log = logging.getLogger("holdfast_services")
+_log = logging.getLogger("holdfast.services")
 
 _DESCRIPTION: Final = """
 Exactly-once effects: every write takes an `Idempotency-Key`. A second request with the same key and

@@ -47,7 +47,7 @@ RECONCILE: Final = "steps.reconcile"
 # Days of one walker are reconciled one at a time, in the order of their reports.
 ORDER: Final = "steps"
 
-_log = logging.getLogger("holdfast_services")
+_log = logging.getLogger("holdfast.services")
 
 
 class StepIngestion:
