@@ -19,6 +19,7 @@ from holdfast.errors import (
 )
 from holdfast.ports import Claimed, Found
 from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.postgres.pool import ConnectionPool
 from holdfast.testing.samples import NOW, a_record, an_audit_event, claimed, commit
 from holdfast.testing.servers import RealPostgres
 
@@ -321,3 +322,34 @@ async def test_guarded_request_needs_no_more_round_trips_than_a_bare_one(
         assert sent[2].endswith(";COMMIT")
     finally:
         await store.close()
+
+
+async def test_connection_opened_while_the_pool_closes_is_closed(clean_postgres_url: str) -> None:
+    opened = []
+    opening = asyncio.Event()
+
+    async def connect_slowly() -> asyncpg.Connection:
+        opening.set()
+        connection = await asyncpg.connect(clean_postgres_url)
+        await asyncio.sleep(0.1)
+        opened.append(connection)
+        return connection
+
+    pool = ConnectionPool(connect_slowly, limit=2)
+    acquired = asyncio.create_task(pool.acquire(timeout_seconds=5))
+    await opening.wait()
+    await pool.close(timeout_seconds=5)
+    with pytest.raises(ConnectionError, match="the pool is closed"):
+        await acquired
+    assert [connection.is_closed() for connection in opened] == [True]
+
+
+async def test_connection_released_after_the_store_has_closed_is_closed(
+    clean_postgres_url: str,
+) -> None:
+    store = PostgresStore(clean_postgres_url)
+    await store.open()
+    await store.close()
+    connection = await asyncpg.connect(clean_postgres_url)
+    store.release(connection)
+    assert connection.is_closed()

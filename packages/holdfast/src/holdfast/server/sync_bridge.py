@@ -134,6 +134,7 @@ class Bridge:
         # The loop starts at the first request: servers fork after the app is loaded.
         self.holdfast = holdfast
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._pid = 0
         self._starting = threading.Lock()
 
@@ -217,28 +218,31 @@ class Bridge:
         if self._loop is None or self._pid != os.getpid():
             with self._starting:
                 if self._loop is None or self._pid != os.getpid():
-                    self._loop = _started_loop()
+                    self._loop, self._thread = _start_loop()
                     self._pid = os.getpid()
         return self._loop
 
     def close(self) -> None:
-        """Close the store and stop the loop."""
+        """Close the store, stop the loop and wait for its thread."""
         loop, self._loop = self._loop, None
-        if loop is None or self._pid != os.getpid():
+        thread, self._thread = self._thread, None
+        if loop is None or thread is None or self._pid != os.getpid():
             return
-        asyncio.run_coroutine_threadsafe(self.holdfast.close(), loop).result(_CLOSE_SECONDS)
-        loop.call_soon_threadsafe(loop.stop)
+        try:
+            asyncio.run_coroutine_threadsafe(self.holdfast.close(), loop).result(_CLOSE_SECONDS)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(_CLOSE_SECONDS)
 
 
-def _started_loop() -> asyncio.AbstractEventLoop:
+def _start_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     loop = asyncio.new_event_loop()
 
     def run() -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_forever()
-        finally:
-            loop.close()
+        # When the loop has been stopped, the runner cancels what is left and waits for it.
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.get_loop().run_forever()
 
-    threading.Thread(target=run, name="holdfast-loop", daemon=True).start()
-    return loop
+    thread = threading.Thread(target=run, name="holdfast-loop", daemon=True)
+    thread.start()
+    return loop, thread

@@ -53,14 +53,15 @@ class ConnectionPool:
         self._serve_next()
 
     async def close(self, timeout_seconds: float) -> None:
-        """Wait for connections in use, then close all."""
+        """Wait for connections in use or being opened, then close all."""
         self._is_closed = True
         while self._waiting:
             ticket = self._waiting.popleft()
             if not ticket.done():
                 ticket.set_exception(ConnectionError("the pool is closed"))
-        deadline = asyncio.get_running_loop().time() + timeout_seconds
-        while self._busy and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_seconds
+        while (self._busy or self._connecting) and clock() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for connection in self._busy:
             connection.terminate()
@@ -93,6 +94,9 @@ class ConnectionPool:
             self._serve_next()  # its place is free
             raise
         self._connecting -= 1
+        if self._is_closed:  # meanwhile: no later call would close it
+            connection.terminate()
+            raise ConnectionError("the pool is closed")
         self._busy.add(connection)
         return connection
 

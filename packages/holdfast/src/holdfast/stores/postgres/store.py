@@ -226,8 +226,10 @@ class PostgresStore:
             raise unavailable(error) from error
 
     def release(self, connection: Any) -> None:
-        """Return the connection of a unit that has ended to the pool."""
-        if self._pool is not None:
+        """Return the connection of a unit that has ended to the pool; close it if there is none."""
+        if self._pool is None:
+            connection.terminate()
+        else:
             self._pool.release(connection)
 
     async def _connect(self) -> Any:
