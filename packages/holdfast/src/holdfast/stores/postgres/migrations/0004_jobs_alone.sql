@@ -5,12 +5,13 @@
 --
 -- alone: while it runs, whether the worker runs no other job.
 -- lost: attempts in a row that were lost beside other jobs. They do not count in attempts.
-ALTER TABLE jobs ADD COLUMN alone boolean NOT NULL DEFAULT false,
-                 ADD COLUMN lost integer NOT NULL DEFAULT 0;
+ALTER TABLE holdfast_jobs
+      ADD COLUMN alone boolean NOT NULL DEFAULT false,
+      ADD COLUMN lost integer NOT NULL DEFAULT 0;
 
 CREATE OR REPLACE FUNCTION holdfast_attempt_lost() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
+    INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
     VALUES (old.tenant, old.id, old.attempts, 'worker_lost',
             CASE WHEN old.alone THEN 'the worker died, hung or lost its lease'
                  ELSE 'the worker died, hung or lost its lease while it ran other jobs, too: '

@@ -5,14 +5,14 @@
 --
 -- alone: while it runs, whether the worker runs no other job.
 -- lost: attempts in a row that were lost beside other jobs. They do not count in attempts.
-ALTER TABLE jobs ADD COLUMN alone INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE jobs ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE holdfast_jobs ADD COLUMN alone INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE holdfast_jobs ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
 
-DROP TRIGGER jobs_attempt_lost;
-CREATE TRIGGER jobs_attempt_lost AFTER UPDATE OF lease ON jobs
+DROP TRIGGER holdfast_jobs_attempt_lost;
+CREATE TRIGGER holdfast_jobs_attempt_lost AFTER UPDATE OF lease ON holdfast_jobs
 WHEN old.state = 'running' AND new.lease > old.lease AND old.attempts <= old.max_attempts
 BEGIN
-    INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
+    INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
     VALUES (old.tenant, old.id, old.attempts, 'worker_lost',
             CASE WHEN old.alone THEN 'the worker died, hung or lost its lease'
                  ELSE 'the worker died, hung or lost its lease while it ran other jobs, too: '
