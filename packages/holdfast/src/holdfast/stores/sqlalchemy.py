@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
@@ -24,7 +25,7 @@ from holdfast.errors import (
     SupersededError,
     UsageError,
 )
-from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.ports import Claimed, Found, Params, RecordQuery, Row, StoreMetrics
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -120,6 +121,7 @@ class SqlAlchemyStore:
             *migrations,
         ]
         self._turn = asyncio.Lock()
+        self._metrics: StoreMetrics | None = None
         self._ending_tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
 
@@ -134,6 +136,10 @@ class SqlAlchemyStore:
         pool: Any = self._sessions().get_bind().engine.pool
         overflow: int = getattr(pool, "_max_overflow", -1)
         return None if overflow < 0 else pool.size() + overflow
+
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Report waits for a connection of the engine's pool to ``metrics``."""
+        self._metrics = metrics
 
     async def open(self) -> None:
         """Migrate the schema, in one transaction of the app's engine."""
@@ -176,7 +182,7 @@ class SqlAlchemyStore:
             return Claimed(self._unit(record_id, self.instant(now)))
         unit = self._unit(record_id, now)
         async with _rolling_back(unit):
-            connection = await unit.transaction.connection()
+            connection = await self._connect(unit.transaction)
             # Two statements: in one, the snapshot would be older than the lock, and a record that
             # was committed in between would be missed.
             locked = await connection.exec_driver_sql(
@@ -202,7 +208,7 @@ class SqlAlchemyStore:
         unit = self._unit(None, None)
         if not self.is_sqlite:
             async with _rolling_back(unit):
-                connection = await unit.transaction.connection()
+                connection = await self._connect(unit.transaction)
                 await connection.exec_driver_sql("SELECT 1")
                 await _refuse_autocommit(connection)
         return unit
@@ -310,6 +316,18 @@ class SqlAlchemyStore:
         await asyncio.shield(task)
 
     # -- connections ----------------------------------------------------------------------
+
+    async def _connect(self, session: AsyncSession) -> AsyncConnection:
+        """Return the session's connection; report the wait if none was free."""
+        metrics, limit = self._metrics, self.max_connections
+        pool: Any = session.get_bind().engine.pool
+        if metrics is None or limit is None or pool.checkedout() < limit:
+            return await session.connection()
+        started = time.monotonic()
+        try:
+            return await session.connection()
+        finally:
+            metrics.pool_waited(time.monotonic() - started)
 
     def _unit(self, record_id: RecordId | None, claimed_at: Any) -> "SqlAlchemyUnit":
         if not self._is_open:

@@ -12,7 +12,7 @@ from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
-from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.ports import Claimed, Found, Params, RecordQuery, Row, StoreMetrics
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -83,6 +83,7 @@ class PostgresStore:
         self._acquire_seconds = acquire_seconds
         self._connect_seconds = connect_seconds
         self._pool: ConnectionPool | None = None
+        self._metrics: StoreMetrics | None = None
         self._migrations = [
             *load_migrations("core", "holdfast.stores.postgres.migrations"),
             *migrations,
@@ -93,11 +94,16 @@ class PostgresStore:
         """How many transactions can be open at once."""
         return self._max
 
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Report waits for a connection to ``metrics``. Call it before ``open``."""
+        self._metrics = metrics
+
     async def open(self) -> None:
         """Connect and bring the schema up to date."""
         if self._pool is not None:
             return
-        pool = ConnectionPool(self._connect, limit=self._max)
+        on_wait = None if self._metrics is None else self._metrics.pool_waited
+        pool = ConnectionPool(self._connect, limit=self._max, on_wait=on_wait)
         try:
             await pool.fill(self._min)
         except OUTAGES as error:
