@@ -88,16 +88,19 @@ class Idempotency:
         memory_bytes: int = 32 * 1024 * 1024,
         breaker: Breaker | None = None,
         faults: FaultPoints | None = None,
+        in_flight: SingleFlight | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.store = store
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
-        self.in_flight = SingleFlight()
+        self.in_flight = SingleFlight() if in_flight is None else in_flight
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
         self.new_id = new_id
         self.faults = faults
+        self._sleep = sleep
         self._cache_writes: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -192,7 +195,7 @@ class Idempotency:
             left = deadline - self.clock.monotonic()
             if left <= 0:
                 raise self._in_progress(request)
-            await asyncio.sleep(min(pause, left))
+            await self._sleep(min(pause, left))
             pause = min(pause * 2, _POLL_MAX_SECONDS)
             now = self.clock.now()
 

@@ -1,17 +1,21 @@
 """One leader per key in this process; duplicates wait on a future, not on the database."""
 
 import asyncio
+from concurrent.futures import Future
+from typing import Any
 
 from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.server.request_thread import run_in_request_thread
 
-__all__ = ["SingleFlight"]
+__all__ = ["SingleFlight", "ThreadSingleFlight"]
 
 
 class SingleFlight:
     """The keys whose handlers run in this process, each with one leader."""
 
     def __init__(self) -> None:
-        self._running: dict[RecordId, asyncio.Future[Record | None] | None] = {}
+        # The value is None until the first duplicate waits.
+        self._running: dict[RecordId, Any] = {}
 
     def __len__(self) -> int:
         return len(self._running)
@@ -37,10 +41,25 @@ class SingleFlight:
             self._running[record_id] = future
         async with asyncio.timeout(seconds):
             # Shielded: the time-out of one waiter must not cancel the others.
-            return await asyncio.shield(future)
+            record: Record | None = await asyncio.shield(future)
+            return record
 
     def leave(self, record_id: RecordId, record: Record | None) -> None:
         """End the lead and pass its record, or None, to the duplicates that wait."""
         future = self._running.pop(record_id, None)
         if future is not None and not future.done():
             future.set_result(record)
+
+
+class ThreadSingleFlight(SingleFlight):
+    """The same for requests that run in threads: a duplicate waits in its own thread."""
+
+    async def wait(self, record_id: RecordId, seconds: float) -> Record | None:
+        """Wait for the leader to end and return its record, or None if it committed none."""
+        future = self._running.get(record_id)
+        if future is None:
+            if record_id not in self._running:
+                return None
+            future = self._running[record_id] = Future()
+        found: Future[Record | None] = future
+        return await run_in_request_thread(lambda: found.result(seconds))

@@ -70,6 +70,9 @@ def _with_django_parameters(sql: str) -> str:
 class DjangoStore:
     """Uses a database of the project's settings, with Django's connection and transaction."""
 
+    # Its methods never wait for an event loop, so requests need none.
+    runs_in_request_thread = True
+
     def __init__(
         self,
         run_in_thread: RunInThread,
@@ -97,7 +100,7 @@ class DjangoStore:
     async def open(self) -> None:
         """Migrate the schema."""
         if not self._is_open:
-            await self._do(self._migrate)
+            await self._do(self.migrate)
             self._is_open = True
 
     async def close(self) -> None:
@@ -230,11 +233,18 @@ class DjangoStore:
         rows, _ = self.run("SELECT pg_try_advisory_xact_lock($1)", (lock_number(*record_id),))
         return bool(rows[0][0])
 
-    def _migrate(self) -> None:
+    def migrate(self) -> None:
         """Apply missing migrations. Processes that start at once wait for the lock."""
+        in_test = is_in_test_case(get_connection(self.using))
         unit = DjangoUnit(self)
 
         def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+            if values and in_test:  # records a migration, so there was one to apply
+                raise ConfigurationError(
+                    "Holdfast's tables are missing in the test database, and a table made in a "
+                    "TestCase is gone after it: add 'holdfast.django' to INSTALLED_APPS, and "
+                    "migrate creates them"
+                )
             if values:
                 return self.run(sql, values)[0]
             with connections[self.using].cursor() as cursor:
@@ -252,6 +262,12 @@ class DjangoStore:
             unit.undo()
             raise
         unit.end()
+
+
+def is_in_test_case(connection: Any) -> bool:
+    """Return whether the innermost transaction is the one of Django's ``TestCase``."""
+    blocks = connection.atomic_blocks
+    return bool(blocks) and blocks[-1]._from_testcase  # noqa: SLF001 - as Atomic itself does
 
 
 class DjangoStatements:
@@ -286,12 +302,15 @@ class DjangoUnit:
         self._store = store
         self._ended = False
         connection = get_connection(store.using)
-        if connection.in_atomic_block:
+        if connection.in_atomic_block and not is_in_test_case(connection):
             raise ConfigurationError(
-                "a transaction is open already: put Holdfast's middleware before everything that "
-                "begins one, and turn ATOMIC_REQUESTS off for guarded views"
+                "a transaction is open already, but the guard begins and commits its own. If "
+                "ATOMIC_REQUESTS is on, guard the class instead of its methods, or add "
+                '@method_decorator(transaction.non_atomic_requests, name="dispatch") to it; '
+                "otherwise move transaction.atomic() into the view"
             )
-        self._atomic = Atomic(store.using, savepoint=False, durable=True)
+        # A savepoint only where Django's TestCase has begun a transaction around each test.
+        self._atomic = Atomic(store.using, savepoint=True, durable=True)
         self._atomic.__enter__()
         if store.is_sqlite:
             try:
