@@ -24,7 +24,6 @@ from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.idempotency import Idempotency
 from holdfast.server.request_head import Identify, anonymous
-from holdfast.server.request_thread import sleep_in_request_thread
 from holdfast.server.route_table import (
     Guard,
     GuardedRoute,
@@ -33,7 +32,6 @@ from holdfast.server.route_table import (
     guard_of,
     mark_guarded,
 )
-from holdfast.server.single_flight import SingleFlight, ThreadSingleFlight
 from holdfast.server.sweeper import Sweeper
 from holdfast.stores.factory import open_store
 
@@ -84,12 +82,6 @@ class Holdfast:
         self.clock = clock or SystemClock()
         self.limiter = limiter
         self.spans = spans
-        # True if requests are served in their own threads, without an event loop.
-        self.runs_in_request_thread = (
-            getattr(self.store, "runs_in_request_thread", False)
-            and cache is None
-            and limiter is None
-        )
         self.idempotency = Idempotency(
             self.store,
             clock=self.clock,
@@ -99,8 +91,6 @@ class Holdfast:
             memory_bytes=memory_bytes,
             breaker=breaker,
             faults=faults,
-            in_flight=ThreadSingleFlight() if self.runs_in_request_thread else SingleFlight(),
-            sleep=sleep_in_request_thread if self.runs_in_request_thread else asyncio.sleep,
         )
         self._sweeper = Sweeper(
             self.store, self.clock, self.metrics, every_seconds=sweep_every_seconds

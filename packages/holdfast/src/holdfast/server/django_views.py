@@ -111,7 +111,8 @@ class _DjangoHoldfast:
         self.using: str = options.pop("using", "default")
         self.principal: GetPrincipal | None = options.pop("principal", None)
         self.has_identify = "identify" in options
-        self.store = DjangoStore(run_in_request_thread, using=self.using)
+        names = {name: options.pop(name) for name in ("table_prefix", "schema") if name in options}
+        self.store = DjangoStore(run_in_request_thread, using=self.using, **names)
         # A sweep here would need its own thread and connection: sweep with manage.py or a worker.
         # Records in memory would outlive a test's transaction, which Django rolls back.
         options = {"sweep_every_seconds": None, "memory_bytes": 0} | options

@@ -33,7 +33,7 @@ from holdfast.server.app import Holdfast
 from holdfast.server.guarded_request import Principal
 from holdfast.server.request_head import anonymous
 from holdfast.server.route_table import SAFE_METHODS, Guard, Match, mark_guarded
-from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest, SyncTransaction
+from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from holdfast.server.view_guard import (
     EndpointNames,
     check_endpoint,
@@ -109,7 +109,7 @@ class FlaskGuard:
         return self._bridge.execution
 
     @property
-    def transaction(self) -> SyncTransaction:
+    def transaction(self) -> Any:
         """The transaction the guarded view must write in. It commits with the response."""
         return self.execution.transaction
 

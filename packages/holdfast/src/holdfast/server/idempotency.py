@@ -49,6 +49,7 @@ from holdfast.ports import (
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, generated_at, stale_error
 from holdfast.server.record_lru_cache import RecordLruCache
+from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
 
 __all__ = ["FAULT_POINTS", "Idempotency", "Replay"]
@@ -88,19 +89,16 @@ class Idempotency:
         memory_bytes: int = 32 * 1024 * 1024,
         breaker: Breaker | None = None,
         faults: FaultPoints | None = None,
-        in_flight: SingleFlight | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.store = store
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
-        self.in_flight = SingleFlight() if in_flight is None else in_flight
+        self.in_flight = SingleFlight()
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
         self.new_id = new_id
         self.faults = faults
-        self._sleep = sleep
         self._cache_writes: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -195,7 +193,7 @@ class Idempotency:
             left = deadline - self.clock.monotonic()
             if left <= 0:
                 raise self._in_progress(request)
-            await self._sleep(min(pause, left))
+            await sleep(min(pause, left))
             pause = min(pause * 2, _POLL_MAX_SECONDS)
             now = self.clock.now()
 

@@ -12,17 +12,20 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar, cast
+
+from holdfast.stores.threads import request_thread as _current
 
 __all__ = [
     "DirectThread",
     "QueueThread",
     "RequestThread",
-    "request_thread",
+    "is_in_request_thread",
     "run_in_request_thread",
     "serving_in",
-    "sleep_in_request_thread",
+    "serving_thread",
+    "sleep",
 ]
 
 T = TypeVar("T")
@@ -38,10 +41,6 @@ class RequestThread(Protocol):
         """Run a coroutine to its end. Call it in the request's thread."""
 
 
-# Set in the request's thread, and in the context of the async code that serves the request.
-_current: ContextVar[RequestThread] = ContextVar("holdfast_request_thread")
-
-
 @contextmanager
 def serving_in(thread: RequestThread) -> Iterator[None]:
     """Make this the thread of the request being served."""
@@ -52,9 +51,10 @@ def serving_in(thread: RequestThread) -> Iterator[None]:
         _current.reset(token)
 
 
-def request_thread() -> RequestThread:
+def serving_thread() -> RequestThread:
     """Return the thread of the request being served. Raises ``LookupError`` without one."""
-    return _current.get()
+    thread: RequestThread = _current.get()
+    return thread
 
 
 async def run_in_request_thread(work: Callable[[], T]) -> T:
@@ -66,9 +66,17 @@ async def run_in_request_thread(work: Callable[[], T]) -> T:
     return await (asyncio.to_thread(work) if thread is None else thread.run(work))
 
 
-async def sleep_in_request_thread(seconds: float) -> None:
-    """Pause the request's thread."""
-    await run_in_request_thread(lambda: time.sleep(seconds))
+def is_in_request_thread() -> bool:
+    """Return whether this code runs in the request's own thread, without an event loop."""
+    return isinstance(_current.get(None), DirectThread)
+
+
+async def sleep(seconds: float) -> None:
+    """Pause this task, or the request's thread where there is no event loop."""
+    if is_in_request_thread():
+        await run_in_request_thread(lambda: time.sleep(seconds))
+    else:
+        await asyncio.sleep(seconds)
 
 
 class _Call(Generic[T]):

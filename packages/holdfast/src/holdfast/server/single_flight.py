@@ -5,9 +5,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from holdfast.core.idempotency_record import Record, RecordId
-from holdfast.server.request_thread import run_in_request_thread
+from holdfast.server.request_thread import is_in_request_thread, run_in_request_thread
 
-__all__ = ["SingleFlight", "ThreadSingleFlight"]
+__all__ = ["SingleFlight"]
 
 
 class SingleFlight:
@@ -37,8 +37,12 @@ class SingleFlight:
         if future is None:
             if record_id not in self._running:
                 return None
-            future = asyncio.get_running_loop().create_future()
+            future = (
+                Future() if is_in_request_thread() else asyncio.get_running_loop().create_future()
+            )
             self._running[record_id] = future
+        if isinstance(future, Future):
+            return await run_in_request_thread(lambda: future.result(seconds))
         async with asyncio.timeout(seconds):
             # Shielded: the time-out of one waiter must not cancel the others.
             record: Record | None = await asyncio.shield(future)
@@ -49,17 +53,3 @@ class SingleFlight:
         future = self._running.pop(record_id, None)
         if future is not None and not future.done():
             future.set_result(record)
-
-
-class ThreadSingleFlight(SingleFlight):
-    """The same for requests that run in threads: a duplicate waits in its own thread."""
-
-    async def wait(self, record_id: RecordId, seconds: float) -> Record | None:
-        """Wait for the leader to end and return its record, or None if it committed none."""
-        future = self._running.get(record_id)
-        if future is None:
-            if record_id not in self._running:
-                return None
-            future = self._running[record_id] = Future()
-        found: Future[Record | None] = future
-        return await run_in_request_thread(lambda: found.result(seconds))

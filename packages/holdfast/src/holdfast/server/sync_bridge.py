@@ -34,9 +34,9 @@ from holdfast.server.request_thread import (
     DirectThread,
     QueueThread,
     RequestThread,
-    request_thread,
     run_in_request_thread,
     serving_in,
+    serving_thread,
 )
 from holdfast.server.route_table import Match
 
@@ -100,7 +100,13 @@ class SyncExecution:
     def __init__(self, bridge: "Bridge", execution: Execution) -> None:
         self._bridge = bridge
         self._execution = execution
-        self.transaction = SyncTransaction(bridge, execution.statements)
+
+    @property
+    def transaction(self) -> Any:
+        """The transaction to write in: the app's own session, where the store has a sync one."""
+        if getattr(self._execution.unit, "is_sync", False):
+            return self._execution.transaction
+        return SyncTransaction(self._bridge, self._execution.statements)
 
     @property
     def request(self) -> GuardedRequest:
@@ -141,6 +147,12 @@ class Bridge:
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._starting = threading.Lock()
+        # Whether all the async code can run in the request's thread. Caches and limiters cannot.
+        self._is_direct = (
+            getattr(holdfast.store, "runs_in_request_thread", False)
+            and holdfast.idempotency.cache is None
+            and holdfast.limiter is None
+        )
         # Held for each step of the async code that runs in request threads.
         self._steps = threading.RLock()
         self._is_open = False
@@ -208,7 +220,7 @@ class Bridge:
         async def done() -> T:
             return await work
 
-        return request_thread().wait(done())
+        return serving_thread().wait(done())
 
     def enqueue(
         self, execution: Execution, job_type: str, payload: Any, options: dict[str, Any]
@@ -263,12 +275,12 @@ class Bridge:
     # -- threads ------------------------------------------------------------------------------
 
     def _new_thread(self) -> RequestThread:
-        if self.holdfast.runs_in_request_thread:
+        if self._is_direct:
             return DirectThread(self._steps)
         return QueueThread(self.loop)
 
     async def _ready(self) -> Idempotency:
-        if not self.holdfast.runs_in_request_thread:
+        if not self._is_direct:
             return await self.holdfast.ready()
         if not self._is_open or self._pid != os.getpid():
             await run_in_request_thread(self._open)

@@ -22,7 +22,7 @@ from holdfast.core.idempotency_record import Response
 from holdfast.errors import ResponseTooLargeError
 from holdfast.server.app import Holdfast
 from holdfast.server.route_table import SAFE_METHODS, Match
-from holdfast.server.sync_bridge import Bridge, SyncExecution, SyncRequest, SyncTransaction
+from holdfast.server.sync_bridge import Bridge, SyncExecution, SyncRequest
 
 __all__ = ["WsgiGuard", "parsed_form", "scope_of", "with_content_type"]
 
@@ -46,7 +46,7 @@ class WsgiGuard:
         return self._bridge.execution
 
     @property
-    def transaction(self) -> SyncTransaction:
+    def transaction(self) -> Any:
         """The transaction the guarded handler must write in. It commits with the response."""
         return self.execution.transaction
 
