@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import flask
 from flask import current_app, request
-from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from holdfast.core.idempotency_record import Response
 from holdfast.core.policy import Policy
@@ -199,6 +199,8 @@ def _response_of(
         result = view(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - raised again unless the app handles it
         result = current_app.handle_user_exception(error)
+        if isinstance(result, HTTPException):
+            result = result.get_response(request.environ)
     return current_app.make_response(result)
 
 
