@@ -152,22 +152,33 @@ def migrate(
     context: typer.Context,
     database: Database = _DATABASE,
     app: App = None,
+    services: Annotated[
+        bool,
+        typer.Option("--services", help="Also create the tables of installed services."),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Create or update the tables of a database, including those of installed services.
+    """Create or update Holdfast's tables in a database.
 
-    With --app only what the app uses: its store, its table names, its migrations. Migrations that
-    were applied before are skipped. A server also migrates its database when it starts.
+    Tables of services are updated in a database that has them. Migrations that were applied before
+    are skipped. A server and every app with Holdfast also migrate their database when they start.
+
+    With --app: what the app uses, under its table names. Otherwise the options table_prefix and
+    schema of the URL, or HOLDFAST_TABLE_PREFIX and HOLDFAST_TABLE_SCHEMA, say how the tables are
+    named.
 
     Examples:
+        holdfast migrate --app shop.main:holdfast
+
         holdfast migrate --database postgresql://me@localhost/shop
 
-        holdfast migrate --app shop.main:holdfast
+        holdfast migrate --database "postgresql://me@localhost/shop?schema=holdfast"
 
     """
     from holdfast.cli.database import migrate as run
 
-    run(choose_target(context, app=app, database=database), as_json=json)
+    target = choose_target(context, app=app, database=database)
+    run(target, with_services=services, as_json=json)
 
 
 def sweep(
