@@ -36,8 +36,8 @@ from holdfast.outbox import claims, enqueue, maintenance, queries, resolution
 from holdfast.outbox.claims import AttemptResult, RetryDelay
 from holdfast.outbox.clock import SystemDeviceClock, update_from_server
 from holdfast.outbox.database import AppConnection, Database, Driver, open_database, rekey
+from holdfast.outbox.enqueue import QueueQuota
 from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
-from holdfast.outbox.lanes import QueueQuota
 from holdfast.outbox.payload_migration import PayloadMigration, migrate_payloads
 from holdfast.outbox.profile import Profile, ProfileRegistry
 from holdfast.outbox.queries import Stats

@@ -15,7 +15,6 @@ from holdfast.outbox import (
     claims,
     database,
     enqueue,
-    lanes,
     maintenance,
     request_builder,
     sender,
@@ -32,14 +31,13 @@ from holdfast.outbox.transport import NoResponse
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 from holdfast_lab.simulation.determinism import SimulatedLeaseRenewer
 
-CLAIMS, CLASSIFY, DATABASE, ENQUEUE, LANES, MAINTENANCE, REQUESTS, SENDER, TRANSACTION = (
+CLAIMS, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, REQUESTS, SENDER, TRANSACTION = (
     untyped(module)
     for module in (
         claims,
         classify,
         database,
         enqueue,
-        lanes,
         maintenance,
         request_builder,
         sender,
@@ -170,7 +168,7 @@ def order_of_walk_ignored() -> list[Replacement]:
             return lane
         return None if draft.local_id is None else f"{draft.new.entity_type}/{draft.local_id}"
 
-    return [(LANES, "explicit_lane", explicit_lane)]
+    return [(ENQUEUE, "_explicit_lane", explicit_lane)]
 
 
 @bug
