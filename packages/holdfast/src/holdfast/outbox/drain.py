@@ -14,15 +14,15 @@ same order, and the server knows their keys.
 import logging
 from collections import deque
 from threading import Event as Flag
-from typing import Any, Final
+from threading import Thread
+from typing import Any, Final, Self
 
 from holdfast.clock import SystemClock
 from holdfast.core.outbox_entry import Claimed, Entry, Status
-from holdfast.errors import ClaimLostError
+from holdfast.errors import ClaimLostError, HoldfastError
 from holdfast.outbox.conflicts import Merge
 from holdfast.outbox.drain_state import DrainReport, DrainState, Ended
 from holdfast.outbox.events import Event, EventKind
-from holdfast.outbox.lease_renewer import LeaseRenewer
 from holdfast.outbox.outcome import Conflicted, Outcome, RetryLater, Succeeded, WrongOrder, record
 from holdfast.outbox.profile import unknown_profile
 from holdfast.outbox.queue import OutboxQueue
@@ -31,7 +31,7 @@ from holdfast.outbox.sender import AtSend, Retry, Sender
 from holdfast.outbox.transport import Transport
 from holdfast.ports import Clock, SyncFaultPoints
 
-__all__ = ["FAULT_POINTS", "Drain", "drain"]
+__all__ = ["FAULT_POINTS", "Drain", "LeaseRenewer", "drain"]
 
 _log = logging.getLogger(__name__)
 
@@ -130,6 +130,43 @@ class Drain:
             waits=max_seconds is not None if wait is None else wait,
         )
         return run.run()
+
+
+class LeaseRenewer:
+    """Renews the leases of the claims it holds, three times per lease, on a thread."""
+
+    def __init__(self, queue: OutboxQueue) -> None:
+        self._queue = queue
+        self._held: tuple[Claimed, ...] = ()
+        self._ended = Flag()
+        self._every_seconds = queue.settings.lease_seconds / 3
+        self._thread = Thread(target=self._run, name="outbox-lease", daemon=True)
+
+    def hold(self, claims: tuple[Claimed, ...]) -> None:
+        """Renew these claims from now on, and no others."""
+        self._held = claims
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_seconds):
+            self._renew_all()
+
+    def _renew_all(self) -> None:
+        for held in self._held:
+            try:
+                self._queue.renew(held)
+            except ClaimLostError:
+                # Its outcome was just recorded, or another process has it: recording finds out.
+                continue
+            except HoldfastError:
+                _log.warning("a lease could not be renewed", exc_info=True)
 
 
 class _Run:

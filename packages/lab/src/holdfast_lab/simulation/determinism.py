@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from holdfast import ids
 from holdfast.jobs.engines import relay
-from holdfast.outbox import drain, lease_renewer, schema
+from holdfast.outbox import drain, schema
 from holdfast.stores.migrations import load_migrations
 from holdfast.stores.sqlite import store
 
@@ -51,7 +51,7 @@ def deterministic(rng: random.Random) -> Iterator[None]:
         ids._entropy._turn_page()  # noqa: SLF001
 
 
-class SimulatedLeaseRenewer(lease_renewer.LeaseRenewer):
+class SimulatedLeaseRenewer(drain.LeaseRenewer):
     """Renews leases in virtual time, without a thread."""
 
     def __init__(self, queue: Any) -> None:
