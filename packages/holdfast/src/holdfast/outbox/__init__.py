@@ -43,8 +43,7 @@ from holdfast.outbox.profile import (
 )
 from holdfast.outbox.queries import Stats
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.request_builder import Token
-from holdfast.outbox.sender import AtSend
+from holdfast.outbox.sender import AtSend, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
 from holdfast.ports import SyncFaultPoints

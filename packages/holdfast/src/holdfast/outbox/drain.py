@@ -26,8 +26,7 @@ from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.outcome import Conflicted, Outcome, RetryLater, Succeeded, WrongOrder, record
 from holdfast.outbox.profile import unknown_profile
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.request_builder import Token
-from holdfast.outbox.sender import AtSend, Retry, Sender
+from holdfast.outbox.sender import AtSend, Retry, Sender, Token
 from holdfast.outbox.transport import Transport
 from holdfast.ports import Clock, SyncFaultPoints
 

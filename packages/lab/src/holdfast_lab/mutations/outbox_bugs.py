@@ -16,7 +16,6 @@ from holdfast.outbox import (
     database,
     enqueue,
     maintenance,
-    request_builder,
     sender,
     transaction,
 )
@@ -31,7 +30,7 @@ from holdfast.outbox.transport import NoResponse
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 from holdfast_lab.simulation.determinism import SimulatedLeaseRenewer
 
-CLAIMS, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, REQUESTS, SENDER, TRANSACTION = (
+CLAIMS, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, SENDER, TRANSACTION = (
     untyped(module)
     for module in (
         claims,
@@ -39,7 +38,6 @@ CLAIMS, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, REQUESTS, SENDER, TRANSACTION 
         database,
         enqueue,
         maintenance,
-        request_builder,
         sender,
         transaction,
     )
@@ -206,9 +204,7 @@ def retry_after_ignored() -> list[Replacement]:
 
 @bug
 def local_ids_not_resolved() -> list[Replacement]:
-    return [
-        (REQUESTS, "replace_in_path", lambda path, _ids: path.replace("{", "").replace("}", ""))
-    ]
+    return [(SENDER, "replace_in_path", lambda path, _ids: path.replace("{", "").replace("}", ""))]
 
 
 @bug
