@@ -29,8 +29,8 @@ from holdfast.outbox.database import AppConnection, Driver
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, EventKind, Listener
+from holdfast.outbox.maintenance import PayloadMigration, Rewrite
 from holdfast.outbox.outbox import AsyncOutbox, EventStream, Outbox
-from holdfast.outbox.payload_migration import PayloadMigration, Rewrite
 from holdfast.outbox.profile import (
     ChainAction,
     Drop,

@@ -38,7 +38,7 @@ from holdfast.outbox.clock import SystemDeviceClock, update_from_server
 from holdfast.outbox.database import AppConnection, Database, Driver, open_database, rekey
 from holdfast.outbox.enqueue import QueueQuota
 from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
-from holdfast.outbox.payload_migration import PayloadMigration, migrate_payloads
+from holdfast.outbox.maintenance import PayloadMigration, migrate_payloads
 from holdfast.outbox.profile import Profile, ProfileRegistry
 from holdfast.outbox.queries import Stats
 from holdfast.outbox.schema import prepare_schema
