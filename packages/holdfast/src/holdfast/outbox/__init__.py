@@ -41,8 +41,7 @@ from holdfast.outbox.profile import (
     Send,
     TimestampsInBody,
 )
-from holdfast.outbox.queries import Stats
-from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.queue import OutboxQueue, Stats
 from holdfast.outbox.sender import AtSend, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response, Transport

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.core.outbox_entry import (
+    OPEN,
     Attempt,
     Claimed,
     Entry,
@@ -31,8 +32,8 @@ from holdfast.core.outbox_entry import (
     Status,
 )
 from holdfast.core.retry import QUEUE, RetryPolicy
-from holdfast.errors import FileDamagedError, OutboxFileError, WrongPassphraseError
-from holdfast.outbox import claims, enqueue, maintenance, queries, resolution
+from holdfast.errors import FileDamagedError, OutboxFileError, UsageError, WrongPassphraseError
+from holdfast.outbox import claims, enqueue, maintenance, resolution
 from holdfast.outbox.claims import AttemptResult, RetryDelay
 from holdfast.outbox.clock import SystemDeviceClock, update_from_server
 from holdfast.outbox.database import AppConnection, Database, Driver, open_database, rekey
@@ -40,19 +41,40 @@ from holdfast.outbox.enqueue import QueueQuota
 from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
 from holdfast.outbox.maintenance import PayloadMigration, migrate_payloads
 from holdfast.outbox.profile import Profile, ProfileRegistry
-from holdfast.outbox.queries import Stats
 from holdfast.outbox.schema import prepare_schema
 from holdfast.outbox.settings import QueueSettings
-from holdfast.outbox.sql import attempt_of, created_by
+from holdfast.outbox.sql import COLUMNS, attempt_of, created_by, entry_of
 from holdfast.outbox.transaction import Transaction, Transactions
 from holdfast.outbox.validation import check_new
 from holdfast.ports import Clock, SyncFaultPoints
 
-__all__ = ["OutboxQueue"]
+__all__ = ["OutboxQueue", "Stats"]
 
 _PRUNE_INTERVAL_SECONDS: Final = 3600.0
 
 _log = logging.getLogger(__name__)
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a queue."""
+
+    # By status; every status is present.
+    counts: dict[Status, int]
+    # Pending entries that could be claimed now.
+    ready: int
+    # Pending entries that wait for their next attempt.
+    waiting: int
+    # Pending entries behind another one in their lane, or behind what they depend on.
+    blocked: int
+    # Seconds since the oldest pending entry was queued, as far as is certain.
+    oldest_pending_seconds: float | None
+    # Bytes of the file and its log.
+    file_bytes: int
+
+    @property
+    def unsent(self) -> int:
+        """Entries that are not settled."""
+        return sum(self.counts[status] for status in OPEN)
 
 
 class OutboxQueue:
@@ -613,10 +635,30 @@ class OutboxQueue:
 
         ``after`` is the id of the last entry of the page before.
         """
+        if limit < 1:
+            raise UsageError("limit must be at least 1")
+        conditions, params = ["1"], dict[str, Any](limit=limit)
+        if user_id is not None:
+            conditions.append("user_id = :user_id")
+            params["user_id"] = user_id
+        if status is not None:
+            wanted = [status] if isinstance(status, Status) else list(status)
+            names = [f":status_{number}" for number in range(len(wanted))]
+            conditions.append(f"status IN ({', '.join(names)})")
+            params |= {f"status_{number}": Status(name).value for number, name in enumerate(wanted)}
+        if entity_type is not None:
+            conditions.append("entity_type = :entity_type")
+            params["entity_type"] = entity_type
+        if after is not None:
+            conditions.append("rowid > (SELECT rowid FROM offline_sync_queue WHERE id = :after)")
+        sql = (
+            f"SELECT {', '.join(COLUMNS)} FROM offline_sync_queue"  # noqa: S608 - constants only
+            f" WHERE {' AND '.join(conditions)} ORDER BY rowid LIMIT :limit"
+        )
         with self._read() as tx:
-            return queries.list_entries(
-                tx, user_id, status=status, entity_type=entity_type, limit=limit, after=after
-            )
+            if after is not None:
+                params["after"] = tx.entry(after).id
+            return [entry_of(row) for row in tx.query(sql, params)]
 
     def next_eligible(self, user_id: str) -> Entry | None:
         """Return what ``claim`` would claim now."""
@@ -697,7 +739,26 @@ class OutboxQueue:
     def stats(self, user_id: str | None = None) -> Stats:
         """Count entries, of one user or of all."""
         with self._read() as tx:
-            return queries.count_entries(tx, user_id)
+            counts = dict.fromkeys(Status, 0)
+            users: set[str] = set()
+            for owner, status, count in tx.rows("counts", user_id=user_id):
+                counts[Status(status)] += count
+                users.add(owner)
+            ready = tx.rows("count_ready", user_id=user_id)[0][0]
+            in_back_off, due = tx.rows("count_waiting", user_id=user_id, ms=tx.ms)[0]
+            oldest = [
+                found[0][0]
+                for owner in users
+                if (found := tx.rows("oldest_unsent", user_id=owner))[0][0] is not None
+            ]
+            return Stats(
+                counts=counts,
+                ready=ready + due,
+                waiting=in_back_off - due,
+                blocked=counts[Status.PENDING] - ready - in_back_off,
+                oldest_pending_seconds=(tx.ms - min(oldest)) / 1000 if oldest else None,
+                file_bytes=tx.file_bytes(),
+            )
 
     # ------------------------------------------------------------------ maintenance
 
