@@ -24,7 +24,7 @@ from holdfast.errors import (
     UsageError,
     WrongPassphraseError,
 )
-from holdfast.outbox import OutboxQueue, QueueSettings, Status, schema
+from holdfast.outbox import OutboxQueue, QueueSettings, Status, database
 from packages.holdfast.tests.outbox.queue_harness import KEY, Lab, new
 
 NOBODY = 65534
@@ -209,9 +209,9 @@ def test_an_older_file_is_migrated_and_keeps_what_is_queued(
 ) -> None:
     entries = [lab.add(), lab.add()]
     lab.send()
-    steps = schema.load_steps()
+    steps = database.load_steps()
     newer = [*steps, (steps[-1][0] + 1, "ALTER TABLE offline_sync_queue ADD COLUMN colour TEXT;\n")]
-    monkeypatch.setattr(schema, "load_steps", lambda: newer)
+    monkeypatch.setattr(database, "load_steps", lambda: newer)
     queue = lab.reopen()
     assert [entry.id for entry in queue.entries()] == [entry.id for entry in entries]
     with queue.transaction() as connection:
@@ -221,7 +221,7 @@ def test_an_older_file_is_migrated_and_keeps_what_is_queued(
         ]
     assert lab.claim().entry.id == entries[1].id
     # And the version before refuses it from now on.
-    monkeypatch.setattr(schema, "load_steps", lambda: steps)
+    monkeypatch.setattr(database, "load_steps", lambda: steps)
     with pytest.raises(NewerFileError):
         lab.reopen()
 
@@ -250,9 +250,9 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = lab.add()
-    steps = schema.load_steps()
+    steps = database.load_steps()
     broken = "ALTER TABLE users ADD COLUMN colour TEXT;\nALTER TABLE nothing ADD COLUMN x;\n"
-    monkeypatch.setattr(schema, "load_steps", lambda: [*steps, (steps[-1][0] + 1, broken)])
+    monkeypatch.setattr(database, "load_steps", lambda: [*steps, (steps[-1][0] + 1, broken)])
     lab.queue.close()
     with pytest.raises(OutboxFileError):
         lab.open()
@@ -265,7 +265,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
 
 
 def test_migrations_are_numbered_without_gaps() -> None:
-    numbers = [number for number, _ in schema.load_steps()]
+    numbers = [number for number, _ in database.load_steps()]
     assert numbers == list(range(1, len(numbers) + 1))
 
 

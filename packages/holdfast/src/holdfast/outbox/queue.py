@@ -36,12 +36,18 @@ from holdfast.errors import FileDamagedError, OutboxFileError, UsageError, Wrong
 from holdfast.outbox import claims, enqueue, maintenance, resolution
 from holdfast.outbox.claims import AttemptResult, RetryDelay
 from holdfast.outbox.clock import SystemDeviceClock, update_from_server
-from holdfast.outbox.database import AppConnection, Database, Driver, open_database, rekey
+from holdfast.outbox.database import (
+    AppConnection,
+    Database,
+    Driver,
+    open_database,
+    prepare_schema,
+    rekey,
+)
 from holdfast.outbox.enqueue import QueueQuota
 from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
 from holdfast.outbox.maintenance import PayloadMigration, migrate_payloads
 from holdfast.outbox.profile import Profile, ProfileRegistry
-from holdfast.outbox.schema import prepare_schema
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.sql import COLUMNS, attempt_of, created_by, entry_of
 from holdfast.outbox.transaction import Transaction, Transactions
