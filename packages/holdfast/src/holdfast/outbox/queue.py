@@ -9,13 +9,12 @@ One queue object may be used from several threads; several processes may each op
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from random import random
 from time import monotonic
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -50,7 +49,7 @@ from holdfast.outbox.maintenance import PayloadMigration, migrate_payloads
 from holdfast.outbox.profile import Profile, ProfileRegistry
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.sql import COLUMNS, attempt_of, created_by, entry_of
-from holdfast.outbox.transaction import Transaction, Transactions
+from holdfast.outbox.transaction import Transactions
 from holdfast.outbox.validation import check_new
 from holdfast.ports import Clock, SyncFaultPoints
 
@@ -108,6 +107,8 @@ class OutboxQueue:
         self.settings = settings
         self.profiles = profiles
         self._transactions = Transactions(database, clock, events, profiles, fault_points)
+        self._read = self._transactions.read
+        self._write = self._transactions.write
         self._events = events
         self._chance = chance
         self._worker = worker
@@ -205,26 +206,12 @@ class OutboxQueue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _write(
-        self, operation: str, connection: AppConnection | None = None
-    ) -> AbstractContextManager[Transaction]:
-        return self._transactions.write(operation, connection)
-
-    def _read(self) -> AbstractContextManager[Transaction]:
-        return self._transactions.read()
 
     # ------------------------------------------------------------------ transactions and events
 
-    @contextmanager
-    def transaction(self, *, savepoints: bool = True) -> Iterator[AppConnection]:
+    def transaction(self, *, savepoints: bool = True) -> AbstractContextManager[AppConnection]:
         """Make everything inside one commit: all of it or nothing.
 
         Two uses. The app writes its own rows in the same file, on the connection it is given, and
@@ -237,8 +224,7 @@ class OutboxQueue:
 
         Events are delivered after the commit.
         """
-        with self._transactions.group(savepoints=savepoints) as connection:
-            yield connection
+        return self._transactions.group(savepoints=savepoints)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` with every event from now on; returns a function that unsubscribes it.

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from threading import RLock, get_ident
-from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -33,6 +32,8 @@ from holdfast.outbox.sql import entry_of, instant, statement
 from holdfast.ports import Clock, SyncFaultPoints
 
 __all__ = ["Transaction", "Transactions"]
+
+_CLOSED: Final = "the outbox is closed"
 
 
 class Transaction:
@@ -232,7 +233,7 @@ class Transactions:
 
     @contextmanager
     def _write_in_group(self, operation: str) -> Iterator[Transaction]:
-        with self._locked(), self._undoable() as tx:
+        with self._undoable() as tx:
             yield tx
             self._reach(f"{operation}.before_commit")
 
@@ -245,7 +246,7 @@ class Transactions:
         if self.in_group():
             outside, self._savepoints = self._savepoints, True
             try:
-                with self._locked(), self._undoable():
+                with self._undoable():
                     self._savepoints = savepoints
                     yield self._database.connection
             finally:
@@ -263,7 +264,11 @@ class Transactions:
 
     @contextmanager
     def _undoable(self) -> Iterator[Transaction]:
-        """Yield the group's transaction; work and events of the block are undone if it raises."""
+        """Yield the group's transaction; work and events of the block are undone if it raises.
+
+        This thread has the lock already: the group holds it.
+        """
+        self._check_usable()
         tx = self._group
         assert tx is not None  # noqa: S101 - called inside a group only
         if not self._savepoints:
@@ -357,12 +362,17 @@ class Transactions:
             self._lock.release()
 
     def _acquire(self) -> None:
+        self._check_usable()
+        self._lock.acquire()
+        if self._closed:  # while this thread waited
+            self._lock.release()
+            raise UsageError(_CLOSED)
+
+    def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise UsageError("an outbox cannot be used across fork(): open it in each process")
-        self._lock.acquire()
         if self._closed:
-            self._lock.release()
-            raise UsageError("the outbox is closed")
+            raise UsageError(_CLOSED)
 
     def _transaction(self, database: Database) -> Transaction:
         return Transaction(
@@ -387,12 +397,7 @@ class _Write:
         self._tx = self._owner.begin()
         return self._tx
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._owner.end(self._operation, self._tx, undo=error is not None)
 
 
