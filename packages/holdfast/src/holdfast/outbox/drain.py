@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from threading import Event as Flag
 from threading import Thread
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from holdfast.clock import SystemClock
 from holdfast.core.outbox_entry import Claimed, Entry, Status
@@ -30,7 +30,7 @@ from holdfast.outbox.sender import AtSend, Retry, Sender, Token
 from holdfast.outbox.transport import Transport
 from holdfast.ports import Clock, SyncFaultPoints
 
-__all__ = ["FAULT_POINTS", "Drain", "LeaseRenewer", "drain"]
+__all__ = ["FAULT_POINTS", "Drain", "LeaseRenewer"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,22 +45,6 @@ _MAX_CLAIMS: Final = 64
 
 _POLL_SECONDS: Final = 0.5
 """How often to check whether another process has ended its claims."""
-
-
-def drain(
-    queue: OutboxQueue,
-    user_id: str,
-    transport: Transport,
-    token: Token = None,
-    *,
-    max_seconds: float | None = None,
-    wait: bool | None = None,
-    stop: Flag | None = None,
-    **options: Any,
-) -> DrainReport:
-    """Send what a user's queue holds. ``options`` are those of ``Drain``; see ``Drain.run``."""
-    worker = Drain(queue, transport, token, **options)
-    return worker.run(user_id, max_seconds=max_seconds, wait=wait, stop=stop)
 
 
 class Drain:
