@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -21,7 +22,6 @@ from holdfast.outbox.transaction import Transaction
 __all__ = [
     "AttemptResult",
     "RetryDelay",
-    "claim",
     "claim_some",
     "conflict",
     "expire",
@@ -74,16 +74,6 @@ class RetryDelay(NamedTuple):
 # -- claiming -------------------------------------------------------------------------------------
 
 
-def claim(tx: Transaction, user_id: str, *, lease_seconds: float, worker: str) -> Claimed | None:
-    """Claim the next entry of a user."""
-    tx.rows("promote_due", user_id=user_id, ms=tx.ms)
-    entry = tx.one("claim", user_id=user_id, **_claim_columns(tx, lease_seconds, worker))
-    if entry is None:
-        return None
-    tx.emit(EventKind.CLAIMED, entry)
-    return Claimed(entry, entry.claim_number, lease_seconds)
-
-
 def claim_some(
     tx: Transaction,
     user_id: str,
@@ -99,7 +89,12 @@ def claim_some(
     far as only the one before blocks them.
     """
     tx.rows("promote_due", user_id=user_id, ms=tx.ms)
-    columns = _claim_columns(tx, lease_seconds, worker)
+    columns = {
+        "claimed_by": worker,
+        "now": tx.now_text,
+        "ms": tx.ms,
+        "lease_ms": tx.ms + int(lease_seconds * 1000),
+    }
     skip = msgspec.json.encode(sorted(skip_profiles)).decode()
     heads = tx.entries("claim_some", user_id=user_id, limit=limit, skip=skip, **columns)
     behind: dict[str, deque[Entry]] = {}
@@ -108,22 +103,13 @@ def claim_some(
         ids = _sendable_behind(tx, head, left, skip) if left > 0 else []
         if ids:
             followers = tx.entries("claim_behind", ids=msgspec.json.encode(ids).decode(), **columns)
-            followers.sort(key=_sequence_number)
+            followers.sort(key=attrgetter("sequence_number"))
             behind[str(head.lane)] = deque(followers)
             left -= len(followers)
     entries = _in_send_order(heads, behind)
     for entry in entries:
         tx.emit(EventKind.CLAIMED, entry)
     return [Claimed(entry, entry.claim_number, lease_seconds) for entry in entries]
-
-
-def _claim_columns(tx: Transaction, lease_seconds: float, worker: str) -> dict[str, Any]:
-    return {
-        "claimed_by": worker,
-        "now": tx.now_text,
-        "ms": tx.ms,
-        "lease_ms": tx.ms + int(lease_seconds * 1000),
-    }
 
 
 def _sendable_behind(tx: Transaction, head: Entry, limit: int, skip: str) -> list[str]:
@@ -153,10 +139,6 @@ def _in_send_order(heads: list[Entry], behind: dict[str, deque[Entry]]) -> list[
             follower = followers.popleft()
             heappush(waiting, (-follower.priority, follower.sequence_number, follower))
     return order
-
-
-def _sequence_number(entry: Entry) -> int:
-    return entry.sequence_number
 
 
 def renew(tx: Transaction, claimed: Claimed) -> None:

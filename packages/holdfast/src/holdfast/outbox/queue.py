@@ -324,13 +324,8 @@ class OutboxQueue:
         The claim holds until the lease expires (2 minutes by default); ``renew`` restarts it.
         ``attempt_count`` of the returned entry counts this send.
         """
-        with self._write("claim") as tx:
-            return claims.claim(
-                tx,
-                user_id,
-                lease_seconds=lease_seconds or self.settings.lease_seconds,
-                worker=self._worker,
-            )
+        claimed = self.claim_some(user_id, 1, lease_seconds=lease_seconds)
+        return claimed[0] if claimed else None
 
     def claim_some(
         self,

@@ -173,7 +173,7 @@ def order_of_walk_ignored() -> list[Replacement]:
 def newest_first() -> list[Replacement]:
     backwards = ("ORDER BY priority DESC, sequence_number", "ORDER BY sequence_number DESC")
     last = ("ORDER BY sequence_number LIMIT 1", "ORDER BY sequence_number DESC LIMIT 1")
-    return _sql({"claim": backwards, "claim_some": backwards, "pass_turn": last})
+    return _sql({"claim_some": backwards, "pass_turn": last})
 
 
 @bug
