@@ -29,7 +29,7 @@ from holdfast.outbox.database import AppConnection, Driver
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, EventKind, Listener
-from holdfast.outbox.maintenance import PayloadMigration, Rewrite
+from holdfast.outbox.maintenance import PayloadMigration
 from holdfast.outbox.outbox import AsyncOutbox, EventStream, Outbox
 from holdfast.outbox.profile import (
     ChainAction,
@@ -42,6 +42,7 @@ from holdfast.outbox.profile import (
     TimestampsInBody,
 )
 from holdfast.outbox.queue import OutboxQueue, Stats
+from holdfast.outbox.resolution import Rewrite
 from holdfast.outbox.sender import AtSend, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response, Transport

@@ -57,7 +57,7 @@ class QueueQuota:
 
     def check(self, tx: Transaction, user_id: str, last: int) -> None:
         """Raise ``QueueFullError`` if the user cannot add an entry after number ``last``."""
-        if last < self._limits.get(user_id, self._max):
+        if self.is_certain(user_id, last):
             return
         entries = tx.rows("count_open", user_id=user_id)[0][0]
         if entries >= self._max:

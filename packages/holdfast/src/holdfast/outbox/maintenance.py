@@ -1,33 +1,28 @@
 """Maintenance of the queue: server time, expiry, pruning, purging, files of earlier versions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
-
-import msgspec
-from msgspec import UNSET, UnsetType
+from typing import Final
 
 from holdfast.core.outbox_entry import DEFAULT_PROFILE_NAME, Entry, Reason, Status
 from holdfast.errors import EntryInvalidError, UnsentEntriesError
 from holdfast.ids import new_uuid4
 from holdfast.outbox.clock import update_from_server
-from holdfast.outbox.dependencies import park_dependents
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.profile import FORMER_DEFAULT_NAME
-from holdfast.outbox.resolution import settle_unclaimed
+from holdfast.outbox.resolution import Rewrite, park, settle_unclaimed
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.sql import json_text
 from holdfast.outbox.transaction import Transaction
-from holdfast.outbox.validation import Request, check_request
+from holdfast.outbox.validation import Request
 
 __all__ = [
     "KEY_EXPIRED",
     "PRUNE_BATCH",
     "PayloadMigration",
     "PrunePosition",
-    "Rewrite",
     "adopt_default_profile",
     "expire_stale",
     "key_expired",
@@ -225,14 +220,6 @@ def adopt_default_profile(tx: Transaction) -> None:
     tx.rows("former_default_checked")
 
 
-class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
-    """The new request of an entry. What is left out stays."""
-
-    payload: Any = UNSET
-    endpoint: str | UnsetType = UNSET
-    headers: Mapping[str, str] | UnsetType = UNSET
-
-
 @dataclass(frozen=True, slots=True)
 class PayloadMigration:
     """The app's format, and a function that migrates an older entry to it.
@@ -273,22 +260,23 @@ def migrate_payloads(
     return count
 
 
+def _migrated_request(tx: Transaction, entry: Entry, migration: PayloadMigration) -> Request:
+    request = migration.migrate(entry).applied_to(tx, entry, migration.max_payload_bytes)
+    if request.refers_to.placeholders - set(entry.local_refs):
+        raise EntryInvalidError(
+            "dependency_ids_must_exist_in_queue",
+            "a migrated payload cannot refer to other local ids than before",
+        )
+    return request
+
+
 def _migrate(tx: Transaction, entry: Entry, migration: PayloadMigration) -> None:
     try:
-        rewrite = migration.migrate(entry)
-        payload = rewrite.payload
-        if payload is UNSET:
-            payload = None if entry.payload is None else entry.payload.encode()
-        request = check_request(
-            tx.profiles.get(entry.profile),
-            entry.endpoint if rewrite.endpoint is UNSET else rewrite.endpoint,
-            payload,
-            entry.headers if rewrite.headers is UNSET else rewrite.headers,
-            migration.max_payload_bytes,
-        )
-        _check_references(request, entry)
+        request = _migrated_request(tx, entry, migration)
     except Exception as error:  # noqa: BLE001 - the app's own code may raise anything
-        _park(tx, entry, f"{type(error).__name__}: {error}")
+        if entry.status is Status.PENDING:
+            why = f"{type(error).__name__}: {error}"
+            park(tx, entry.id, reason=Reason.MIGRATION, error=why)
         return
     tx.rows(
         "migrated_payload",
@@ -300,18 +288,3 @@ def _migrate(tx: Transaction, entry: Entry, migration: PayloadMigration) -> None
         local_refs=json_text(entry.local_refs),
         version=migration.version,
     )
-
-
-def _check_references(request: Request, entry: Entry) -> None:
-    if request.refers_to.placeholders - set(entry.local_refs):
-        raise EntryInvalidError(
-            "dependency_ids_must_exist_in_queue",
-            "a migrated payload cannot refer to other local ids than before",
-        )
-
-
-def _park(tx: Transaction, entry: Entry, error: str) -> None:
-    if entry.status is Status.PENDING:
-        parked = tx.changed("park", id=entry.id, reason=Reason.MIGRATION.value, error=error)
-        tx.emit(EventKind.FAILED, parked)
-        park_dependents(tx, parked)

@@ -47,6 +47,7 @@ from holdfast.outbox.enqueue import QueueQuota
 from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
 from holdfast.outbox.maintenance import PayloadMigration, migrate_payloads
 from holdfast.outbox.profile import Profile, ProfileRegistry
+from holdfast.outbox.resolution import Rewrite
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.sql import COLUMNS, attempt_of, created_by, entry_of
 from holdfast.outbox.transaction import Transactions
@@ -525,9 +526,9 @@ class OutboxQueue:
         with a new key, with the server's side as its base. Both may come with new ``headers``,
         for example another ``If-Match``. Raises ``TransitionError`` unless it is in ``conflict``.
         """
-        changes = resolution.Changes(payload, headers)
+        rewrite = Rewrite(payload=payload, headers=headers)
         with self._write("resolve") as tx:
-            return resolution.resolve(tx, entry_id, how, changes, self.settings)
+            return resolution.resolve(tx, entry_id, how, rewrite, self.settings)
 
     def edit_payload(
         self,
@@ -546,9 +547,11 @@ class OutboxQueue:
         ``EntryInvalidError``, and ``OutcomeUnknownError`` if it was sent without a conclusive
         response (with ``force`` it is edited anyway, and may then happen twice).
         """
-        changes = resolution.Changes(payload, headers, endpoint, depends_on)
+        rewrite = Rewrite(payload=payload, endpoint=endpoint, headers=headers)
         with self._write("edit_payload") as tx:
-            return resolution.edit(tx, entry_id, changes, self.settings, force=force)
+            return resolution.edit(
+                tx, entry_id, rewrite, self.settings, depends_on=depends_on, force=force
+            )
 
     def retry(self, entry_id: str) -> Entry:
         """Send a failed entry again: same key, all its attempts, and its dependents revived.

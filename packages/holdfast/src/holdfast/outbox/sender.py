@@ -184,10 +184,10 @@ class Sender:
             raise
         self.reach("drain.after_send")
         state.report.sent += 1
-        if queue.has_listeners:
-            self._emit_sent(entry, response)
         if isinstance(response, NoResponse):
+            self._emit(EventKind.SENT, entry, response.reason)
             return self._no_response(entry, state, response)
+        self._emit(EventKind.SENT, entry, str(response.status))
         self._learn_time(response, state)
         try:
             return self._outcome(entry, state, response, token)
@@ -466,14 +466,9 @@ class Sender:
         if now.tzinfo is not None and self._queue.learn_server_time(now):
             state.note_missed_time()
 
-    def _emit_sent(self, entry: Entry, response: Response | NoResponse) -> None:
-        if isinstance(response, NoResponse):
-            self._emit(EventKind.SENT, entry, response.reason)
-        else:
-            self._emit(EventKind.SENT, entry, str(response.status))
-
     def _emit(self, kind: EventKind, entry: Entry, detail: str) -> None:
-        self._queue.emit(event_about(kind, entry, self._clock.now(), detail=detail))
+        if self._queue.has_listeners:
+            self._queue.emit(event_about(kind, entry, self._clock.now(), detail=detail))
 
 
 # -- requests --------------------------------------------------------------------------------------
