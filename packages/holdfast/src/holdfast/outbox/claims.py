@@ -21,7 +21,6 @@ from holdfast.outbox.transaction import Transaction
 
 __all__ = [
     "AttemptResult",
-    "RetryDelay",
     "claim_some",
     "conflict",
     "expire",
@@ -48,27 +47,6 @@ class AttemptResult(NamedTuple):
     code: str | None = None
     request_id: str | None = None
     error: str | None = None
-
-
-class RetryDelay(NamedTuple):
-    """How long to wait before the next attempt, and whether there is one."""
-
-    delay_seconds: float | None
-    retry_after_seconds: float | None
-    policy: RetryPolicy
-    random: float
-    give_up: bool
-
-    def seconds(self, attempt: int) -> float:
-        """Return the delay after this many attempts."""
-        floor = self.retry_after_seconds
-        if self.delay_seconds is None:
-            delay = self.policy.delay_seconds(
-                max(attempt, 1), random=self.random, retry_after_seconds=floor
-            )
-        else:
-            delay = max(self.delay_seconds, floor or 0.0)
-        return min(delay, _MAX_DELAY_SECONDS)
 
 
 # -- claiming -------------------------------------------------------------------------------------
@@ -193,17 +171,25 @@ def retry_later(
     tx: Transaction,
     claimed: Claimed,
     result: AttemptResult,
-    delay: RetryDelay,
     *,
+    policy: RetryPolicy,
+    random: float,
+    give_up: bool,
     outcome_unknown: bool,
+    delay_seconds: float | None,
+    retry_after_seconds: float | None,
 ) -> Entry:
     """Return the entry to the queue with a delay, or fail it after its last attempt."""
     attempt = claimed.entry.attempt_count
-    if delay.give_up and delay.policy.gives_up_after(
-        attempt, max_attempts=claimed.entry.max_attempts
-    ):
+    if give_up and policy.gives_up_after(attempt, max_attempts=claimed.entry.max_attempts):
         return fail(tx, claimed, result, reason=Reason.ATTEMPTS, outcome_unknown=outcome_unknown)
-    seconds = delay.seconds(attempt)
+    if delay_seconds is None:
+        seconds = policy.delay_seconds(
+            max(attempt, 1), random=random, retry_after_seconds=retry_after_seconds
+        )
+    else:
+        seconds = max(delay_seconds, retry_after_seconds or 0.0)
+    seconds = min(seconds, _MAX_DELAY_SECONDS)
     entry = _end_claim(
         tx,
         claimed,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from holdfast.core.outbox_entry import DEFAULT_PROFILE_NAME, Entry, Reason, Status
 from holdfast.errors import EntryInvalidError, UnsentEntriesError
@@ -22,7 +22,6 @@ __all__ = [
     "KEY_EXPIRED",
     "PRUNE_BATCH",
     "PayloadMigration",
-    "PrunePosition",
     "adopt_default_profile",
     "expire_stale",
     "key_expired",
@@ -33,6 +32,9 @@ __all__ = [
     "prune",
     "purge_user",
 ]
+
+Write = Callable[[str], AbstractContextManager[Transaction]]
+"""Begins a transaction of its own for the named operation."""
 
 PRUNE_BATCH: Final = 500
 """Entries removed per commit, so that each takes milliseconds."""
@@ -103,12 +105,9 @@ def expire_stale(tx: Transaction, user_id: str, cap: timedelta) -> list[Entry]:
             entry = tx.entry(entry_id)
             if entry.status is not Status.PENDING:  # parked when an earlier one expired
                 continue
-            if not outcome_unknown:
-                expired.append(settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, None))
-            elif _key_expired(tx, entry, maybe_since_ms):
-                expired.append(
-                    settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, KEY_EXPIRED)
-                )
+            if not outcome_unknown or _key_expired(tx, entry, maybe_since_ms):
+                error = KEY_EXPIRED if outcome_unknown else None
+                expired.append(settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, error))
         if len(page) < _PAGE:
             return expired
 
@@ -132,40 +131,35 @@ def learn_server_time(tx: Transaction, server_now: datetime) -> bool:
 # -- removal --------------------------------------------------------------------------------------
 
 
-class PrunePosition:
-    """How far a pruning has got, so that no batch reads the same rows again."""
+def prune(write: Write, settings: QueueSettings, limit: int | None) -> int:
+    """Remove entries that were settled long enough ago, in small transactions."""
+    removed = 0
+    for status in _PRUNED:
+        after, has_more = 0, True
+        while has_more and (limit is None or removed < limit):
+            size = PRUNE_BATCH if limit is None else min(PRUNE_BATCH, limit - removed)
+            with write("prune") as tx:
+                page = _prune_page(tx, settings, status, after, size)
+            removed += len(page)
+            has_more = len(page) == size
+            after = page[-1][0] if page else after
+    return removed
 
-    def __init__(self) -> None:
-        self.statuses = list(_PRUNED)
-        self.after = 0
 
-    @property
-    def done(self) -> bool:
-        """Whether all rows were read."""
-        return not self.statuses
-
-
-def prune(tx: Transaction, settings: QueueSettings, position: PrunePosition, size: int) -> int:
-    """Remove up to ``size`` entries that were settled long enough ago, and move the position."""
-    status = position.statuses[0]
+def _prune_page(
+    tx: Transaction, settings: QueueSettings, status: Status, after: int, size: int
+) -> list[Any]:
+    before_ms = tx.ms - int(_kept_for(settings, status).total_seconds() * 1000)
     page = tx.rows(
-        "prunable",
-        status=status.value,
-        after=position.after,
-        settled_before=tx.ms - int(_kept_for(settings, status).total_seconds() * 1000),
-        limit=size,
+        "prunable", status=status.value, after=after, settled_before=before_ms, limit=size
     )
-    for rowid, entry_id, user_id, sequence_number in page:
+    for _, entry_id, user_id, sequence_number in page:
         tx.rows("raise_floor", user_id=user_id, sequence_number=sequence_number)
         tx.rows("forget_awaited", id=entry_id)
         tx.rows("remove", id=entry_id)
-        position.after = rowid
-    if len(page) < size:
-        position.statuses.pop(0)
-        position.after = 0
     if page:
         tx.events.append(Event(kind=EventKind.PRUNED, at=tx.now, count=len(page)))
-    return len(page)
+    return page
 
 
 def may_prune(tx: Transaction, settings: QueueSettings) -> bool:
@@ -238,9 +232,7 @@ class PayloadMigration:
     max_payload_bytes: int = 1_048_576
 
 
-def migrate_payloads(
-    write: Callable[[str], AbstractContextManager[Transaction]], migration: PayloadMigration
-) -> int:
+def migrate_payloads(write: Write, migration: PayloadMigration) -> int:
     """Migrate all older entries; returns how many were read.
 
     Works in small transactions, and continues where it was interrupted.

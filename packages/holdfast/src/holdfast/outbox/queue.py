@@ -33,7 +33,7 @@ from holdfast.core.outbox_entry import (
 from holdfast.core.retry import QUEUE, RetryPolicy
 from holdfast.errors import FileDamagedError, OutboxFileError, UsageError, WrongPassphraseError
 from holdfast.outbox import claims, enqueue, maintenance, resolution
-from holdfast.outbox.claims import AttemptResult, RetryDelay
+from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.clock import SystemDeviceClock, update_from_server
 from holdfast.outbox.database import (
     AppConnection,
@@ -407,10 +407,12 @@ class OutboxQueue:
                 tx,
                 claimed,
                 AttemptResult(http_status, code, request_id, error),
-                RetryDelay(
-                    delay_seconds, retry_after_seconds, policy, self._chance(), give_up=give_up
-                ),
+                policy=policy,
+                random=self._chance(),
+                give_up=give_up,
                 outcome_unknown=outcome_unknown,
+                delay_seconds=delay_seconds,
+                retry_after_seconds=retry_after_seconds,
             )
 
     def release(
@@ -796,14 +798,7 @@ class OutboxQueue:
         Mappings stay. Works in small transactions; ``limit`` bounds how many entries are removed.
         Returns how many were.
         """
-        removed = 0
-        batch = maintenance.PRUNE_BATCH
-        position = maintenance.PrunePosition()
-        while not position.done and (limit is None or removed < limit):
-            size = batch if limit is None else min(batch, limit - removed)
-            with self._write("prune") as tx:
-                removed += maintenance.prune(tx, self.settings, position, size)
-        return removed
+        return maintenance.prune(self._write, self.settings, limit)
 
     def prune_if_due(self) -> bool:
         """Prune a batch if the last check was an hour ago; returns whether there is more to prune.
