@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote
@@ -39,9 +40,7 @@ __all__ = [
     "AppConnection",
     "Database",
     "Driver",
-    "load_steps",
     "open_database",
-    "prepare_schema",
     "rekey",
 ]
 
@@ -190,8 +189,32 @@ def open_database(
     driver: Driver,
     vfs: str | None,
     busy_seconds: float,
+    create: bool,
 ) -> Database:
-    """Open or create the file; see ``OutboxQueue.open``."""
+    """Open or create the file, and bring its schema up to date; see ``OutboxQueue.open``."""
+    is_new = not path.exists() or path.stat().st_size == 0
+    if is_new and not create:
+        raise OutboxFileError(f"there is no outbox in {path}")
+    opened = partial(_open, path, passphrase, driver, vfs, busy_seconds, create=create)
+    try:
+        return opened()
+    except (WrongPassphraseError, FileDamagedError):
+        if not is_new or passphrase is None:
+            raise
+        # Another process has created the file meanwhile, with another salt. The key that was
+        # derived with ours does not fit it.
+        return opened()
+
+
+def _open(
+    path: Path,
+    passphrase: str | bytes | None,
+    driver: Driver,
+    vfs: str | None,
+    busy_seconds: float,
+    *,
+    create: bool,
+) -> Database:
     chosen = driver
     if chosen == "auto":
         chosen = "sqlite3" if passphrase is None else "apsw"
@@ -210,6 +233,7 @@ def open_database(
         if key is not None:
             give_key(database, key)
         _check_readable(database, key)
+        _prepare_schema(database, busy_seconds=busy_seconds, create=create)
     except BaseException:
         database.close()
         raise
@@ -360,20 +384,14 @@ def key_text(passphrase: str | bytes) -> str:
 # -- the schema ------------------------------------------------------------------------------------
 
 
-def load_steps() -> list[tuple[int, str]]:
-    """Return number and script of each migration, sorted."""
-    migrations = load_migrations(_NAMESPACE, "holdfast.outbox.migrations")
-    return [(migration.number, migration.sql) for migration in migrations]
-
-
-def prepare_schema(database: Database, *, busy_seconds: float, create: bool = True) -> None:
+def _prepare_schema(database: Database, *, busy_seconds: float, create: bool) -> None:
     """Create the tables or bring them up to date; safe if several processes open the file.
 
     With ``create``, a file without an outbox gets one. Raises ``NewerFileError`` for a file of a
     newer version and ``OutboxFileError`` for one that cannot hold an outbox.
     """
     database.configure()
-    migrations = [Migration(_NAMESPACE, number, "", sql) for number, sql in load_steps()]
+    migrations = load_migrations(_NAMESPACE, "holdfast.outbox.migrations")
     newest = migrations[-1].number
     _check_file(database, newest=newest, create=create)
     if not database.switch_to_wal(busy_seconds):

@@ -31,7 +31,7 @@ from holdfast.core.outbox_entry import (
     Status,
 )
 from holdfast.core.retry import QUEUE, RetryPolicy
-from holdfast.errors import FileDamagedError, OutboxFileError, UsageError, WrongPassphraseError
+from holdfast.errors import OutboxFileError, UsageError
 from holdfast.outbox import claims, enqueue, maintenance, resolution
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.clock import SystemDeviceClock, update_from_server
@@ -40,7 +40,6 @@ from holdfast.outbox.database import (
     Database,
     Driver,
     open_database,
-    prepare_schema,
     rekey,
 )
 from holdfast.outbox.enqueue import QueueQuota
@@ -152,33 +151,14 @@ class OutboxQueue:
         ``FileReadOnlyError``, ``DiskFullError`` or ``FileBusyError``, and leaves the file as it is.
         """
         chosen = settings or QueueSettings()
-
-        def prepared() -> Database:
-            database = open_database(
-                Path(path),
-                passphrase=passphrase,
-                driver=driver,
-                vfs=vfs,
-                busy_seconds=chosen.busy_seconds,
-            )
-            try:
-                prepare_schema(database, busy_seconds=chosen.busy_seconds, create=create)
-            except BaseException:
-                database.close()
-                raise
-            return database
-
-        is_new = not Path(path).exists() or Path(path).stat().st_size == 0
-        if is_new and not create:
-            raise OutboxFileError(f"there is no outbox in {path}")
-        try:
-            database = prepared()
-        except (WrongPassphraseError, FileDamagedError):
-            if not is_new or passphrase is None:
-                raise
-            # Another process has created the file meanwhile, with another salt. The key that was
-            # derived with ours does not fit it.
-            database = prepared()
+        database = open_database(
+            Path(path),
+            passphrase=passphrase,
+            driver=driver,
+            vfs=vfs,
+            busy_seconds=chosen.busy_seconds,
+            create=create,
+        )
         try:
             queue = cls(
                 database,

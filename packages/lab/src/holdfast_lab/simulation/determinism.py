@@ -20,7 +20,6 @@ from holdfast.stores.sqlite import store
 __all__ = ["SimulatedLeaseRenewer", "deterministic"]
 
 _RELAY_POLL_SECONDS: Final = 20.0
-_load_steps: Final = cache(database.load_steps)
 _load_migrations: Final = cache(load_migrations)
 
 
@@ -33,7 +32,7 @@ def deterministic(rng: random.Random) -> Iterator[None]:
         # Polling every virtual second would be slow and find nothing.
         (relay, "_LOOK_SECONDS", _RELAY_POLL_SECONDS),
         # Read once: a restarted process would read the same files.
-        (database, "load_steps", _load_steps),
+        (database, "load_migrations", _load_migrations),
         (store, "load_migrations", _load_migrations),
     )
     before = [getattr(module, name) for module, name, _ in replacements]
