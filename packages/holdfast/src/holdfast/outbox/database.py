@@ -311,7 +311,7 @@ def connect(location: Path | str, driver: str, vfs: str | None, busy_seconds: fl
         apsw: Any = importlib.import_module("apsw")
     except ImportError:
         raise ConfigurationError(
-            "an encrypted outbox needs the device extra: pip install 'holdfast[device]'"
+            "an encrypted outbox needs the outbox extra: pip install 'holdfast[outbox]'"
         ) from None
     try:
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI

@@ -1,4 +1,6 @@
-"""Send one entry: request → response → outcome. Recording the outcome is left to the drain.
+"""Build the request of an entry, send it, and turn the response into an outcome for the drain.
+
+The request is the same on every send, except for its submission time.
 
 Everything that takes time, such as reading the server's side of a conflict, happens here, so that
 the drain can record outcomes and claim the next entries in one short transaction.
