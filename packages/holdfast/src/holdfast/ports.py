@@ -10,6 +10,7 @@ import msgspec
 from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.core.job import LeasedJob
+from holdfast.core.table_names import TableNames
 
 __all__ = [
     "Claim",
@@ -145,6 +146,10 @@ class Store(Protocol):
     @property
     def name(self) -> str:
         """``sqlite`` or ``postgresql``, for logs and metrics."""
+
+    @property
+    def table_names(self) -> TableNames:
+        """How Holdfast's tables are named in this database; final when the store is open."""
 
     async def open(self) -> None:
         """Connect and bring the schema up to date."""

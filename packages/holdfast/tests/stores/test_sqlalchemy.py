@@ -228,7 +228,9 @@ async def test_ended_unit_refuses_another_commit(store):
 async def test_engine_is_neither_changed_nor_disposed(store, engine):
     await store.close()
     async with engine.connect() as connection:
-        assert await connection.scalar(text("SELECT count(*) FROM idempotency_records")) == 0
+        assert (
+            await connection.scalar(text("SELECT count(*) FROM holdfast_idempotency_records")) == 0
+        )
     await store.open()
 
 
@@ -556,7 +558,7 @@ async def test_order_is_created_once_and_replayed(client, store):
     assert "idempotency-replayed" not in first.headers
     assert second.headers["idempotency-replayed"] == "true"
     assert await items(store) == ["tea"]
-    audit = await store.read("SELECT tenant, status FROM audit_events")
+    audit = await store.read("SELECT tenant, status FROM holdfast_audit_events")
     assert [row["status"] for row in audit] == [201]
 
 

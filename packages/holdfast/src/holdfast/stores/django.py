@@ -16,8 +16,8 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from django.db.transaction import Atomic, get_connection
 
 from holdfast.core.decision import HELD, Held
-from holdfast.core.fingerprint import lock_number
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -75,9 +75,15 @@ class DjangoStore:
         run_in_thread: RunInThread,
         *,
         using: str = "default",
+        table_prefix: str = DEFAULT_PREFIX,
+        schema: str | None = None,
         migrations: Sequence[Migration] = (),
     ) -> None:
-        """Use the database with the alias ``using`` in Django's settings."""
+        """Use the database with the alias ``using`` in Django's settings.
+
+        Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
+        ``schema``, which is created if it is missing.
+        """
         vendor = connections[using].vendor
         if vendor not in _DATABASES:
             raise ConfigurationError(f"{vendor} is not supported: use PostgreSQL or SQLite")
@@ -86,9 +92,12 @@ class DjangoStore:
         self.name: str = vendor
         self.using = using
         self.is_sqlite = vendor == "sqlite"
-        self.sql = load_queries(f"holdfast.stores.{_DATABASES[vendor]}")
+        self._package = f"holdfast.stores.{_DATABASES[vendor]}"
+        self._use_names(
+            MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
+        )
         self._migrations = [
-            *load_migrations("core", f"holdfast.stores.{_DATABASES[vendor]}.migrations"),
+            *load_migrations("core", f"{self._package}.migrations"),
             *migrations,
         ]
         self._run = run_in_thread
@@ -227,7 +236,9 @@ class DjangoStore:
         return record_of(record_id, rows[0]) if rows else None
 
     def _locked(self, record_id: RecordId) -> bool:
-        rows, _ = self.run("SELECT pg_try_advisory_xact_lock($1)", (lock_number(*record_id),))
+        rows, _ = self.run(
+            "SELECT pg_try_advisory_xact_lock($1)", (self.table_names.lock_number(*record_id),)
+        )
         return bool(rows[0][0])
 
     def _migrate(self) -> None:
@@ -244,14 +255,17 @@ class DjangoStore:
         try:
             if not self.is_sqlite:
                 self.run("SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
-            run_steps(
-                apply_migrations(self._migrations, MigrationTable(is_sqlite=self.is_sqlite)),
-                execute,
-            )
+            ledger = MigrationTable(self.table_names, is_sqlite=self.is_sqlite)
+            run_steps(apply_migrations(self._migrations, ledger), execute)
         except BaseException:
             unit.undo()
             raise
         unit.end()
+        self._use_names(ledger.names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        self.sql = load_queries(self._package, names=names)
 
 
 class DjangoStatements:
@@ -295,7 +309,8 @@ class DjangoUnit:
         self._atomic.__enter__()
         if store.is_sqlite:
             try:
-                store.run("UPDATE holdfast_migrations SET name = name WHERE 0")
+                migrations = store.table_names.table("migrations")
+                store.run(f"UPDATE {migrations} SET name = name WHERE 0")  # noqa: S608
             except OperationalError as error:
                 if "no such table" not in str(error):
                     self.undo()

@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionm
 from sqlalchemy.util import await_only
 
 from holdfast.core.decision import HELD, Held
-from holdfast.core.fingerprint import lock_number
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -87,9 +87,16 @@ class SqlAlchemyStore:
         self,
         sessions: async_sessionmaker[AsyncSession],
         *,
+        table_prefix: str = DEFAULT_PREFIX,
+        schema: str | None = None,
         migrations: Sequence[Migration] = (),
     ) -> None:
-        """``sessions`` is the app's session maker. ``open`` connects."""
+        """``sessions`` is the app's session maker. ``open`` connects.
+
+        Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
+        ``schema``, which is created if it is missing; without it, in the first schema of the
+        ``search_path``.
+        """
         bind = sessions().get_bind()
         self.name: str = bind.dialect.name
         database = _DRIVERS.get((bind.dialect.name, bind.dialect.driver))
@@ -104,9 +111,12 @@ class SqlAlchemyStore:
                 "use a SQLite file"
             )
         self._sessions = sessions
-        self._sql = load_queries(f"holdfast.stores.{database}")
+        self._package = f"holdfast.stores.{database}"
+        self._use_names(
+            MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
+        )
         self._migrations = [
-            *load_migrations("core", f"holdfast.stores.{database}.migrations"),
+            *load_migrations("core", f"{self._package}.migrations"),
             *migrations,
         ]
         self._turn = asyncio.Lock()
@@ -170,7 +180,7 @@ class SqlAlchemyStore:
             # Two statements: in one, the snapshot would be older than the lock, and a record that
             # was committed in between would be missed.
             locked = await connection.exec_driver_sql(
-                "SELECT pg_try_advisory_xact_lock($1)", (lock_number(*record_id),)
+                "SELECT pg_try_advisory_xact_lock($1)", (self.table_names.lock_number(*record_id),)
             )
             if not locked.scalar_one():
                 await unit.rollback()
@@ -352,9 +362,13 @@ class SqlAlchemyStore:
             result = await connection.exec_driver_sql(sql, values)
             return result.all() if result.returns_rows else ()
 
-        await run_steps_async(
-            apply_migrations(self._migrations, MigrationTable(is_sqlite=self.is_sqlite)), execute
-        )
+        ledger = MigrationTable(self.table_names, is_sqlite=self.is_sqlite)
+        await run_steps_async(apply_migrations(self._migrations, ledger), execute)
+        self._use_names(ledger.names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        self._sql = load_queries(self._package, names=names)
 
 
 class SessionStatements:

@@ -66,7 +66,8 @@ class LifecycleContract:
 
     async def count_audit_events(self, store: Store) -> int:
         """Count committed audit events."""
-        return int((await store.read("SELECT count(*) AS n FROM audit_events"))[0]["n"])
+        table = store.table_names.table("audit_events")
+        return int((await store.read(f"SELECT count(*) AS n FROM {table}"))[0]["n"])  # noqa: S608
 
     async def test_store_has_a_name_and_can_be_pinged(self, store: Store) -> None:
         assert store.name in ("sqlite", "postgresql")

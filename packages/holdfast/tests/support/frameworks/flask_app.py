@@ -49,8 +49,8 @@ def count() -> Any:
         found = {}
         for name, table in (
             ("orders", "orders"),
-            ("records", "idempotency_records"),
-            ("jobs", "jobs"),
+            ("records", "holdfast_idempotency_records"),
+            ("jobs", "holdfast_jobs"),
         ):
             found[name] = (await store.read(f"SELECT count(*) AS n FROM {table}"))[0]["n"]
         await store.close()

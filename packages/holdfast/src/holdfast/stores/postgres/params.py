@@ -103,7 +103,7 @@ def instant_literal(value: datetime) -> str:
     return f"'{value.isoformat()}'"
 
 
-def finish_statement(record: Record, audit: AuditEvent | None) -> str:
+def finish_statement(function: str, record: Record, audit: AuditEvent | None) -> str:
     """Return the call of ``holdfast_finish`` with literals, to share a message with COMMIT."""
     text = text_literal
     tenant, endpoint, key = record.id
@@ -114,7 +114,7 @@ def finish_statement(record: Record, audit: AuditEvent | None) -> str:
         else "NULL,NULL,NULL,NULL"
     )
     return (
-        f"SELECT holdfast_finish({text(tenant)},{text(endpoint)},{text(key)},"
+        f"SELECT {function}({text(tenant)},{text(endpoint)},{text(key)},"
         f"{text(body_hash)},{text(request_hash)},"
         f"{int_literal(record.status)},{bytes_literal(record.body)},{text(encode_headers(record))},"
         f"{text(record.request_id)},{text(record.correlation_id)},"
