@@ -243,8 +243,13 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Disconnect. Idempotent."""
 
-    async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
-        """Lease up to ``limit`` jobs, waiting for the first; may return none."""
+    async def take(
+        self, limit: int, wait_seconds: float, *, alone: bool = True
+    ) -> Sequence[Delivery]:
+        """Lease up to ``limit`` jobs, waiting for the first; may return none.
+
+        ``alone``: the worker runs no other job. It is recorded with the lease.
+        """
 
     async def renew(self, deliveries: Sequence[Delivery]) -> set[tuple[str, str]]:
         """Renew the leases; return the jobs (tenant, id) that are still held."""

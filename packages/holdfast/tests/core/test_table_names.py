@@ -19,8 +19,16 @@ RELEASED = {
     "sqlite/0002_jobs": "290ae22f4244d680074ab163575cbe57",
     "sqlite/0003_lost_attempts": "c5afe83fc1329b5048046398930d45dd",
 }
-CREATED = re.compile(r"CREATE (?:TABLE|FUNCTION) (\w+)")
+CREATED = re.compile(r"CREATE (?:OR REPLACE )?(?:TABLE|FUNCTION) (\w+)")
 INDEX_OR_TRIGGER = re.compile(r"CREATE (?:UNIQUE )?(?:INDEX|TRIGGER) (\S+)")
+
+
+ALL = [
+    f"{database}/{file.name.removesuffix('.sql')}"
+    for database in ("postgres", "sqlite")
+    for file in files(f"holdfast.stores.{database}.migrations").iterdir()
+    if file.name.endswith(".sql")
+]
 
 
 def migration(name: str) -> str:
@@ -35,14 +43,14 @@ def test_migration_with_the_names_of_version_0_1_is_the_released_one(name: str) 
     assert sha256(sql.encode()).hexdigest()[:32] == RELEASED[name]
 
 
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("name", ALL)
 def test_prefix_and_schema_apply_to_every_name_of_a_migration(name: str) -> None:
     sql = migration(name)
     assert "holdfast_" not in TableNames("acme_").render(sql)
     in_schema = TableNames("acme_", "own").render(sql)
     for created in CREATED.findall(sql):
         assert re.search(
-            rf'CREATE (?:TABLE|FUNCTION) "own"\.acme_{created.removeprefix("holdfast_")}\b',
+            rf'(?:TABLE|FUNCTION) "own"\.acme_{created.removeprefix("holdfast_")}\b',
             in_schema,
         )
     # PostgreSQL refuses a schema in the name of an index or trigger.
@@ -53,8 +61,8 @@ def test_names_with_the_longest_prefix_fit_into_postgresql() -> None:
     longest = TableNames("p" * MAX_PREFIX_LENGTH, "s" * 63)
     names = [
         found.rpartition(".")[2]
-        for name in RELEASED
-        for pattern in (re.compile(r"CREATE (?:TABLE|FUNCTION) ([^\s(]+)"), INDEX_OR_TRIGGER)
+        for name in ALL
+        for pattern in (re.compile(r"(?:TABLE|FUNCTION) ([^\s(]+)"), INDEX_OR_TRIGGER)
         for found in pattern.findall(longest.render(migration(name)))
     ]
     assert max(map(len, [*names, longest.channel])) == 63

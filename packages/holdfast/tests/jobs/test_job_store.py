@@ -69,6 +69,7 @@ async def test_jobs_that_are_not_due_yet_do_not_slow_the_claim(lab: JobsLab) -> 
         "worker": "one",
         "limit": 10,
         "lease_seconds": 30.0,
+        "alone": False,
     }
     if is_sqlite:
         plan = await lab.store.read(f"EXPLAIN QUERY PLAN {text}", values)

@@ -103,9 +103,11 @@ class Repeating(SqlEngine):
         self.given = 0
         self.anonymous.append(self)
 
-    async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
+    async def take(
+        self, limit: int, wait_seconds: float, *, alone: bool = True
+    ) -> Sequence[Delivery]:
         if not self.inbox:
-            for delivery in await super().take(limit, wait_seconds):
+            for delivery in await super().take(limit, wait_seconds, alone=alone):
                 for engine in self.anonymous:
                     engine.inbox += [delivery] * self.copies
                     engine.notify()

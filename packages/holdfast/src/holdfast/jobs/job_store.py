@@ -87,23 +87,49 @@ class JobStore:
     # -- leases -------------------------------------------------------------------------------
 
     async def claim(
-        self, queues: Sequence[str], *, worker: str, limit: int, lease_seconds: float
+        self,
+        queues: Sequence[str],
+        *,
+        worker: str,
+        limit: int,
+        lease_seconds: float,
+        alone: bool = True,
     ) -> list[LeasedJob]:
-        """Lease up to ``limit`` due jobs."""
+        """Lease up to ``limit`` due jobs. ``alone``: the worker runs no other job."""
         values = {
             "queues": self._list(queues),
             "worker": worker,
             "limit": limit,
             "lease_seconds": lease_seconds,
+            "alone": alone,
         }
         return [_leased(row) for row in await self._alone("claim", values)]
 
     async def claim_these(
-        self, jobs: Iterable[tuple[str, str]], *, worker: str, lease_seconds: float
+        self,
+        jobs: Iterable[tuple[str, str]],
+        *,
+        worker: str,
+        lease_seconds: float,
+        alone: bool = True,
     ) -> list[LeasedJob]:
         """Lease the given jobs (tenant, id), except those that are leased or not due."""
-        values = {"jobs": _named(jobs), "worker": worker, "lease_seconds": lease_seconds}
+        values = {
+            "jobs": _named(jobs),
+            "worker": worker,
+            "lease_seconds": lease_seconds,
+            "alone": alone,
+        }
         return [_leased(row) for row in await self._alone("claim_these", values)]
+
+    async def mark_alone(self, leases: Iterable[Lease], *, worker: str, alone: bool) -> bool:
+        """Record whether the worker runs these jobs alone; False if all leases were lost.
+
+        An attempt that is lost counts only if it was alone.
+        """
+        values = {"leases": _leases(leases), "worker": worker, "alone": alone}
+        async with self._many:
+            return bool(await self._alone("mark_alone", values))
 
     async def still_to_do(
         self, jobs: Iterable[tuple[str, str]]
@@ -403,5 +429,6 @@ def _leased(row: Row) -> LeasedJob:
         resource_id=row["resource_id"],
         order_key=row["order_key"],
         enqueued_at=at(row["enqueued_at"]),
+        lost=row["lost"],
         completed=bool(row["completed"]),
     )

@@ -86,10 +86,14 @@ SELECT 1 AS done FROM holdfast_job_completions WHERE tenant = :tenant AND job_id
 -- rows do not move, so they are found again by ctid. "completed" is true if the key has a completion
 -- marker: the job is then acknowledged without running. (With EXISTS, PostgreSQL may read all markers.)
 -- If the lease of another worker has expired, a trigger (holdfast_jobs_attempt_lost) records that
--- attempt as failed.
+-- attempt as failed. It counts only if the worker ran no other job (alone): else any of them may be
+-- the cause.
 UPDATE holdfast_jobs AS job
-   SET state = 'running', lease = job.lease + 1, attempts = job.attempts + 1,
-       worker = :worker::text, waiting_key = NULL, started_at = clock_timestamp(),
+   SET state = 'running', lease = job.lease + 1,
+       attempts = job.attempts + CASE WHEN job.state = 'running' AND NOT job.alone THEN 0 ELSE 1 END,
+       lost = job.lost + CASE WHEN job.state = 'running' AND NOT job.alone THEN 1 ELSE 0 END,
+       alone = :alone::boolean, worker = :worker::text, waiting_key = NULL,
+       started_at = clock_timestamp(),
        visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
  WHERE job.ctid = ANY (ARRAY(
        SELECT found.ctid
@@ -101,7 +105,7 @@ UPDATE holdfast_jobs AS job
                  FOR UPDATE SKIP LOCKED) AS found
         ORDER BY found.visible_at LIMIT :limit))
 RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
-          job.attempts, job.max_attempts, job.request_id, job.correlation_id, job.resource_id,
+          job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id, job.resource_id,
           job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
           (SELECT true FROM holdfast_job_completions AS done
             WHERE done.tenant = job.tenant AND done.job_id = job.id) IS NOT NULL AS completed;
@@ -117,13 +121,16 @@ WITH due AS (
        FOR UPDATE OF job SKIP LOCKED
 )
 UPDATE holdfast_jobs AS job
-   SET state = 'running', lease = job.lease + 1, attempts = job.attempts + 1,
-       worker = :worker::text, waiting_key = NULL, started_at = clock_timestamp(),
+   SET state = 'running', lease = job.lease + 1,
+       attempts = job.attempts + CASE WHEN job.state = 'running' AND NOT job.alone THEN 0 ELSE 1 END,
+       lost = job.lost + CASE WHEN job.state = 'running' AND NOT job.alone THEN 1 ELSE 0 END,
+       alone = :alone::boolean, worker = :worker::text, waiting_key = NULL,
+       started_at = clock_timestamp(),
        visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
   FROM due
  WHERE job.tenant = due.tenant AND job.id = due.id
 RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
-          job.attempts, job.max_attempts, job.request_id, job.correlation_id, job.resource_id,
+          job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id, job.resource_id,
           job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
           EXISTS (SELECT 1 FROM holdfast_job_completions AS done
                    WHERE done.tenant = job.tenant AND done.job_id = job.id) AS completed;
@@ -150,6 +157,15 @@ SELECT extract(epoch FROM min(found.visible_at) - clock_timestamp())::float8 AS 
 -- An expired lease is not renewed: another worker may have leased the job since.
 UPDATE holdfast_jobs AS job
    SET visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
+  FROM json_to_recordset(:leases::json) AS mine(tenant text, job_id uuid, lease bigint)
+ WHERE job.tenant = mine.tenant AND job.id = mine.job_id AND job.lease = mine.lease
+   AND job.worker = :worker AND job.visible_at > clock_timestamp()
+RETURNING job.tenant, job.id::text AS job_id;
+
+-- name: mark_alone
+-- Records whether the worker runs these jobs alone. Returns no row for a lost lease.
+UPDATE holdfast_jobs AS job
+   SET alone = :alone::boolean
   FROM json_to_recordset(:leases::json) AS mine(tenant text, job_id uuid, lease bigint)
  WHERE job.tenant = mine.tenant AND job.id = mine.job_id AND job.lease = mine.lease
    AND job.worker = :worker AND job.visible_at > clock_timestamp()
@@ -212,7 +228,7 @@ RETURNING queue;
 -- name: retry
 WITH kept AS (
     UPDATE holdfast_jobs
-       SET state = 'waiting', worker = NULL,
+       SET state = 'waiting', worker = NULL, lost = 0,
            visible_at = clock_timestamp() + make_interval(secs => :delay_seconds::float8)
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
        AND visible_at > clock_timestamp()

@@ -63,10 +63,13 @@ SELECT 1 AS done FROM holdfast_job_completions WHERE tenant = :tenant AND job_id
 -- Leases due jobs, oldest first, up to the limit from each queue. A job and its completion marker
 -- never exist at the same time here, because enqueue and completion cannot overlap.
 -- If the lease of another worker has expired, a trigger (holdfast_jobs_attempt_lost) records that
--- attempt as failed.
+-- attempt as failed. It counts only if the worker ran no other job (alone): else any of them may be
+-- the cause.
 UPDATE holdfast_jobs
-   SET state = 'running', lease = lease + 1, attempts = attempts + 1, worker = :worker,
-       waiting_key = NULL, started_at = NOW_MS,
+   SET state = 'running', lease = lease + 1,
+       attempts = attempts + CASE WHEN state = 'running' AND NOT alone THEN 0 ELSE 1 END,
+       lost = lost + CASE WHEN state = 'running' AND NOT alone THEN 1 ELSE 0 END,
+       alone = :alone, worker = :worker, waiting_key = NULL, started_at = NOW_MS,
        visible_at = NOW_MS + CAST(:lease_seconds * 1000 AS INTEGER)
  WHERE seq IN (
        SELECT due.seq
@@ -76,15 +79,17 @@ UPDATE holdfast_jobs
                WHERE queue = wanted.value AND visible_at <= NOW_MS
                ORDER BY visible_at LIMIT :limit)
         ORDER BY due.visible_at LIMIT :limit)
-RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts,
+RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
           request_id, correlation_id, resource_id, order_key, enqueued_at / 1000.0 AS enqueued_at,
           0 AS completed;
 
 -- name: claim_these
 -- The same for jobs that a broker has named, if they are due and not leased.
 UPDATE holdfast_jobs
-   SET state = 'running', lease = lease + 1, attempts = attempts + 1, worker = :worker,
-       waiting_key = NULL, started_at = NOW_MS,
+   SET state = 'running', lease = lease + 1,
+       attempts = attempts + CASE WHEN state = 'running' AND NOT alone THEN 0 ELSE 1 END,
+       lost = lost + CASE WHEN state = 'running' AND NOT alone THEN 1 ELSE 0 END,
+       alone = :alone, worker = :worker, waiting_key = NULL, started_at = NOW_MS,
        visible_at = NOW_MS + CAST(:lease_seconds * 1000 AS INTEGER)
  WHERE seq IN (
        SELECT due.seq
@@ -92,7 +97,7 @@ UPDATE holdfast_jobs
          JOIN holdfast_jobs AS due ON due.tenant = json_extract(wanted.value, '$.tenant')
                          AND due.id = json_extract(wanted.value, '$.job_id')
         WHERE due.visible_at <= NOW_MS)
-RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts,
+RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
           request_id, correlation_id, resource_id, order_key, enqueued_at / 1000.0 AS enqueued_at,
           0 AS completed;
 
@@ -117,6 +122,19 @@ SELECT (min(next.at) - NOW_MS) / 1000.0 AS seconds
 -- An expired lease is not renewed: another worker may have leased the job since.
 UPDATE holdfast_jobs
    SET visible_at = NOW_MS + CAST(:lease_seconds * 1000 AS INTEGER)
+ WHERE seq IN (
+       SELECT job.seq
+         FROM json_each(:leases) AS mine
+         JOIN holdfast_jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
+                         AND job.id = json_extract(mine.value, '$.job_id')
+                         AND job.lease = json_extract(mine.value, '$.lease')
+        WHERE job.worker = :worker AND job.visible_at > NOW_MS)
+RETURNING tenant, id AS job_id;
+
+-- name: mark_alone
+-- Records whether the worker runs these jobs alone. Returns no row for a lost lease.
+UPDATE holdfast_jobs
+   SET alone = :alone
  WHERE seq IN (
        SELECT job.seq
          FROM json_each(:leases) AS mine
@@ -188,7 +206,7 @@ SELECT tenant, id, attempts, :reason, :error, :worker, NOW_MS
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
    AND visible_at > NOW_MS;
 UPDATE holdfast_jobs
-   SET state = 'waiting', worker = NULL,
+   SET state = 'waiting', worker = NULL, lost = 0,
        visible_at = NOW_MS + CAST(:delay_seconds * 1000 AS INTEGER)
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
    AND changes() = 1

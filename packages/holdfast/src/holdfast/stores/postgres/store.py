@@ -10,7 +10,7 @@ import asyncpg
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import Record, RecordId
-from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
+from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import (
@@ -34,6 +34,7 @@ from holdfast.stores.postgres.pool import ConnectionPool
 from holdfast.stores.postgres.unit_of_work import PostgresUnit
 from holdfast.stores.rows import record_of
 from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.urls import parse_store_url
 
 __all__ = ["PostgresStore"]
 
@@ -55,7 +56,7 @@ class PostgresStore:
         self,
         url: str,
         *,
-        table_prefix: str = DEFAULT_PREFIX,
+        table_prefix: str | None = None,
         schema: str | None = None,
         migrations: Sequence[Migration] = (),
         min_connections: int = 1,
@@ -65,12 +66,18 @@ class PostgresStore:
     ) -> None:
         """Check the URL, which may raise ``ConfigurationError``. ``open`` connects.
 
-        Names of Holdfast's tables begin with ``table_prefix``. They are in ``schema``, which is
-        created if it is missing; without it, in the first schema of the ``search_path``.
+        Names of Holdfast's tables begin with ``table_prefix`` (default: ``holdfast_``). They are
+        in ``schema``, which is created if it is missing; without it, in the first schema of the
+        ``search_path``. Both may be options of the URL instead.
         """
-        check_dsn(url)
-        self._use_names(TableNames(table_prefix, schema))
-        self._url = url
+        target = parse_store_url(url)
+        if target.database != "postgresql":
+            raise ConfigurationError(
+                "PostgresStore needs a URL such as postgresql://user@host/name"
+            )
+        check_dsn(target.location)
+        self._use_names(target.names(table_prefix, schema))
+        self._url = target.location
         self._min = min_connections
         self._max = max_connections
         self._acquire_seconds = acquire_seconds

@@ -62,6 +62,10 @@ class SqliteStore:
         """
         if not str(path) or ":memory:" in str(path):
             raise ConfigurationError("SQLite needs a file: sqlite:///holdfast.db")
+        if "://" in str(path):
+            raise ConfigurationError(
+                "SqliteStore takes the path of a file: give a URL to open_store instead"
+            )
         self._path = str(path)
         self._busy_seconds = busy_seconds
         self._use_names(TableNames(table_prefix))
