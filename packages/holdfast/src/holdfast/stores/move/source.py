@@ -28,7 +28,7 @@ CORE_TABLES: Final = (
 """The tables of the library, without the list of migrations, which the target has already."""
 
 # Other processes may be reading the file for an instant, such as a backup that ends.
-_LOCK_SECONDS: Final = 2.0
+_LOCK_SECONDS: Final = 0.5
 _CREATED: Final = re.compile(
     r"CREATE\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?[\"`\[]?(\w+)", re.IGNORECASE
 )
