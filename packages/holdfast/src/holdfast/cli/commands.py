@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from holdfast.cli.data_commands import add_data_commands
 from holdfast.cli.gc import resume_gc
 from holdfast.cli.outbox_commands import outbox_app
 from holdfast.cli.output import CommandError
@@ -76,6 +77,7 @@ def create_app() -> typer.Typer:
     jobs_app.command("requeue")(jobs_requeue)
     app.add_typer(jobs_app, name="jobs")
 
+    add_data_commands(app)
     app.add_typer(outbox_app, name="outbox")
     return app
 
