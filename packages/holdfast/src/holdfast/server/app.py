@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from holdfast.clock import SystemClock
 from holdfast.core.breaker import Breaker
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.job import EnqueueOutcome
 from holdfast.core.policy import Policy
-from holdfast.errors import ConfigurationError, StoreUnavailableError, UsageError
+from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
 from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, new_job
 from holdfast.jobs.job_store import JobStore
@@ -38,6 +38,11 @@ from holdfast.stores.factory import open_store
 __all__ = ["Holdfast"]
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+# After one of these, the app serves no more requests.
+_LAST_MESSAGES: Final = frozenset(
+    {"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"}
+)
 
 
 class Holdfast:
@@ -342,19 +347,34 @@ class _WithLifespan:
         if scope["type"] != "lifespan":
             await self._app(scope, receive, send)
             return
+        refusal: Exception | None = None
 
         async def receive_and_open() -> Any:
+            nonlocal refusal
             message = await receive()
             if message["type"] == "lifespan.startup":
-                await self._holdfast.open()
+                try:
+                    await self._holdfast.open()
+                except Exception as error:
+                    refusal = error
+                    raise
             return message
 
         async def close_and_send(message: Any) -> None:
-            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+            if message["type"] in _LAST_MESSAGES:
                 await self._holdfast.close()
             await send(message)
 
         try:
             await self._app(scope, receive_and_open, close_and_send)
-        except (UsageError, StoreUnavailableError) as error:
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
+        except Exception as error:
+            # The message makes servers exit: without it they take the app for one without a
+            # lifespan. The exception ends a test client, which waits for it.
+            if error is refusal:
+                await send({"type": "lifespan.startup.failed", "message": _one_line(error)})
+            raise
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+    return f"Holdfast did not start: {' '.join(text.split())}"
