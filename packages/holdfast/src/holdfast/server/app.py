@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from holdfast.clock import SystemClock
 from holdfast.core.breaker import Breaker
@@ -21,8 +21,10 @@ from holdfast.observability.traces import Spans
 from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache, Store
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
 from holdfast.server.execution import Execution, current_execution
+from holdfast.server.guarded_endpoint import refuse_unguarded
+from holdfast.server.guarded_request import Principal
 from holdfast.server.idempotency import Idempotency
-from holdfast.server.request_head import Identify, anonymous
+from holdfast.server.request_head import Identify, RequestHead, anonymous
 from holdfast.server.route_table import (
     Guard,
     GuardedRoute,
@@ -59,7 +61,8 @@ class Holdfast:
         store: Store | str,
         *,
         policy: Policy | None = None,
-        identify: Identify = anonymous,
+        identify: Identify | None = None,
+        principal: Callable[..., Any] | None = None,
         cache: RecordCache | None = None,
         limiter: RateLimiter | None = None,
         memory_bytes: int = 32 * 1024 * 1024,
@@ -71,10 +74,16 @@ class Holdfast:
         faults: FaultPoints | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
-        """Take a store or its URL. Nothing is opened before ``open`` or the first request."""
+        """Take a store or its URL. Nothing is opened before ``open`` or the first request.
+
+        ``principal`` is a FastAPI dependency that returns the ``Principal`` of the caller. With it,
+        guarded handlers claim their key after the app's own dependencies have run. ``identify``
+        gets only the head of the request, and needs no framework.
+        """
         self.store = open_store(store) if isinstance(store, str) else store
         self.policy = policy or Policy()
-        self.identify = identify
+        self.identify = identify or (anonymous if principal is None else _refuse_to_identify)
+        self.principal = principal
         self.metrics = metrics or NullMetrics()
         self.clock = clock or SystemClock()
         self.limiter = limiter
@@ -196,19 +205,34 @@ class Holdfast:
     # -- declaring ------------------------------------------------------------------------
 
     def guard(
-        self, endpoint: str | None = None, *, policy: Policy | None = None
+        self,
+        endpoint: str | None = None,
+        *,
+        policy: Policy | None = None,
+        principal: Callable[..., Any] | None = None,
     ) -> Callable[[Handler], Handler]:
         """Guard a handler. Goes below the framework's route decorator.
 
-        The endpoint is part of every stored key: name it if the path may change.
+        The endpoint is part of every stored key: name it if the path may change. ``principal`` is
+        a FastAPI dependency that returns the caller, in place of the one given to ``Holdfast``.
         """
-        chosen = Guard(policy or self.policy, endpoint)
+        dependency = principal or self.principal
 
         def mark(handler: Handler) -> Handler:
-            mark_guarded(handler, chosen)
-            self._guarded.append(handler)
+            guarded: Any
+            if dependency is None:
+                guarded = refuse_unguarded(handler)
+            else:
+                from holdfast.server.late_endpoint import (  # noqa: PLC0415 - FastAPI only
+                    claim_after_dependencies,
+                )
+
+                guarded = claim_after_dependencies(handler, dependency)
+            is_late = dependency is not None
+            mark_guarded(guarded, Guard(policy or self.policy, endpoint, is_late))
+            self._guarded.append(guarded)
             self._table = None  # a route added after the first request is guarded too
-            return handler
+            return cast("Handler", guarded)
 
         return mark
 
@@ -250,6 +274,11 @@ class Holdfast:
     def table(self) -> GuardTable:
         """Return all guarded routes. Raises ``ConfigurationError`` if one cannot be guarded."""
         if self._table is None:
+            if self._explicit and self.identify is _refuse_to_identify:
+                raise ConfigurationError(
+                    f"{self._explicit[0].path} is guarded with guard_path, which has no "
+                    "dependencies: give Holdfast identify=… beside principal=…"
+                )
             routes = [*self._explicit, *self._routes_of_app()]
             placed = {id(route.guard) for route in routes if isinstance(route, GuardedRoute)}
             for handler in self._guarded:
@@ -312,6 +341,14 @@ class Holdfast:
     async def sweep(self) -> int:
         """Delete all expired records now; return how many."""
         return await self._sweeper.sweep()
+
+
+def _refuse_to_identify(head: RequestHead) -> Principal:
+    raise ConfigurationError(
+        f"{head.method} {head.path} uses Caller, which reads what identify=… returns, but this "
+        "Holdfast was given principal=…: use that function as the dependency, "
+        "Annotated[Principal, Depends(…)]"
+    )
 
 
 class _WithLifespan:
