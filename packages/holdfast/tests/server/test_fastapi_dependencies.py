@@ -148,7 +148,7 @@ def sqlite_url(tmp_path: Path) -> str:
 def add_orders(shop: Shop) -> None:
     @shop.app.post("/orders", status_code=201, response_model=OrderOut)
     @shop.holdfast.guard("orders.create")
-    async def create(
+    async def create(  # noqa: PLR0917
         order: NewOrder,
         session: Session,
         user: Annotated[User, Depends(shop.current_user)],
@@ -428,6 +428,19 @@ async def test_caller_and_session_in_a_route_without_a_guard(sqlite_url: str) ->
         for commit, users in [("false", 2), ("true", 3)]:
             assert (await client.post(f"/users?commit={commit}")).status_code == 201
             assert await shop.count(User) == users, "the app commits its session itself"
+
+
+async def test_caller_beside_a_principal_dependency_names_what_to_write(sqlite_url: str) -> None:
+    shop = Shop(sqlite_url)
+
+    @shop.app.get("/me")
+    async def me(caller: Caller) -> None:
+        raise AssertionError
+
+    async with served(shop) as client:
+        client._transport.raise_app_exceptions = True  # type: ignore[attr-defined]
+        with pytest.raises(ConfigurationError, match=r"GET /me .*Depends"):
+            await client.get("/me")
 
 
 async def test_a_dependency_that_returns_no_principal_is_named(sqlite_url: str) -> None:
