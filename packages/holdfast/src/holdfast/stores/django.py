@@ -47,6 +47,8 @@ RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 _DATABASES: Final = {"sqlite": "sqlite", "postgresql": "postgres"}
 _SUPERSEDED_STATE: Final = "HF002"
+_ABORTED_STATE: Final = "25P02"
+_ABORTED: Final = "a statement failed, the view went on, and everything is rolled back"
 # Classes of errors after which a COMMIT may have happened: none, connection, operator, system.
 _UNKNOWN_STATES: Final = frozenset({"", "08", "57", "58", "XX"})
 # holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
@@ -416,9 +418,7 @@ class DjangoUnit:
     def _refuse_aborted(self) -> None:
         """Raise if a statement has failed: COMMIT would roll back without an error."""
         if connections[self._store.using].needs_rollback:
-            raise StoreUnavailableError(
-                "a statement failed, the view went on, and everything is rolled back"
-            )
+            raise StoreUnavailableError(_ABORTED)
 
     def _save(self, record: Record | None, audit: AuditEvent | None) -> None:
         store = self._store
@@ -434,10 +434,13 @@ class DjangoUnit:
             try:
                 self._finish_on_postgres(record, audit)
             except DatabaseError as error:
-                if _state_of(error) == _SUPERSEDED_STATE:
+                state = _state_of(error)
+                if state == _SUPERSEDED_STATE:
                     raise SupersededError(
                         "another request with this key was committed first"
                     ) from None
+                if state == _ABORTED_STATE:
+                    raise StoreUnavailableError(_ABORTED) from error
                 raise
         elif audit is not None:
             self._save_audit(audit)
