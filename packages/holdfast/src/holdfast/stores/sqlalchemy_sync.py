@@ -671,18 +671,23 @@ class SqlAlchemySyncUnit:
     # -- event listeners ------------------------------------------------------------------------
 
     def _listeners(self) -> list[tuple[str, Callable[..., None]]]:
-        listeners: list[tuple[str, Callable[..., None]]] = [
+        return [
             ("before_commit", self._refuse_commit),
             ("after_rollback", self._note_rollback),
             ("after_transaction_end", self._note_end),
             ("after_begin", self._begin),
+            # These two fire before a connection is taken: a wait must not hold one.
+            ("do_orm_execute", self._prepare),
+            ("before_flush", self._prepare),
         ]
-        if self._store.is_sqlite:
-            # These two fire before a connection is taken: the wait must not hold one.
-            listeners += [("do_orm_execute", self._take_turn), ("before_flush", self._take_turn)]
-        return listeners
 
-    def _take_turn(self, *_: Any) -> None:
+    def _prepare(self, *_: Any) -> None:
+        if self._ended:
+            raise NoTransactionError(_ENDED)
+        if self._store.is_sqlite:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
         if self._has_turn:
             return
         self._store.take_turn()
