@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from holdfast.clock import SystemClock
 from holdfast.core.breaker import Breaker
+from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.job import EnqueueOutcome
 from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, StoreUnavailableError, UsageError
@@ -54,6 +55,7 @@ class Holdfast:
         store: Store | str,
         *,
         policy: Policy | None = None,
+        error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
         identify: Identify = anonymous,
         cache: RecordCache | None = None,
         limiter: RateLimiter | None = None,
@@ -66,9 +68,15 @@ class Holdfast:
         faults: FaultPoints | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
-        """Take a store or its URL. Nothing is opened before ``open`` or the first request."""
+        """Take a store or its URL. Nothing is opened before ``open`` or the first request.
+
+        ``error_format`` formats all errors, except those of policies that have the envelope format
+        or their own function.
+        """
         self.store = open_store(store) if isinstance(store, str) else store
-        self.policy = policy or Policy()
+        check_error_format(error_format)
+        self.error_format = error_format
+        self.policy = self.policy_or_default(policy or Policy())
         self.identify = identify
         self.metrics = metrics or NullMetrics()
         self.clock = clock or SystemClock()
@@ -197,7 +205,7 @@ class Holdfast:
 
         The endpoint is part of every stored key: name it if the path may change.
         """
-        chosen = Guard(policy or self.policy, endpoint)
+        chosen = Guard(self.policy_or_default(policy), endpoint)
 
         def mark(handler: Handler) -> Handler:
             mark_guarded(handler, chosen)
@@ -212,9 +220,17 @@ class Holdfast:
     ) -> None:
         """Guard an operation by method and path template, in any ASGI app."""
         self._explicit.append(
-            GuardedRoute(method.upper(), path, Guard(policy or self.policy, endpoint))
+            GuardedRoute(method.upper(), path, Guard(self.policy_or_default(policy), endpoint))
         )
         self._table = None
+
+    def policy_or_default(self, policy: Policy | None) -> Policy:
+        """Return the policy of a guard, with the app's error format in place of problems."""
+        if policy is None:
+            return self.policy
+        if policy.error_format is ErrorFormat.PROBLEM:
+            return policy.replace(error_format=self.error_format)
+        return policy
 
     def install(self, app: Any) -> None:
         """Guard a FastAPI or Starlette app. Call it once; routes may be added afterwards."""
@@ -236,6 +252,7 @@ class Holdfast:
             metrics=self.metrics,
             limiter=self.limiter,
             spans=self.spans,
+            error_format=self.error_format,
         )
 
     def use_table(self, table: RouteTable) -> None:
