@@ -21,6 +21,7 @@ _ALIVE_SECONDS: Final = 10.0
 class AsyncpgDriver:
     """Connections are asyncpg's own."""
 
+    is_sync = False
     errors: tuple[type[Exception], ...] = (asyncpg.PostgresError,)
     outages: tuple[type[BaseException], ...] = (
         OSError,

@@ -57,6 +57,10 @@ class Driver(Protocol):
     """A library that connects to one PostgreSQL database."""
 
     @property
+    def is_sync(self) -> bool:
+        """True if handlers use their transaction without ``await``."""
+
+    @property
     def errors(self) -> tuple[type[Exception], ...]:
         """Every error that the server reports."""
 

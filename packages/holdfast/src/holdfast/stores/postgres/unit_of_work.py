@@ -117,6 +117,7 @@ class PostgresUnit:
         self._connection = connection
         self._ended = False
         self._is_ending = False
+        self.is_sync = store.driver.is_sync
         kind = SharedPostgresTransaction if is_kept_alive else PostgresTransaction
         self.statements: PostgresTransaction = kind(connection, store.driver)
         self.transaction: Any = store.driver.handler_transaction(self.statements)

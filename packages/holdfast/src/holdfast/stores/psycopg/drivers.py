@@ -50,6 +50,8 @@ class _Driver:
 class PsycopgDriver(_Driver):
     """psycopg's ``AsyncConnection``."""
 
+    is_sync = False
+
     async def connect(self) -> AsyncConnection:
         """Open a connection."""
         with translating_connect_errors():
@@ -79,6 +81,8 @@ class PsycopgDriver(_Driver):
 
 class PsycopgThreadDriver(_Driver):
     """psycopg's ``Connection``, used in threads."""
+
+    is_sync = True
 
     def __init__(self, url: str, connect_seconds: float) -> None:
         super().__init__(url, connect_seconds)

@@ -1,0 +1,245 @@
+"""Sync handlers on stores with sync connections: Flask-SQLAlchemy, and FastAPI's ``def``."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio.from_thread import run as run_on_loop
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from flask import Flask
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import create_engine, func, select, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, scoped_session, sessionmaker
+
+from holdfast import Holdfast
+from holdfast.errors import ConfigurationError, UsageError
+from holdfast.flask import FlaskGuard
+from holdfast.stores.psycopg import PsycopgSyncStore
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    item: Mapped[str]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/shop.db"
+    made: str = request.getfixturevalue("postgres_url")
+    return made.replace("postgresql", "postgresql+psycopg", 1)
+
+
+def key(number: int) -> dict[str, str]:
+    return {"Idempotency-Key": f"key-{number}"}
+
+
+class Shop:
+    """A Flask-SQLAlchemy app with a guarded view."""
+
+    def __init__(self, url: str) -> None:
+        self.app = Flask(__name__)
+        self.app.config["SQLALCHEMY_DATABASE_URI"] = url
+        self.app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"pool_size": 5, "max_overflow": 0}
+        self.app.testing = True  # exceptions of views are raised in the test
+        self.db = SQLAlchemy(self.app, model_class=Base)
+        with self.app.app_context():
+            self.db.create_all()
+            self.holdfast = Holdfast(SqlAlchemySyncStore(self.db.session))
+        self.guard = FlaskGuard(self.holdfast, self.app)
+
+        @self.app.post("/orders/<item>")
+        @self.guard("orders.create")
+        def create(item: str) -> Any:
+            order = Order(item=item)
+            self.db.session.add(order)
+            self.db.session.flush()
+            assert self.holdfast.transaction is self.db.session()
+            assert self.guard.transaction is self.db.session()
+            return {"id": order.id}, 201
+
+    def post(self, path: str, number: int) -> Any:
+        return self.app.test_client().post(path, headers=key(number))
+
+    def count(self) -> int:
+        with self.app.app_context():
+            return int(self.db.session.scalar(select(func.count()).select_from(Order)) or 0)
+
+    def close(self) -> None:
+        self.guard.close()
+        with self.app.app_context():
+            self.db.engine.dispose()
+
+
+@pytest.fixture
+def shop(url: str) -> Iterator[Shop]:
+    shop = Shop(url)
+    yield shop
+    shop.close()
+
+
+def test_session_of_flask_sqlalchemy_commits_with_the_record(shop: Shop) -> None:
+    first, second = shop.post("/orders/boots", 1), shop.post("/orders/boots", 1)
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert second.headers["Idempotency-Replayed"] == "true"
+    assert second.get_json() == first.get_json()
+    assert shop.count() == 1
+
+
+def test_distinct_and_repeated_requests_share_a_pool_of_five(shop: Shop) -> None:
+    with ThreadPoolExecutor(20) as threads:
+        numbers = [*range(20), *range(20)]
+        responses = list(threads.map(lambda number: shop.post("/orders/boots", number), numbers))
+    assert {response.status_code for response in responses} == {201}
+    assert shop.count() == 20
+
+
+def test_commit_by_a_flask_view_is_refused_and_nothing_is_kept(shop: Shop) -> None:
+    @shop.app.post("/mine")
+    @shop.guard("mine")
+    def mine() -> str:
+        shop.db.session.add(Order(item="boots"))
+        shop.db.session.commit()
+        return "done"
+
+    with pytest.raises(UsageError, match=r"must not commit.*flush"):
+        shop.post("/mine", 1)
+    assert shop.count() == 0
+
+
+def test_session_that_has_only_read_before_the_view_is_used(shop: Shop) -> None:
+    seen = []
+
+    @shop.app.before_request
+    def look() -> None:
+        seen.append(shop.db.session.scalar(select(func.count()).select_from(Order)))
+
+    @shop.app.after_request
+    def log(response: Any) -> Any:
+        shop.db.session.add(Order(item="log"))
+        shop.db.session.commit()  # the session is the app's again
+        return response
+
+    assert shop.post("/orders/boots", 1).status_code == 201
+    assert shop.post("/orders/boots", 1).status_code == 201
+    assert seen == [0, 2]
+    assert shop.count() == 3
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_uncommitted_changes_from_before_the_view_are_refused(shop: Shop, *, flushed: bool) -> None:
+    @shop.app.before_request
+    def change() -> None:
+        shop.db.session.add(Order(item="early"))
+        if flushed:
+            shop.db.session.flush()
+
+    with pytest.raises(UsageError, match="from before the guarded handler"):
+        shop.post("/orders/boots", 1)
+    assert shop.count() == 0
+
+
+def test_job_is_enqueued_in_the_session_s_transaction(shop: Shop) -> None:
+    @shop.app.post("/jobs/<end>")
+    @shop.guard("jobs")
+    def job(end: str) -> tuple[str, int]:
+        shop.db.session.add(Order(item="boots"))
+        shop.guard.enqueue("receipt.send", {"end": end})
+        return end, 201 if end == "kept" else 409
+
+    assert shop.post("/jobs/undone", 1).status_code == 409
+    assert shop.post("/jobs/kept", 2).status_code == 201
+    with shop.app.app_context():
+        payloads = shop.db.session.scalars(text("SELECT payload FROM holdfast_jobs")).all()
+    assert payloads == ['{"end":"kept"}']
+    assert shop.count() == 1
+
+
+def test_store_outside_an_app_context_is_refused() -> None:
+    db = SQLAlchemy(model_class=Base)
+    with pytest.raises(ConfigurationError, match="app_context"):
+        SqlAlchemySyncStore(db.session)
+
+
+# -- FastAPI's def handlers ---------------------------------------------------------------------
+
+
+def test_def_handler_of_fastapi_writes_in_a_sync_session(url: str) -> None:
+    engine = create_engine(url, **({} if "sqlite" in url else {"pool_size": 2, "max_overflow": 0}))
+    Base.metadata.create_all(engine)
+    app = FastAPI()
+    holdfast = Holdfast(SqlAlchemySyncStore(engine))
+    holdfast.install(app)
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard("orders.create")
+    def create(item: str) -> dict[str, int]:
+        session = holdfast.transaction
+        order = Order(item=item)
+        session.add(order)
+        session.flush()
+        run_on_loop(holdfast.enqueue, "receipt.send", {"order": order.id})
+        return {"id": order.id}
+
+    def post(number: int) -> int:
+        return int(client.post("/orders?item=boots", headers=key(number)).status_code)
+
+    with TestClient(app) as client, ThreadPoolExecutor(20) as threads:
+        assert set(threads.map(post, [*range(12), *range(12)])) == {201}
+    with sessionmaker(engine)() as session:
+        assert session.scalar(select(func.count()).select_from(Order)) == 12
+        assert session.scalar(text("SELECT count(*) FROM holdfast_jobs")) == 12
+    engine.dispose()
+
+
+def test_def_handler_of_fastapi_and_flask_view_write_with_psycopg(postgres_url: str) -> None:
+    asgi, wsgi = FastAPI(), Flask(__name__)
+    holdfast = Holdfast(PsycopgSyncStore(postgres_url, max_connections=2))
+    holdfast.install(asgi)
+
+    def insert() -> dict[str, int]:
+        tx = holdfast.transaction
+        tx.execute("CREATE TABLE IF NOT EXISTS rows (id int GENERATED ALWAYS AS IDENTITY, v text)")
+        tx.connection.execute("INSERT INTO rows (v) VALUES (%s)", ("psycopg",))
+        row = tx.fetch_one("SELECT count(*) AS n FROM rows WHERE v = :v", {"v": "psycopg"})
+        return {"n": row["n"]}
+
+    asgi.post("/rows")(holdfast.guard("asgi")(insert))
+    with TestClient(asgi) as client:
+        assert client.post("/rows", headers=key(1)).json() == {"n": 1}
+        assert client.post("/rows", headers=key(1)).json() == {"n": 1}
+        assert client.post("/rows", headers=key(2)).json() == {"n": 2}
+
+    holdfast = Holdfast(PsycopgSyncStore(postgres_url, max_connections=2))
+    guard = FlaskGuard(holdfast, wsgi)
+    wsgi.post("/rows")(guard("wsgi")(insert))
+    try:
+        for number in (1, 1, 2):
+            response = wsgi.test_client().post("/rows", headers=key(number))
+            assert response.get_json() == {"n": 2 + number}
+    finally:
+        guard.close()
+
+
+def test_scoped_session_is_refused_in_an_async_framework(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    app = FastAPI()
+    holdfast = Holdfast(SqlAlchemySyncStore(scoped_session(sessionmaker(engine))))
+    holdfast.install(app)
+    app.post("/orders")(holdfast.guard("orders")(dict))
+    with (
+        TestClient(app) as client,
+        pytest.raises(ConfigurationError, match="the engine or a sessionmaker"),
+    ):
+        client.post("/orders", headers=key(1))
+    engine.dispose()
