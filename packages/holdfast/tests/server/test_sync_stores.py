@@ -1,15 +1,16 @@
 """Sync handlers on stores with sync connections: Flask-SQLAlchemy, and FastAPI's ``def``."""
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from anyio.from_thread import run as run_on_loop
 from fastapi import FastAPI
-from fastapi.testclient import TestClient
-from flask import Flask
+from flask import Flask, request
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, scoped_session, sessionmaker
@@ -17,7 +18,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, scoped_sessio
 from holdfast import Holdfast
 from holdfast.errors import ConfigurationError, UsageError
 from holdfast.flask import FlaskGuard
-from holdfast.stores.psycopg import PsycopgSyncStore
+from holdfast.stores.psycopg import PsycopgSyncStore, PsycopgSyncTransaction
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 
 
@@ -140,13 +141,15 @@ def test_session_that_has_only_read_before_the_view_is_used(shop: Shop) -> None:
 def test_uncommitted_changes_from_before_the_view_are_refused(shop: Shop, *, flushed: bool) -> None:
     @shop.app.before_request
     def change() -> None:
-        shop.db.session.add(Order(item="early"))
-        if flushed:
-            shop.db.session.flush()
+        if request.path == "/orders/late":
+            shop.db.session.add(Order(item="early"))
+            if flushed:
+                shop.db.session.flush()
 
+    assert shop.post("/orders/boots", 1).status_code == 201
     with pytest.raises(UsageError, match="from before the guarded handler"):
-        shop.post("/orders/boots", 1)
-    assert shop.count() == 0
+        shop.post("/orders/late", 2)
+    assert shop.count() == 1
 
 
 def test_job_is_enqueued_in_the_session_s_transaction(shop: Shop) -> None:
@@ -174,8 +177,12 @@ def test_store_outside_an_app_context_is_refused() -> None:
 # -- FastAPI's def handlers ---------------------------------------------------------------------
 
 
-def test_def_handler_of_fastapi_writes_in_a_sync_session(url: str) -> None:
-    engine = create_engine(url, **({} if "sqlite" in url else {"pool_size": 2, "max_overflow": 0}))
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop")
+
+
+async def test_def_handler_of_fastapi_writes_in_a_sync_session(url: str) -> None:
+    engine = create_engine(url, pool_size=2, max_overflow=0)
     Base.metadata.create_all(engine)
     app = FastAPI()
     holdfast = Holdfast(SqlAlchemySyncStore(engine))
@@ -191,55 +198,77 @@ def test_def_handler_of_fastapi_writes_in_a_sync_session(url: str) -> None:
         run_on_loop(holdfast.enqueue, "receipt.send", {"order": order.id})
         return {"id": order.id}
 
-    def post(number: int) -> int:
-        return int(client.post("/orders?item=boots", headers=key(number)).status_code)
-
-    with TestClient(app) as client, ThreadPoolExecutor(20) as threads:
-        assert set(threads.map(post, [*range(12), *range(12)])) == {201}
+    async with client_of(app) as client:
+        responses = await asyncio.gather(
+            *(
+                client.post("/orders?item=boots", headers=key(number))
+                for number in [*range(12), *range(12)]
+            )
+        )
+    assert {response.status_code for response in responses} == {201}
+    await holdfast.close()
     with sessionmaker(engine)() as session:
         assert session.scalar(select(func.count()).select_from(Order)) == 12
         assert session.scalar(text("SELECT count(*) FROM holdfast_jobs")) == 12
     engine.dispose()
 
 
-def test_def_handler_of_fastapi_and_flask_view_write_with_psycopg(postgres_url: str) -> None:
-    asgi, wsgi = FastAPI(), Flask(__name__)
+def insert(tx: PsycopgSyncTransaction) -> dict[str, int]:
+    tx.execute("CREATE TABLE IF NOT EXISTS rows (v text)")
+    tx.connection.execute("INSERT INTO rows (v) VALUES (%s)", ("psycopg",))
+    row = tx.fetch_one("SELECT count(*) AS n FROM rows WHERE v = :v", {"v": "psycopg"})
+    return {"n": row["n"] if row else 0}
+
+
+async def test_def_handler_of_fastapi_writes_with_psycopg(postgres_url: str) -> None:
+    app = FastAPI()
     holdfast = Holdfast(PsycopgSyncStore(postgres_url, max_connections=2))
-    holdfast.install(asgi)
+    holdfast.install(app)
 
-    def insert() -> dict[str, int]:
-        tx = holdfast.transaction
-        tx.execute("CREATE TABLE IF NOT EXISTS rows (id int GENERATED ALWAYS AS IDENTITY, v text)")
-        tx.connection.execute("INSERT INTO rows (v) VALUES (%s)", ("psycopg",))
-        row = tx.fetch_one("SELECT count(*) AS n FROM rows WHERE v = :v", {"v": "psycopg"})
-        return {"n": row["n"]}
+    @app.post("/rows")
+    @holdfast.guard("rows")
+    def create() -> dict[str, int]:
+        return insert(holdfast.transaction)
 
-    asgi.post("/rows")(holdfast.guard("asgi")(insert))
-    with TestClient(asgi) as client:
-        assert client.post("/rows", headers=key(1)).json() == {"n": 1}
-        assert client.post("/rows", headers=key(1)).json() == {"n": 1}
-        assert client.post("/rows", headers=key(2)).json() == {"n": 2}
+    async with client_of(app) as client:
+        for number in (1, 1, 2):
+            assert (await client.post("/rows", headers=key(number))).json() == {"n": number}
+    await holdfast.close()
 
+
+def test_flask_view_writes_with_psycopg(postgres_url: str) -> None:
+    app = Flask(__name__)
     holdfast = Holdfast(PsycopgSyncStore(postgres_url, max_connections=2))
-    guard = FlaskGuard(holdfast, wsgi)
-    wsgi.post("/rows")(guard("wsgi")(insert))
+    guard = FlaskGuard(holdfast, app)
+
+    @app.post("/rows")
+    @guard("rows")
+    def create() -> dict[str, int]:
+        assert guard.transaction is holdfast.transaction
+        guard.enqueue("receipt.send")
+        return insert(holdfast.transaction)
+
     try:
         for number in (1, 1, 2):
-            response = wsgi.test_client().post("/rows", headers=key(number))
-            assert response.get_json() == {"n": 2 + number}
+            response = app.test_client().post("/rows", headers=key(number))
+            assert response.get_json() == {"n": number}
     finally:
         guard.close()
 
 
-def test_scoped_session_is_refused_in_an_async_framework(tmp_path: Path) -> None:
+async def test_scoped_session_is_refused_in_an_async_framework(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
     app = FastAPI()
     holdfast = Holdfast(SqlAlchemySyncStore(scoped_session(sessionmaker(engine))))
     holdfast.install(app)
-    app.post("/orders")(holdfast.guard("orders")(dict))
-    with (
-        TestClient(app) as client,
-        pytest.raises(ConfigurationError, match="the engine or a sessionmaker"),
-    ):
-        client.post("/orders", headers=key(1))
+
+    @app.post("/orders")
+    @holdfast.guard("orders")
+    def create() -> None:
+        raise AssertionError
+
+    async with client_of(app) as client:
+        with pytest.raises(ConfigurationError, match="the engine or a sessionmaker"):
+            await client.post("/orders", headers=key(1))
+    await holdfast.close()
     engine.dispose()

@@ -269,7 +269,7 @@ class SqlAlchemySyncStore:
         row = self.run(connection, self._sql["find_record"], values).first()
         return None if row is None else record_of(record_id, row)
 
-    def new_session(self, *, is_in_request_thread: bool) -> tuple[Session, bool]:
+    def session_for(self, *, is_in_request_thread: bool) -> tuple[Session, bool]:
         """Return a session, and whether it is the app's, which goes on using it."""
         if self._scoped is not None and is_in_request_thread:
             session: Session = self._scoped()
@@ -594,7 +594,7 @@ class SqlAlchemySyncUnit:
 
     def start(self) -> Session:
         """Get the session."""
-        session, self._is_the_apps = self._store.new_session(
+        session, self._is_the_apps = self._store.session_for(
             is_in_request_thread=not self._has_slot
         )
         self._session = session
