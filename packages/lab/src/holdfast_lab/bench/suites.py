@@ -7,6 +7,7 @@ import uvloop
 
 from holdfast_lab.bench import (
     fingerprint,
+    flask_race,
     growth,
     idempotency,
     job_growth,
@@ -62,6 +63,21 @@ def measure_sqlite(environment: Environment) -> list[Measurement]:
     }
     return [
         measurement("idempotency on SQLite ÷ bare handler", name, row, targets.get(name))
+        for name, row in found.items()
+    ]
+
+
+def measure_flask(environment: Environment) -> list[Measurement]:
+    found = flask_race.postgres(
+        environment.database(), 2 * environment.rounds, environment.seconds, lambda: None
+    )
+    return [
+        measurement(
+            "sync handlers (Flask, one insert, PostgreSQL) ÷ bare",
+            name,
+            row,
+            at_least(0.7) if name.endswith("guarded") else None,
+        )
         for name, row in found.items()
     ]
 
@@ -175,6 +191,7 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "postgres": measure_postgres,
     "sqlalchemy": measure_sqlalchemy,
     "sqlite": measure_sqlite,
+    "flask": measure_flask,
     "fingerprint": measure_fingerprint,
     "jobs": measure_jobs,
     "idle": measure_idle_workers,
