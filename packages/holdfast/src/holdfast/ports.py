@@ -16,6 +16,7 @@ __all__ = [
     "Claim",
     "Claimed",
     "Clock",
+    "CommitFailure",
     "Delivery",
     "Ending",
     "Engine",
@@ -35,6 +36,7 @@ __all__ = [
     "Row",
     "SessionStore",
     "Store",
+    "StoreMetrics",
     "SyncFaultPoints",
     "Transaction",
     "UnitOfWork",
@@ -56,6 +58,10 @@ Outcome = Literal[
 
 
 JobOutcome = Literal["done", "duplicate", "retried", "dead", "lease_lost", "given_back", "unknown"]
+
+
+# A commit that failed: rolled back, or with an unknown outcome.
+CommitFailure = Literal["rolled_back", "unknown"]
 
 
 class Clock(Protocol):
@@ -338,6 +344,21 @@ class Metrics(Protocol):
         """Record how many records a sweep deleted, and how long it took."""
 
 
+@runtime_checkable
+class StoreMetrics(Protocol):
+    """Records problems of the store; must not raise and must not block.
+
+    Optional: a ``Metrics`` object that has these methods gets the calls.
+    """
+
+    def pool_waited(self, seconds: float) -> None:
+        """Record how long a caller waited for a connection, because none was free."""
+
+    def commit_failed(self, of: Literal["request", "job"], failure: CommitFailure) -> None:
+        """Count a commit that the database refused, or whose outcome is unknown."""
+
+
+@runtime_checkable
 class JobMetrics(Protocol):
     """Records metrics of jobs; must not raise and must not block."""
 

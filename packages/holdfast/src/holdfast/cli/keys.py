@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.cli.database import opened
 from holdfast.cli.output import CommandError, print_json, print_table, printable
+from holdfast.cli.target import Target
 from holdfast.core.idempotency_record import Record
 from holdfast.ports import RecordQuery
 
@@ -15,10 +16,12 @@ __all__ = ["list_keys", "show_key"]
 
 
 def list_keys(
-    url: str, *, tenant: str | None, endpoint: str | None, limit: int, as_json: bool
+    target: Target, *, tenant: str | None, endpoint: str | None, limit: int, as_json: bool
 ) -> None:
     """Print records, newest first."""
-    found = asyncio.run(_records(url, RecordQuery(tenant=tenant, endpoint=endpoint, limit=limit)))
+    found = asyncio.run(
+        _records(target, RecordQuery(tenant=tenant, endpoint=endpoint, limit=limit))
+    )
     if as_json:
         print_json([_summary(record) for record in found])
     else:
@@ -26,11 +29,11 @@ def list_keys(
 
 
 def show_key(
-    url: str, key: str, *, tenant: str | None, endpoint: str | None, as_json: bool
+    target: Target, key: str, *, tenant: str | None, endpoint: str | None, as_json: bool
 ) -> None:
     """Print one record. Where several match, print a list and raise ``CommandError``."""
     query = RecordQuery(tenant=tenant, endpoint=endpoint, key=key, limit=50)
-    found = asyncio.run(_records(url, query))
+    found = asyncio.run(_records(target, query))
     if not found:
         raise CommandError("no record matches the key and these options (try: holdfast keys ls)")
     if len(found) > 1:
@@ -57,8 +60,8 @@ def show_key(
         print(f"{name:<{width}}  {'-' if value is None else printable(str(value))}")
 
 
-async def _records(url: str, query: RecordQuery) -> Sequence[Record]:
-    async with opened(url) as store:
+async def _records(target: Target, query: RecordQuery) -> Sequence[Record]:
+    async with opened(target) as store:
         return await store.records(query)
 
 

@@ -13,13 +13,14 @@ from holdfast.core.job import EnqueueOutcome
 from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
+from holdfast.jobs.depth_reporter import DepthReporter
 from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry
 from holdfast.jobs.worker import Worker
-from holdfast.observability.noop import NullMetrics
+from holdfast.observability.noop import NullJobMetrics, NullMetrics
 from holdfast.observability.traces import Spans
-from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache, Store
+from holdfast.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store, StoreMetrics
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guarded_endpoint import refuse_unguarded
@@ -109,6 +110,10 @@ class Holdfast:
         self.jobs = JobRegistry()
         self.job_store = JobStore(self.store)
         self.notifier = self.store.notifier()
+        if isinstance(self.metrics, StoreMetrics) and hasattr(self.store, "report_to"):
+            self.store.report_to(self.metrics)
+        self.job_metrics = self.metrics if isinstance(self.metrics, JobMetrics) else None
+        self.depths = DepthReporter(self.store, self.jobs, self.job_metrics or NullJobMetrics())
         self.max_payload_bytes = max_payload_bytes
         self._guarded: list[Callable[..., Any]] = []
         self._explicit: list[GuardedRoute] = []
@@ -203,6 +208,7 @@ class Holdfast:
     def worker(self, **options: Any) -> Worker:
         """Return a worker for the jobs of this app. Takes the options of ``Worker``."""
         options.setdefault("notifier", self.notifier)
+        options.setdefault("metrics", self.job_metrics)
         options.setdefault("clock", self.clock)
         options.setdefault("max_payload_bytes", self.max_payload_bytes)
         return Worker(self.store, self.jobs, **options)
@@ -332,6 +338,8 @@ class Holdfast:
                 self.route_table()
                 await self.store.open()
                 self._sweeper.start()
+                if self.job_metrics is not None:
+                    self.depths.start()
                 self._is_open = True
 
     async def close(self) -> None:
@@ -340,6 +348,7 @@ class Holdfast:
             if self._is_open:
                 self._is_open = False
                 await self._sweeper.stop()
+                await self.depths.stop()
                 await self.notifier.close()
                 await self.idempotency.close()
                 if self.idempotency.cache is not None:

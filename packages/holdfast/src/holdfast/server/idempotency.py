@@ -36,6 +36,7 @@ from holdfast.errors import (
     StoreUnavailableError,
     SupersededError,
 )
+from holdfast.observability.noop import NullStoreMetrics
 from holdfast.ports import (
     Claim,
     Claimed,
@@ -46,6 +47,7 @@ from holdfast.ports import (
     RecordCache,
     SessionStore,
     Store,
+    StoreMetrics,
 )
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, generated_at, stale_error
@@ -102,6 +104,7 @@ class Idempotency:
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
+        self._store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
         self.new_id = new_id
         self.faults = faults
         self._cache_writes: set[asyncio.Task[None]] = set()
@@ -356,7 +359,14 @@ class Idempotency:
         if self.faults:
             await self.faults.reach("before_commit")
         started = self.clock.monotonic()
-        await execution.unit.commit(record, audit)
+        try:
+            await execution.unit.commit(record, audit)
+        except CommitUnknownError:
+            self._store_metrics.commit_failed("request", "unknown")
+            raise
+        except StoreUnavailableError:
+            self._store_metrics.commit_failed("request", "rolled_back")
+            raise
         self.metrics.store_time("commit", self.clock.monotonic() - started)
         if self.faults:
             await self.faults.reach("after_commit")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
@@ -30,7 +31,7 @@ from holdfast.errors import (
     SupersededError,
     UsageError,
 )
-from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.ports import Claimed, Found, Params, RecordQuery, Row, StoreMetrics
 from holdfast.stores.connection_gate import ConnectionGate, Visit
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
@@ -136,6 +137,7 @@ class SqlAlchemyStore:
             *migrations,
         ]
         self._turn = asyncio.Lock()
+        self._metrics: StoreMetrics | None = None
         self._ending_tasks: set[asyncio.Task[Any]] = set()
         self._is_open = False
 
@@ -150,6 +152,10 @@ class SqlAlchemyStore:
         pool: Any = self._sessions().get_bind().engine.pool
         overflow: int = getattr(pool, "_max_overflow", -1)
         return None if overflow < 0 else pool.size() + overflow
+
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Report waits for a connection of the engine's pool to ``metrics``."""
+        self._metrics = metrics
 
     async def open(self) -> None:
         """Migrate the schema, in one transaction of the app's engine."""
@@ -213,7 +219,7 @@ class SqlAlchemyStore:
             unit.guard()
             return Claimed(unit)
         async with _rolling_back(unit):
-            connection = await unit.transaction.connection()
+            connection = await self._connect(unit.transaction)
             # Two statements: in one, the snapshot would be older than the lock, and a record that
             # was committed in between would be missed.
             locked = await connection.exec_driver_sql(
@@ -246,7 +252,7 @@ class SqlAlchemyStore:
         unit.guard()
         if not self.is_sqlite:
             async with _rolling_back(unit):
-                connection = await unit.transaction.connection()
+                connection = await self._connect(unit.transaction)
                 await connection.exec_driver_sql("SELECT 1")
                 await _refuse_autocommit(connection)
         return unit
@@ -383,6 +389,18 @@ class SqlAlchemyStore:
 
     def _pool_listeners(self) -> tuple[tuple[str, Callable[..., None]], ...]:
         return ("checkout", self.gate.on_checkout), ("checkin", self.gate.on_checkin)
+
+    async def _connect(self, session: AsyncSession) -> AsyncConnection:
+        """Return the session's connection; report the wait if none was free."""
+        metrics, limit = self._metrics, self.max_connections
+        pool: Any = session.get_bind().engine.pool
+        if metrics is None or limit is None or pool.checkedout() < limit:
+            return await session.connection()
+        started = time.monotonic()
+        try:
+            return await session.connection()
+        finally:
+            metrics.pool_waited(time.monotonic() - started)
 
     def _unit(
         self, record_id: RecordId | None, claimed_at: Any, session: AsyncSession | None = None

@@ -1,5 +1,6 @@
 """The store on PostgreSQL. Guarding a request costs no additional round trip."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -9,7 +10,7 @@ from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
-from holdfast.ports import Claimed, Found, Notifier, Params, RecordQuery, Row
+from holdfast.ports import Claimed, Found, Notifier, Params, RecordQuery, Row, StoreMetrics
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -81,6 +82,7 @@ class PostgresStore:
         self._max = max_connections
         self._acquire_seconds = acquire_seconds
         self._pool: Pool | None = None
+        self._metrics: StoreMetrics | None = None
         self._migrations = [
             *load_migrations("core", "holdfast.stores.postgres.migrations"),
             *migrations,
@@ -91,11 +93,16 @@ class PostgresStore:
         """How many transactions can be open at once."""
         return self._max
 
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Report waits for a connection to ``metrics``. Call it before ``open``."""
+        self._metrics = metrics
+
     async def open(self) -> None:
         """Connect and bring the schema up to date."""
         if self._pool is not None:
             return
-        pool = self.driver.new_pool(self._max)
+        on_wait = None if self._metrics is None else self._metrics.pool_waited
+        pool = self.driver.new_pool(self._max, on_wait)
         refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
         try:
             await pool.fill(self._min)
