@@ -1,4 +1,4 @@
-"""The options and help texts of ``holdfast move``, ``backup`` and ``restore``."""
+"""The options and help texts of ``holdfast move``, ``backup``, ``restore`` and ``keys rm``."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -20,10 +20,48 @@ Database = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
 
 
-def add_data_commands(app: typer.Typer) -> None:
-    """Add the commands to ``holdfast``."""
+def add_data_commands(app: typer.Typer, keys_app: typer.Typer) -> None:
+    """Add the commands to ``holdfast`` and to ``holdfast keys``."""
     for command in (move, backup, restore):
         app.command()(command)
+    keys_app.command("rm")(keys_rm)
+
+
+def keys_rm(  # noqa: PLR0917 - typer turns the parameters into options
+    key: Annotated[str, typer.Argument(help="The idempotency key.")],
+    tenant: Annotated[str, typer.Option(help="The tenant of the record.")],
+    endpoint: Annotated[
+        str, typer.Option(help='The endpoint of the record, such as "POST /api/v1/routes".')
+    ],
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Why; stored in the audit event.")
+    ] = None,
+    database: Database = _DATABASE,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the record, and remove nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Remove one idempotency record: the next request with this key runs again.
+
+    What the first request has changed stays as it is. The removal is an audit event with your
+    name and the reason. Running servers stop replaying the record within a second.
+
+    Example:
+        holdfast keys rm order-17 --tenant ada --endpoint orders.create --reason "ticket 4711"
+
+    """
+    from holdfast.cli.keys import remove_key
+
+    remove_key(
+        database,
+        key,
+        tenant=tenant,
+        endpoint=endpoint,
+        reason=reason,
+        is_dry_run=dry_run,
+        as_json=json,
+    )
 
 
 def move(  # noqa: PLR0917 - typer turns the parameters into options
