@@ -5,6 +5,7 @@ import sqlite3
 import stat
 import threading
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from packages.holdfast.tests.cli.test_database_commands import (
     NOW,
     record,
     save_records,
-    timedelta,
 )
 
 URL = "sqlite:///shop.db"

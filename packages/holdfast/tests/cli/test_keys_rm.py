@@ -3,6 +3,7 @@
 import asyncio
 import getpass
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from packages.holdfast.tests.cli.test_database_commands import (
     NOW,
     record,
     save_records,
-    timedelta,
 )
 from packages.holdfast.tests.support.harness import HeldClock
 from packages.holdfast.tests.support.shop import CREATE, make_app
