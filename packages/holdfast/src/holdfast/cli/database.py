@@ -4,12 +4,12 @@ import asyncio
 import os
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
 from datetime import datetime
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, cast
 
 from holdfast import open_store
 from holdfast.cli.output import CommandError, print_json, print_table, redact_password
@@ -31,13 +31,12 @@ _APPLIED_ANY_VERSION: Final = "SELECT * FROM holdfast_migrations"
 
 
 @asynccontextmanager
-async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
-    """Open the database of a URL and close it afterwards. Raises ``Failure``."""
+async def opened(
+    url: str, *, must_exist: bool = True, migration_packages: Sequence[tuple[str, str]] = ()
+) -> AsyncIterator[Store]:
+    """Open the database of a URL and close it afterwards. Raises ``CommandError``."""
     target = parse_store_url(url)
-    # Apps other than the bundled services have the tables of the core only.
-    store = open_store(
-        url, migration_packages=() if must_exist else _migration_packages(), **_environment(target)
-    )
+    store = open_store(url, migration_packages=migration_packages, **_environment(target))
     # SQLite would create an empty file for a misspelt name.
     if must_exist and _is_missing_file(target):
         raise CommandError(
@@ -60,9 +59,9 @@ async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
         await store.close()
 
 
-def migrate(url: str, *, as_json: bool) -> None:
+def migrate(url: str, *, with_services: bool = False, as_json: bool) -> None:
     """Apply missing migrations and print them."""
-    applied, present = asyncio.run(_migrate(url))
+    applied, present = asyncio.run(_migrate(url, with_services=with_services))
     if as_json:
         keys = ("namespace", "number", "name")
         found = [dict(zip(keys, row, strict=True)) for row in applied]
@@ -74,12 +73,15 @@ def migrate(url: str, *, as_json: bool) -> None:
         print_table(("applied to", "number", "name"), rows)
 
 
-async def _migrate(url: str) -> tuple[list[tuple[str, int, str]], int]:
+async def _migrate(url: str, *, with_services: bool) -> tuple[list[tuple[str, int, str]], int]:
     target = parse_store_url(url)
     # Refuses a bad URL before anything is touched.
-    open_store(url, migration_packages=_migration_packages(), **_environment(target))
+    open_store(url, **_environment(target))
     before = await _applied_before(target, _APPLIED_ANY_VERSION, unreachable=set()) or set()
-    async with opened(url, must_exist=False) as store:
+    # An installed service is not necessarily used with this database.
+    used = {namespace for namespace, _ in before}
+    packages = [pair for pair in _migration_packages() if with_services or pair[0] in used]
+    async with opened(url, must_exist=False, migration_packages=packages) as store:
         rows = await store.read(store.table_names.render(_APPLIED))
     after = [(row["namespace"], row["number"], row["name"]) for row in rows]
     return [found for found in after if found[:2] not in before], len(after)
@@ -90,11 +92,17 @@ def _migration_packages() -> list[tuple[str, str]]:
     return [pair for point in entry_points(group=_MIGRATIONS_GROUP) for pair in point.load()()]
 
 
-def _environment(target: StoreUrl) -> dict[str, str | None]:
+class _Names(TypedDict):
+    table_prefix: str | None
+    schema: str | None
+
+
+def _environment(target: StoreUrl) -> _Names:
     """Return the options of ``open_store`` that environment variables set and the URL does not."""
+    read = os.environ.get
     return {
-        option: os.environ.get(f"HOLDFAST_{option.upper()}") if in_url is None else None
-        for option, in_url in (("table_prefix", target.table_prefix), ("schema", target.schema))
+        "table_prefix": target.table_prefix or read("HOLDFAST_TABLE_PREFIX") or None,
+        "schema": target.schema or read("HOLDFAST_TABLE_SCHEMA") or None,
     }
 
 

@@ -64,7 +64,12 @@ class _DjangoHoldfast:
             module, _, name = identify.rpartition(".")
             identify = getattr(import_module(module), name)
         given = {} if identify is None else {"identify": identify}
-        store = DjangoStore(run_in_request_thread, using=using)
+        names = {
+            option: options.pop(option.upper())
+            for option in ("table_prefix", "schema")
+            if option.upper() in options
+        }
+        store = DjangoStore(run_in_request_thread, using=using, **names)
         # A sweep here would need its own thread and connection: sweep with manage.py or a worker.
         self.holdfast = Holdfast(store, sweep_every_seconds=None, **given, **options)
         self.bridge = Bridge(self.holdfast)

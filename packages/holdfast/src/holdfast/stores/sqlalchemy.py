@@ -8,9 +8,15 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import StaticPool, event
+from sqlalchemy import Engine, StaticPool, event
 from sqlalchemy import exc as sa_errors
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.util import await_only
 
 from holdfast.core.decision import HELD, Held
@@ -85,18 +91,19 @@ class SqlAlchemyStore:
 
     def __init__(
         self,
-        sessions: async_sessionmaker[AsyncSession],
+        sessions: async_sessionmaker[AsyncSession] | AsyncEngine,
         *,
         table_prefix: str = DEFAULT_PREFIX,
         schema: str | None = None,
         migrations: Sequence[Migration] = (),
     ) -> None:
-        """``sessions`` is the app's session maker. ``open`` connects.
+        """``sessions`` is the app's session maker, or its engine. ``open`` connects.
 
         Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
         ``schema``, which is created if it is missing; without it, in the first schema of the
         ``search_path``.
         """
+        sessions = _session_maker(sessions)
         bind = sessions().get_bind()
         self.name: str = bind.dialect.name
         database = _DRIVERS.get((bind.dialect.name, bind.dialect.driver))
@@ -536,6 +543,31 @@ class SqlAlchemyUnit:
         if transaction.parent is None and not self._may_end:
             self._closed_by_handler |= not self._rolled_back
             self._rolled_back = False
+
+
+def _session_maker(given: Any) -> async_sessionmaker[AsyncSession]:
+    """Return the session maker of an engine. Raises ``ConfigurationError`` for anything else."""
+    if isinstance(given, async_sessionmaker):
+        return given
+    if isinstance(given, AsyncEngine):
+        return async_sessionmaker(given, expire_on_commit=False)
+    if isinstance(given, str):
+        raise ConfigurationError(
+            "SqlAlchemyStore takes an engine, not a URL: write create_async_engine(url), or use "
+            "open_store(url)"
+        )
+    if isinstance(given, Engine | Session | sessionmaker | scoped_session):
+        raise ConfigurationError(
+            f"SqlAlchemyStore takes an asynchronous engine, not a synchronous {_kind(given)}: "
+            "write create_async_engine(…), or use holdfast.stores.sqlalchemy_sync"
+        )
+    raise ConfigurationError(
+        f"SqlAlchemyStore takes an async_sessionmaker or an AsyncEngine, not a {_kind(given)}"
+    )
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 async def _refuse_autocommit(connection: AsyncConnection) -> None:
