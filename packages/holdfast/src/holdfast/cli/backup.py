@@ -42,13 +42,13 @@ def restore(file: Path, url: str, *, force: bool, as_json: bool) -> None:
         target = _without_password(database)
         command = f"pg_restore --clean --if-exists --dbname={target} {_shell(file)}"
         raise CommandError(f"for PostgreSQL use its own tool: {command}", _USAGE)
-    given = os.environ.get("HOLDFAST_TABLE_PREFIX") if database.table_prefix is None else None
+    prefix = database.table_prefix or os.environ.get("HOLDFAST_TABLE_PREFIX") or None
     with _progress("restore", is_shown=sys.stderr.isatty() and not as_json) as on_progress:
         written = run(
             file,
             database.location,
             force=force,
-            table_prefix=database.names(given).prefix,
+            table_prefix=database.names(prefix).prefix,
             on_progress=on_progress,
         )
     if as_json:
