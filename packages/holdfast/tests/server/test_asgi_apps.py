@@ -16,7 +16,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from holdfast import Holdfast, Policy, ServiceError
-from holdfast.errors import ConfigurationError, NoTransactionError, StreamingResponseError
+from holdfast.errors import (
+    ConfigurationError,
+    NoTransactionError,
+    StreamingResponseError,
+    UsageError,
+)
 from holdfast.server.starlette import Caller, Run, Tx
 from packages.holdfast.tests.support.harness import Connection
 from packages.holdfast.tests.support.policies import ENVELOPE_WITH_STALENESS
@@ -378,7 +383,8 @@ async def test_a_configuration_error_fails_the_lifespan_startup(
     connection = Connection()
     connection.scope = {"type": "lifespan", "app": app, "state": {}}
     connection.to_app.put_nowait({"type": "lifespan.startup"})
-    await connection.run(app)
+    with pytest.raises(UsageError, match="guarded"):
+        await connection.run(app)
     assert [m["type"] for m in connection.sent] == ["lifespan.startup.failed"]
     assert "guarded" in connection.sent[0]["message"]
 

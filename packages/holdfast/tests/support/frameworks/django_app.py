@@ -36,7 +36,7 @@ settings.configure(
     ROOT_URLCONF=__name__,
     USE_TZ=True,
     DATABASES={"default": _database()},
-    MIDDLEWARE=["holdfast.server.django_views.HoldfastMiddleware"],
+    MIDDLEWARE=["holdfast.django.HoldfastMiddleware"],
 )
 
 import django  # noqa: E402

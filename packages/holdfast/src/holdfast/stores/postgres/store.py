@@ -132,6 +132,9 @@ class PostgresStore:
             row = await connection.fetchrow(self.sql["find_record"], *record_id, now)
         except OUTAGES as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return None if row is None else record_of(record_id, row)
@@ -185,6 +188,11 @@ class PostgresStore:
             return [dict(row) for row in await connection.fetch(text, *values)]
         except OUTAGES as error:
             translate_error(error)
+        except asyncio.CancelledError:
+            # Without this, asyncpg asks the server over a second connection to cancel the query,
+            # and a loop that is ending would leave both open.
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
 
@@ -203,6 +211,9 @@ class PostgresStore:
             tag: str = await connection.execute(self.sql["sweep_records"], now, limit)
         except OUTAGES as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return rows_changed(tag)
@@ -222,6 +233,9 @@ class PostgresStore:
             )
         except OUTAGES as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return [record_of(RecordId(row[0], row[1], row[2]), tuple(row)[3:]) for row in rows]
