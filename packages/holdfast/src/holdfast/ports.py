@@ -321,6 +321,9 @@ class RecordCache(Protocol):
     async def forget(self, record_ids: Iterable[RecordId]) -> None:
         """Drop records."""
 
+    def use_epoch(self, epoch: str) -> None:
+        """Return no record any more that was put under another epoch."""
+
     async def close(self) -> None:
         """Disconnect."""
 

@@ -49,6 +49,7 @@ from holdfast.ports import (
     Store,
     StoreMetrics,
 )
+from holdfast.server.cache_epoch import CacheEpoch
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, generated_at, stale_error
 from holdfast.server.record_lru_cache import RecordLruCache
@@ -100,6 +101,7 @@ class Idempotency:
         self.session_store = store if isinstance(store, SessionStore) else None
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
+        self.epoch = CacheEpoch(store, clock, self._forget_cached)
         self.in_flight = SingleFlight()
         self.breaker = breaker or Breaker()
         self.clock = clock
@@ -111,6 +113,7 @@ class Idempotency:
 
     async def close(self) -> None:
         """Wait up to two seconds for writes to the cache."""
+        await self.epoch.close()
         if self._cache_writes:
             await asyncio.wait(self._cache_writes, timeout=2)
 
@@ -136,6 +139,9 @@ class Idempotency:
         while True:
             now = self.clock.now()
             record = self.memory.get(record_id, now)
+            if record is not None and self.epoch.is_due():
+                await self.epoch.check()
+                record = self.memory.get(record_id, now)
             if record is None and not self.in_flight.lead(record_id):
                 if deadline is None:
                     deadline = self._deadline(request)
@@ -200,13 +206,19 @@ class Idempotency:
         """Claim the key; while another process holds it, poll without holding a connection."""
         pause = _POLL_FIRST_SECONDS
         while True:
-            cached = None if self.cache is None else await self.cache.get(record_id, now)
+            cached = None
+            if self.cache is not None:
+                await self.epoch.check()
+            generation = self.epoch.generation
+            if self.cache is not None:
+                cached = await self.cache.get(record_id, now)
             if cached is not None:
-                self.memory.put(cached)
+                if generation == self.epoch.generation:
+                    self.memory.put(cached)
                 return Found(cached)
             claiming = self.store.claim(record_id, now, **sharing)
             claim: Claim = await self._call_store("claim", claiming)
-            if isinstance(claim, Found):
+            if isinstance(claim, Found) and generation == self.epoch.generation:
                 self._remember(claim.record)
             if not isinstance(claim, Held):
                 return claim
@@ -478,13 +490,23 @@ class Idempotency:
             version=execution.version,
         )
 
+    def _forget_cached(self, epoch: str) -> None:
+        """Drop copies of records: one of them was removed, or the database was restored."""
+        self.memory.clear()
+        if self.cache is not None:
+            self.cache.use_epoch(epoch)
+
     def _remember(self, record: Record) -> None:
         """Keep a committed record in memory, and write it to the cache in the background."""
         self.memory.put(record)
         if self.cache is not None:
-            task = asyncio.ensure_future(self.cache.put(record, self.clock.now()))
+            task = asyncio.ensure_future(self._cache(record, self.epoch.generation))
             self._cache_writes.add(task)
             task.add_done_callback(self._cache_writes.discard)
+
+    async def _cache(self, record: Record, generation: int) -> None:
+        if self.cache is not None and generation == self.epoch.generation:
+            await self.cache.put(record, self.clock.now())
 
     # -- the store, behind its breaker -----------------------------------------------------
 
