@@ -10,6 +10,7 @@ import msgspec
 from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.core.job import LeasedJob
+from holdfast.core.table_names import TableNames
 
 __all__ = [
     "Claim",
@@ -146,6 +147,10 @@ class Store(Protocol):
     def name(self) -> str:
         """``sqlite`` or ``postgresql``, for logs and metrics."""
 
+    @property
+    def table_names(self) -> TableNames:
+        """How Holdfast's tables are named in this database; final when the store is open."""
+
     async def open(self) -> None:
         """Connect and bring the schema up to date."""
 
@@ -238,8 +243,13 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Disconnect. Idempotent."""
 
-    async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
-        """Lease up to ``limit`` jobs, waiting for the first; may return none."""
+    async def take(
+        self, limit: int, wait_seconds: float, *, alone: bool = True
+    ) -> Sequence[Delivery]:
+        """Lease up to ``limit`` jobs, waiting for the first; may return none.
+
+        ``alone``: the worker runs no other job. It is recorded with the lease.
+        """
 
     async def renew(self, deliveries: Sequence[Delivery]) -> set[tuple[str, str]]:
         """Renew the leases; return the jobs (tenant, id) that are still held."""

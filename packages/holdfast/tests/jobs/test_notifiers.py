@@ -122,7 +122,7 @@ async def test_end_of_an_ordered_job_wakes_the_worker_of_the_next(
     await lab.enqueue("first")
 
     async def both_done() -> bool:
-        return await lab.count("job_completions") == 2
+        return await lab.count("holdfast_job_completions") == 2
 
     await eventually(both_done, seconds=20)  # to look by itself would be after 30
 

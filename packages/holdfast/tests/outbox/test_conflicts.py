@@ -10,12 +10,12 @@ import pytest
 from holdfast.core.outbox_entry import Entry, NewEntry, Resolution, Status
 from holdfast.outbox import EventKind, OutboxQueue
 from holdfast.outbox.conflicts import resolve_conflict
-from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     Scripted,
+    drain,
     reader,
     response,
     token_of,

@@ -16,7 +16,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from holdfast import Holdfast, Policy, ServiceError
-from holdfast.errors import ConfigurationError, NoTransactionError, StreamingResponseError
+from holdfast.errors import (
+    ConfigurationError,
+    NoTransactionError,
+    StreamingResponseError,
+    UsageError,
+)
 from holdfast.server.starlette import Caller, Run, Tx
 from packages.holdfast.tests.support.harness import Connection
 from packages.holdfast.tests.support.policies import ENVELOPE_WITH_STALENESS
@@ -190,7 +195,7 @@ async def test_handlers_get_transaction_caller_and_execution_as_dependencies(
 
     async with client_of(holdfast, app) as client:
         assert (await client.post("/things", headers=KEY)).json() == {"tenant": "everyone"}
-        [event] = await holdfast.store.read("SELECT resource, version FROM audit_events")
+        [event] = await holdfast.store.read("SELECT resource, version FROM holdfast_audit_events")
         assert dict(event) == {"resource": "thing:1", "version": 3}
 
 
@@ -301,7 +306,7 @@ async def test_the_first_matching_route_decides_whether_a_request_is_guarded(
         assert (await client.post("/things/search")).status_code == 201
         assert (await client.post("/open/late")).status_code == 201
         await assert_guarded(client, "/things/late")
-        [record] = await holdfast.store.read("SELECT endpoint FROM idempotency_records")
+        [record] = await holdfast.store.read("SELECT endpoint FROM holdfast_idempotency_records")
         assert record["endpoint"] == "template"
 
 
@@ -378,7 +383,8 @@ async def test_a_configuration_error_fails_the_lifespan_startup(
     connection = Connection()
     connection.scope = {"type": "lifespan", "app": app, "state": {}}
     connection.to_app.put_nowait({"type": "lifespan.startup"})
-    await connection.run(app)
+    with pytest.raises(UsageError, match="guarded"):
+        await connection.run(app)
     assert [m["type"] for m in connection.sent] == ["lifespan.startup.failed"]
     assert "guarded" in connection.sent[0]["message"]
 

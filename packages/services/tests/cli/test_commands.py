@@ -27,13 +27,15 @@ def test_bad_usage_is_exit_2_and_one_line(here: Here, arguments: list[str]) -> N
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_migrate_applies_the_migrations_of_the_services(
+def test_migrate_creates_tables_of_services_only_if_they_are_wanted(
     cli: Cli, database: str, request: pytest.FixtureRequest
 ) -> None:
     url = "sqlite:///services.db"
     if database == "postgres":
         url = str(request.getfixturevalue("postgres_url"))
     done = cli("migrate", "--database", url, "--json")
+    assert {found["namespace"] for found in json.loads(done.stdout)["applied"]} == {"core"}
+    done = cli("migrate", "--services", "--database", url, "--json")
     applied = json.loads(done.stdout)["applied"]
     assert {"namespace": "routes", "number": 1, "name": "route_requests"} in applied
 

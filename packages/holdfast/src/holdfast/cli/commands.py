@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from holdfast.cli.data_commands import add_data_commands
 from holdfast.cli.gc import resume_gc
 from holdfast.cli.outbox_commands import outbox_app
 from holdfast.cli.output import CommandError
@@ -76,6 +77,7 @@ def create_app() -> typer.Typer:
     jobs_app.command("requeue")(jobs_requeue)
     app.add_typer(jobs_app, name="jobs")
 
+    add_data_commands(app)
     app.add_typer(outbox_app, name="outbox")
     return app
 
@@ -134,19 +136,31 @@ def hash_(file: JsonFile = None, volatile: Volatile = None) -> None:
     print(sha256(canonical_of(file, volatile or [])).hexdigest())
 
 
-def migrate(database: Database = _DATABASE, json: Json = False) -> None:
-    """Create or update the tables of a database, including those of installed services.
+def migrate(
+    database: Database = _DATABASE,
+    services: Annotated[
+        bool,
+        typer.Option("--services", help="Also create the tables of installed services."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Create or update Holdfast's tables in a database.
 
-    Migrations that were applied before are skipped. A server also migrates its database when it
-    starts.
+    Tables of services are updated in a database that has them. Migrations that were applied before
+    are skipped. A server and every app with Holdfast also migrate their database when they start.
 
-    Example:
+    The options table_prefix and schema of the URL, or HOLDFAST_TABLE_PREFIX and
+    HOLDFAST_TABLE_SCHEMA, say how the tables are named.
+
+    Examples:
         holdfast migrate --database postgresql://me@localhost/shop
+
+        holdfast migrate --database "postgresql://me@localhost/shop?schema=holdfast"
 
     """
     from holdfast.cli.database import migrate as run
 
-    run(database, as_json=json)
+    run(database, with_services=services, as_json=json)
 
 
 def sweep(database: Database = _DATABASE, json: Json = False) -> None:

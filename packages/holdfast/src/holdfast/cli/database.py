@@ -1,14 +1,15 @@
 """``holdfast migrate`` and ``holdfast sweep``: the schema and expired records of a database."""
 
 import asyncio
+import os
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
 from datetime import datetime
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, cast
 
 from holdfast import open_store
 from holdfast.cli.output import CommandError, print_json, print_table, redact_password
@@ -17,10 +18,10 @@ from holdfast.errors import HoldfastError
 from holdfast.ports import Store
 from holdfast.server.sweeper import Sweeper
 from holdfast.stores.migrations import load_migrations
+from holdfast.stores.urls import StoreUrl, parse_store_url
 
 __all__ = ["migrate", "opened", "sweep"]
 
-_SQLITE: Final = "sqlite:///"
 _MIGRATIONS_GROUP: Final = "holdfast.migrations"
 _APPLIED: Final = (
     "SELECT namespace, number, name FROM holdfast_migrations ORDER BY namespace, number"
@@ -30,19 +31,21 @@ _APPLIED_ANY_VERSION: Final = "SELECT * FROM holdfast_migrations"
 
 
 @asynccontextmanager
-async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
-    """Open the database of a URL and close it afterwards. Raises ``Failure``."""
-    # Apps other than the bundled services have the tables of the core only.
-    store = open_store(url, migration_packages=() if must_exist else _migration_packages())
+async def opened(
+    url: str, *, must_exist: bool = True, migration_packages: Sequence[tuple[str, str]] = ()
+) -> AsyncIterator[Store]:
+    """Open the database of a URL and close it afterwards. Raises ``CommandError``."""
+    target = parse_store_url(url)
+    store = open_store(url, migration_packages=migration_packages, **_environment(target))
     # SQLite would create an empty file for a misspelt name.
-    if must_exist and _is_missing_file(url):
+    if must_exist and _is_missing_file(target):
         raise CommandError(
-            f"{url.removeprefix(_SQLITE)} does not exist: "
+            f"{target.location} does not exist: "
             f"check --database, or create it with: holdfast migrate --database {url}"
         )
     try:
         # Only the migrate command changes the schema.
-        if must_exist and not await _is_up_to_date(url):
+        if must_exist and not await _is_up_to_date(target):
             raise CommandError(
                 f"{redact_password(url)} does not have this version's tables: "
                 f"run holdfast migrate --database {redact_password(url)}"
@@ -56,9 +59,9 @@ async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
         await store.close()
 
 
-def migrate(url: str, *, as_json: bool) -> None:
+def migrate(url: str, *, with_services: bool = False, as_json: bool) -> None:
     """Apply missing migrations and print them."""
-    applied, present = asyncio.run(_migrate(url))
+    applied, present = asyncio.run(_migrate(url, with_services=with_services))
     if as_json:
         keys = ("namespace", "number", "name")
         found = [dict(zip(keys, row, strict=True)) for row in applied]
@@ -70,13 +73,16 @@ def migrate(url: str, *, as_json: bool) -> None:
         print_table(("applied to", "number", "name"), rows)
 
 
-async def _migrate(url: str) -> tuple[list[tuple[str, int, str]], int]:
-    open_store(
-        url, migration_packages=_migration_packages()
-    )  # refuses a bad URL before anything is touched
-    before = await _applied_before(url, _APPLIED_ANY_VERSION, unreachable=set()) or set()
-    async with opened(url, must_exist=False) as store:
-        rows = await store.read(_APPLIED)
+async def _migrate(url: str, *, with_services: bool) -> tuple[list[tuple[str, int, str]], int]:
+    target = parse_store_url(url)
+    # Refuses a bad URL before anything is touched.
+    open_store(url, **_environment(target))
+    before = await _applied_before(target, _APPLIED_ANY_VERSION, unreachable=set()) or set()
+    # An installed service is not necessarily used with this database.
+    used = {namespace for namespace, _ in before}
+    packages = [pair for pair in _migration_packages() if with_services or pair[0] in used]
+    async with opened(url, must_exist=False, migration_packages=packages) as store:
+        rows = await store.read(store.table_names.render(_APPLIED))
     after = [(row["namespace"], row["number"], row["name"]) for row in rows]
     return [found for found in after if found[:2] not in before], len(after)
 
@@ -86,14 +92,28 @@ def _migration_packages() -> list[tuple[str, str]]:
     return [pair for point in entry_points(group=_MIGRATIONS_GROUP) for pair in point.load()()]
 
 
-def _is_missing_file(url: str) -> bool:
-    return url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists()
+class _Names(TypedDict):
+    table_prefix: str | None
+    schema: str | None
 
 
-async def _is_up_to_date(url: str) -> bool:
+def _environment(target: StoreUrl) -> _Names:
+    """Return the options of ``open_store`` that environment variables set and the URL does not."""
+    read = os.environ.get
+    return {
+        "table_prefix": target.table_prefix or read("HOLDFAST_TABLE_PREFIX") or None,
+        "schema": target.schema or read("HOLDFAST_TABLE_SCHEMA") or None,
+    }
+
+
+def _is_missing_file(target: StoreUrl) -> bool:
+    return target.database == "sqlite" and not Path(target.location).exists()
+
+
+async def _is_up_to_date(target: StoreUrl) -> bool:
     """Check whether all migrations of the core are applied; True if that is unknown."""
-    applied = await _applied_before(url, _APPLIED, unreachable=None)
-    database = "sqlite" if url.startswith(_SQLITE) else "postgres"
+    applied = await _applied_before(target, _APPLIED, unreachable=None)
+    database = "sqlite" if target.database == "sqlite" else "postgres"
     known = load_migrations("core", f"holdfast.stores.{database}.migrations")
     return applied is None or {m.id for m in known} <= applied
 
@@ -101,13 +121,16 @@ async def _is_up_to_date(url: str) -> bool:
 _Applied = set[tuple[str, int]]
 
 
-async def _applied_before(url: str, query: str, *, unreachable: _Applied | None) -> _Applied | None:
+async def _applied_before(
+    target: StoreUrl, query: str, *, unreachable: _Applied | None
+) -> _Applied | None:
     """Read what is applied without opening the store, which would migrate it."""
-    if _is_missing_file(url):
+    if _is_missing_file(target):
         return set()
-    if url.startswith(_SQLITE):
-        return _applied_on_sqlite(url.removeprefix(_SQLITE), query, unreachable)
-    return await _applied_on_postgres(url, query, unreachable)
+    sql = target.names(**_environment(target)).render(query)
+    if target.database == "sqlite":
+        return _applied_on_sqlite(target.location, sql, unreachable)
+    return await _applied_on_postgres(target.location, sql, unreachable)
 
 
 def _applied_on_sqlite(path: str, query: str, unreachable: _Applied | None) -> _Applied | None:

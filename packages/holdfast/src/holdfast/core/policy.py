@@ -4,17 +4,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 
+from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.keys import KeyFormat
 from holdfast.errors import ConfigurationError
 
 __all__ = ["ErrorFormat", "ErrorsStored", "Policy", "Staleness"]
-
-
-class ErrorFormat(StrEnum):
-    """The JSON format of error bodies: RFC 9457 problem details, or an envelope with a code."""
-
-    ENVELOPE = "envelope"
-    PROBLEM = "problem"
 
 
 class ErrorsStored(StrEnum):
@@ -60,7 +54,8 @@ class Policy:
     # Keep a success until its action has become stale, even if success_ttl is shorter. Otherwise a
     # retry between the two would run a second time.
     outlive_staleness: bool = True
-    error_format: ErrorFormat = ErrorFormat.PROBLEM
+    # A built-in format, or a function of the app that formats error bodies.
+    error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM
     volatile_fields: frozenset[str] = VOLATILE_FIELDS
     # How long a duplicate waits for the first request before it gets the "in progress" error.
     wait: timedelta = timedelta(seconds=10)
@@ -83,6 +78,7 @@ class Policy:
             raise ConfigurationError(f"policy {self.name}: the wait cannot be negative")
         if self.max_body_bytes < 0 or self.max_response_bytes < 0:
             raise ConfigurationError(f"policy {self.name}: a size limit cannot be negative")
+        check_error_format(self.error_format)
 
     def replace(self, **changes: object) -> "Policy":
         """Return a copy of this policy with some settings changed."""

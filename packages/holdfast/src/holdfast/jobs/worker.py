@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from holdfast.clock import SystemClock
-from holdfast.core.job import Lease
+from holdfast.core.job import Lease, LeasedJob
 from holdfast.errors import ConfigurationError, StoreError
 from holdfast.ids import new_request_id
 from holdfast.jobs.completer import Completer
@@ -35,6 +35,8 @@ _RELEASE_SECONDS: Final = 10.0
 _MIN_BATCH: Final = 64
 # Handlers in a transaction hold a connection each; renewals and completions need some as well.
 _HANDLERS_SHARE: Final = 0.75
+# A job that was lost so often beside other jobs is run alone: it may be what ends the worker.
+_MAX_LOST_BESIDE_OTHERS: Final = 2
 
 _log = logging.getLogger("holdfast.jobs")
 
@@ -117,6 +119,11 @@ class Worker:
         # How many of these have run and only wait for the shared commit of their completions.
         self._completing = 0
         self._abandoned: set[asyncio.Task[Any]] = set()
+        # The job that was claimed while no other was running, if it still runs.
+        self._lone: JobExecutor | None = None
+        self._suspects: set[JobExecutor] = set()
+        self._isolation = asyncio.Lock()
+        self._marking: set[asyncio.Task[None]] = set()
         self._slot_freed = asyncio.Event()
         self._is_stopping = False
         self._is_releasing = False
@@ -152,7 +159,7 @@ class Worker:
             executor.release()
         await self._wait_for_all(fetch, _RELEASE_SECONDS)
         await _cancel(renew)
-        for task in [fetch, *self._executors, *self._abandoned]:
+        for task in [fetch, *self._executors, *self._abandoned, *self._marking]:
             task.cancel()
         await self.engine.close()
 
@@ -198,7 +205,10 @@ class Worker:
                 await self._slot_freed.wait()
                 continue
             try:
-                deliveries = await self.engine.take(min(free, batch), self._poll_seconds)
+                alone = not self._executors
+                deliveries = await self.engine.take(
+                    min(free, batch), self._poll_seconds, alone=alone
+                )
             except StoreError as error:
                 _log.warning("jobs cannot be fetched, trying again: %s", error)
                 await asyncio.sleep(_ERROR_SECONDS)
@@ -207,24 +217,74 @@ class Worker:
                 _log.exception("jobs cannot be fetched, trying again")
                 await asyncio.sleep(_ERROR_SECONDS)
                 continue
+            if deliveries:
+                await self._mark_shared(deliveries, claimed_alone=alone)
             for delivery in deliveries:
-                self._execute(delivery)
+                executor = self._execute(delivery)
+                if alone and len(deliveries) == 1:
+                    self._lone = executor
 
     def _free_slots(self) -> int:
         """Count free slots. Jobs that are being completed use none, up to ``concurrency``."""
+        if self._suspects:
+            return 0
         completing = min(self._completing, self._concurrency)
         return self._concurrency - len(self._executors) + completing
 
-    def _execute(self, delivery: Delivery) -> None:
+    def _execute(self, delivery: Delivery) -> JobExecutor:
         executor = JobExecutor(self._config, delivery)
-        task = asyncio.create_task(executor.run())
+        if _is_suspect(delivery.job):
+            self._suspects.add(executor)
+            task = asyncio.create_task(self._execute_alone(executor))
+        else:
+            task = asyncio.create_task(executor.run())
         self._executors[task] = executor
         task.add_done_callback(self._executed)
         if self._is_releasing:
             executor.release()
+        return executor
+
+    async def _execute_alone(self, executor: JobExecutor) -> None:
+        """Execute a job that may end the worker, after all others. Nothing is fetched meanwhile."""
+        async with self._isolation:
+            others = [task for task, e in self._executors.items() if e not in self._suspects]
+            if others:
+                await asyncio.wait(others)
+            if self._is_stopping:
+                executor.release()
+            elif not await self.job_store.mark_alone(
+                [executor.job.lease], worker=self.name, alone=True
+            ):
+                executor.lose_lease()
+            await executor.run()
+
+    async def _mark_shared(self, deliveries: Sequence[Delivery], *, claimed_alone: bool) -> None:
+        """Record, before new jobs start, that jobs claimed as alone are not alone any more.
+
+        That is needed only if the worker had no job or one: a busy worker claims none as alone.
+        """
+        lone, self._lone = self._lone, None
+        shared = []
+        if claimed_alone and len(deliveries) > 1:
+            shared = [delivery.job.lease for delivery in deliveries]
+        elif lone is not None and lone in self._executors.values() and not _holds_write_lock(lone):
+            shared = [lone.job.lease]
+        if not shared:
+            return
+        task = asyncio.create_task(self._mark_these_shared(shared))
+        self._marking.add(task)
+        task.add_done_callback(self._marking.discard)
+        # On SQLite it may wait for a handler that writes. The new jobs' leases are not renewed yet.
+        await asyncio.wait({task}, timeout=self._lease_seconds * _RENEW_AFTER_SHARE)
+
+    async def _mark_these_shared(self, leases: Sequence[Lease]) -> None:
+        try:
+            await self.job_store.mark_alone(leases, worker=self.name, alone=False)
+        except StoreError as error:
+            _log.warning("jobs cannot be marked as running beside others: %s", error)
 
     def _executed(self, task: asyncio.Task[None]) -> None:
-        del self._executors[task]
+        self._suspects.discard(self._executors.pop(task))
         self._slot_freed.set()
         if not task.cancelled() and task.exception() is not None:
             _log.error("a job was aborted; its lease will expire", exc_info=task.exception())
@@ -266,6 +326,12 @@ class Worker:
                 await self.job_store.renew_within(
                     unit, leases, worker=self.name, lease_seconds=self._lease_seconds
                 )
+
+
+def _is_suspect(job: LeasedJob) -> bool:
+    """Return whether a job that will run was lost too often beside others."""
+    is_run = not job.completed and job.attempt <= job.max_attempts
+    return is_run and job.lost >= _MAX_LOST_BESIDE_OTHERS
 
 
 def _holds_write_lock(executor: JobExecutor) -> bool:

@@ -11,21 +11,14 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.core.outbox_entry import (
-    Claimed,
-    ConflictResolution,
-    Entry,
-    Operation,
-    Resolution,
-)
+from holdfast.core.outbox_entry import ConflictResolution, Entry, Operation, Resolution
 from holdfast.core.retry import is_transient
 from holdfast.errors import UsageError
-from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.transport import NoResponse, Response
 
-__all__ = ["ConflictPlan", "Merge", "plan_for", "record_conflict", "resolve_conflict"]
+__all__ = ["ConflictPlan", "Merge", "plan_for", "resolve_conflict"]
 
 _log = logging.getLogger(__name__)
 
@@ -77,18 +70,6 @@ def plan_for(
     theirs = response.json() if response.status == _OK else None
     known = ConflictPlan(theirs=theirs, version=_version(response))
     return _decide(entry, strategy, known, merge)
-
-
-def record_conflict(
-    queue: OutboxQueue, claimed: Claimed, result: AttemptResult, plan: ConflictPlan
-) -> Entry:
-    """Record the conflict, and resolve it if the plan says how, in the caller's transaction."""
-    entry = queue.conflict(
-        claimed, theirs=plan.theirs, theirs_version=plan.version, **result._asdict()
-    )
-    if plan.how is None:
-        return entry
-    return resolve_conflict(queue, entry, plan.how, payload=plan.payload)
 
 
 def resolve_conflict(

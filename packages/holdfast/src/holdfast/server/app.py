@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from holdfast.clock import SystemClock
 from holdfast.core.breaker import Breaker
+from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.job import EnqueueOutcome
 from holdfast.core.policy import Policy
-from holdfast.errors import ConfigurationError, StoreUnavailableError, UsageError
+from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
 from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, new_job
 from holdfast.jobs.job_store import JobStore
@@ -38,6 +39,11 @@ __all__ = ["Holdfast"]
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
+# After one of these, the app serves no more requests.
+_LAST_MESSAGES: Final = frozenset(
+    {"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"}
+)
+
 
 class Holdfast:
     """Exactly-once effects for the guarded operations of one app.
@@ -54,6 +60,7 @@ class Holdfast:
         store: Store | str,
         *,
         policy: Policy | None = None,
+        error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
         identify: Identify = anonymous,
         cache: RecordCache | None = None,
         limiter: RateLimiter | None = None,
@@ -66,9 +73,15 @@ class Holdfast:
         faults: FaultPoints | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
-        """Take a store or its URL. Nothing is opened before ``open`` or the first request."""
+        """Take a store or its URL. Nothing is opened before ``open`` or the first request.
+
+        ``error_format`` formats all errors, except those of policies that have the envelope format
+        or their own function.
+        """
         self.store = open_store(store) if isinstance(store, str) else store
-        self.policy = policy or Policy()
+        check_error_format(error_format)
+        self.error_format = error_format
+        self.policy = self.policy_or_default(policy or Policy())
         self.identify = identify
         self.metrics = metrics or NullMetrics()
         self.clock = clock or SystemClock()
@@ -197,7 +210,7 @@ class Holdfast:
 
         The endpoint is part of every stored key: name it if the path may change.
         """
-        chosen = Guard(policy or self.policy, endpoint)
+        chosen = Guard(self.policy_or_default(policy), endpoint)
 
         def mark(handler: Handler) -> Handler:
             mark_guarded(handler, chosen)
@@ -212,9 +225,17 @@ class Holdfast:
     ) -> None:
         """Guard an operation by method and path template, in any ASGI app."""
         self._explicit.append(
-            GuardedRoute(method.upper(), path, Guard(policy or self.policy, endpoint))
+            GuardedRoute(method.upper(), path, Guard(self.policy_or_default(policy), endpoint))
         )
         self._table = None
+
+    def policy_or_default(self, policy: Policy | None) -> Policy:
+        """Return the policy of a guard, with the app's error format in place of problems."""
+        if policy is None:
+            return self.policy
+        if policy.error_format is ErrorFormat.PROBLEM:
+            return policy.replace(error_format=self.error_format)
+        return policy
 
     def install(self, app: Any) -> None:
         """Guard a FastAPI or Starlette app. Call it once; routes may be added afterwards."""
@@ -236,6 +257,7 @@ class Holdfast:
             metrics=self.metrics,
             limiter=self.limiter,
             spans=self.spans,
+            error_format=self.error_format,
         )
 
     def use_table(self, table: RouteTable) -> None:
@@ -325,19 +347,34 @@ class _WithLifespan:
         if scope["type"] != "lifespan":
             await self._app(scope, receive, send)
             return
+        refusal: Exception | None = None
 
         async def receive_and_open() -> Any:
+            nonlocal refusal
             message = await receive()
             if message["type"] == "lifespan.startup":
-                await self._holdfast.open()
+                try:
+                    await self._holdfast.open()
+                except Exception as error:
+                    refusal = error
+                    raise
             return message
 
         async def close_and_send(message: Any) -> None:
-            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+            if message["type"] in _LAST_MESSAGES:
                 await self._holdfast.close()
             await send(message)
 
         try:
             await self._app(scope, receive_and_open, close_and_send)
-        except (UsageError, StoreUnavailableError) as error:
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
+        except Exception as error:
+            # The message makes servers exit: without it they take the app for one without a
+            # lifespan. The exception ends a test client, which waits for it.
+            if error is refusal:
+                await send({"type": "lifespan.startup.failed", "message": _one_line(error)})
+            raise
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+    return f"Holdfast did not start: {' '.join(text.split())}"

@@ -49,6 +49,7 @@ from holdfast.ports import (
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, generated_at, stale_error
 from holdfast.server.record_lru_cache import RecordLruCache
+from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
 
 __all__ = ["FAULT_POINTS", "Idempotency", "Replay"]
@@ -192,7 +193,7 @@ class Idempotency:
             left = deadline - self.clock.monotonic()
             if left <= 0:
                 raise self._in_progress(request)
-            await asyncio.sleep(min(pause, left))
+            await sleep(min(pause, left))
             pause = min(pause * 2, _POLL_MAX_SECONDS)
             now = self.clock.now()
 

@@ -8,14 +8,20 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import StaticPool, event
+from sqlalchemy import Engine, StaticPool, event
 from sqlalchemy import exc as sa_errors
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.util import await_only
 
 from holdfast.core.decision import HELD, Held
-from holdfast.core.fingerprint import lock_number
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -85,11 +91,19 @@ class SqlAlchemyStore:
 
     def __init__(
         self,
-        sessions: async_sessionmaker[AsyncSession],
+        sessions: async_sessionmaker[AsyncSession] | AsyncEngine,
         *,
+        table_prefix: str = DEFAULT_PREFIX,
+        schema: str | None = None,
         migrations: Sequence[Migration] = (),
     ) -> None:
-        """``sessions`` is the app's session maker. ``open`` connects."""
+        """``sessions`` is the app's session maker, or its engine. ``open`` connects.
+
+        Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
+        ``schema``, which is created if it is missing; without it, in the first schema of the
+        ``search_path``.
+        """
+        sessions = _session_maker(sessions)
         bind = sessions().get_bind()
         self.name: str = bind.dialect.name
         database = _DRIVERS.get((bind.dialect.name, bind.dialect.driver))
@@ -104,9 +118,12 @@ class SqlAlchemyStore:
                 "use a SQLite file"
             )
         self._sessions = sessions
-        self._sql = load_queries(f"holdfast.stores.{database}")
+        self._package = f"holdfast.stores.{database}"
+        self._use_names(
+            MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
+        )
         self._migrations = [
-            *load_migrations("core", f"holdfast.stores.{database}.migrations"),
+            *load_migrations("core", f"{self._package}.migrations"),
             *migrations,
         ]
         self._turn = asyncio.Lock()
@@ -170,7 +187,7 @@ class SqlAlchemyStore:
             # Two statements: in one, the snapshot would be older than the lock, and a record that
             # was committed in between would be missed.
             locked = await connection.exec_driver_sql(
-                "SELECT pg_try_advisory_xact_lock($1)", (lock_number(*record_id),)
+                "SELECT pg_try_advisory_xact_lock($1)", (self.table_names.lock_number(*record_id),)
             )
             if not locked.scalar_one():
                 await unit.rollback()
@@ -352,9 +369,13 @@ class SqlAlchemyStore:
             result = await connection.exec_driver_sql(sql, values)
             return result.all() if result.returns_rows else ()
 
-        await run_steps_async(
-            apply_migrations(self._migrations, MigrationTable(is_sqlite=self.is_sqlite)), execute
-        )
+        ledger = MigrationTable(self.table_names, is_sqlite=self.is_sqlite)
+        await run_steps_async(apply_migrations(self._migrations, ledger), execute)
+        self._use_names(ledger.names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        self._sql = load_queries(self._package, names=names)
 
 
 class SessionStatements:
@@ -522,6 +543,31 @@ class SqlAlchemyUnit:
         if transaction.parent is None and not self._may_end:
             self._closed_by_handler |= not self._rolled_back
             self._rolled_back = False
+
+
+def _session_maker(given: Any) -> async_sessionmaker[AsyncSession]:
+    """Return the session maker of an engine. Raises ``ConfigurationError`` for anything else."""
+    if isinstance(given, async_sessionmaker):
+        return given
+    if isinstance(given, AsyncEngine):
+        return async_sessionmaker(given, expire_on_commit=False)
+    if isinstance(given, str):
+        raise ConfigurationError(
+            "SqlAlchemyStore takes an engine, not a URL: write create_async_engine(url), or use "
+            "open_store(url)"
+        )
+    if isinstance(given, Engine | Session | sessionmaker | scoped_session):
+        raise ConfigurationError(
+            f"SqlAlchemyStore takes an asynchronous engine, not a synchronous {_kind(given)}: "
+            "write create_async_engine(…), or use holdfast.stores.sqlalchemy_sync"
+        )
+    raise ConfigurationError(
+        f"SqlAlchemyStore takes an async_sessionmaker or an AsyncEngine, not a {_kind(given)}"
+    )
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 async def _refuse_autocommit(connection: AsyncConnection) -> None:

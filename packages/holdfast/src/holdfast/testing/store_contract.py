@@ -173,7 +173,7 @@ class StoreContract(LifecycleContract):
         await unit.rollback()
         assert await self.count_audit_events(store) == 0
         await commit(store, record, audit=True)
-        rows = await store.read("SELECT * FROM audit_events")
+        rows = await store.read(f"SELECT * FROM {store.table_names.table('audit_events')}")  # noqa: S608
         assert len(rows) == 1
         stored = dict(rows[0])
         stored.pop("created_at")

@@ -11,6 +11,7 @@ from holdfast.core.policy import Policy
 from holdfast.server import app, guarded_request, idempotency
 from holdfast.server.execution import Execution
 from holdfast.server.idempotency import Idempotency
+from holdfast.stores.sql_loader import Queries
 from holdfast.stores.sqlite import store, unit_of_work
 from holdfast.stores.sqlite.rows import find_any
 from holdfast.stores.sqlite.store import SqliteStore
@@ -89,12 +90,13 @@ def sweep_of_live_records() -> list[Replacement]:
 
 @bug
 def replay_of_another_tenants_record() -> list[Replacement]:
-    def find(db: Any, record_id: RecordId) -> Any:
+    def find(db: Any, sql: Queries, record_id: RecordId) -> Any:
         row = db.execute(
-            "SELECT tenant FROM idempotency_records WHERE endpoint = ? AND idempotency_key = ?",
+            "SELECT tenant FROM holdfast_idempotency_records"
+            " WHERE endpoint = ? AND idempotency_key = ?",
             (record_id.endpoint, record_id.key),
         ).fetchone()
-        return None if row is None else find_any(db, record_id._replace(tenant=row[0]))
+        return None if row is None else find_any(db, sql, record_id._replace(tenant=row[0]))
 
     return [(STORE, "find_any", find)]
 

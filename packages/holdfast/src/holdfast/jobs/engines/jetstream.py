@@ -128,7 +128,9 @@ class JetStreamEngine:
 
     # -- fetching ---------------------------------------------------------------------------------
 
-    async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
+    async def take(
+        self, limit: int, wait_seconds: float, *, alone: bool = True
+    ) -> Sequence[Delivery]:
         """Wait for messages and lease the jobs they name. May return none before the time is up.
 
         Only waits while the broker is down.
@@ -140,11 +142,13 @@ class JetStreamEngine:
                 await self._broker.acknowledge(message.receipt, _TERM)
             else:
                 named.append((message, job))
-        return await self._lease(named) if named else []
+        return await self._lease(named, alone=alone) if named else []
 
-    async def _lease(self, named: Sequence[tuple[Message, tuple[str, str]]]) -> list[Delivery]:
+    async def _lease(
+        self, named: Sequence[tuple[Message, tuple[str, str]]], *, alone: bool
+    ) -> list[Delivery]:
         try:
-            leased = await self._claim({job for _, job in named})
+            leased = await self._claim({job for _, job in named}, alone=alone)
         except StoreError:
             for message, _ in named:
                 await self._broker.acknowledge(message.receipt, nak(_ERROR_SECONDS))
@@ -160,9 +164,11 @@ class JetStreamEngine:
             await self._return(others)
         return deliveries
 
-    async def _claim(self, jobs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], LeasedJob]:
+    async def _claim(
+        self, jobs: Iterable[tuple[str, str]], *, alone: bool
+    ) -> dict[tuple[str, str], LeasedJob]:
         leased = await self._job_store.claim_these(
-            jobs, worker=self._worker, lease_seconds=self._lease_seconds
+            jobs, worker=self._worker, lease_seconds=self._lease_seconds, alone=alone
         )
         return {(job.lease.tenant, job.lease.job_id): job for job in leased}
 

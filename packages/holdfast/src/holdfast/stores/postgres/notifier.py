@@ -22,7 +22,6 @@ from holdfast.stores.postgres.errors import OUTAGES
 
 __all__ = ["PostgresNotifier"]
 
-_CHANNEL: Final = "holdfast_jobs"
 _RECONNECT_SECONDS: Final = 1.0
 _ALIVE_SECONDS: Final = 10.0
 # Between two notifications of one process. Each makes workers look for all jobs.
@@ -38,9 +37,12 @@ class PostgresNotifier(LocalNotifier):
         self,
         connect: Callable[[], Awaitable[Any]],
         run: Callable[[str], Awaitable[Any]],
+        *,
+        channel: str,
     ) -> None:
         """Listen on a connection from ``connect``; notify with ``run``."""
         super().__init__()
+        self._channel = channel
         self._connect = connect
         self._run = run
         self._sender_id = new_request_id()
@@ -84,7 +86,7 @@ class PostgresNotifier(LocalNotifier):
                 self._send_again = False
                 self._last_sent = time.monotonic()
                 with suppress(StoreError, asyncpg.PostgresError):  # other processes poll
-                    await self._run(f"SELECT pg_notify('{_CHANNEL}', '{self._sender_id}')")
+                    await self._run(f"SELECT pg_notify('{self._channel}', '{self._sender_id}')")
                 if not self._send_again:
                     return
         finally:
@@ -97,7 +99,7 @@ class PostgresNotifier(LocalNotifier):
                 connection = await self._connect()
                 lost = asyncio.Event()
                 connection.add_termination_listener(lambda _connection, end=lost.set: end())
-                await connection.add_listener(_CHANNEL, self._receive)
+                await connection.add_listener(self._channel, self._receive)
                 LocalNotifier.notify(self)  # one may have been missed meanwhile
                 if not listening.done():
                     listening.set_result(None)

@@ -9,8 +9,8 @@ from typing import Any, Final
 import asyncpg
 
 from holdfast.core.decision import HELD, Held
-from holdfast.core.fingerprint import lock_number
 from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import (
@@ -34,11 +34,9 @@ from holdfast.stores.postgres.pool import ConnectionPool
 from holdfast.stores.postgres.unit_of_work import PostgresUnit
 from holdfast.stores.rows import record_of
 from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.urls import parse_store_url
 
 __all__ = ["PostgresStore"]
-
-_SQL: Final = load_queries("holdfast.stores.postgres")
-_FIND: Final = _SQL["find_record"]
 
 # holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
 _CLAIMED_TAGS: Final = {"SELECT 0": False, "SELECT 3": True}
@@ -58,15 +56,28 @@ class PostgresStore:
         self,
         url: str,
         *,
+        table_prefix: str | None = None,
+        schema: str | None = None,
         migrations: Sequence[Migration] = (),
         min_connections: int = 1,
         max_connections: int = 16,
         acquire_seconds: float = 10.0,
         connect_seconds: float = 5.0,
     ) -> None:
-        """Check the URL, which may raise ``ConfigurationError``. ``open`` connects."""
-        check_dsn(url)
-        self._url = url
+        """Check the URL, which may raise ``ConfigurationError``. ``open`` connects.
+
+        Names of Holdfast's tables begin with ``table_prefix`` (default: ``holdfast_``). They are
+        in ``schema``, which is created if it is missing; without it, in the first schema of the
+        ``search_path``. Both may be options of the URL instead.
+        """
+        target = parse_store_url(url)
+        if target.database != "postgresql":
+            raise ConfigurationError(
+                "PostgresStore needs a URL such as postgresql://user@host/name"
+            )
+        check_dsn(target.location)
+        self._use_names(target.names(table_prefix, schema))
+        self._url = target.location
         self._min = min_connections
         self._max = max_connections
         self._acquire_seconds = acquire_seconds
@@ -118,9 +129,12 @@ class PostgresStore:
         """Look a key up outside any transaction."""
         connection = await self._acquire()
         try:
-            row = await connection.fetchrow(_FIND, *record_id, now)
+            row = await connection.fetchrow(self.sql["find_record"], *record_id, now)
         except OUTAGES as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return None if row is None else record_of(record_id, row)
@@ -129,9 +143,10 @@ class PostgresStore:
         """Begin, lock and look up in one round trip. Never waits for another holder."""
         tenant, endpoint, key = record_id
         connection = await self._acquire()
+        lock = self.table_names.lock_number(tenant, endpoint, key)
         try:
             tag = await connection.execute(
-                f"BEGIN;SELECT holdfast_claim({lock_number(tenant, endpoint, key)},"
+                f"BEGIN;SELECT {self._claim_function}({lock},"
                 f"{text_literal(tenant)},{text_literal(endpoint)},{text_literal(key)},"
                 f"{instant_literal(now)})"
             )
@@ -139,7 +154,7 @@ class PostgresStore:
                 return Claimed(PostgresUnit(self, connection), after_expiry=_CLAIMED_TAGS[tag])
             row = None
             if tag != _HELD_TAG:
-                row = await connection.fetchrow(_FIND, *record_id, now)
+                row = await connection.fetchrow(self.sql["find_record"], *record_id, now)
             await connection.execute("ROLLBACK")
         except BaseException as error:  # or cancelled: the state of the connection is unknown
             await self.undo(connection)
@@ -173,6 +188,11 @@ class PostgresStore:
             return [dict(row) for row in await connection.fetch(text, *values)]
         except OUTAGES as error:
             translate_error(error)
+        except asyncio.CancelledError:
+            # Without this, asyncpg asks the server over a second connection to cancel the query,
+            # and a loop that is ending would leave both open.
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
 
@@ -182,15 +202,18 @@ class PostgresStore:
 
     def notifier(self) -> PostgresNotifier:
         """Return a notifier for the processes that use this database."""
-        return PostgresNotifier(self._connect, self.read)
+        return PostgresNotifier(self._connect, self.read, channel=self.table_names.channel)
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records."""
         connection = await self._acquire()
         try:
-            tag: str = await connection.execute(_SQL["sweep_records"], now, limit)
+            tag: str = await connection.execute(self.sql["sweep_records"], now, limit)
         except OUTAGES as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return rows_changed(tag)
@@ -201,17 +224,25 @@ class PostgresStore:
         connection = await self._acquire()
         try:
             rows = await connection.fetch(
-                _SQL["list_records"], query.tenant, query.endpoint, query.key, *after, query.limit
+                self.sql["list_records"],
+                query.tenant,
+                query.endpoint,
+                query.key,
+                *after,
+                query.limit,
             )
         except OUTAGES as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return [record_of(RecordId(row[0], row[1], row[2]), tuple(row)[3:]) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""
-        return bytes((await self.read(_SQL["read_secret"]))[0]["secret"])
+        return bytes((await self.read(self.sql["read_secret"]))[0]["secret"])
 
     # -- connections ----------------------------------------------------------------------
 
@@ -263,13 +294,19 @@ class PostgresStore:
             rows: Sequence[Any] = await connection.fetch(sql, *values)
             return rows
 
+        ledger = MigrationTable(self.table_names, is_sqlite=False)
         try:
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-                await run_steps_async(
-                    apply_migrations(self._migrations, MigrationTable(is_sqlite=False)), execute
-                )
+                await run_steps_async(apply_migrations(self._migrations, ledger), execute)
         except OUTAGES as error:
             raise unavailable(error) from error
         finally:
             self.release(connection)
+        self._use_names(ledger.names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        self.sql = load_queries("holdfast.stores.postgres", names=names)
+        self.finish_function = names.table("finish")
+        self._claim_function = names.table("claim")

@@ -18,11 +18,9 @@ from holdfast.stores.postgres.errors import (
 )
 from holdfast.stores.postgres.params import finish_statement, positional, rows_changed
 from holdfast.stores.rows import audit_values, finish_values
-from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sql_loader import Queries
 
 __all__ = ["PostgresTransaction", "PostgresUnit", "SharedPostgresTransaction"]
-
-_SQL: Final = load_queries("holdfast.stores.postgres")
 
 # Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
 _INLINE_BODY_BYTES: Final = 16 * 1024
@@ -30,6 +28,9 @@ _INLINE_BODY_BYTES: Final = 16 * 1024
 
 class _Connections(Protocol):
     """Takes connections back; implemented by ``PostgresStore``."""
+
+    sql: Queries
+    finish_function: str
 
     def release(self, connection: Any) -> None:
         """Return a connection to the pool."""
@@ -146,13 +147,15 @@ class PostgresUnit:
             if record is None:
                 if audit is not None:
                     await connection.execute(
-                        _SQL["save_audit_event"], *audit_values(audit, audit.created_at)
+                        self._store.sql["save_audit_event"], *audit_values(audit, audit.created_at)
                     )
                 tag = await connection.execute("COMMIT")
             elif len(record.body) <= _INLINE_BODY_BYTES:
-                tag = await connection.execute(f"{finish_statement(record, audit)};COMMIT")
+                tag = await connection.execute(
+                    f"{finish_statement(self._store.finish_function, record, audit)};COMMIT"
+                )
             else:
-                await connection.execute(_SQL["finish"], *finish_values(record, audit))
+                await connection.execute(self._store.sql["finish"], *finish_values(record, audit))
                 tag = await connection.execute("COMMIT")
         except asyncpg.PostgresError as error:
             await self._fail()

@@ -1,0 +1,771 @@
+"""The store for an app with sync SQLAlchemy: its ``Session`` is the transaction."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Connection, Engine, StaticPool, event
+from sqlalchemy import exc as sa_errors
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from holdfast.core.decision import HELD, Held
+from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
+from holdfast.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    NoTransactionError,
+    StoreUnavailableError,
+    SupersededError,
+    UsageError,
+)
+from holdfast.ports import Claimed, Found, Notifier, Params, RecordQuery, Row
+from holdfast.stores.migrations import (
+    MIGRATION_LOCK,
+    Migration,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps,
+)
+from holdfast.stores.notifier import LocalNotifier
+from holdfast.stores.postgres.params import positional
+from holdfast.stores.pyformat import to_pyformat
+from holdfast.stores.rows import audit_values, finish_values, record_of
+from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage, translating_outages
+from holdfast.stores.sqlite.rows import record_values, to_text, to_values
+from holdfast.stores.threads import RequestThread, StoreThreads, request_thread, to_its_end
+
+__all__ = ["SqlAlchemySyncStore", "SqlAlchemySyncUnit"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("holdfast.stores")
+
+_DRIVERS: Final = {("sqlite", "pysqlite"): "sqlite", ("postgresql", "psycopg"): "postgres"}
+_SYNCHRONOUS_FULL: Final = 2
+# If the engine's pool has no limit.
+_MOST_CONNECTIONS: Final = 32
+_TURN_SECONDS: Final = 30.0
+_CLOSE_SECONDS: Final = 10.0
+# libpq's state of a connection on which a statement runs.
+_ACTIVE: Final = 1
+
+# holdfast_claim returns its result as a number of rows.
+_CLAIMED, _HELD, _CLAIMED_AFTER_EXPIRY = 0, 2, 3
+
+# The parameters of SQLite's list_records, in the order of PostgreSQL's.
+_LIST_NAMES: Final = (
+    *("tenant", "endpoint", "key"),
+    *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
+)
+_SUPERSEDED: Final = "another request with this key was committed first"
+_ENDED: Final = "the transaction has ended: it was committed or rolled back"
+
+
+class SqlAlchemySyncStore:
+    """The store for an app that has its own sync SQLAlchemy 2 engine, on psycopg 3 or SQLite.
+
+    ::
+
+        holdfast = Holdfast(SqlAlchemySyncStore(engine))        # or a sessionmaker
+        holdfast = Holdfast(SqlAlchemySyncStore(db.session))    # Flask-SQLAlchemy
+
+    A guarded handler gets a ``Session`` of that engine or maker. If a ``scoped_session`` is given,
+    it is the session that this has in the request's thread. The handler may add, flush, query, use
+    savepoints and roll back. It must not commit, because the record commits with its rows: that
+    raises ``UsageError``. The store does not change or dispose of the engine.
+
+    A session is used in the thread of its request. In frameworks that are asynchronous (FastAPI),
+    claim and commit run in a thread of the store, before and after the handler.
+
+    On SQLite a session begins with ``BEGIN IMMEDIATE``, at its first statement: see
+    ``SqlAlchemyStore``. Writers of this process wait for each other without a connection.
+    """
+
+    def __init__(
+        self,
+        sessions: Engine | sessionmaker[Any] | scoped_session[Any],
+        *,
+        table_prefix: str = DEFAULT_PREFIX,
+        schema: str | None = None,
+        migrations: Sequence[Migration] = (),
+    ) -> None:
+        """Take the app's engine, session maker or scoped session. ``open`` connects.
+
+        Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
+        ``schema``, which is created if it is missing; without it, in the first schema of the
+        ``search_path``.
+        """
+        self._scoped = sessions if isinstance(sessions, scoped_session) else None
+        self._engine = _engine_of(sessions)
+        self._sessions: Callable[[], Session] = (
+            sessions if isinstance(sessions, sessionmaker) else sessionmaker(self._engine)
+        )
+        dialect = self._engine.dialect
+        self.name: str = dialect.name
+        database = _DRIVERS.get((dialect.name, dialect.driver))
+        if database is None:
+            raise ConfigurationError(
+                f"{dialect.name}+{dialect.driver} is not supported: use postgresql+psycopg or "
+                "sqlite, or SqlAlchemyStore for an async engine"
+            )
+        if isinstance(self._engine.pool, StaticPool):
+            raise ConfigurationError(
+                "this engine shares one connection, and so one transaction, between all requests: "
+                "use a SQLite file"
+            )
+        self._package = f"holdfast.stores.{database}"
+        self._use_names(
+            MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
+        )
+        self._migrations = [
+            *load_migrations("core", f"{self._package}.migrations"),
+            *migrations,
+        ]
+        self._turn = threading.Lock()
+        self._app_begins = False
+        wait_seconds: float = getattr(self._engine.pool, "_timeout", 30.0)
+        self._threads = StoreThreads(
+            self.max_connections or _MOST_CONNECTIONS, wait_seconds=wait_seconds
+        )
+        self._is_open = False
+
+    @property
+    def is_sqlite(self) -> bool:
+        """True on SQLite, where writers take turns and the primary key decides."""
+        return self.name == "sqlite"
+
+    @property
+    def max_connections(self) -> int | None:
+        """How many connections the engine's pool allows; None if there is no limit."""
+        pool: Any = self._engine.pool
+        overflow: int = getattr(pool, "_max_overflow", -1)
+        return None if overflow < 0 else pool.size() + overflow
+
+    async def open(self) -> None:
+        """Migrate the schema, in one transaction of the app's engine."""
+        if self._is_open:
+            return
+        self._threads.open()
+        self._is_open = True
+        try:
+            await self._transact(self._apply_migrations)
+            if self.is_sqlite:
+                await self._read(self._look_at_sqlite)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Wait for running transactions. The app disposes of the engine."""
+        self._is_open = False
+        await self._threads.close(_CLOSE_SECONDS)
+
+    async def ping(self) -> None:
+        """Run a query."""
+        await self._read(lambda connection: self.run(connection, "SELECT 1"))
+
+    async def find(self, record_id: RecordId, now: datetime) -> Record | None:
+        """Look a key up outside any transaction."""
+        return await self._read(lambda connection: self.find_on(connection, record_id, now))
+
+    async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
+        """Claim the key: with an advisory lock on PostgreSQL, by the first commit on SQLite."""
+        self._refuse_scoped_session_elsewhere()
+        unit = await self._new_unit(record_id, now)
+        async with _rolling_back(unit):
+            claim = await unit.run(lambda: self._claim(unit, record_id, now))
+        if not isinstance(claim, Claimed):
+            await unit.rollback()
+        return claim
+
+    async def begin(self, *, idle_seconds: float | None = None) -> "SqlAlchemySyncUnit":  # noqa: ARG002
+        """Open a transaction without a key.
+
+        ``idle_seconds`` is ignored: a session runs one statement at a time and belongs to the
+        app, so it could not be kept alive.
+        """
+        unit = await self._new_unit(None, None)
+        async with _rolling_back(unit):
+            await unit.run(lambda: self._begin(unit))
+        return unit
+
+    async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run a query outside any guarded request."""
+        return await self._read(lambda connection: self.fetch(connection, sql, params))
+
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement in its own transaction."""
+        return await self._transact(lambda connection: self.fetch(connection, sql, params))
+
+    def notifier(self) -> Notifier:
+        """Return a notifier for this process; workers of others poll once a second."""
+        return LocalNotifier()
+
+    async def sweep(self, now: datetime, limit: int) -> int:
+        """Delete one batch of expired records."""
+        values = (self.instant(now), limit)
+        return await self._transact(
+            lambda connection: self.run(connection, self._sql["sweep_records"], values).rowcount
+        )
+
+    async def records(self, query: RecordQuery) -> Sequence[Record]:
+        """List records for operators."""
+        after = query.after or (None, None, None, None)
+        at = None if after[0] is None else self.instant(after[0])
+        values: Any = (query.tenant, query.endpoint, query.key, at, *after[1:], query.limit)
+        if self.is_sqlite:
+            values = dict(zip(_LIST_NAMES, values, strict=True))
+        rows = await self._read(
+            lambda connection: self.run(connection, self._sql["list_records"], values).all()
+        )
+        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+
+    async def secret(self) -> bytes:
+        """Return the secret of this database."""
+        rows = await self.read(self._sql["read_secret"])
+        return bytes(rows[0]["secret"])
+
+    # -- blocking, in a thread ------------------------------------------------------------------
+
+    def instant(self, at: datetime) -> Any:
+        """Convert an instant to what this database stores."""
+        return to_text(at) if self.is_sqlite else at
+
+    def run(self, connection: Connection, sql: str, values: Any = ()) -> Any:
+        """Run one of Holdfast's statements, with ``?`` or ``$1`` for its values."""
+        if self.is_sqlite:
+            return connection.exec_driver_sql(sql, values)
+        return connection.exec_driver_sql(*to_pyformat(sql, values))
+
+    def run_named(self, connection: Connection, sql: str, params: Params) -> Any:
+        """Run a statement with named parameters (``:name``)."""
+        if self.is_sqlite:
+            return connection.exec_driver_sql(sql, to_values(params))
+        return self.run(connection, *positional(sql, params))
+
+    def fetch(self, connection: Connection, sql: str, params: Params) -> list[Row]:
+        """Run a statement with named parameters and return its rows, if it has any."""
+        result = self.run_named(connection, sql, params)
+        return [dict(row) for row in result.mappings()] if result.returns_rows else []
+
+    def find_on(self, connection: Connection, record_id: RecordId, now: datetime) -> Record | None:
+        """Look a key up."""
+        values = (*record_id, self.instant(now))
+        row = self.run(connection, self._sql["find_record"], values).first()
+        return None if row is None else record_of(record_id, row)
+
+    def new_session(self, *, is_in_request_thread: bool) -> tuple[Session, bool]:
+        """Return a session, and whether it is the app's, which goes on using it."""
+        if self._scoped is not None and is_in_request_thread:
+            session: Session = self._scoped()
+            self._end_earlier_transaction(session)
+            return session, True
+        return self._sessions(), False
+
+    def take_turn(self) -> None:
+        """Wait until no other session of this process writes to the SQLite file."""
+        if not self._turn.acquire(timeout=_TURN_SECONDS):
+            raise StoreUnavailableError(
+                f"another request has been writing to the SQLite file for {_TURN_SECONDS:g} seconds"
+            )
+
+    def pass_turn_on(self) -> None:
+        """Let the next session write."""
+        self._turn.release()
+
+    def begin_immediate(
+        self, connection: Connection, record_id: RecordId | None, claimed_at: datetime | None
+    ) -> bool:
+        """Begin on SQLite; return whether the key has a record by now."""
+        driver: Any = connection.connection.driver_connection
+        if driver.in_transaction:
+            # The app's "begin" listener has begun; nothing was read or written yet.
+            connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        # SQLite rolls back when the disk is full, and the driver would begin again at the next
+        # INSERT. The savepoint is gone then, so the commit fails.
+        connection.exec_driver_sql("SAVEPOINT holdfast")
+        if record_id is None or claimed_at is None:
+            return False
+        return self.find_on(connection, record_id, claimed_at) is not None
+
+    def save(self, connection: Connection, record: Record | None, audit: AuditEvent | None) -> None:
+        """Write record and audit event in the session's transaction."""
+        if self.is_sqlite:
+            if record is not None:
+                saved = self.run(connection, self._sql["save_record"], record_values(record))
+                if saved.rowcount == 0:
+                    raise SupersededError(_SUPERSEDED)
+            if audit is not None:
+                self._save_audit(connection, audit)
+            self.run(connection, "RELEASE holdfast")
+        elif record is not None:
+            try:
+                self.run(connection, self._sql["finish"], finish_values(record, audit))
+            except sa_errors.DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) in SUPERSEDED_STATES:
+                    raise SupersededError(_SUPERSEDED) from error
+                raise
+        elif audit is not None:
+            self._save_audit(connection, audit)
+        else:
+            # Without a statement, COMMIT would roll an aborted transaction back without an error.
+            self.run(connection, "SELECT 1")
+
+    def _save_audit(self, connection: Connection, audit: AuditEvent) -> None:
+        values = audit_values(audit, self.instant(audit.created_at))
+        self.run(connection, self._sql["save_audit_event"], values)
+
+    def _claim(
+        self, unit: "SqlAlchemySyncUnit", record_id: RecordId, now: datetime
+    ) -> Claimed | Found | Held:
+        session = unit.start()
+        if self.is_sqlite:
+            with self._engine.connect() as connection:
+                record = self.find_on(connection, record_id, now)
+            return Claimed(unit) if record is None else Found(record)
+        connection = session.connection()
+        # In one round trip. The function locks and looks up in two statements, because in one the
+        # snapshot would be older than the lock.
+        values = (self.table_names.lock_number(*record_id), *record_id, now)
+        found = len(self.run(connection, self._claim_statement, values).all())
+        _refuse_autocommit(connection)
+        if found in (_CLAIMED, _CLAIMED_AFTER_EXPIRY):
+            return Claimed(unit, after_expiry=found == _CLAIMED_AFTER_EXPIRY)
+        record = None if found == _HELD else self.find_on(connection, record_id, now)
+        # No record although there was one: it expired and was swept in between.
+        return HELD if record is None else Found(record)
+
+    def _begin(self, unit: "SqlAlchemySyncUnit") -> None:
+        session = unit.start()
+        if not self.is_sqlite:
+            connection = session.connection()
+            self.run(connection, "SELECT 1")
+            _refuse_autocommit(connection)
+
+    def _end_earlier_transaction(self, session: Session) -> None:
+        """End what ran in the app's session before the guarded handler, if that only read.
+
+        The guarded transaction begins with the claim.
+        """
+        changed = [*session.new, *session.deleted]
+        changed += [one for one in session.dirty if session.is_modified(one)]
+        if changed or (session.in_transaction() and self._has_written(session)):
+            raise UsageError(
+                "the session has uncommitted changes from before the guarded handler, which would "
+                "be lost if this request is a replay: commit them there, or make them in the "
+                "handler"
+            )
+        session.rollback()
+
+    def _has_written(self, session: Session) -> bool:
+        connection = session.connection()
+        if self.is_sqlite:
+            driver: Any = connection.connection.driver_connection
+            return bool(driver.in_transaction) and not self._app_begins
+        try:
+            return self.run(connection, "SELECT txid_current_if_assigned()").scalar() is not None
+        except sa_errors.DBAPIError:  # aborted, so nothing of it would be committed
+            return False
+
+    # -- connections ----------------------------------------------------------------------------
+
+    def _refuse_scoped_session_elsewhere(self) -> None:
+        if self._scoped is not None and request_thread.get(None) is None:
+            raise ConfigurationError(
+                "a scoped_session belongs to the thread of a request, and an async framework has "
+                "none: give SqlAlchemySyncStore the engine or a sessionmaker, and write in "
+                "holdfast.transaction"
+            )
+
+    async def _new_unit(
+        self, record_id: RecordId | None, claimed_at: datetime | None
+    ) -> "SqlAlchemySyncUnit":
+        self._refuse_closed()
+        thread: RequestThread | None = request_thread.get(None)
+        if thread is None:
+            await self._threads.take_slot()
+        return SqlAlchemySyncUnit(self, self._threads, thread, record_id, claimed_at)
+
+    def _refuse_closed(self) -> None:
+        if not self._is_open:
+            raise StoreUnavailableError("the store is not open")
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        """Run a function that only reads, in a thread of the store."""
+        self._refuse_closed()
+
+        def read() -> T:
+            with translating_outages(), self._engine.connect() as connection:
+                # Autocommit: one query needs no BEGIN and no ROLLBACK around it.
+                if not self.is_sqlite:
+                    connection.execution_options(isolation_level="AUTOCOMMIT")
+                return work(connection)
+
+        return await self._threads.run_with_slot(read)
+
+    async def _transact(self, work: Callable[[Connection], T]) -> T:
+        """Run a function in its own transaction, in a thread of the store."""
+        self._refuse_closed()
+
+        def transact() -> T:
+            with translating_outages(), self._writing() as connection:
+                return work(connection)
+
+        return await self._threads.run_with_slot(transact)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        if not self.is_sqlite:
+            with self._engine.begin() as connection:
+                yield connection
+                self.run(connection, "SELECT 1")
+            return
+        self.take_turn()
+        try:
+            with self._engine.begin() as connection:
+                self.begin_immediate(connection, None, None)
+                yield connection
+                self.run(connection, "RELEASE holdfast")
+        finally:
+            self.pass_turn_on()
+
+    def _apply_migrations(self, connection: Connection) -> None:
+        """Apply missing migrations. Processes that start at once wait for the lock."""
+        if not self.is_sqlite:
+            self.run(connection, "SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
+            _refuse_autocommit(connection)
+        driver: Any = connection.connection.driver_connection
+
+        def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+            if not self.is_sqlite and not values:
+                # A script, as it is: "%" and "$1" in it are no parameters.
+                cursor = driver.execute(sql, prepare=False)
+                return () if cursor.description is None else list(cursor)
+            result = self.run(connection, sql, values)
+            return result.all() if result.returns_rows else ()
+
+        ledger = MigrationTable(self.table_names, is_sqlite=self.is_sqlite)
+        run_steps(apply_migrations(self._migrations, ledger), execute)
+        self._use_names(ledger.names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        self._sql = load_queries(self._package, names=names)
+        self._claim_statement = f"SELECT {names.table('claim')}($1,$2,$3,$4,$5)"
+
+    def _look_at_sqlite(self, connection: Connection) -> None:
+        if self.run(connection, "PRAGMA synchronous").scalar_one() < _SYNCHRONOUS_FULL:
+            _log.warning(
+                "SQLite runs with PRAGMA synchronous below FULL: a power failure may lose "
+                "acknowledged requests together with their records"
+            )
+        driver: Any = connection.connection.driver_connection
+        self._app_begins = bool(driver.in_transaction)
+
+
+class SyncSessionStatements:
+    """Holdfast's statements in the transaction of an app's session."""
+
+    def __init__(self, store: SqlAlchemySyncStore, unit: "SqlAlchemySyncUnit") -> None:
+        self._store = store
+        self._unit = unit
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+
+        def run() -> int:
+            connection = self._unit.transaction.connection()
+            return int(self._store.run_named(connection, sql, params).rowcount)
+
+        return max(await self._unit.run(run), 0)
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+
+        def run() -> list[Row]:
+            return self._store.fetch(self._unit.transaction.connection(), sql, params)
+
+        return await self._unit.run(run)
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        rows = await self.fetch_all(sql, params)
+        return rows[0] if rows else None
+
+
+class SqlAlchemySyncUnit:
+    """The session of one guarded request or job. Only Holdfast commits or ends it."""
+
+    # The handler uses ``transaction`` without ``await``.
+    is_sync = True
+
+    def __init__(
+        self,
+        store: SqlAlchemySyncStore,
+        threads: StoreThreads,
+        thread: RequestThread | None,
+        record_id: RecordId | None,
+        claimed_at: datetime | None,
+    ) -> None:
+        """Use ``thread``, or a slot of ``threads``, which the caller has taken."""
+        self._store = store
+        self._threads = threads
+        self._thread = thread
+        self._record_id = record_id
+        self._claimed_at = claimed_at
+        self._session: Session | None = None
+        self._is_the_apps = False
+        self._has_turn = False
+        self._has_slot = thread is None
+        self._may_end = False
+        self._rolled_back = False
+        self._closed_by_handler = False
+        self._ended = False
+        # The thread that runs a statement, and where: its handler may have abandoned it.
+        self._lock = threading.Lock()
+        self._running_thread = 0
+        self._running_on: Any = None
+        self.superseded = False
+
+    @property
+    def transaction(self) -> Session:
+        """The session to write in."""
+        if self._session is None:
+            raise NoTransactionError(_ENDED)
+        return self._session
+
+    @property
+    def statements(self) -> SyncSessionStatements:
+        """The session's transaction, for Holdfast's statements."""
+        return SyncSessionStatements(self._store, self)
+
+    async def keep_alive(self) -> None:
+        """Do nothing: a session runs one statement at a time and belongs to the app."""
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run a function in the thread of this unit. Raises ``StoreUnavailableError``."""
+
+        def run() -> T:
+            with translating_outages():
+                return work()
+
+        if self._thread is not None:
+            return await to_its_end(asyncio.ensure_future(self._thread.run(run)))
+        return await self._threads.run(run)
+
+    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        """Flush the session, write record and audit event, and commit."""
+        if self._ended:
+            raise NoTransactionError(_ENDED)
+        try:
+            await self.run(lambda: self._commit(record, audit))
+        finally:
+            self._free_slot()
+
+    async def rollback(self) -> None:
+        """Roll back; close the connection if that fails."""
+        if not self._ended:
+            try:
+                await self.run(self._undo)
+            finally:
+                self._free_slot()
+
+    # -- blocking, in the thread ----------------------------------------------------------------
+
+    def start(self) -> Session:
+        """Get the session."""
+        session, self._is_the_apps = self._store.new_session(
+            is_in_request_thread=self._thread is not None
+        )
+        self._session = session
+        for name, listener in self._listeners():
+            event.listen(session, name, listener)
+        return session
+
+    def _commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        session = self.transaction
+        try:
+            self._refuse_closed()
+            session.flush()
+            self._store.save(session.connection(), record, audit)
+        except BaseException:
+            self._undo()
+            raise
+        self._may_end = True
+        try:
+            session.commit()
+        except BaseException as error:
+            self._undo()
+            if is_outage(error):
+                raise CommitUnknownError(f"the connection was lost in COMMIT: {error}") from error
+            raise
+        self._end()
+
+    def _undo(self) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = self._may_end = True
+            is_in_use = self._is_in_use_elsewhere()
+        session = self._session
+        if session is not None:
+            try:
+                if is_in_use:
+                    session.invalidate()
+                else:
+                    session.rollback()
+            except Exception:  # noqa: BLE001 - the connection is closed then
+                with suppress(Exception):
+                    session.invalidate()
+        self._end()
+
+    def _is_in_use_elsewhere(self) -> bool:
+        """Check whether an abandoned thread runs a statement: it must not end up in a pool."""
+        if self._running_thread in (0, threading.get_ident()):
+            return False
+        pgconn = getattr(self._running_on, "pgconn", None)
+        # After an error it still looks as if it ran; PostgreSQL knows better.
+        return pgconn is None or pgconn.transaction_status == _ACTIVE
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended = True
+        session = self._session
+        if session is not None:
+            if self._is_the_apps:  # goes on using it after the request
+                for name, listener in self._listeners():
+                    event.remove(session, name, listener)
+            else:
+                with suppress(Exception):
+                    session.close()
+        with self._lock:
+            had_turn, self._has_turn = self._has_turn, False
+        if had_turn:
+            self._store.pass_turn_on()
+
+    def _free_slot(self) -> None:
+        if self._ended and self._has_slot:
+            self._has_slot = False
+            self._threads.free_slot()
+
+    # -- event listeners ------------------------------------------------------------------------
+
+    def _listeners(self) -> list[tuple[str, Callable[..., None]]]:
+        listeners: list[tuple[str, Callable[..., None]]] = [
+            ("before_commit", self._refuse_commit),
+            ("after_rollback", self._note_rollback),
+            ("after_transaction_end", self._note_end),
+            ("after_begin", self._begin),
+        ]
+        if self._store.is_sqlite:
+            # These two fire before a connection is taken: the wait must not hold one.
+            listeners += [("do_orm_execute", self._take_turn), ("before_flush", self._take_turn)]
+        return listeners
+
+    def _take_turn(self, *_: Any) -> None:
+        if self._has_turn:
+            return
+        self._store.take_turn()
+        with self._lock:
+            self._has_turn = not self._ended
+        if not self._has_turn:  # rolled back by another thread while this one waited
+            self._store.pass_turn_on()
+            raise NoTransactionError(_ENDED)
+
+    def _begin(self, _session: Any, transaction: Any, connection: Connection) -> None:
+        if transaction.parent is not None:
+            return  # a savepoint
+        if self._ended:
+            raise NoTransactionError(_ENDED)
+        event.listen(connection, "before_cursor_execute", self._begin_statement)
+        event.listen(connection, "after_cursor_execute", self._end_statement)
+        if not self._store.is_sqlite:
+            return
+        self._take_turn()
+        with translating_outages():
+            taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
+        if taken:
+            self.superseded = True
+            raise SupersededError(_SUPERSEDED)
+
+    def _begin_statement(self, connection: Connection, *_: Any) -> None:
+        with self._lock:
+            if self._ended:
+                raise NoTransactionError(_ENDED)
+            self._running_thread = threading.get_ident()
+            self._running_on = connection.connection.driver_connection
+
+    def _end_statement(self, *_: Any) -> None:
+        self._running_thread = 0
+
+    def _refuse_commit(self, session: Session) -> None:
+        if not self._may_end and session.get_nested_transaction() is None:
+            raise UsageError(
+                "a guarded handler must not commit: Holdfast commits its rows together with the "
+                "record. Use `session.flush()` to have ids assigned"
+            )
+
+    def _refuse_closed(self) -> None:
+        if self._closed_by_handler:
+            raise UsageError(
+                "the handler closed Holdfast's session, which rolled it back: "
+                "use it without `with`, close() and remove()"
+            )
+
+    def _note_rollback(self, _session: Any) -> None:
+        self._rolled_back = True
+
+    def _note_end(self, _session: Any, transaction: Any) -> None:
+        if transaction.parent is None and not self._may_end:
+            self._closed_by_handler |= not self._rolled_back
+            self._rolled_back = False
+
+
+def _engine_of(sessions: Engine | sessionmaker[Any] | scoped_session[Any]) -> Engine:
+    if isinstance(sessions, Engine):
+        return sessions
+    if not isinstance(sessions, sessionmaker | scoped_session):
+        raise ConfigurationError(
+            "SqlAlchemySyncStore needs an Engine, a sessionmaker or a scoped_session, not "
+            f"{type(sessions).__name__}; for an async engine use SqlAlchemyStore"
+        )
+    maker = sessions.session_factory if isinstance(sessions, scoped_session) else sessions
+    try:
+        engine: Engine = maker().get_bind().engine
+    except RuntimeError as error:  # Flask-SQLAlchemy: working outside of application context
+        raise ConfigurationError(
+            "db.session has no engine here: create the store inside `with app.app_context():`"
+        ) from error
+    except sa_errors.UnboundExecutionError as error:
+        raise ConfigurationError(
+            "the sessions have no engine: create the sessionmaker with bind=engine"
+        ) from error
+    return engine
+
+
+def _refuse_autocommit(connection: Connection) -> None:
+    """Raise if statements do not begin a transaction, as with an autocommit engine."""
+    driver: Any = connection.connection.driver_connection
+    if driver.autocommit:
+        raise ConfigurationError(
+            "this engine is in AUTOCOMMIT mode, so nothing can commit together: "
+            "use an engine with transactions"
+        )
+
+
+@asynccontextmanager
+async def _rolling_back(unit: SqlAlchemySyncUnit) -> AsyncIterator[None]:
+    """Roll back if the block raises. For everything before COMMIT."""
+    try:
+        yield
+    except BaseException:
+        await unit.rollback()
+        raise
