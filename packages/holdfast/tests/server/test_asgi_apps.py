@@ -428,7 +428,7 @@ async def test_a_guard_without_install_does_not_run_the_handler(
         handler = Things
     elif kind == "sync":
         handler = blocking
-    options = {"principal": principal} if kind == "principal" else {}
+    options: Any = {"principal": principal} if kind == "principal" else {}
     marked = holdfast.guard(**options)(handler)
     if isinstance(app, FastAPI):
         app.add_api_route("/things", marked, methods=["POST"])

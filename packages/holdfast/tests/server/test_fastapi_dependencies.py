@@ -459,7 +459,7 @@ async def test_a_dependency_that_returns_no_principal_is_named(sqlite_url: str) 
 
 # -- connections -----------------------------------------------------------------------------------
 
-POOL = {"pool_size": 5, "max_overflow": 0, "pool_timeout": 30}
+POOL: dict[str, Any] = {"pool_size": 5, "max_overflow": 0, "pool_timeout": 30}
 
 
 async def test_waiting_duplicates_hold_no_connection(url: str) -> None:
@@ -557,10 +557,10 @@ async def test_forty_requests_on_a_pool_of_five_do_not_deadlock(
         async with shop.sessions() as session:
             yield session
 
-    async def user(
-        session: Session if shares else Annotated[AsyncSession, Depends(own_session)],
-    ) -> User:  # type: ignore[valid-type]
-        found = await session.scalar(select(User).where(User.id == 1))
+    source: Any = Session if shares else Annotated[AsyncSession, Depends(own_session)]
+
+    async def user(session: source) -> User:  # type: ignore[valid-type]
+        found: User | None = await session.scalar(select(User).where(User.id == 1))
         assert found is not None
         return found
 

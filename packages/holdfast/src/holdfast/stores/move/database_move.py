@@ -34,6 +34,7 @@ FAULT_POINTS: Final = (
     "after_migration",
     "after_target_marked",
     "after_source_marked",
+    "before_batch_commit",
     "after_batch",
     "after_copy",
     "after_verification",
@@ -361,6 +362,7 @@ class DatabaseMove:
             counted = _Counted(islice(rows, batch))
             async with target.connection.transaction():
                 await target.copy(copy.target, copy.columns, counted)
+                await self._reach("before_batch_commit")
                 await target.set_copied(copy.source, done + counted.rows)
             done += counted.rows
             self._on_progress(copy.source, done, total)
