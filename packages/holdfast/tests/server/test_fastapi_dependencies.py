@@ -559,7 +559,7 @@ async def test_forty_requests_on_a_pool_of_five_do_not_deadlock(
 
     source: Any = Session if shares else Annotated[AsyncSession, Depends(own_session)]
 
-    async def user(session: source) -> User:  # type: ignore[valid-type]
+    async def user(session: source) -> User:
         found: User | None = await session.scalar(select(User).where(User.id == 1))
         assert found is not None
         return found
