@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from holdfast.cli.data_commands import add_data_commands
 from holdfast.cli.gc import resume_gc
 from holdfast.cli.outbox_commands import outbox_app
 from holdfast.cli.output import CommandError
@@ -90,6 +91,7 @@ def create_app() -> typer.Typer:
     jobs_app.command("requeue")(jobs_requeue)
     app.add_typer(jobs_app, name="jobs")
 
+    add_data_commands(app, keys_app)
     app.add_typer(outbox_app, name="outbox")
     return app
 
@@ -333,10 +335,10 @@ def _reload_worker(drain_seconds: float | None, *, once: bool) -> int:
 
 
 def keys(context: typer.Context) -> None:
-    """List and show idempotency records: a key, its request and the stored response."""
+    """List, show and remove idempotency records: a key, its request and the stored response."""
     if context.invoked_subcommand is None:
         raise CommandError(
-            "holdfast keys needs a command: ls or show (try: holdfast keys --help)", 2
+            "holdfast keys needs a command: ls, show or rm (try: holdfast keys --help)", 2
         )
 
 

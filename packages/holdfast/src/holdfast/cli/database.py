@@ -21,7 +21,7 @@ from holdfast.server.sweeper import Sweeper
 from holdfast.stores.migrations import load_migrations
 from holdfast.stores.urls import StoreUrl, parse_store_url
 
-__all__ = ["migrate", "opened", "sweep"]
+__all__ = ["installed_migrations", "migrate", "opened", "sweep"]
 
 _MIGRATIONS_GROUP: Final = "holdfast.migrations"
 _APPLIED: Final = (
@@ -119,7 +119,7 @@ async def _migrate(url: str, *, with_services: bool) -> tuple[list[tuple[str, in
     before = await _applied_before(target, _APPLIED_ANY_VERSION, unreachable=set()) or set()
     # An installed service is not necessarily used with this database.
     used = {namespace for namespace, _ in before}
-    packages = [pair for pair in _migration_packages() if with_services or pair[0] in used]
+    packages = [pair for pair in installed_migrations() if with_services or pair[0] in used]
     async with opened(url, must_exist=False, migration_packages=packages) as store:
         rows = await store.read(store.table_names.render(_APPLIED))
     after = [(row["namespace"], row["number"], row["name"]) for row in rows]
@@ -144,7 +144,7 @@ def _instant(applied_at: datetime | str) -> datetime:
     return datetime.fromisoformat(applied_at) if isinstance(applied_at, str) else applied_at
 
 
-def _migration_packages() -> list[tuple[str, str]]:
+def installed_migrations() -> list[tuple[str, str]]:
     """Return the (namespace, package) pairs of every installed package that has migrations."""
     return [pair for point in entry_points(group=_MIGRATIONS_GROUP) for pair in point.load()()]
 

@@ -2,17 +2,23 @@
 
 import asyncio
 import base64
+import getpass
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from holdfast.cli.database import opened
 from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.cli.target import Target
-from holdfast.core.idempotency_record import Record
+from holdfast.clock import SystemClock
+from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.errors import CommitUnknownError, InProgressError
 from holdfast.ports import RecordQuery
+from holdfast.server.record_removal import RecordRemoval, Removed
 
-__all__ = ["list_keys", "show_key"]
+__all__ = ["list_keys", "remove_key", "show_key"]
+
+_MAX_REASON: Final = 1000
 
 
 def list_keys(
@@ -58,6 +64,63 @@ def show_key(
         if isinstance(value, dict):
             value = "; ".join(f"{header}: {text}" for header, text in value.items())  # noqa: PLW2901
         print(f"{name:<{width}}  {'-' if value is None else printable(str(value))}")
+
+
+def remove_key(
+    target: Target,
+    key: str,
+    *,
+    tenant: str,
+    endpoint: str,
+    reason: str | None,
+    is_dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove one record with an audit event, or show it with ``is_dry_run``."""
+    text = (reason or "").strip()
+    if not is_dry_run and not 0 < len(text) <= _MAX_REASON:
+        raise CommandError(
+            f"--reason is missing or longer than {_MAX_REASON} characters: say why, for the audit "
+            "log",
+            2,
+        )
+    record_id = RecordId(tenant, endpoint, key)
+    found = asyncio.run(_remove(target, record_id, None if is_dry_run else text))
+    if found is None:
+        raise CommandError("no record matches key, tenant and endpoint (try: holdfast keys ls)")
+    record, audit_id = (
+        (found.record, found.audit_id) if isinstance(found, Removed) else (found, None)
+    )
+    if as_json:
+        print_json({"removed": audit_id is not None, "audit_id": audit_id} | _summary(record))
+        return
+    _print_list([record])
+    if audit_id is None:
+        print("this record would be removed, and the next request with its key would run")
+    else:
+        print(
+            f"removed (audit event {audit_id}); servers that can reach the database stop replaying "
+            "it within a second"
+        )
+
+
+async def _remove(
+    target: Target, record_id: RecordId, reason: str | None
+) -> Removed | Record | None:
+    """Remove a record; with ``reason`` None, only find it."""
+    async with opened(target) as store:
+        removal = RecordRemoval(store, SystemClock())
+        if reason is None:
+            return await removal.find(record_id)
+        try:
+            actor = f"{getpass.getuser()} by holdfast keys rm"
+            return await removal.remove(record_id, actor=actor, reason=reason)
+        except InProgressError as error:
+            raise CommandError(f"nothing was removed: {error}") from error
+        except CommitUnknownError as error:
+            raise CommandError(
+                "the connection was lost during the commit: look with holdfast keys show"
+            ) from error
 
 
 async def _records(target: Target, query: RecordQuery) -> Sequence[Record]:
