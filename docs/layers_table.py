@@ -16,6 +16,7 @@ END = "<!-- end of the generated part -->"
 MEANINGS = {
     "cli": ("the command `holdfast`", "rules"),
     "testing": ("test servers from wheels, contract suites, fault points", "—"),
+    "fastapi": ("dependencies for FastAPI apps: session, transaction, caller", "behaviour"),
     "server": (
         "the guard for ASGI, WSGI, FastAPI and Django; sign-in, rate limits, sweeper",
         "SQL",
