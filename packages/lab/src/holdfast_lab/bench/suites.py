@@ -15,6 +15,7 @@ from holdfast_lab.bench import (
     outbox_suite,
     patches,
     planning,
+    sync_frameworks,
     walk,
 )
 from holdfast_lab.bench.curves import Curve
@@ -50,6 +51,17 @@ def measure_sqlite(environment: Environment) -> list[Measurement]:
     }
     return [
         measurement("idempotency on SQLite ÷ bare handler", name, row, targets.get(name))
+        for name, row in found.items()
+    ]
+
+
+def measure_django(environment: Environment) -> list[Measurement]:
+    found = sync_frameworks.django(
+        environment.database, 2 * environment.rounds, environment.seconds, lambda: None
+    )
+    targets = {"guarded": at_least(0.70), "replays from the store": at_least(1.0)}
+    return [
+        measurement("Django on PostgreSQL ÷ bare view", name, row, targets.get(name))
         for name, row in found.items()
     ]
 
@@ -162,6 +174,7 @@ def measure_planning(environment: Environment) -> list[Measurement]:
 SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "postgres": measure_postgres,
     "sqlite": measure_sqlite,
+    "django": measure_django,
     "fingerprint": measure_fingerprint,
     "jobs": measure_jobs,
     "idle": measure_idle_workers,
