@@ -158,6 +158,18 @@ def test_principal_may_respond_with_an_error_of_the_app(shop: Shop) -> None:
     assert app.test_client().post("/orders", headers=KEY).status_code == 418
 
 
+def test_principal_that_is_none_is_an_error_not_a_shared_tenant(shop: Shop) -> None:
+    app, guard = shop
+
+    @app.post("/orders")
+    @guard(principal=lambda: None)  # type: ignore[arg-type, return-value]
+    def create() -> Any:
+        return {}
+
+    with pytest.raises(ConfigurationError, match="must be a Principal"):
+        app.test_client().post("/orders", headers=KEY)
+
+
 # -- kinds of views ----------------------------------------------------------------------------
 
 

@@ -64,7 +64,7 @@ class FlaskGuard:
     ) -> None:
         """Open nothing yet: the store is opened at the first guarded request of each process."""
         self.holdfast = holdfast
-        self._principal = principal
+        self._principal: GetPrincipal | None = principal or getattr(holdfast, "principal", None)
         self._bridge = Bridge(holdfast)
         self._names = EndpointNames()
         if app is not None:
