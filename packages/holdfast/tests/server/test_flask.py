@@ -459,6 +459,10 @@ def stream() -> Any:
         (lambda _app, guard: guard(lambda: None), "with parentheses"),
         (lambda _app, guard: [guard("a")(one) for one in (stream, write)], "both guarded as 'a'"),
         (
+            lambda _app, guard: guard(policy=Policy(rate_limit="5/minute"))(stream),
+            "no limiter is configured",
+        ),
+        (
             lambda _app, guard: type("V", (MethodView,), {"get": guard()(_GetView.get)}),
             "serves GET",
         ),

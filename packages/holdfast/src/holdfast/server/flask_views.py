@@ -37,6 +37,7 @@ from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncReque
 from holdfast.server.view_guard import (
     EndpointNames,
     check_endpoint,
+    check_rate_limit,
     name_of_view,
     render_unguarded,
 )
@@ -91,6 +92,7 @@ class FlaskGuard:
 
         def decorate(view: View) -> View:
             name = name_of_view(view)
+            check_rate_limit(self.holdfast.limiter, chosen.policy, name)
             if endpoint is not None:
                 self._names.add(endpoint, name)
 

@@ -59,7 +59,7 @@ def measure_django(environment: Environment) -> list[Measurement]:
     found = sync_frameworks.django(
         environment.database, 2 * environment.rounds, environment.seconds, lambda: None
     )
-    targets = {"guarded": at_least(0.70), "replays from the store": at_least(1.0)}
+    targets = {"guarded": at_least(0.70)}
     return [
         measurement("Django on PostgreSQL ÷ bare view", name, row, targets.get(name))
         for name, row in found.items()
