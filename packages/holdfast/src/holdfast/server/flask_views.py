@@ -37,6 +37,7 @@ from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncReque
 from holdfast.server.view_guard import (
     EndpointNames,
     check_endpoint,
+    check_rate_limit,
     name_of_view,
     render_unguarded,
 )
@@ -64,7 +65,7 @@ class FlaskGuard:
     ) -> None:
         """Open nothing yet: the store is opened at the first guarded request of each process."""
         self.holdfast = holdfast
-        self._principal = principal
+        self._principal: GetPrincipal | None = principal or getattr(holdfast, "principal", None)
         self._bridge = Bridge(holdfast)
         self._names = EndpointNames()
         if app is not None:
@@ -91,6 +92,7 @@ class FlaskGuard:
 
         def decorate(view: View) -> View:
             name = name_of_view(view)
+            check_rate_limit(self.holdfast.limiter, chosen.policy, name)
             if endpoint is not None:
                 self._names.add(endpoint, name)
 

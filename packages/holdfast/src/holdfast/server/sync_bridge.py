@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
 
 from holdfast.core.idempotency_record import Response
-from holdfast.errors import NoTransactionError
+from holdfast.errors import ConfigurationError, NoTransactionError
 from holdfast.ports import Params, Row, Transaction
 from holdfast.server.app import Holdfast
 from holdfast.server.asgi import SCOPE_KEY, GuardMiddleware
@@ -266,10 +266,14 @@ class Bridge:
         chosen = _sync_request.get().principal
 
         def identify() -> Principal:
-            found = self.holdfast.identify(head) if chosen is None else chosen()
-            if not inspect.isawaitable(found):
-                return found
-            return asyncio.run_coroutine_threadsafe(_result(found), self.loop()).result()
+            found: Any = self.holdfast.identify(head) if chosen is None else chosen()
+            if inspect.isawaitable(found):
+                found = asyncio.run_coroutine_threadsafe(_result(found), self.loop()).result()
+            if not isinstance(found, Principal):
+                raise ConfigurationError(
+                    f"the caller must be a Principal(tenant=…, actor=…), not {found!r}"
+                )
+            return found
 
         return await run_in_request_thread(identify)
 
