@@ -1,4 +1,4 @@
-"""Guarded views of every kind. Each writes a group, which stands for an order."""
+"""Guarded views of every kind. Each writes an order, as a group: no model is needed for it."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ PERMISSION = "auth.add_group"
 
 
 def write(name: str = "order") -> int:
-    count = Group.objects.count()
+    count: int = Group.objects.count()
     Group.objects.create(name=f"{name} {count}")
     return count + 1
 
