@@ -9,7 +9,13 @@ from holdfast.errors import NoTransactionError
 from holdfast.ports import Transaction, UnitOfWork
 from holdfast.server.guarded_request import GuardedRequest
 
-__all__ = ["Execution", "current_execution", "executing", "set_current_execution"]
+__all__ = [
+    "Execution",
+    "current_execution",
+    "executing",
+    "find_execution",
+    "set_current_execution",
+]
 
 _current: ContextVar["Execution"] = ContextVar("holdfast_execution")
 
@@ -22,6 +28,11 @@ def current_execution() -> "Execution":
         raise NoTransactionError(
             "there is no guarded request here: put @holdfast.guard() below the route decorator"
         ) from None
+
+
+def find_execution() -> "Execution | None":
+    """Return the execution of the guarded request being served, or None."""
+    return _current.get(None)
 
 
 def set_current_execution(execution: "Execution") -> "Token[Execution]":

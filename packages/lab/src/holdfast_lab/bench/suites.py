@@ -41,6 +41,18 @@ def measure_postgres(environment: Environment) -> list[Measurement]:
     ]
 
 
+def measure_sqlalchemy(environment: Environment) -> list[Measurement]:
+    """One insert by the ORM, in a session per request, on PostgreSQL."""
+    found = idempotency.sqlalchemy(
+        environment.database(), 2 * environment.rounds, environment.seconds, lambda: None
+    )
+    targets = {"guarded": at_least(0.7), "guarded, claimed late": at_least(0.7)}
+    return [
+        measurement("sqlalchemy async guarded ÷ bare", name, row, targets.get(name))
+        for name, row in found.items()
+    ]
+
+
 def measure_sqlite(environment: Environment) -> list[Measurement]:
     directory = environment.new_directory("idempotency")
     found = idempotency.sqlite(directory, 2 * environment.rounds, environment.seconds, lambda: None)
@@ -177,6 +189,7 @@ def measure_planning(environment: Environment) -> list[Measurement]:
 
 SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "postgres": measure_postgres,
+    "sqlalchemy": measure_sqlalchemy,
     "sqlite": measure_sqlite,
     "flask": measure_flask,
     "fingerprint": measure_fingerprint,

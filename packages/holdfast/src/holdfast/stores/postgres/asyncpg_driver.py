@@ -49,9 +49,11 @@ class AsyncpgDriver:
             server_settings={"application_name": "holdfast"},
         )
 
-    def new_pool(self, limit: int) -> ConnectionPool:
+    def new_pool(
+        self, limit: int, on_wait: Callable[[float], None] | None = None
+    ) -> ConnectionPool:
         """Return an empty pool."""
-        return ConnectionPool(self.connect, limit=limit)
+        return ConnectionPool(self.connect, limit=limit, on_wait=on_wait)
 
     async def roll_back(self, connection: Any) -> None:
         """Send ROLLBACK, and wait at most five seconds."""

@@ -71,8 +71,11 @@ class Driver(Protocol):
     async def connect(self) -> Any:
         """Open a connection, which has the methods of ``Connection``."""
 
-    def new_pool(self, limit: int) -> Pool:
-        """Return an empty pool, for the running event loop."""
+    def new_pool(self, limit: int, on_wait: Callable[[float], None] | None = None) -> Pool:
+        """Return an empty pool, for the running event loop.
+
+        ``on_wait`` gets the seconds of each wait for a free connection.
+        """
 
     async def roll_back(self, connection: Any) -> None:
         """Send ROLLBACK. Raises if it fails or takes more than a few seconds."""

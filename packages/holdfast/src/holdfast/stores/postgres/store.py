@@ -1,5 +1,6 @@
 """The store on PostgreSQL. Guarding a request costs no additional round trip."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -9,7 +10,16 @@ from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
-from holdfast.ports import Claimed, Found, Notifier, Params, RecordQuery, Row, TransactionT_co
+from holdfast.ports import (
+    Claimed,
+    Found,
+    Notifier,
+    Params,
+    RecordQuery,
+    Row,
+    StoreMetrics,
+    TransactionT_co,
+)
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -91,6 +101,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
         self._max = max_connections
         self._acquire_seconds = acquire_seconds
         self._pool: Pool | None = None
+        self._metrics: StoreMetrics | None = None
         self._migrations = [
             *load_migrations("core", "holdfast.stores.postgres.migrations"),
             *migrations,
@@ -101,11 +112,16 @@ class BasePostgresStore(Generic[TransactionT_co]):
         """How many transactions can be open at once."""
         return self._max
 
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Report waits for a connection to ``metrics``. Call it before ``open``."""
+        self._metrics = metrics
+
     async def open(self) -> None:
         """Connect and bring the schema up to date."""
         if self._pool is not None:
             return
-        pool = self.driver.new_pool(self._max)
+        on_wait = None if self._metrics is None else self._metrics.pool_waited
+        pool = self.driver.new_pool(self._max, on_wait)
         refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
         try:
             await pool.fill(self._min)
@@ -141,6 +157,9 @@ class BasePostgresStore(Generic[TransactionT_co]):
             row = await connection.fetchrow(self.sql["find_record"], *record_id, now)
         except self.driver.outages as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return None if row is None else record_of(record_id, row)
@@ -194,6 +213,11 @@ class BasePostgresStore(Generic[TransactionT_co]):
             return [dict(row) for row in await connection.fetch(text, *values)]
         except self.driver.outages as error:
             self.driver.translate_error(error)
+        except asyncio.CancelledError:
+            # Without this, asyncpg asks the server over a second connection to cancel the query,
+            # and a loop that is ending would leave both open.
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
 
@@ -212,6 +236,9 @@ class BasePostgresStore(Generic[TransactionT_co]):
             tag: str = await connection.execute(self.sql["sweep_records"], now, limit)
         except self.driver.outages as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return rows_changed(tag)
@@ -231,6 +258,9 @@ class BasePostgresStore(Generic[TransactionT_co]):
             )
         except self.driver.outages as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return [record_of(RecordId(row[0], row[1], row[2]), tuple(row)[3:]) for row in rows]

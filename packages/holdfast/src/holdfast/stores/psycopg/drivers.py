@@ -61,9 +61,11 @@ class PsycopgDriver(_Driver):
                 )
         return AsyncConnection(raw)
 
-    def new_pool(self, limit: int) -> ConnectionPool:
+    def new_pool(
+        self, limit: int, on_wait: Callable[[float], None] | None = None
+    ) -> ConnectionPool:
         """Return an empty pool."""
-        return ConnectionPool(self.connect, limit=limit)
+        return ConnectionPool(self.connect, limit=limit, on_wait=on_wait)
 
     async def roll_back(self, connection: AsyncConnection) -> None:
         """Send ROLLBACK, and wait at most five seconds."""
@@ -109,10 +111,12 @@ class PsycopgThreadDriver(_Driver):
                 connect_timeout=math.ceil(self._connect_seconds),
             )
 
-    def new_pool(self, limit: int) -> ThreadConnectionPool:
+    def new_pool(
+        self, limit: int, on_wait: Callable[[float], None] | None = None
+    ) -> ThreadConnectionPool:
         """Return an empty pool, with new threads."""
         self._threads = StoreThreads(limit, wait_seconds=math.inf)
-        return ThreadConnectionPool(self.connect, self._threads)
+        return ThreadConnectionPool(self.connect, self._threads, on_wait)
 
     async def roll_back(self, connection: ThreadConnection) -> None:
         """Send ROLLBACK."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -21,8 +22,13 @@ class ThreadConnectionPool:
     """
 
     def __init__(
-        self, connect: Callable[[], Awaitable[ThreadConnection]], threads: StoreThreads
+        self,
+        connect: Callable[[], Awaitable[ThreadConnection]],
+        threads: StoreThreads,
+        on_wait: Callable[[float], None] | None = None,
     ) -> None:
+        """``on_wait`` gets the seconds that a caller waited because all were in use."""
+        self._on_wait = on_wait
         self._connect = connect
         self._threads = threads
         self._free = threading.Semaphore(threads.count)
@@ -40,6 +46,15 @@ class ThreadConnectionPool:
 
     async def acquire(self, timeout_seconds: float) -> ThreadConnection:
         """Return an open connection. Raises ``TimeoutError`` if none is free in time."""
+        if self._on_wait is None or len(self._busy) < self._threads.count:
+            return await self._acquire(timeout_seconds)
+        started = time.monotonic()
+        try:
+            return await self._acquire(timeout_seconds)
+        finally:
+            self._on_wait(time.monotonic() - started)
+
+    async def _acquire(self, timeout_seconds: float) -> ThreadConnection:
         has_slot = await self._threads.take_slot(timeout_seconds)
         try:
             await self._wait(timeout_seconds)
