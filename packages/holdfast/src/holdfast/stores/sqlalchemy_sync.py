@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
@@ -57,8 +58,9 @@ _TURN_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 10.0
 # Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
 _INLINE_BODY_BYTES: Final = 16 * 1024
-# libpq's state of a connection on which a statement runs.
-_ACTIVE: Final = 1
+# How long the rollback waits for a statement of a thread that its handler has abandoned.
+_ABANDONED_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.005
 
 # holdfast_claim returns its result as a number of rows.
 _CLAIMED, _HELD, _CLAIMED_AFTER_EXPIRY = 0, 2, 3
@@ -170,6 +172,7 @@ class SqlAlchemySyncStore:
             return
         self._threads.open()
         self._is_open = True
+        event.listen(self._engine, "handle_error", self._after_error)
         try:
             await self._transact(self._apply_migrations)
             if self.is_sqlite:
@@ -180,8 +183,10 @@ class SqlAlchemySyncStore:
 
     async def close(self) -> None:
         """Wait for running transactions. The app disposes of the engine."""
-        self._is_open = False
-        await self._threads.close(_CLOSE_SECONDS)
+        if self._is_open:
+            self._is_open = False
+            await self._threads.close(_CLOSE_SECONDS)
+            event.remove(self._engine, "handle_error", self._after_error)
 
     async def ping(self) -> None:
         """Run a query."""
@@ -506,6 +511,12 @@ class SqlAlchemySyncStore:
         self._claim_function = names.table("claim")
         self._finish_function = names.table("finish")
 
+    def _after_error(self, context: Any) -> None:
+        connection = context.connection
+        unit = None if connection is None else connection.info.get(_UNIT)
+        if unit is not None:
+            unit.end_statement()
+
     def _look_at_sqlite(self, connection: Connection) -> None:
         if self.run(connection, "PRAGMA synchronous").scalar_one() < _SYNCHRONOUS_FULL:
             _log.warning(
@@ -574,10 +585,11 @@ class SqlAlchemySyncUnit:
         self._rolled_back = False
         self._closed_by_handler = False
         self._ended = False
-        # The thread that runs a statement, and where: its handler may have abandoned it.
         self._lock = threading.Lock()
-        self._running_thread = 0
-        self._running_on: Any = None
+        # Held while a statement runs in a thread that the handler may have abandoned.
+        self._statement = threading.RLock()
+        self._statement_thread = 0
+        self._connection_info: Any = {}
         self.superseded = False
 
     @property
@@ -673,26 +685,17 @@ class SqlAlchemySyncUnit:
             if self._ended:
                 return
             self._ended = self._may_end = True
-            is_in_use = self._is_in_use_elsewhere()
-        session = self._session
-        if session is not None:
-            try:
-                if is_in_use:
-                    session.invalidate()
-                else:
-                    session.rollback()
-            except Exception:  # noqa: BLE001 - the connection is closed then
-                with suppress(Exception):
-                    session.invalidate()
-        self._end()
-
-    def _is_in_use_elsewhere(self) -> bool:
-        """Check whether an abandoned thread runs a statement: it must not end up in a pool."""
-        if self._running_thread in (0, threading.get_ident()):
-            return False
-        pgconn = getattr(self._running_on, "pgconn", None)
-        # After an error it still looks as if it ran; PostgreSQL knows better.
-        return pgconn is None or pgconn.transaction_status == _ACTIVE
+        # From now on statements of other threads are refused, but one may still run.
+        if not self._statement.acquire(timeout=_ABANDONED_SECONDS):
+            _log.error("a statement of a cancelled handler does not end: its connection is lost")
+            self._leave()
+            return
+        try:
+            if self._session is not None:
+                _roll_back(self._session)
+        finally:
+            self._end()
+            self._statement.release()
 
     def _end(self) -> None:
         with self._lock:
@@ -705,6 +708,10 @@ class SqlAlchemySyncUnit:
                 with suppress(Exception):
                     session.close()
                 session.info[_UNIT] = None  # not the unit, which refers to the session
+        self._leave()
+
+    def _leave(self) -> None:
+        self._connection_info.pop(_UNIT, None)
         with self._lock:
             had_turn, self._has_turn = self._has_turn, False
         if had_turn:
@@ -729,8 +736,10 @@ class SqlAlchemySyncUnit:
         if self._ended:
             raise NoTransactionError(_ENDED)
         if self._has_slot:  # else the handler has no other thread
+            self._connection_info = connection.info
+            connection.info[_UNIT] = self
             event.listen(connection, "before_cursor_execute", self._begin_statement)
-            event.listen(connection, "after_cursor_execute", self._end_statement)
+            event.listen(connection, "after_cursor_execute", self.end_statement)
         if not self._store.is_sqlite:
             return
         self._take_turn()
@@ -768,15 +777,18 @@ class SqlAlchemySyncUnit:
             self._store.pass_turn_on()
             raise NoTransactionError(_ENDED)
 
-    def _begin_statement(self, connection: Connection, *_: Any) -> None:
-        with self._lock:
-            if self._ended:
-                raise NoTransactionError(_ENDED)
-            self._running_thread = threading.get_ident()
-            self._running_on = connection.connection.driver_connection
+    def _begin_statement(self, *_: Any) -> None:
+        self._statement.acquire()
+        if self._ended:
+            self._statement.release()
+            raise NoTransactionError(_ENDED)
+        self._statement_thread = threading.get_ident()
 
-    def _end_statement(self, *_: Any) -> None:
-        self._running_thread = 0
+    def end_statement(self, *_: Any) -> None:
+        """Note that a statement has ended, or failed, in this thread."""
+        if self._statement_thread == threading.get_ident():
+            self._statement_thread = 0
+            self._statement.release()
 
     def _refuse_closed(self) -> None:
         if self._closed_by_handler:
@@ -845,6 +857,24 @@ def _unit_of(session: Session) -> SqlAlchemySyncUnit:
     if unit is None:
         raise NoTransactionError(_ENDED)
     return unit
+
+
+def _roll_back(session: Session) -> None:
+    """Roll back; close the connection if that fails."""
+    deadline = time.monotonic() + _ABANDONED_SECONDS
+    while True:
+        try:
+            session.rollback()
+        except sa_errors.IllegalStateChangeError:  # another thread is about to be refused
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        except Exception:  # noqa: BLE001 - the connection is closed then
+            with suppress(Exception):
+                session.invalidate()
+            return
+        else:
+            return
 
 
 def _engine_of(sessions: Engine | sessionmaker[Any] | scoped_session[Any]) -> Engine:
