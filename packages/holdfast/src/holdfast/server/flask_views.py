@@ -75,6 +75,7 @@ class FlaskGuard:
         """Turn Holdfast's errors into responses in all views. Guards work without it."""
         app.register_error_handler(RequestError, self._respond)
         app.register_error_handler(StoreUnavailableError, self._respond)
+        app.extensions["holdfast"] = self  # where ``holdfast worker --app`` finds it
 
     def __call__(
         self,
