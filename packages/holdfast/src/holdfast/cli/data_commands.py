@@ -5,6 +5,8 @@ from typing import Annotated, Final
 
 import typer
 
+from holdfast.cli.target import choose_target
+
 __all__ = ["add_data_commands"]
 
 _DATABASE: Final = "sqlite:///holdfast.db"
@@ -15,6 +17,14 @@ Database = Annotated[
         envvar="HOLDFAST_DATABASE_URL",
         metavar="URL",
         help="The server's database: sqlite:///file.db or postgresql://user@host/name.",
+    ),
+]
+App = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HOLDFAST_APP",
+        metavar="MODULE:NAME",
+        help="Your app's Holdfast object, in place of --database.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
@@ -28,6 +38,7 @@ def add_data_commands(app: typer.Typer, keys_app: typer.Typer) -> None:
 
 
 def keys_rm(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
     key: Annotated[str, typer.Argument(help="The idempotency key.")],
     tenant: Annotated[str, typer.Option(help="The tenant of the record.")],
     endpoint: Annotated[
@@ -37,6 +48,7 @@ def keys_rm(  # noqa: PLR0917 - typer turns the parameters into options
         str | None, typer.Option(metavar="TEXT", help="Why; stored in the audit event.")
     ] = None,
     database: Database = _DATABASE,
+    app: App = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the record, and remove nothing.")
     ] = False,
@@ -54,7 +66,7 @@ def keys_rm(  # noqa: PLR0917 - typer turns the parameters into options
     from holdfast.cli.keys import remove_key
 
     remove_key(
-        database,
+        choose_target(context, app=app, database=database),
         key,
         tenant=tenant,
         endpoint=endpoint,

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from holdfast.cli.database import opened
 from holdfast.cli.output import CommandError, print_json, print_table, printable
+from holdfast.cli.target import Target
 from holdfast.clock import SystemClock
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.errors import CommitUnknownError, InProgressError
@@ -21,10 +22,12 @@ _MAX_REASON: Final = 1000
 
 
 def list_keys(
-    url: str, *, tenant: str | None, endpoint: str | None, limit: int, as_json: bool
+    target: Target, *, tenant: str | None, endpoint: str | None, limit: int, as_json: bool
 ) -> None:
     """Print records, newest first."""
-    found = asyncio.run(_records(url, RecordQuery(tenant=tenant, endpoint=endpoint, limit=limit)))
+    found = asyncio.run(
+        _records(target, RecordQuery(tenant=tenant, endpoint=endpoint, limit=limit))
+    )
     if as_json:
         print_json([_summary(record) for record in found])
     else:
@@ -32,11 +35,11 @@ def list_keys(
 
 
 def show_key(
-    url: str, key: str, *, tenant: str | None, endpoint: str | None, as_json: bool
+    target: Target, key: str, *, tenant: str | None, endpoint: str | None, as_json: bool
 ) -> None:
     """Print one record. Where several match, print a list and raise ``CommandError``."""
     query = RecordQuery(tenant=tenant, endpoint=endpoint, key=key, limit=50)
-    found = asyncio.run(_records(url, query))
+    found = asyncio.run(_records(target, query))
     if not found:
         raise CommandError("no record matches the key and these options (try: holdfast keys ls)")
     if len(found) > 1:
@@ -64,7 +67,7 @@ def show_key(
 
 
 def remove_key(
-    url: str,
+    target: Target,
     key: str,
     *,
     tenant: str,
@@ -82,7 +85,7 @@ def remove_key(
             2,
         )
     record_id = RecordId(tenant, endpoint, key)
-    found = asyncio.run(_remove(url, record_id, None if is_dry_run else text))
+    found = asyncio.run(_remove(target, record_id, None if is_dry_run else text))
     if found is None:
         raise CommandError("no record matches key, tenant and endpoint (try: holdfast keys ls)")
     record, audit_id = (
@@ -101,9 +104,11 @@ def remove_key(
         )
 
 
-async def _remove(url: str, record_id: RecordId, reason: str | None) -> Removed | Record | None:
+async def _remove(
+    target: Target, record_id: RecordId, reason: str | None
+) -> Removed | Record | None:
     """Remove a record; with ``reason`` None, only find it."""
-    async with opened(url) as store:
+    async with opened(target) as store:
         removal = RecordRemoval(store, SystemClock())
         if reason is None:
             return await removal.find(record_id)
@@ -118,8 +123,8 @@ async def _remove(url: str, record_id: RecordId, reason: str | None) -> Removed 
             ) from error
 
 
-async def _records(url: str, query: RecordQuery) -> Sequence[Record]:
-    async with opened(url) as store:
+async def _records(target: Target, query: RecordQuery) -> Sequence[Record]:
+    async with opened(target) as store:
         return await store.records(query)
 
 

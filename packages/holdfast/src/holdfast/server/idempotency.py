@@ -10,7 +10,7 @@ One request, top to bottom::
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, assert_never
 
@@ -36,6 +36,7 @@ from holdfast.errors import (
     StoreUnavailableError,
     SupersededError,
 )
+from holdfast.observability.noop import NullStoreMetrics
 from holdfast.ports import (
     Claim,
     Claimed,
@@ -44,7 +45,9 @@ from holdfast.ports import (
     Found,
     Metrics,
     RecordCache,
+    SessionStore,
     Store,
+    StoreMetrics,
 )
 from holdfast.server.cache_epoch import CacheEpoch
 from holdfast.server.execution import Execution
@@ -65,6 +68,8 @@ _POLL_MAX_SECONDS: Final = 0.25
 # The staleness limit is inclusive and expiry is exclusive, so the record must live one second
 # longer.
 _ONE_SECOND: Final = timedelta(seconds=1)
+
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 
 class Replay:
@@ -92,6 +97,8 @@ class Idempotency:
         faults: FaultPoints | None = None,
     ) -> None:
         self.store = store
+        # The same store, if its transactions are sessions of the app.
+        self.session_store = store if isinstance(store, SessionStore) else None
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
         self.epoch = CacheEpoch(store, clock, self._forget_cached)
@@ -99,6 +106,7 @@ class Idempotency:
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
+        self._store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
         self.new_id = new_id
         self.faults = faults
         self._cache_writes: set[asyncio.Task[None]] = set()
@@ -111,9 +119,10 @@ class Idempotency:
 
     # -- before the handler ----------------------------------------------------------------
 
-    async def process(self, request: GuardedRequest) -> Replay | Execution:
+    async def process(self, request: GuardedRequest, **sharing: Any) -> Replay | Execution:
         """Return a replay, or an execution with the key claimed.
 
+        ``sharing`` are options of a ``SessionStore``: the session that the execution is to use.
         The caller must end an execution with ``finish`` or ``abort``. Raises the
         ``RequestError`` or ``StoreUnavailableError`` to respond with.
         """
@@ -123,7 +132,9 @@ class Idempotency:
             if stale is not None:  # without a key there is nothing to record
                 self.metrics.outcome(request.endpoint, "stale")
                 raise stale
-            return Execution(request, await self._call_store("begin", self.store.begin()))
+            session = {"session": sharing["session"]} if "session" in sharing else {}
+            begun = self.store.begin(**session)
+            return Execution(request, await self._call_store("begin", begun))
         deadline: float | None = None
         while True:
             now = self.clock.now()
@@ -142,14 +153,19 @@ class Idempotency:
                 if replay is not None:
                     return replay
                 continue
-            return await self._lead(request, record_id, now, deadline)
+            return await self._lead(request, record_id, now, deadline, sharing)
 
     async def _lead(
-        self, request: GuardedRequest, record_id: RecordId, now: datetime, deadline: float | None
+        self,
+        request: GuardedRequest,
+        record_id: RecordId,
+        now: datetime,
+        deadline: float | None,
+        sharing: Mapping[str, Any],
     ) -> Replay | Execution:
         """Claim the key as the only request of this process with it."""
         try:
-            claim = await self.claim(request, record_id, now, deadline)
+            claim = await self.claim(request, record_id, now, deadline, sharing)
         except BaseException:
             self.in_flight.leave(record_id, None)
             raise
@@ -180,7 +196,12 @@ class Idempotency:
         return execution
 
     async def claim(
-        self, request: GuardedRequest, record_id: RecordId, now: datetime, deadline: float | None
+        self,
+        request: GuardedRequest,
+        record_id: RecordId,
+        now: datetime,
+        deadline: float | None,
+        sharing: Mapping[str, Any] = _NOTHING,
     ) -> Claimed | Found:
         """Claim the key; while another process holds it, poll without holding a connection."""
         pause = _POLL_FIRST_SECONDS
@@ -195,7 +216,8 @@ class Idempotency:
                 if generation == self.epoch.generation:
                     self.memory.put(cached)
                 return Found(cached)
-            claim: Claim = await self._call_store("claim", self.store.claim(record_id, now))
+            claiming = self.store.claim(record_id, now, **sharing)
+            claim: Claim = await self._call_store("claim", claiming)
             if isinstance(claim, Found) and generation == self.epoch.generation:
                 self._remember(claim.record)
             if not isinstance(claim, Held):
@@ -349,7 +371,14 @@ class Idempotency:
         if self.faults:
             await self.faults.reach("before_commit")
         started = self.clock.monotonic()
-        await execution.unit.commit(record, audit)
+        try:
+            await execution.unit.commit(record, audit)
+        except CommitUnknownError:
+            self._store_metrics.commit_failed("request", "unknown")
+            raise
+        except StoreUnavailableError:
+            self._store_metrics.commit_failed("request", "rolled_back")
+            raise
         self.metrics.store_time("commit", self.clock.monotonic() - started)
         if self.faults:
             await self.faults.reach("after_commit")
