@@ -12,6 +12,7 @@ from typing import Final
 
 from holdfast.errors import StoreError
 from holdfast.ports import Clock, Store
+from holdfast.server.request_thread import is_in_request_thread
 from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["CacheEpoch", "new_epoch"]
@@ -46,6 +47,10 @@ class CacheEpoch:
     async def check(self) -> None:
         """Read the epoch if it is due. Never raises: without the database, caches still count."""
         if not self.is_due():
+            return
+        if is_in_request_thread():  # without an event loop; other threads do not wait for it
+            self._due = self._clock.monotonic() + _LIFETIME_SECONDS
+            await self._read()
             return
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
