@@ -33,7 +33,7 @@ def postgres(url: str, rounds: int, seconds: float, step: Callable[[], None]) ->
 
 
 def sqlalchemy(url: str, rounds: int, seconds: float, step: Callable[[], None]) -> dict[str, Any]:
-    asyncio.run(_create(url))
+    asyncio.run(create_orders(url))
     contenders = [
         Contender("bare", "bare_sqlalchemy", url),
         Contender("guarded", "guarded_sqlalchemy", url),
