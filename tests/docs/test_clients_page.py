@@ -20,7 +20,7 @@ from tests.docs.test_reference import rows
 
 PAGE = REFERENCE / "your-apis-clients.md"
 TABLE = [row for row in rows(PAGE) if len(row) == 5 and row[0] != "HTTP" and "---" not in row[0]]
-ACTIONS = {
+ACTIONS: dict[str, type | tuple[type, ...]] = {
     "retry": TryLater,
     "wait": TryLater,
     "sign in": SignInNeeded,
@@ -61,8 +61,8 @@ def test_outbox_and_client_do_what_the_page_says(kind: str, error_format: ErrorF
 
     rendered = render_error(kind, error_format, "request-1")
     responses = [httpx.Response(code.status, content=rendered.body), httpx.Response(201)]
-    for response in responses:
-        response.headers["content-type"] = "application/json"
+    for each in responses:
+        each.headers["content-type"] = "application/json"
     transport = httpx.MockTransport(lambda _: responses.pop(0))
     with Client("https://api.example", transport=transport, sleep=lambda _: None) as client:
         response = client.post("/orders")
