@@ -16,8 +16,10 @@ END = "<!-- end of the generated part -->"
 MEANINGS = {
     "cli": ("the command `holdfast`", "rules"),
     "testing": ("test servers from wheels, contract suites, fault points", "—"),
+    "django": ("what a Django project imports, and the Django app", "behaviour"),
+    "flask": ("what a Flask app imports", "behaviour"),
     "server": (
-        "the guard for ASGI, WSGI, FastAPI and Django; sign-in, rate limits, sweeper",
+        "the guard for ASGI, FastAPI, WSGI, Flask and Django; sign-in, rate limits, sweeper",
         "SQL",
     ),
     "jobs": ("enqueue, worker, executor, periodic jobs, dead letters, engines", "HTTP"),

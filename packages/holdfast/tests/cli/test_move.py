@@ -139,8 +139,21 @@ async def test_replays_and_waiting_jobs_continue_on_postgresql(
     effects = await rows(postgres_url, "SELECT id FROM orders WHERE item = 'job'")
     assert len(effects) == len(set(effects)) == 4
     assert {(job,) for job in waiting} < set(effects)
+    await check_the_source_is_marked(here, url, postgres_url)
+
+
+async def check_the_source_is_marked(here: Here, url: str, postgres_url: str) -> None:
     with pytest.raises(ConfigurationError, match="was moved with holdfast move"):
         await open_store(url).open()
+    undone = await asyncio.to_thread(here, "move", "--from", url, "--undo")
+    assert (undone.returncode, b"can be used again" in undone.stdout) == (0, True)
+    assert "do not use both" in one_line(undone.stderr)
+    await (store := open_store(url)).open()
+    await store.close()
+    refused = await asyncio.to_thread(
+        here, "move", "--from", url, "--to", postgres_url, "--tables", "orders", "--restart"
+    )
+    assert "holds the result of an earlier move" in one_line(refused.stderr)
 
 
 async def fill(url: str) -> None:
@@ -190,8 +203,8 @@ async def test_move_killed_at_every_step_continues(
 ) -> None:
     await fill(f"sqlite:///{source}")
     kills = [(point, 1) for point in FAULT_POINTS[:3]]
-    kills += [("after_batch", nth) for nth in (1, 2, 4)]
-    kills += [(point, 1) for point in FAULT_POINTS[4:]]
+    kills += [("after_batch", 1), ("before_batch_commit", 2), ("after_batch", 4)]
+    kills += [(point, 1) for point in FAULT_POINTS[5:]]
     assert {point for point, _ in kills} == set(FAULT_POINTS)
     for point, nth in kills:
         options = {"source": source, "target": postgres_url, "point": point, "nth": nth}
@@ -289,10 +302,13 @@ async def test_tables_of_the_app_are_converted_to_the_types_of_the_target(
     assert await rows(postgres_url, insert) == [(10,)]
 
 
-async def test_verification_finds_rows_that_differ(
+async def test_values_that_do_not_fit_and_rows_that_differ_are_found(
     here: Here, source: str, postgres_url: str
 ) -> None:
     await make_app_tables(source, postgres_url)
+    with closing(sqlite3.connect(source)) as db:
+        db.execute("UPDATE people SET born = 'soon' WHERE id = 2")
+        db.commit()
     connection = await asyncpg.connect(postgres_url)
     await connection.execute(
         "CREATE FUNCTION change() RETURNS trigger LANGUAGE plpgsql AS"
@@ -300,6 +316,12 @@ async def test_verification_finds_rows_that_differ(
         "CREATE TRIGGER change BEFORE INSERT ON people FOR EACH ROW EXECUTE FUNCTION change()"
     )
     move = ("move", "--from", f"sqlite:///{source}", "--to", postgres_url, "--tables", "all")
+    done = await asyncio.to_thread(here, *move)
+    assert done.returncode == 2
+    assert "table people, column born: a value does not fit the type date" in one_line(done.stderr)
+    with closing(sqlite3.connect(source)) as db:
+        db.execute("UPDATE people SET born = NULL WHERE id = 2")
+        db.commit()
     done = await asyncio.to_thread(here, *move)
     assert done.returncode == 1
     assert "the copy differs in people" in one_line(done.stderr)
@@ -310,23 +332,6 @@ async def test_verification_finds_rows_that_differ(
     restarted = await asyncio.to_thread(here, *move, "--restart")
     assert restarted.returncode == 0, restarted
     assert b"rows moved and verified" in restarted.stdout
-
-
-async def test_value_that_does_not_fit_is_one_line_and_can_be_corrected(
-    here: Here, source: str, postgres_url: str
-) -> None:
-    await make_app_tables(source, postgres_url)
-    with closing(sqlite3.connect(source)) as db:
-        db.execute("UPDATE people SET born = 'soon' WHERE id = 2")
-        db.commit()
-    move = ("move", "--from", f"sqlite:///{source}", "--to", postgres_url, "--tables", "all")
-    done = await asyncio.to_thread(here, *move)
-    assert done.returncode == 2
-    assert "table people, column born: a value does not fit the type date" in one_line(done.stderr)
-    with closing(sqlite3.connect(source)) as db:
-        db.execute("UPDATE people SET born = NULL WHERE id = 2")
-        db.commit()
-    assert (await asyncio.to_thread(here, *move)).returncode == 0
 
 
 async def test_names_of_tables_may_differ_between_source_and_target(
@@ -378,36 +383,9 @@ async def test_move_is_refused_without_changes(here: Here, source: str, postgres
 
     planned = await asyncio.to_thread(here, *move, "--dry-run", "--json")
     assert json.loads(planned.stdout)["tables"]["holdfast_jobs"] == 25
-    await ordered_on(postgres_url)
+    await create_orders(postgres_url)
+    assert (await ordered(postgres_url)).status_code == 201
     assert "it has rows in holdfast_idempotency_records" in await refused(*move)
     # Nothing has marked the source.
     await (store := open_store(url)).open()
     await store.close()
-
-
-async def ordered_on(url: str) -> None:
-    await create_orders(url)
-    assert (await ordered(url)).status_code == 201
-
-
-async def test_undo_allows_the_source_again_and_restart_begins_again(
-    here: Here, source: str, postgres_url: str, postgres: Any
-) -> None:
-    url = f"sqlite:///{source}"
-    await fill(url)
-    move = ("move", "--from", url, "--to", postgres_url)
-    assert (await asyncio.to_thread(here, *move)).returncode == 0
-    assert (await asyncio.to_thread(here, *move)).returncode == 0  # finished already
-    other = postgres.create_database()
-    refused = await asyncio.to_thread(here, "move", "--from", url, "--to", other)
-    assert "was moved to postgresql://" in one_line(refused.stderr)
-    undone = await asyncio.to_thread(here, "move", "--from", url, "--undo")
-    assert undone.returncode == 0
-    assert b"can be used again" in undone.stdout
-    assert "do not use both" in one_line(undone.stderr)
-    await (store := open_store(url)).open()
-    await store.close()
-    refused = await asyncio.to_thread(here, *move, "--restart")
-    assert "holds the result of an earlier move" in one_line(refused.stderr)
-    assert (await asyncio.to_thread(here, "move", "--from", url, "--to", other)).returncode == 0
-    postgres.drop_database(other)

@@ -20,17 +20,17 @@ UNREACHABLE = "postgresql://ada@127.0.0.1:1/none"
 
 
 @pytest.mark.parametrize(
-    ("url", "method", "path", "error", "message"),
+    ("url", "method", "error", "message"),
     [
-        (UNREACHABLE, "POST", "/things", StoreUnavailableError, "unavailable"),
-        ("sqlite:////no/such/folder/app.db", "POST", "/things", HoldfastError, "no/such/folder"),
-        ("sqlite:///{tmp}/app.db", "GET", "/things", ConfigurationError, "must not write"),
-        ("sqlite:///{tmp}/app.db", "POST", None, ConfigurationError, "no route"),
+        (UNREACHABLE, "POST", StoreUnavailableError, "unavailable"),
+        ("sqlite:////no/such/folder/app.db", "POST", HoldfastError, "no/such/folder"),
+        ("sqlite:///{tmp}/app.db", "GET", ConfigurationError, "must not write"),
+        ("sqlite:///{tmp}/app.db", None, ConfigurationError, "no route"),
     ],
     ids=["unreachable", "no folder", "guarded GET", "guard without route"],
 )
 def test_a_refused_start_raises_under_test_client(
-    tmp_path: Path, url: str, method: str, path: str | None, error: type[Exception], message: str
+    tmp_path: Path, url: str, method: str | None, error: type[Exception], message: str
 ) -> None:
     app = FastAPI()
     holdfast = Holdfast(url.format(tmp=tmp_path), sweep_every_seconds=None)
@@ -40,8 +40,8 @@ def test_a_refused_start_raises_under_test_client(
         """Have no effect."""
 
     guarded = holdfast.guard()(create)
-    if path is not None:
-        app.add_api_route(path, guarded, methods=[method])
+    if method is not None:
+        app.add_api_route("/things", guarded, methods=[method])
     with pytest.raises(error, match=message), TestClient(app):
         raise AssertionError("the app has started")
 

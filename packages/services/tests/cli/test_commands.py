@@ -71,12 +71,11 @@ def test_garbage_collection_is_resumed_when_the_server_is_ready(cli: Cli) -> Non
 
 def test_garbage_collection_is_resumed_when_the_worker_is_ready(cli: Cli) -> None:
     script = (
-        "import gc, os, signal, sys\n"
-        "from holdfast.cli import main\nfrom holdfast_services.cli import worker\n"
-        "async def count(holdfast, metrics):\n"
+        "import gc, sys\n"
+        "from holdfast.cli import main, worker\n"
+        "async def until_stopped(worker, signals, *, once):\n"
         "    print(gc.isenabled())\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "worker._report_depths = count\n"
+        "worker._until_stopped = until_stopped\n"
         "sys.argv = ['holdfast', 'worker']\n"
         "main.main()\n"
     )

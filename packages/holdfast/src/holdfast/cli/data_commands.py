@@ -1,9 +1,11 @@
-"""The options and help texts of ``holdfast move``, ``backup`` and ``restore``."""
+"""The options and help texts of ``holdfast move``, ``backup``, ``restore`` and ``keys rm``."""
 
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+
+from holdfast.cli.target import choose_target
 
 __all__ = ["add_data_commands"]
 
@@ -17,13 +19,61 @@ Database = Annotated[
         help="The server's database: sqlite:///file.db or postgresql://user@host/name.",
     ),
 ]
+App = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HOLDFAST_APP",
+        metavar="MODULE:NAME",
+        help="Your app's Holdfast object, in place of --database.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
 
 
-def add_data_commands(app: typer.Typer) -> None:
-    """Add the commands to ``holdfast``."""
+def add_data_commands(app: typer.Typer, keys_app: typer.Typer) -> None:
+    """Add the commands to ``holdfast`` and to ``holdfast keys``."""
     for command in (move, backup, restore):
         app.command()(command)
+    keys_app.command("rm")(keys_rm)
+
+
+def keys_rm(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    key: Annotated[str, typer.Argument(help="The idempotency key.")],
+    tenant: Annotated[str, typer.Option(help="The tenant of the record.")],
+    endpoint: Annotated[
+        str, typer.Option(help='The endpoint of the record, such as "POST /api/v1/routes".')
+    ],
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Why; stored in the audit event.")
+    ] = None,
+    database: Database = _DATABASE,
+    app: App = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the record, and remove nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Remove one idempotency record: the next request with this key runs again.
+
+    What the first request has changed stays as it is. The removal is an audit event with your
+    name and the reason. Running servers stop replaying the record within a second.
+
+    Example:
+        holdfast keys rm order-17 --tenant ada --endpoint orders.create --reason "ticket 4711"
+
+    """
+    from holdfast.cli.keys import remove_key
+
+    remove_key(
+        choose_target(context, app=app, database=database),
+        key,
+        tenant=tenant,
+        endpoint=endpoint,
+        reason=reason,
+        is_dry_run=dry_run,
+        as_json=json,
+    )
 
 
 def move(  # noqa: PLR0917 - typer turns the parameters into options

@@ -5,9 +5,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
 from typing import Any, Final
 
+from holdfast.cli.database import installed_migrations
 from holdfast.cli.output import (
     CommandError,
     print_json,
@@ -20,7 +20,6 @@ from holdfast.stores.urls import StoreUrl, parse_store_url
 __all__ = ["move_database", "undo"]
 
 _USAGE: Final = 2
-_MIGRATIONS_GROUP: Final = "holdfast.migrations"
 _SHOWN_DIGITS: Final = 16
 
 
@@ -40,7 +39,7 @@ def move_database(
     new = _postgres(target)
     from holdfast.stores.move import DatabaseMove
 
-    names = new.names(*_from_environment(new, "table_prefix", "schema"))
+    names = new.names(new.table_prefix or _variable("PREFIX"), new.schema or _variable("SCHEMA"))
     shown_target = redact_password(new.location)
     with _progress(is_shown=sys.stderr.isatty() and not as_json) as on_progress:
         move = DatabaseMove(
@@ -48,8 +47,8 @@ def move_database(
             new.location,
             tables=_chosen(tables),
             restart=restart,
-            migration_packages=_installed_migrations(),
-            table_prefix=old.names(*_from_environment(old, "table_prefix")).prefix,
+            migration_packages=installed_migrations(),
+            table_prefix=old.names(old.table_prefix or _variable("PREFIX")).prefix,
             target_prefix=names.prefix,
             target_schema=names.schema,
             shown_target=shown_target,
@@ -73,7 +72,7 @@ def undo(source: str, *, as_json: bool) -> None:
     from holdfast.stores.move import undo_move
 
     old = _sqlite(source)
-    prefix = old.names(*_from_environment(old, "table_prefix")).prefix
+    prefix = old.names(old.table_prefix or _variable("PREFIX")).prefix
     mark = undo_move(old.location, table_prefix=prefix)
     if mark is not None and mark.is_finished:
         print_warning(
@@ -119,16 +118,8 @@ def _chosen(tables: str | None) -> list[str] | None:
     return [] if names == ["none"] else names
 
 
-def _from_environment(url: StoreUrl, *options: str) -> list[str | None]:
-    """Return options that environment variables set and the URL does not."""
-    return [
-        os.environ.get(f"HOLDFAST_{option.upper()}") if getattr(url, option) is None else None
-        for option in options
-    ]
-
-
-def _installed_migrations() -> list[tuple[str, str]]:
-    return [pair for point in entry_points(group=_MIGRATIONS_GROUP) for pair in point.load()()]
+def _variable(name: str) -> str | None:
+    return os.environ.get(f"HOLDFAST_TABLE_{name}") or None
 
 
 def _print_plan(moved: dict[str, int], not_moved: tuple[str, ...], *, as_json: bool) -> None:

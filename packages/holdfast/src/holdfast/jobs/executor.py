@@ -33,6 +33,7 @@ from holdfast.ports import (
     JobMetrics,
     JobOutcome,
     Retry,
+    StoreMetrics,
 )
 
 __all__ = ["FAULT_POINTS", "ExecutorConfig", "JobExecutor"]
@@ -67,6 +68,7 @@ class ExecutorConfig:
     registry: JobRegistry
     engine: Engine
     metrics: JobMetrics
+    store_metrics: StoreMetrics
     clock: Clock
     worker_name: str
     lease_seconds: float
@@ -149,6 +151,11 @@ class JobExecutor:
         try:
             outcome, ending = await self._run()
         except (StoreUnavailableError, CommitUnknownError) as error:
+            if self._is_committing:
+                is_unknown = isinstance(error, CommitUnknownError)
+                config.store_metrics.commit_failed(
+                    "job", "unknown" if is_unknown else "rolled_back"
+                )
             # Nothing can be written now. When the lease has expired, the next worker sees what
             # was committed.
             _log.warning(

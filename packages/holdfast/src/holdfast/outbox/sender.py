@@ -373,6 +373,7 @@ class Sender:
         plan = conflicts.plan_for(
             entry,
             queue.profiles.get(entry.profile),
+            response,
             lambda: self._read(_entity_path(entry, queue.mappings), entry, token),
             merge,
         )

@@ -48,6 +48,8 @@ RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 _DATABASES: Final = {"sqlite": "sqlite", "postgresql": "postgres"}
 _SUPERSEDED_STATE: Final = "HF002"
+_ABORTED_STATE: Final = "25P02"
+_ABORTED: Final = "a statement failed, the view went on, and everything is rolled back"
 # Classes of errors after which a COMMIT may have happened: none, connection, operator, system.
 _UNKNOWN_STATES: Final = frozenset({"", "08", "57", "58", "XX"})
 # holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
@@ -142,7 +144,7 @@ class DjangoStore:
             unit = DjangoUnit(self)
             after_expiry = False
             try:
-                rows = 1 if self.is_sqlite else self._claim_on_postgres(record_id, now)
+                rows = 1 if self.is_sqlite else self._claim_on_postgres(unit, record_id, now)
                 if rows in _CLAIMED_ROWS:
                     after_expiry = _CLAIMED_ROWS[rows]
                     return Claimed(unit, after_expiry=after_expiry)
@@ -251,17 +253,17 @@ class DjangoStore:
         rows, _ = self.run(self.sql["find_record"], (*record_id, self.instant(now)))
         return record_of(record_id, rows[0]) if rows else None
 
-    def _claim_on_postgres(self, record_id: RecordId, now: datetime) -> int:
+    def _claim_on_postgres(self, unit: "DjangoUnit", record_id: RecordId, now: datetime) -> int:
         """Begin, lock and look up; return the number of rows of ``holdfast_claim``."""
         lock = self.table_names.lock_number(*record_id)
-        if not can_send_messages(connections[self.using]):
+        if not unit.has_messages:
             values = (lock, *record_id, now)
             call = f"SELECT {self._claim_function}($1, $2, $3, $4, $5)"
             return len(self.run(call, values)[0])
         tenant, endpoint, key = map(text_literal, record_id)
         at = instant_literal(now)
         result = send_message(
-            connections[self.using],
+            unit.transaction,
             f"BEGIN;SELECT {self._claim_function}({lock},{tenant},{endpoint},{key},{at})",
         )
         rows: int = result.ntuples
@@ -340,7 +342,8 @@ class DjangoUnit:
         """Begin; on SQLite with the write lock, so that a read cannot go stale before a write."""
         self._store = store
         self._ended = False
-        connection = get_connection(store.using)
+        # Django's connection of this thread, which the ORM uses.
+        self.transaction = connection = get_connection(store.using)
         if connection.in_atomic_block and not is_in_test_case(connection):
             raise ConfigurationError(
                 "a transaction is open already, but the guard begins and commits its own. If "
@@ -352,7 +355,7 @@ class DjangoUnit:
         self._atomic = Atomic(store.using, savepoint=True, durable=True)
         self._atomic.__enter__()
         # BEGIN and the claim, and the record and COMMIT, then share one message each.
-        self._begun_by_message = not store.is_sqlite and can_send_messages(connection)
+        self.has_messages = not store.is_sqlite and can_send_messages(connection)
         if store.is_sqlite:
             try:
                 migrations = store.table_names.table("migrations")
@@ -361,11 +364,6 @@ class DjangoUnit:
                 if "no such table" not in str(error):
                     self.undo()
                     raise
-
-    @property
-    def transaction(self) -> Any:
-        """Django's connection, which the ORM uses."""
-        return connections[self._store.using]
 
     @property
     def statements(self) -> DjangoStatements:
@@ -404,8 +402,7 @@ class DjangoUnit:
         """Roll back, in the request's thread."""
         if not self._ended:
             self._ended = True
-            connection = connections[self._store.using]
-            connection.set_rollback(True)
+            self.transaction.set_rollback(True)
             with suppress(DatabaseError):
                 self._atomic.__exit__(None, None, None)
 
@@ -416,10 +413,8 @@ class DjangoUnit:
 
     def _refuse_aborted(self) -> None:
         """Raise if a statement has failed: COMMIT would roll back without an error."""
-        if connections[self._store.using].needs_rollback:
-            raise StoreUnavailableError(
-                "a statement failed, the view went on, and everything is rolled back"
-            )
+        if self.transaction.needs_rollback:
+            raise StoreUnavailableError(_ABORTED)
 
     def _save(self, record: Record | None, audit: AuditEvent | None) -> None:
         store = self._store
@@ -435,10 +430,13 @@ class DjangoUnit:
             try:
                 self._finish_on_postgres(record, audit)
             except DatabaseError as error:
-                if _state_of(error) == _SUPERSEDED_STATE:
+                state = _state_of(error)
+                if state == _SUPERSEDED_STATE:
                     raise SupersededError(
                         "another request with this key was committed first"
                     ) from None
+                if state == _ABORTED_STATE:
+                    raise StoreUnavailableError(_ABORTED) from error
                 raise
         elif audit is not None:
             self._save_audit(audit)
@@ -446,13 +444,12 @@ class DjangoUnit:
     def _finish_on_postgres(self, record: Record, audit: AuditEvent | None) -> None:
         """Write the record; where one message can do it, also commit."""
         store = self._store
-        connection = connections[store.using]
-        if not self._begun_by_message or len(record.body) > _INLINE_BODY_BYTES:
+        if not self.has_messages or len(record.body) > _INLINE_BODY_BYTES:
             store.run(store.sql["finish"], finish_values(record, audit))
             return
         try:
             result = send_message(
-                connection, f"{finish_statement(store.finish_function, record, audit)};COMMIT"
+                self.transaction, f"{finish_statement(store.finish_function, record, audit)};COMMIT"
             )
         except _OUTAGES as error:
             if _state_of(error)[:2] in _UNKNOWN_STATES:

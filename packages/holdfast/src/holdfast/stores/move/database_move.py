@@ -25,7 +25,7 @@ from holdfast.stores.migrations import MigrationTable, load_migrations
 from holdfast.stores.move.source import CORE_TABLES, Source, SourceMark
 from holdfast.stores.move.target import MoveState, Target, TargetTable, connect
 from holdfast.stores.move.values import RowHash, converter_for, milliseconds
-from holdfast.stores.postgres.errors import OUTAGES
+from holdfast.stores.postgres.asyncpg_driver import AsyncpgDriver
 
 __all__ = ["FAULT_POINTS", "DatabaseMove", "MoveReport", "MovedTable", "undo_move"]
 
@@ -34,6 +34,7 @@ FAULT_POINTS: Final = (
     "after_migration",
     "after_target_marked",
     "after_source_marked",
+    "before_batch_commit",
     "after_batch",
     "after_copy",
     "after_verification",
@@ -159,7 +160,7 @@ class DatabaseMove:
                 return await self._run(source, connection, moved, not_moved)
             except sqlite3.Error as error:
                 raise StoreError(f"cannot read {self._path}: {error}") from error
-            except (asyncpg.PostgresError, *OUTAGES) as error:
+            except (asyncpg.PostgresError, *AsyncpgDriver.outages) as error:
                 raise StoreError(f"PostgreSQL has failed a statement: {error}") from error
             finally:
                 await connection.close(timeout=5)
@@ -361,6 +362,7 @@ class DatabaseMove:
             counted = _Counted(islice(rows, batch))
             async with target.connection.transaction():
                 await target.copy(copy.target, copy.columns, counted)
+                await self._reach("before_batch_commit")
                 await target.set_copied(copy.source, done + counted.rows)
             done += counted.rows
             self._on_progress(copy.source, done, total)

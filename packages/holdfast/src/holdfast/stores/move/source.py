@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError
 from holdfast.stores.migrations import MOVED, Migration, MigrationTable
-from holdfast.stores.sqlite.rows import is_busy
+from holdfast.stores.sqlite.exclusive import open_exclusively
 
 __all__ = ["CORE_TABLES", "Source", "SourceMark"]
 
@@ -27,8 +27,6 @@ CORE_TABLES: Final = (
 )
 """The tables of the library, without the list of migrations, which the target has already."""
 
-# Other processes may be reading the file for an instant, such as a backup that ends.
-_LOCK_SECONDS: Final = 0.5
 _CREATED: Final = re.compile(
     r"CREATE\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?[\"`\[]?(\w+)", re.IGNORECASE
 )
@@ -64,7 +62,7 @@ class Source:
         self.path = str(path)
         if not Path(path).is_file():
             raise ConfigurationError(f"{path} does not exist: check --from")
-        self._db = self._open()
+        self._db = open_exclusively(self.path, purpose="so that nothing is written during the move")
         try:
             self._ledger = MigrationTable(TableNames(table_prefix), is_sqlite=True)
             self._table = self._ledger.names.table("migrations")
@@ -173,25 +171,6 @@ class Source:
         return [row[0] for row in rows]
 
     # -- opening --------------------------------------------------------------------------------
-
-    def _open(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, timeout=_LOCK_SECONDS, isolation_level=None)
-        try:
-            # With this mode SQLite takes the lock of the file before its first transaction and
-            # keeps it. It fails if any other connection is open, even an idle one.
-            db.execute("PRAGMA locking_mode=EXCLUSIVE")
-            db.execute("PRAGMA synchronous=FULL")
-            db.execute("BEGIN IMMEDIATE")
-            db.execute("ROLLBACK")
-        except sqlite3.Error as error:
-            db.close()
-            if is_busy(error):
-                raise ConfigurationError(
-                    f"{self.path} is open in another process: stop the server and its workers "
-                    "first, so that nothing is written during the move"
-                ) from error
-            raise ConfigurationError(f"cannot open {self.path}: {error}") from error
-        return db
 
     def _read_applied(self) -> set[tuple[str, int]]:
         """Return the applied migrations; also finds out which names the tables have."""

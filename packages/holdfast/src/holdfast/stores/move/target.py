@@ -10,8 +10,9 @@ import asyncpg
 from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError
 from holdfast.stores.migrations import MOVED, Migration, MigrationTable
+from holdfast.stores.postgres.asyncpg_driver import AsyncpgDriver
 from holdfast.stores.postgres.dsn import check_dsn
-from holdfast.stores.postgres.errors import OUTAGES, unavailable
+from holdfast.stores.postgres.errors import unavailable
 
 __all__ = ["Column", "MoveState", "Target", "TargetTable", "connect"]
 
@@ -237,7 +238,7 @@ async def connect(url: str) -> Any:
         return await asyncpg.connect(
             url, timeout=10, server_settings={"application_name": "holdfast move"}
         )
-    except OUTAGES as error:
+    except AsyncpgDriver.outages as error:
         if isinstance(error, ValueError):  # asyncpg: the URL, not the server
             raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
         raise unavailable(error) from error
