@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, Unpack, cast
 
 from holdfast.clock import SystemClock
 from holdfast.core.breaker import Breaker
@@ -14,10 +14,10 @@ from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
 from holdfast.jobs.depth_reporter import DepthReporter
-from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, new_job
+from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, JobOptions, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry
-from holdfast.jobs.worker import Worker
+from holdfast.jobs.worker import Worker, WorkerOptions
 from holdfast.observability.noop import NullJobMetrics, NullMetrics
 from holdfast.observability.traces import Spans
 from holdfast.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store, StoreMetrics
@@ -180,7 +180,7 @@ class Holdfast:
         queue: str | None = None,
         tenant: str | None = None,
         max_attempts: int | None = None,
-        **options: Any,
+        **options: Unpack[JobOptions],
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of the given execution. Same options as ``enqueue``."""
         request = execution.request
@@ -205,7 +205,7 @@ class Holdfast:
         execution.after_commit(self.notifier.notify)
         return outcome
 
-    def worker(self, **options: Any) -> Worker:
+    def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
         """Return a worker for the jobs of this app. Takes the options of ``Worker``."""
         options.setdefault("notifier", self.notifier)
         options.setdefault("metrics", self.job_metrics)
