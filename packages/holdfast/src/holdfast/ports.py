@@ -16,12 +16,14 @@ __all__ = [
     "Claim",
     "Claimed",
     "Clock",
+    "CommitFailure",
     "Delivery",
     "Ending",
     "Engine",
     "FaultPoints",
     "Finished",
     "Found",
+    "Gate",
     "JobMetrics",
     "JobOutcome",
     "Metrics",
@@ -32,7 +34,9 @@ __all__ = [
     "RecordQuery",
     "Retry",
     "Row",
+    "SessionStore",
     "Store",
+    "StoreMetrics",
     "SyncFaultPoints",
     "Transaction",
     "UnitOfWork",
@@ -54,6 +58,10 @@ Outcome = Literal[
 
 
 JobOutcome = Literal["done", "duplicate", "retried", "dead", "lease_lost", "given_back", "unknown"]
+
+
+# A commit that failed: rolled back, or with an unknown outcome.
+CommitFailure = Literal["rolled_back", "unknown"]
 
 
 class Clock(Protocol):
@@ -191,6 +199,43 @@ class Store(Protocol):
         """Return the random secret that was created with the schema."""
 
 
+@runtime_checkable
+class SessionStore(Protocol):
+    """A store whose transactions are sessions of the app, so that a request can share one.
+
+    Its ``claim`` also takes ``session`` and ``visit``, its ``begin`` takes ``session``.
+    """
+
+    @property
+    def gate(self) -> "Gate":
+        """Limits how many guarded requests use the app's connection pool at once."""
+
+    def new_session(self) -> Any:
+        """Return a session for one request: a plain one until it is given to ``claim``."""
+
+    async def release_session(self, session: Any) -> bool:
+        """End the session's transaction before the claim; keep what it has loaded.
+
+        Returns False if it had written something, which is rolled back.
+        """
+
+    async def close_session(self, session: Any) -> None:
+        """Roll back what was not committed and return the connection. Never raises."""
+
+
+class Gate(Protocol):
+    """Admits guarded requests to a pool of connections, so that they cannot deadlock."""
+
+    async def enter(self, operation: str) -> Any:
+        """Return a visit: counts the connections that this task takes from now on."""
+
+    def before_claim(self, visit: Any, operation: str) -> bool:
+        """Return whether the request holds a connection."""
+
+    def leave(self, visit: Any) -> None:
+        """Admit the next request. Idempotent."""
+
+
 class Notifier(Protocol):
     """Wakes workers, in this and other processes, after jobs were committed.
 
@@ -276,6 +321,9 @@ class RecordCache(Protocol):
     async def forget(self, record_ids: Iterable[RecordId]) -> None:
         """Drop records."""
 
+    def use_epoch(self, epoch: str) -> None:
+        """Return no record any more that was put under another epoch."""
+
     async def close(self) -> None:
         """Disconnect."""
 
@@ -299,6 +347,21 @@ class Metrics(Protocol):
         """Record how many records a sweep deleted, and how long it took."""
 
 
+@runtime_checkable
+class StoreMetrics(Protocol):
+    """Records problems of the store; must not raise and must not block.
+
+    Optional: a ``Metrics`` object that has these methods gets the calls.
+    """
+
+    def pool_waited(self, seconds: float) -> None:
+        """Record how long a caller waited for a connection, because none was free."""
+
+    def commit_failed(self, of: Literal["request", "job"], failure: CommitFailure) -> None:
+        """Count a commit that the database refused, or whose outcome is unknown."""
+
+
+@runtime_checkable
 class JobMetrics(Protocol):
     """Records metrics of jobs; must not raise and must not block."""
 

@@ -439,6 +439,26 @@ async def test_depths_count_waiting_running_and_dead_jobs(lab: JobsLab) -> None:
     assert (await lab.admin.depths())["mail"].oldest_seconds == 0, "nothing due is waiting"
 
 
+async def test_depths_for_metrics_read_a_limited_number_of_jobs(lab: JobsLab) -> None:
+    """A long queue must not slow metrics down; up to the limit, the numbers are exact."""
+    for n in range(5):
+        await lab.enqueued("x", resource_id=f"due {n}", queue="mail")
+    for n in range(3):
+        await lab.enqueued("x", resource_id=f"later {n}", queue="mail", delay_seconds=3600)
+        await lab.enqueued("x", resource_id=f"{n}", queue="other")
+    (first, *_) = await lab.job_store.claim(("mail",), worker="w", limit=2, lease_seconds=30)
+    await lab.job_store.dead_letter(first, worker="w", reason="error", error="no")
+    exact = await lab.admin.depths(most=100)
+    assert {
+        queue: (depth.waiting, depth.running, depth.dead) for queue, depth in exact.items()
+    } == {"mail": (6, 1, 1), "other": (3, 0, 0)}
+    assert 0 <= exact["mail"].oldest_seconds < 60
+    assert exact.keys() == (await lab.admin.depths()).keys()
+    few = await lab.admin.depths(most=2)
+    # Two of three due ones, and of the others the running one, which is visible next.
+    assert (few["mail"].waiting, few["mail"].running, few["other"].waiting) == (3, 1, 2)
+
+
 async def test_clean_up_deletes_old_rows_and_keeps_dead_letters_not_requeued(
     lab: JobsLab,
 ) -> None:

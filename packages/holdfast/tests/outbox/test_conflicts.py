@@ -10,12 +10,12 @@ import pytest
 from holdfast.core.outbox_entry import Entry, NewEntry, Resolution, Status
 from holdfast.outbox import EventKind, OutboxQueue
 from holdfast.outbox.conflicts import resolve_conflict
-from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     Scripted,
+    drain,
     reader,
     response,
     token_of,
@@ -208,7 +208,7 @@ def test_a_conflict_whose_server_side_is_unreachable_is_retried(tmp_path: Path) 
         report = drain(queue, "ada", server, max_seconds=5, retry=SOON)
     assert (report.ended, report.resolved) == (Ended.EMPTY, 1)
     assert [request.method for request in server.requests] == ["PUT", "GET", "PUT", "GET", "PUT"]
-    assert server.requests[-1].headers["If-Match"] == "*"
+    assert server.requests[-1].headers["If-Match"] == '"7"'
 
 
 def unreadable(tmp_path: Path, strategy: str | None, read: Any, **more: Any) -> tuple[Entry, int]:
@@ -252,6 +252,33 @@ def test_a_conflict_whose_server_side_cannot_be_read_waits_for_a_decision(
 def test_client_wins_without_a_version_where_none_is_needed(tmp_path: Path) -> None:
     entry, sends = unreadable(tmp_path, "client_wins", response(405))
     assert (entry.status, sends) == (Status.SUCCEEDED, 3)
+
+
+@pytest.mark.parametrize("profile", ["default", "planning"])
+def test_client_wins_sends_the_version_that_the_conflict_names(
+    tmp_path: Path, profile: str
+) -> None:
+    """If the entity cannot be read, or its ETag is weak and its body has no version."""
+    for read in (response(405), response(200, {"title": "Bea"}, {"etag": 'W/"9"'})):
+        body = {"code": "concurrency.version_mismatch", "details": {"currentVersion": 7}}
+        server = Scripted([response(409, body), read, response(200, {})])
+        with OutboxQueue.open(tmp_path / f"{read.status}.db") as queue:
+            queue.add_user("ada")
+            entry = queue.enqueue(
+                NewEntry(
+                    user_id="ada",
+                    operation="update",
+                    entity_type="contact",
+                    endpoint="/api/v1/contacts/1",
+                    payload={"title": "Bo", "version": 3},
+                    conflict_resolution="client_wins",
+                    profile=profile,
+                )
+            )
+            drain(queue, "ada", server)
+            assert queue.get(entry.id).status is Status.SUCCEEDED
+        assert server.requests[-1].headers["If-Match"] == '"7"'
+        assert server.requests[-1].body == b'{"title":"Bo"}'
 
 
 def test_client_wins_waits_for_a_decision_where_a_version_is_needed(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from holdfast.core.outbox_entry import NewEntry, Status
 from holdfast.outbox import EventKind, OutboxQueue, QueueSettings
-from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.events import Event
 from holdfast.outbox.transport import HttpTransport
@@ -20,6 +19,7 @@ from packages.holdfast.tests.support.outbox_harness import (
     CuttingProxy,
     activity,
     all_entries,
+    drain,
     fork_server,
     reader,
     titles_of,

@@ -11,12 +11,18 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import StreamingResponse
 from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from holdfast import Holdfast, Policy, ServiceError
-from holdfast.errors import ConfigurationError, NoTransactionError, StreamingResponseError
+from holdfast import Holdfast, Policy, Principal, ServiceError
+from holdfast.errors import (
+    ConfigurationError,
+    NoTransactionError,
+    StreamingResponseError,
+    UsageError,
+)
 from holdfast.server.starlette import Caller, Run, Tx
 from packages.holdfast.tests.support.harness import Connection
 from packages.holdfast.tests.support.policies import ENVELOPE_WITH_STALENESS
@@ -194,25 +200,29 @@ async def test_handlers_get_transaction_caller_and_execution_as_dependencies(
         assert dict(event) == {"resource": "thing:1", "version": 3}
 
 
-async def test_a_handler_that_is_not_guarded_has_no_transaction(holdfast: Holdfast) -> None:
-    app = FastAPI()
+async def test_a_handler_that_is_not_guarded_has_no_execution(holdfast: Holdfast) -> None:
+    app, bare = FastAPI(), FastAPI()
     holdfast.install(app)
 
     @app.post("/open")
-    async def create(tx: Tx) -> None:
+    async def create(run: Run) -> None:
+        raise AssertionError
+
+    @bare.post("/open")
+    async def open_route(tx: Tx) -> None:
         raise AssertionError
 
     with pytest.raises(NoTransactionError, match="guard"):
         _ = holdfast.transaction
-    await holdfast.open()
-    try:
+    for served, message in [
+        (app, r"POST /open .* not guarded"),
+        (bare, r"holdfast.install\(app\)"),
+    ]:
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://app"
+            transport=httpx.ASGITransport(served), base_url="http://app"
         ) as client:
-            with pytest.raises(NoTransactionError, match=r"POST /open .* not guarded"):
+            with pytest.raises(NoTransactionError, match=message):
                 await client.post("/open")
-    finally:
-        await holdfast.close()
 
 
 async def test_a_service_error_keeps_its_own_code_and_status(holdfast: Holdfast) -> None:
@@ -378,9 +388,66 @@ async def test_a_configuration_error_fails_the_lifespan_startup(
     connection = Connection()
     connection.scope = {"type": "lifespan", "app": app, "state": {}}
     connection.to_app.put_nowait({"type": "lifespan.startup"})
-    await connection.run(app)
+    with pytest.raises(UsageError, match="guarded"):
+        await connection.run(app)
     assert [m["type"] for m in connection.sent] == ["lifespan.startup.failed"]
     assert "guarded" in connection.sent[0]["message"]
+
+
+def test_two_guards_with_one_name_are_refused(holdfast: Holdfast) -> None:
+    app = FastAPI()
+    holdfast.install(app)
+    app.add_api_route("/orders", guarded(holdfast, "create"), methods=["POST", "PUT"])
+    assert [route.method for route in holdfast.table().routes] == ["POST", "PUT"]
+    app.add_api_route("/refunds", guarded(holdfast, "create"), methods=["POST"])
+    with pytest.raises(ConfigurationError, match=r"'create': POST /orders and POST /refunds"):
+        holdfast.table()
+
+
+class Things(HTTPEndpoint):
+    """An endpoint of Starlette as a class."""
+
+    async def post(self, request: Request) -> Response:
+        return await fresh(request)
+
+
+@pytest.mark.parametrize("kind", ["fastapi", "sync", "starlette", "class", "principal"])
+async def test_a_guard_without_install_does_not_run_the_handler(
+    holdfast: Holdfast, kind: str
+) -> None:
+    app: Any = FastAPI() if kind in {"fastapi", "sync", "principal"} else Starlette()
+    handler: Any = fresh
+
+    def blocking(request: Request) -> str:
+        return "ran"
+
+    async def principal() -> Principal:
+        return Principal("a", "b")
+
+    if kind == "class":
+        handler = Things
+    elif kind == "sync":
+        handler = blocking
+    options: Any = {"principal": principal} if kind == "principal" else {}
+    marked = holdfast.guard(**options)(handler)
+    if isinstance(app, FastAPI):
+        app.add_api_route("/things", marked, methods=["POST"])
+    else:
+        app.router.routes.append(Route("/things", marked, methods=["POST"]))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://app"
+    ) as client:
+        with pytest.raises(ConfigurationError, match=r"write holdfast.install\(app\)"):
+            await client.post("/things", headers=KEY)
+        app.middleware_stack = None  # as before the first request
+        holdfast.install(app)
+        first, again = [await client.post("/things", headers=KEY) for _ in range(2)]
+        assert first.status_code in {200, 201}
+        assert again.headers["idempotency-replayed"] == "true"
+        assert again.content == first.content
+    if kind == "sync":
+        assert marked.__wrapped__(None) == "ran"
+    await holdfast.close()
 
 
 # -- documented -------------------------------------------------------------------------------

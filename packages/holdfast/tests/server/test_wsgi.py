@@ -37,17 +37,16 @@ def guard(tmp_path: Path) -> Iterator[WsgiGuard]:
         if request.path.endswith("refuse"):
             raise ServiceError(409, "order.closed", "closed")
         if request.method == "POST":
-            tx = wrapped.transaction
-            tx.execute("CREATE TABLE IF NOT EXISTS orders (item BLOB)")
+            wsgi_guard.transaction.execute("CREATE TABLE IF NOT EXISTS orders (item BLOB)")
             values = {"item": request.get_data()}
-            tx.execute("INSERT INTO orders VALUES (:item)", values)
+            wsgi_guard.transaction.execute("INSERT INTO orders VALUES (:item)", values)
         cookies = [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")]
         start_response("201 CREATED", [("Content-Type", "text/plain"), *cookies])
         return [b"made ", request.get_data()]
 
-    wrapped = WsgiGuard(app, holdfast)
-    yield wrapped
-    wrapped.close()
+    wsgi_guard = WsgiGuard(app, holdfast)
+    yield wsgi_guard
+    wsgi_guard.close()
 
 
 def test_request_is_run_once_and_replayed(guard: WsgiGuard) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from holdfast.ports import Store, UnitOfWork
 from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.stores.sqlite import SqliteStore
@@ -28,6 +29,27 @@ class TestPostgresStore(StoreContract):
     @pytest.fixture
     def new_store(self, clean_postgres_url: str) -> Callable[[], Store]:
         return lambda: PostgresStore(clean_postgres_url)
+
+
+class TestPsycopgStore(StoreContract):
+    rounds = 20
+
+    @pytest.fixture
+    def new_store(self, clean_postgres_url: str) -> Callable[[], Store]:
+        return lambda: PsycopgStore(clean_postgres_url)
+
+
+class TestPsycopgSyncStore(StoreContract):
+    rounds = 10  # each statement changes threads
+
+    @pytest.fixture
+    def new_store(self, clean_postgres_url: str) -> Callable[[], Store]:
+        return lambda: PsycopgSyncStore(clean_postgres_url)
+
+    async def execute(
+        self, unit: UnitOfWork, sql: str, params: Mapping[str, str] | None = None
+    ) -> None:
+        await asyncio.to_thread(unit.transaction.execute, sql, params)
 
 
 class OnSqlAlchemy(StoreContract):

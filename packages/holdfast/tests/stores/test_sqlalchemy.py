@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
-from sqlalchemy import event, func, insert, select, text
+from sqlalchemy import create_engine, event, func, insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
     create_async_engine,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from holdfast import Holdfast
 from holdfast.errors import (
@@ -235,6 +235,29 @@ async def test_engine_is_neither_changed_nor_disposed(store, engine):
 
 
 # -- what it refuses -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (create_engine("sqlite://"), "not a synchronous Engine: write create_async_engine"),
+        (sessionmaker(create_engine("sqlite://")), "not a synchronous sessionmaker"),
+        (AsyncSession(), "takes an async_sessionmaker or an AsyncEngine, not a AsyncSession"),
+        ("postgresql+asyncpg://db/x", "takes an engine, not a URL: write create_async_engine"),
+        (None, "takes an async_sessionmaker or an AsyncEngine, not a NoneType"),
+    ],
+)
+def test_anything_but_an_asynchronous_engine_is_refused(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        SqlAlchemyStore(given)
+
+
+async def test_engine_is_accepted_in_place_of_a_session_maker(engine):
+    store = SqlAlchemyStore(engine)
+    await store.open()
+    await commit(store, a_record())
+    assert await store.find(a_record().id, NOW) == a_record()
+    await store.close()
 
 
 async def test_static_pool_is_refused():

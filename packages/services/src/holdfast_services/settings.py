@@ -100,6 +100,8 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     database_url: str = Field(
         "sqlite:///holdfast.db", description="sqlite:///file.db or postgresql://…"
     )
+    table_prefix: str | None = Field(None, description="a prefix such as acme_")
+    table_schema: str | None = Field(None, description="the name of a schema of PostgreSQL")
     redis_url: str | None = Field(None, description=_URL)
     nats_url: str | None = Field(None, description=_URL)
     environment: str = Field(

@@ -394,7 +394,7 @@ WITH back AS (
 SELECT tenant, id::text AS job_id, queue FROM back;
 
 -- name: depths
--- For metrics: the jobs of each queue, and for how long the oldest due one has waited.
+-- The jobs of each queue, and for how long the oldest due one has waited. Reads the whole table.
 SELECT queue, state, count(*) AS jobs,
        greatest(0, extract(epoch FROM clock_timestamp() - min(run_at)
                 FILTER (WHERE state = 'waiting' AND visible_at <= clock_timestamp())))::float8
@@ -403,6 +403,38 @@ SELECT queue, state, count(*) AS jobs,
 
 -- name: dead_count
 SELECT queue, count(*) AS jobs FROM holdfast_dead_letters WHERE requeued_at IS NULL GROUP BY queue;
+
+-- name: some_depths
+-- The same for metrics, which are read every few seconds: of each queue, at most :most due jobs and
+-- :most others, those that are visible next (among them the running ones), so that a long queue costs
+-- no more than a short one. (The recursion reads one index entry per queue. The clock is read in a
+-- subquery, once, so that the index is used.)
+WITH RECURSIVE queues AS (
+    (SELECT queue FROM holdfast_jobs ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.queue FROM holdfast_jobs AS next
+             WHERE next.queue > queues.queue ORDER BY next.queue LIMIT 1)
+      FROM queues WHERE queues.queue IS NOT NULL
+)
+SELECT queues.queue, found.state, count(*) AS jobs,
+       greatest(0, extract(epoch FROM clock_timestamp() - min(found.run_at)
+                FILTER (WHERE found.state = 'waiting' AND found.is_due)))::float8 AS oldest_seconds
+  FROM queues
+ CROSS JOIN LATERAL (
+       (SELECT state, run_at, true AS is_due FROM holdfast_jobs
+         WHERE queue = queues.queue AND visible_at <= (SELECT clock_timestamp())
+         ORDER BY visible_at LIMIT :most::integer)
+       UNION ALL
+       (SELECT state, run_at, false FROM holdfast_jobs
+         WHERE queue = queues.queue AND visible_at > (SELECT clock_timestamp())
+         ORDER BY visible_at LIMIT :most::integer)) AS found
+ GROUP BY queues.queue, found.state;
+
+-- name: some_dead
+SELECT queue, count(*) AS jobs
+  FROM (SELECT queue FROM holdfast_dead_letters WHERE requeued_at IS NULL
+         ORDER BY queue LIMIT :most::integer) AS dead
+ GROUP BY queue;
 
 -- name: relay_lock
 -- One relay publishes at a time; others would only send duplicates. The lock ends with the

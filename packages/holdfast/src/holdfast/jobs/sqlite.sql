@@ -358,7 +358,7 @@ SELECT tenant, job_id, queue FROM holdfast_dead_letters
  WHERE tenant = :tenant AND job_id = :job_id AND changes() = 1;
 
 -- name: depths
--- For metrics: the jobs of each queue, and for how long the oldest due one has waited.
+-- The jobs of each queue, and for how long the oldest due one has waited. Reads the whole table.
 SELECT queue, state, count(*) AS jobs,
        max(0, (NOW_MS - min(run_at)
                FILTER (WHERE state = 'waiting' AND visible_at <= NOW_MS)) / 1000.0)
@@ -367,6 +367,38 @@ SELECT queue, state, count(*) AS jobs,
 
 -- name: dead_count
 SELECT queue, count(*) AS jobs FROM holdfast_dead_letters WHERE requeued_at IS NULL GROUP BY queue;
+
+-- name: some_depths
+-- The same for metrics, which are read every few seconds: of each queue, at most :most due jobs and
+-- :most others, those that are visible next (among them the running ones), so that a long queue costs
+-- no more than a short one. (The recursion reads one index entry per queue.)
+WITH RECURSIVE queues(queue) AS (
+    SELECT (SELECT queue FROM holdfast_jobs ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.queue FROM holdfast_jobs AS next
+             WHERE next.queue > queues.queue ORDER BY next.queue LIMIT 1)
+      FROM queues WHERE queues.queue IS NOT NULL
+)
+SELECT job.queue, job.state, count(*) AS jobs,
+       max(0, (NOW_MS - min(job.run_at)
+               FILTER (WHERE job.state = 'waiting' AND job.visible_at <= NOW_MS)) / 1000.0)
+         AS oldest_seconds
+  FROM queues
+  JOIN holdfast_jobs AS job ON job.seq IN (
+       SELECT seq FROM (SELECT seq FROM holdfast_jobs
+                         WHERE queue = queues.queue AND visible_at <= NOW_MS
+                         ORDER BY visible_at LIMIT :most)
+       UNION ALL
+       SELECT seq FROM (SELECT seq FROM holdfast_jobs
+                         WHERE queue = queues.queue AND visible_at > NOW_MS
+                         ORDER BY visible_at LIMIT :most))
+ GROUP BY job.queue, job.state;
+
+-- name: some_dead
+SELECT queue, count(*) AS jobs
+  FROM (SELECT queue FROM holdfast_dead_letters WHERE requeued_at IS NULL
+         ORDER BY queue LIMIT :most)
+ GROUP BY queue;
 
 -- name: to_publish
 -- For the relay: due jobs that are not published, or were published and not leased for some time.

@@ -19,8 +19,17 @@ from holdfast.jobs.executor import ExecutorConfig, JobExecutor
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.periodic import PeriodicEnqueuer
 from holdfast.jobs.registry import JobRegistry
-from holdfast.observability.noop import NullJobMetrics
-from holdfast.ports import Clock, Delivery, Engine, FaultPoints, JobMetrics, Notifier, Store
+from holdfast.observability.noop import NullJobMetrics, NullStoreMetrics
+from holdfast.ports import (
+    Clock,
+    Delivery,
+    Engine,
+    FaultPoints,
+    JobMetrics,
+    Notifier,
+    Store,
+    StoreMetrics,
+)
 
 __all__ = ["EngineMaker", "Worker"]
 
@@ -31,6 +40,8 @@ EngineMaker = Callable[[JobStore, Sequence[str], str, float], Engine]
 _RENEW_AFTER_SHARE: Final = 0.3
 _ERROR_SECONDS: Final = 1.0
 _RELEASE_SECONDS: Final = 10.0
+_HURRIED_RELEASE_SECONDS: Final = 1.0
+_IDLE_SECONDS: Final = 0.05
 # A claim of fewer jobs than this costs nearly as much as one of this many.
 _MIN_BATCH: Final = 64
 # Handlers in a transaction hold a connection each; renewals and completions need some as well.
@@ -106,6 +117,7 @@ class Worker:
             registry=registry,
             engine=self.engine,
             metrics=metrics or NullJobMetrics(),
+            store_metrics=metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics(),
             clock=self._clock,
             worker_name=self.name,
             lease_seconds=lease_seconds,
@@ -127,6 +139,8 @@ class Worker:
         self._slot_freed = asyncio.Event()
         self._is_stopping = False
         self._is_releasing = False
+        self._hurried = asyncio.Event()
+        self._taken = 0
         self._loops: list[asyncio.Task[None]] = []
 
     # -- start and stop -------------------------------------------------------------------------
@@ -134,6 +148,7 @@ class Worker:
     async def start(self) -> None:
         """Connect the engine and start to fetch jobs."""
         self._is_stopping = self._is_releasing = False
+        self._hurried.clear()
         await self.engine.open()
         self._loops = [
             asyncio.create_task(self._fetch(), name="holdfast-jobs-fetch"),
@@ -153,24 +168,54 @@ class Worker:
         self._slot_freed.set()
         # Not cancelled: jobs it has just claimed would wait until their leases expire. On SQLite
         # it may itself wait for a handler that has written.
-        await self._wait_for_all(fetch, self._shutdown_seconds)
+        await self._wait_for_all(fetch, self._shutdown_seconds, unless=self._hurried)
         self._is_releasing = True
         for executor in list(self._executors.values()):
             executor.release()
-        await self._wait_for_all(fetch, _RELEASE_SECONDS)
+        is_hurried = self._hurried.is_set()
+        await self._wait_for_all(
+            fetch, _HURRIED_RELEASE_SECONDS if is_hurried else _RELEASE_SECONDS
+        )
         await _cancel(renew)
         for task in [fetch, *self._executors, *self._abandoned, *self._marking]:
             task.cancel()
         await self.engine.close()
 
-    async def _wait_for_all(self, fetch: asyncio.Task[None], seconds: float) -> None:
-        """Wait until the fetch loop and all executors have ended, for at most ``seconds``."""
-        deadline = self._clock.monotonic() + seconds
-        while running := [task for task in (fetch, *self._executors) if not task.done()]:
-            left = deadline - self._clock.monotonic()
-            if left <= 0:
+    def hurry(self) -> None:
+        """Make a ``stop`` under way release the running jobs now, without waiting for them."""
+        self._hurried.set()
+
+    async def until_idle(self) -> None:
+        """Return when no job of its queues is due and none runs here. Later retries may wait."""
+        await self._periodic.enqueue_due()
+        while True:
+            taken = self._taken
+            due_in = await self.job_store.due_in(self.queues)
+            await asyncio.sleep(_IDLE_SECONDS)
+            is_quiet = not self._executors and taken == self._taken
+            if is_quiet and (due_in is None or due_in > _IDLE_SECONDS):
                 return
-            await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _wait_for_all(
+        self, fetch: asyncio.Task[None], seconds: float, *, unless: asyncio.Event | None = None
+    ) -> None:
+        """Wait until the fetch loop and all executors have ended, for at most ``seconds``.
+
+        Returns early once ``unless`` is set.
+        """
+        deadline = self._clock.monotonic() + seconds
+        interrupt = [] if unless is None else [asyncio.create_task(unless.wait())]
+        try:
+            while running := [task for task in (fetch, *self._executors) if not task.done()]:
+                left = deadline - self._clock.monotonic()
+                if left <= 0 or any(task.done() for task in interrupt):
+                    return
+                await asyncio.wait(
+                    [*running, *interrupt], timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            for task in interrupt:
+                task.cancel()
 
     @property
     def running(self) -> int:
@@ -218,6 +263,7 @@ class Worker:
                 await asyncio.sleep(_ERROR_SECONDS)
                 continue
             if deliveries:
+                self._taken += len(deliveries)
                 await self._mark_shared(deliveries, claimed_alone=alone)
             for delivery in deliveries:
                 executor = self._execute(delivery)

@@ -29,8 +29,8 @@ from holdfast.outbox.database import AppConnection, Driver
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, EventKind, Listener
+from holdfast.outbox.maintenance import PayloadMigration
 from holdfast.outbox.outbox import AsyncOutbox, EventStream, Outbox
-from holdfast.outbox.payload_migration import PayloadMigration, Rewrite
 from holdfast.outbox.profile import (
     ChainAction,
     Drop,
@@ -41,10 +41,9 @@ from holdfast.outbox.profile import (
     Send,
     TimestampsInBody,
 )
-from holdfast.outbox.queries import Stats
-from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.request_builder import Token
-from holdfast.outbox.sender import AtSend
+from holdfast.outbox.queue import OutboxQueue, Stats
+from holdfast.outbox.resolution import Rewrite
+from holdfast.outbox.sender import AtSend, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
 from holdfast.ports import SyncFaultPoints

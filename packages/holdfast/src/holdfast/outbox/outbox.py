@@ -29,11 +29,10 @@ from holdfast.outbox.conflicts import Merge, resolve_conflict
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, Listener
-from holdfast.outbox.payload_migration import PayloadMigration
+from holdfast.outbox.maintenance import PayloadMigration
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.request_builder import Token
-from holdfast.outbox.sender import AtSend, Retry
+from holdfast.outbox.sender import AtSend, Retry, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, Transport
 

@@ -4,26 +4,29 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from holdfast.clock import SystemClock
 from holdfast.core.breaker import Breaker
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.job import EnqueueOutcome
 from holdfast.core.policy import Policy
-from holdfast.errors import ConfigurationError, StoreUnavailableError, UsageError
+from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
+from holdfast.jobs.depth_reporter import DepthReporter
 from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry
 from holdfast.jobs.worker import Worker
-from holdfast.observability.noop import NullMetrics
+from holdfast.observability.noop import NullJobMetrics, NullMetrics
 from holdfast.observability.traces import Spans
-from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache, Store
+from holdfast.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store, StoreMetrics
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
 from holdfast.server.execution import Execution, current_execution
+from holdfast.server.guarded_endpoint import refuse_unguarded
+from holdfast.server.guarded_request import Principal
 from holdfast.server.idempotency import Idempotency
-from holdfast.server.request_head import Identify, anonymous
+from holdfast.server.request_head import Identify, RequestHead, anonymous
 from holdfast.server.route_table import (
     Guard,
     GuardedRoute,
@@ -38,6 +41,11 @@ from holdfast.stores.factory import open_store
 __all__ = ["Holdfast"]
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+# After one of these, the app serves no more requests.
+_LAST_MESSAGES: Final = frozenset(
+    {"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"}
+)
 
 
 class Holdfast:
@@ -56,7 +64,8 @@ class Holdfast:
         *,
         policy: Policy | None = None,
         error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
-        identify: Identify = anonymous,
+        identify: Identify | None = None,
+        principal: Callable[..., Any] | None = None,
         cache: RecordCache | None = None,
         limiter: RateLimiter | None = None,
         memory_bytes: int = 32 * 1024 * 1024,
@@ -71,13 +80,16 @@ class Holdfast:
         """Take a store or its URL. Nothing is opened before ``open`` or the first request.
 
         ``error_format`` formats all errors, except those of policies that have the envelope format
-        or their own function.
+        or their own function. ``principal`` is a FastAPI dependency that returns the ``Principal``
+        of the caller. With it, guarded handlers claim their key after the app's own dependencies
+        have run. ``identify`` gets only the head of the request, and needs no framework.
         """
         self.store = open_store(store) if isinstance(store, str) else store
         check_error_format(error_format)
         self.error_format = error_format
         self.policy = self.policy_or_default(policy or Policy())
-        self.identify = identify
+        self.identify = identify or (anonymous if principal is None else _refuse_to_identify)
+        self.principal = principal
         self.metrics = metrics or NullMetrics()
         self.clock = clock or SystemClock()
         self.limiter = limiter
@@ -98,6 +110,10 @@ class Holdfast:
         self.jobs = JobRegistry()
         self.job_store = JobStore(self.store)
         self.notifier = self.store.notifier()
+        if isinstance(self.metrics, StoreMetrics) and hasattr(self.store, "report_to"):
+            self.store.report_to(self.metrics)
+        self.job_metrics = self.metrics if isinstance(self.metrics, JobMetrics) else None
+        self.depths = DepthReporter(self.store, self.jobs, self.job_metrics or NullJobMetrics())
         self.max_payload_bytes = max_payload_bytes
         self._guarded: list[Callable[..., Any]] = []
         self._explicit: list[GuardedRoute] = []
@@ -192,6 +208,7 @@ class Holdfast:
     def worker(self, **options: Any) -> Worker:
         """Return a worker for the jobs of this app. Takes the options of ``Worker``."""
         options.setdefault("notifier", self.notifier)
+        options.setdefault("metrics", self.job_metrics)
         options.setdefault("clock", self.clock)
         options.setdefault("max_payload_bytes", self.max_payload_bytes)
         return Worker(self.store, self.jobs, **options)
@@ -199,19 +216,35 @@ class Holdfast:
     # -- declaring ------------------------------------------------------------------------
 
     def guard(
-        self, endpoint: str | None = None, *, policy: Policy | None = None
+        self,
+        endpoint: str | None = None,
+        *,
+        policy: Policy | None = None,
+        principal: Callable[..., Any] | None = None,
     ) -> Callable[[Handler], Handler]:
         """Guard a handler. Goes below the framework's route decorator.
 
-        The endpoint is part of every stored key: name it if the path may change.
+        The endpoint is part of every stored key: name it if the path may change. ``principal`` is
+        a FastAPI dependency that returns the caller, in place of the one given to ``Holdfast``.
         """
-        chosen = Guard(self.policy_or_default(policy), endpoint)
+        chosen = self.policy_or_default(policy)
+        dependency = principal or self.principal
 
         def mark(handler: Handler) -> Handler:
-            mark_guarded(handler, chosen)
-            self._guarded.append(handler)
+            guarded: Any
+            if dependency is None:
+                guarded = refuse_unguarded(handler)
+            else:
+                from holdfast.server.late_endpoint import (  # noqa: PLC0415 - FastAPI only
+                    claim_after_dependencies,
+                )
+
+                guarded = claim_after_dependencies(handler, dependency)
+            is_late = dependency is not None
+            mark_guarded(guarded, Guard(chosen, endpoint, is_late))
+            self._guarded.append(guarded)
             self._table = None  # a route added after the first request is guarded too
-            return handler
+            return cast("Handler", guarded)
 
         return mark
 
@@ -262,6 +295,11 @@ class Holdfast:
     def table(self) -> GuardTable:
         """Return all guarded routes. Raises ``ConfigurationError`` if one cannot be guarded."""
         if self._table is None:
+            if self._explicit and self.identify is _refuse_to_identify:
+                raise ConfigurationError(
+                    f"{self._explicit[0].path} is guarded with guard_path, which has no "
+                    "dependencies: give Holdfast identify=… beside principal=…"
+                )
             routes = [*self._explicit, *self._routes_of_app()]
             placed = {id(route.guard) for route in routes if isinstance(route, GuardedRoute)}
             for handler in self._guarded:
@@ -300,6 +338,8 @@ class Holdfast:
                 self.route_table()
                 await self.store.open()
                 self._sweeper.start()
+                if self.job_metrics is not None:
+                    self.depths.start()
                 self._is_open = True
 
     async def close(self) -> None:
@@ -308,6 +348,7 @@ class Holdfast:
             if self._is_open:
                 self._is_open = False
                 await self._sweeper.stop()
+                await self.depths.stop()
                 await self.notifier.close()
                 await self.idempotency.close()
                 if self.idempotency.cache is not None:
@@ -326,6 +367,14 @@ class Holdfast:
         return await self._sweeper.sweep()
 
 
+def _refuse_to_identify(head: RequestHead) -> Principal:
+    raise ConfigurationError(
+        f"{head.method} {head.path} uses Caller, which reads what identify=… returns, but this "
+        "Holdfast was given principal=…: use that function as the dependency, "
+        "Annotated[Principal, Depends(…)]"
+    )
+
+
 class _WithLifespan:
     """Opens and closes Holdfast with the ASGI lifespan of the app."""
 
@@ -342,19 +391,34 @@ class _WithLifespan:
         if scope["type"] != "lifespan":
             await self._app(scope, receive, send)
             return
+        refusal: Exception | None = None
 
         async def receive_and_open() -> Any:
+            nonlocal refusal
             message = await receive()
             if message["type"] == "lifespan.startup":
-                await self._holdfast.open()
+                try:
+                    await self._holdfast.open()
+                except Exception as error:
+                    refusal = error
+                    raise
             return message
 
         async def close_and_send(message: Any) -> None:
-            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+            if message["type"] in _LAST_MESSAGES:
                 await self._holdfast.close()
             await send(message)
 
         try:
             await self._app(scope, receive_and_open, close_and_send)
-        except (UsageError, StoreUnavailableError) as error:
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
+        except Exception as error:
+            # The message makes servers exit: without it they take the app for one without a
+            # lifespan. The exception ends a test client, which waits for it.
+            if error is refusal:
+                await send({"type": "lifespan.startup.failed", "message": _one_line(error)})
+            raise
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+    return f"Holdfast did not start: {' '.join(text.split())}"

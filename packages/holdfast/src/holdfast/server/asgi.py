@@ -11,6 +11,7 @@ from holdfast.core.idempotency_record import Record, Response
 from holdfast.core.policy import Policy
 from holdfast.errors import (
     BodyTooLargeError,
+    CommitUnknownError,
     RateLimitedError,
     RequestError,
     StoreUnavailableError,
@@ -22,17 +23,37 @@ from holdfast.ports import Metrics
 from holdfast.server.execution import Execution, set_current_execution
 from holdfast.server.guarded_request import GuardedRequest, Principal, parse_request
 from holdfast.server.idempotency import Idempotency, Replay
+from holdfast.server.pending_request import PENDING_KEY, PendingRequest
 from holdfast.server.request_head import Identify, RequestHead
-from holdfast.server.response_buffer import Message, Receive, ResponseBuffer, Send, send_response
+from holdfast.server.request_transaction import open_transaction
+from holdfast.server.response_buffer import (
+    Message,
+    Receive,
+    ResponseBuffer,
+    ResponseDiscarded,
+    Send,
+    send_response,
+)
 from holdfast.server.route_table import SAFE_METHODS, Match
 
-__all__ = ["SCOPE_KEY", "GuardMiddleware", "RateLimiter", "RouteTable", "log_outage"]
+__all__ = [
+    "MIDDLEWARE_KEY",
+    "SCOPE_KEY",
+    "GuardMiddleware",
+    "RateLimiter",
+    "RouteTable",
+    "log_outage",
+]
 
 Scope = MutableMapping[str, Any]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # The key under which a handler finds its execution in the scope.
 SCOPE_KEY: Final = "holdfast"
+# The key under which dependencies find the middleware in the scope.
+MIDDLEWARE_KEY: Final = "holdfast.middleware"
+
+_DEFAULT_POLICY: Final = Policy()
 
 _log = logging.getLogger("holdfast.request")
 _audit_log = logging.getLogger("holdfast.audit")
@@ -98,9 +119,10 @@ class GuardMiddleware:
         scope["holdfast.head"] = head
         # The format of errors outside guarded operations; set already in an app with several.
         scope.setdefault("holdfast.error_format", self._error_format)
+        scope[MIDDLEWARE_KEY] = self
         match = None if method in SAFE_METHODS else self._table().find(method, path)
         if match is None:
-            await self._app(scope, receive, _with_ids(send, head))
+            await self._serve_unguarded(head, scope, receive, send)
         elif self._spans is None:
             await self._guard(match, head, scope, receive, send)
         else:
@@ -114,30 +136,104 @@ class GuardMiddleware:
 
                 await self._guard(match, head, scope, receive, send_traced)
 
+    async def transaction_of(self, head: RequestHead) -> Any:
+        """Return the transaction or session of a request that is not guarded, or not yet claimed.
+
+        The same one for every dependency of the request.
+        """
+        if head.transaction is None:
+            idempotency = await self._idempotency()
+            head.transaction = open_transaction(idempotency.store, idempotency.session_store)
+        return head.transaction.handle
+
+    async def principal_of(self, head: RequestHead) -> Principal:
+        """Return the caller, or raise ``NotAuthenticatedError``."""
+        found = self._identify(head)
+        return await found if inspect.isawaitable(found) else found
+
+    async def _serve_unguarded(
+        self, head: RequestHead, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            await self._app(scope, receive, _with_ids(send, head))
+        except ResponseDiscarded:  # the commit has failed, and the client knows
+            pass
+        finally:
+            if head.transaction is not None:
+                await head.transaction.close()
+
     async def _guard(
         self, match: Match, head: RequestHead, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Serve a guarded request: replay it, refuse it, or run the app."""
         try:
             body = await _read_body(receive, head, match.policy.max_body_bytes)
-            request = head.request = await self._parse(match, head, body)
+            if match.is_claimed_late:
+                idempotency = await self._idempotency()
+                await self._guard_late(match, body, idempotency, head, scope, receive, send)
+                return
+            request = await self._parse(match, head, body, await self.principal_of(head))
             idempotency = await self._idempotency()
             outcome = await idempotency.process(request)
         except Disconnected:
             return
         except (RequestError, StoreUnavailableError) as error:
-            await self._refuse(error, match.endpoint, match.policy, head, send)
+            await _refuse(error, match, head, send, self._metrics)
             return
         if isinstance(outcome, Replay):
-            await _send_replay(outcome.record, request, head, send)
+            await _send_replay(outcome.record, head, send)
         else:
+            scope[SCOPE_KEY] = outcome
+            set_current_execution(outcome)
             receive = _receive_again(body, receive)
-            await self._run_app(idempotency, outcome, head, scope, receive, send)
+            await self._run_app(idempotency, outcome, match, head, scope, receive, send)
 
-    async def _parse(self, match: Match, head: RequestHead, body: bytes) -> GuardedRequest:
-        """Identify the caller, check the rate limit, then read key and fingerprint."""
-        found = self._identify(head)
-        principal: Principal = await found if inspect.isawaitable(found) else found
+    async def _guard_late(  # noqa: PLR0917 - an ASGI call and what was parsed from it
+        self,
+        match: Match,
+        body: bytes,
+        idempotency: Idempotency,
+        head: RequestHead,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Run the app, whose endpoint claims the key after its dependencies have run."""
+        store = idempotency.session_store
+        gate = None if store is None else store.gate
+        visit = None if gate is None else await gate.enter(match.endpoint)
+
+        async def claim(principal: Principal) -> Execution | Replay:
+            request = await self._parse(match, head, body, principal)
+            sharing: dict[str, Any] = {}
+            if head.transaction is not None:
+                sharing |= await head.transaction.release(match.endpoint)
+            if gate is not None:
+                gate.before_claim(visit, match.endpoint)
+                sharing["visit"] = visit
+            outcome = await idempotency.process(request, **sharing)
+            if isinstance(outcome, Execution):
+                if head.transaction is not None:
+                    head.transaction.join(outcome)
+                scope[SCOPE_KEY] = outcome
+                set_current_execution(outcome)
+            return outcome
+
+        pending = scope[PENDING_KEY] = PendingRequest(claim)
+        receive = _receive_again(body, receive)
+        try:
+            await self._run_app(idempotency, pending, match, head, scope, receive, send)
+        finally:
+            pending.outcome = None  # an error would keep its frames alive, and they this
+            if head.transaction is not None:
+                await head.transaction.close()
+            if gate is not None:
+                gate.leave(visit)
+
+    async def _parse(
+        self, match: Match, head: RequestHead, body: bytes, principal: Principal
+    ) -> GuardedRequest:
+        """Check the rate limit, then read key and fingerprint."""
         policy = match.policy
         if policy.rate_limit is not None and self._limiter is not None:
             wait = await self._limiter.seconds_to_wait(
@@ -145,7 +241,7 @@ class GuardMiddleware:
             )
             if wait is not None:
                 raise RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
-        return parse_request(
+        head.request = request = parse_request(
             endpoint=match.endpoint,
             policy=policy,
             principal=principal,
@@ -158,48 +254,30 @@ class GuardMiddleware:
             request_id=head.request_id,
             correlation_id=head.correlation_id,
         )
+        return request
 
     async def _run_app(  # noqa: PLR0917 - an ASGI call and what was parsed from it
         self,
         idempotency: Idempotency,
-        execution: Execution,
+        claimed: Execution | PendingRequest,
+        match: Match,
         head: RequestHead,
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
         """Run the app; commit its complete response, then send it."""
-        request = execution.request
-        policy = request.policy
-        is_sent = False
-
-        async def commit_and_send(response: Response) -> bool:
-            """Commit and send; return whether ``response`` is what was sent."""
-            nonlocal is_sent
-            if execution.ended:  # aborted by the handler, or the commit raised: nothing to store
-                outcome: Response | Replay = response
-            else:
-                try:
-                    outcome = await idempotency.finish(execution, response)
-                except (RequestError, StoreUnavailableError) as error:
-                    is_sent = True
-                    await self._refuse(error, request.endpoint, policy, head, send)
-                    return False
-            is_sent = True
-            if isinstance(outcome, Replay):
-                await _send_replay(outcome.record, request, head, send)
-                return False
-            await send_response(send, outcome, head)
-            return True
-
-        buffer = ResponseBuffer(request.endpoint, policy.max_response_bytes, commit_and_send, send)
-        scope[SCOPE_KEY] = execution
-        set_current_execution(execution)
+        responder = _Responder(idempotency, claimed, match, head, send, self._metrics)
+        limit = match.policy.max_response_bytes
+        buffer = ResponseBuffer(match.endpoint, limit, responder.commit_and_send, send)
+        send_to: Send = buffer.send
+        if isinstance(claimed, PendingRequest):
+            send_to = responder.passing_on_unclaimed(buffer.send)
         try:
-            await self._app(scope, receive, buffer.send)
+            await self._app(scope, receive, send_to)
         except Exception as error:
             if not buffer.is_discarded:
-                if is_sent or not isinstance(
+                if responder.is_sent or not isinstance(
                     error, RequestError | StoreUnavailableError | SupersededError
                 ):
                     raise
@@ -207,34 +285,96 @@ class GuardMiddleware:
                     log_outage(error, head)
                 # A superseded execution ends with a replay, whatever response is given here.
                 kind = "internal" if isinstance(error, SupersededError) else error
-                await commit_and_send(_render(kind, policy, head))
+                await responder.commit_and_send(_render(kind, match.policy, head))
         finally:
             # No response, cancelled or raised: roll back and free the key.
-            await idempotency.abort(execution)
-        if not is_sent:
+            execution = claimed if isinstance(claimed, Execution) else claimed.outcome
+            if isinstance(execution, Execution):
+                await idempotency.abort(execution)
+        if not responder.is_sent:
             misuse = buffer.misuse or UsageError(
-                f"the handler of {request.endpoint} sent no complete response"
+                f"the handler of {match.endpoint} sent no complete response"
             )
             _log.error("%s", misuse)
-            await send_response(send, _render("internal", policy, head), head)
+            await send_response(send, _render("internal", match.policy, head), head)
 
-    async def _refuse(
+
+class _Responder:
+    """Commits the response of a guarded request and sends it, or what the client gets instead."""
+
+    __slots__ = ("_claimed", "_head", "_idempotency", "_match", "_metrics", "_send", "is_sent")
+
+    def __init__(  # noqa: PLR0917
         self,
-        error: RequestError | StoreUnavailableError,
-        endpoint: str,
-        policy: Policy,
+        idempotency: Idempotency,
+        claimed: Execution | PendingRequest,
+        match: Match,
         head: RequestHead,
         send: Send,
+        metrics: Metrics,
     ) -> None:
-        if isinstance(error, StoreUnavailableError):
-            self._metrics.outcome(endpoint, "unavailable")
-            log_outage(error, head)
-        await send_response(send, _render(error, policy, head), head)
+        self._idempotency = idempotency
+        self._claimed = claimed
+        self._match = match
+        self._head = head
+        self._send = send
+        self._metrics = metrics
+        self.is_sent = False
+
+    async def commit_and_send(self, response: Response) -> bool:
+        """Commit and send; return whether the app may go on, e.g. with background tasks."""
+        claimed = self._claimed
+        outcome = claimed if isinstance(claimed, Execution) else claimed.outcome
+        if isinstance(outcome, Execution) and not outcome.ended:
+            try:
+                committed = await self._idempotency.finish(outcome, response)
+            except (RequestError, StoreUnavailableError) as error:
+                await self._send_outcome(error, response)
+                return False
+            await self._send_outcome(committed, response)
+            return not isinstance(committed, Replay)
+        await self._send_outcome(outcome, response)
+        return True
+
+    async def _send_outcome(self, outcome: object, response: Response) -> None:
+        self.is_sent = True
+        if isinstance(outcome, Replay):
+            await _send_replay(outcome.record, self._head, self._send)
+        elif isinstance(outcome, RequestError | StoreUnavailableError):
+            await _refuse(outcome, self._match, self._head, self._send, self._metrics)
+        else:  # committed; or nothing to commit: not claimed, aborted, or the commit raised
+            await send_response(self._send, response, self._head)
+
+    def passing_on_unclaimed(self, send_claimed: Send) -> Send:
+        """Return a ``send`` that passes on what the app sends without a claim, e.g. 401."""
+        claimed = self._claimed
+        send_unclaimed = _with_ids(self._send, self._head)
+
+        async def send(message: Message) -> None:
+            if isinstance(claimed, PendingRequest) and claimed.outcome is None:
+                self.is_sent = True
+                await send_unclaimed(message)
+            else:
+                await send_claimed(message)
+
+        return send
 
 
-async def _send_replay(
-    record: Record, request: GuardedRequest, head: RequestHead, send: Send
+async def _refuse(
+    error: RequestError | StoreUnavailableError,
+    match: Match,
+    head: RequestHead,
+    send: Send,
+    metrics: Metrics,
 ) -> None:
+    """Send an error of the guard."""
+    if isinstance(error, StoreUnavailableError):
+        metrics.outcome(match.endpoint, "unavailable")
+        log_outage(error, head)
+    await send_response(send, _render(error, match.policy, head), head)
+
+
+async def _send_replay(record: Record, head: RequestHead, send: Send) -> None:
     """Send the stored response and log the replay for the audit."""
     head.is_replay = True
     if _audit_log.isEnabledFor(logging.INFO):
@@ -242,7 +382,7 @@ async def _send_replay(
             "audit.replay",
             extra={
                 "tenant": record.id.tenant,
-                "actor": request.principal.actor,
+                "actor": None if head.request is None else head.request.principal.actor,
                 "endpoint": record.id.endpoint,
                 "key_hash": short_hash(record.id.key),
                 "original_audit_id": record.audit_id,
@@ -311,10 +451,27 @@ def _render(
 
 
 def _with_ids(send: Send, head: RequestHead) -> Send:
-    """Add the request's ids to the response of an operation that is not guarded."""
+    """Add the request's ids to the response of an operation that is not guarded.
+
+    The transaction of its dependencies, if there is one, ends before the response is sent.
+    """
+    is_discarded = False
 
     async def send_with_ids(message: Message) -> None:
+        nonlocal is_discarded
+        if is_discarded:
+            raise ResponseDiscarded
         if message["type"] == "http.response.start":
+            if head.transaction is not None:
+                try:
+                    is_success = message["status"] < 400  # noqa: PLR2004 - HTTP errors start here
+                    await head.transaction.finish(is_success=is_success)
+                except (StoreUnavailableError, CommitUnknownError) as error:
+                    is_discarded = True
+                    down = StoreUnavailableError(str(error))
+                    log_outage(down, head)
+                    await send_response(send, _render(down, _DEFAULT_POLICY, head), head)
+                    raise ResponseDiscarded from error
             own = ((b"x-request-id", head.request_id), (b"x-correlation-id", head.correlation_id))
             headers = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}

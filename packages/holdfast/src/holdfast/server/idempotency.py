@@ -10,7 +10,7 @@ One request, top to bottom::
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, assert_never
 
@@ -36,6 +36,7 @@ from holdfast.errors import (
     StoreUnavailableError,
     SupersededError,
 )
+from holdfast.observability.noop import NullStoreMetrics
 from holdfast.ports import (
     Claim,
     Claimed,
@@ -44,8 +45,11 @@ from holdfast.ports import (
     Found,
     Metrics,
     RecordCache,
+    SessionStore,
     Store,
+    StoreMetrics,
 )
+from holdfast.server.cache_epoch import CacheEpoch
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, generated_at, stale_error
 from holdfast.server.record_lru_cache import RecordLruCache
@@ -64,6 +68,8 @@ _POLL_MAX_SECONDS: Final = 0.25
 # The staleness limit is inclusive and expiry is exclusive, so the record must live one second
 # longer.
 _ONE_SECOND: Final = timedelta(seconds=1)
+
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 
 class Replay:
@@ -91,26 +97,32 @@ class Idempotency:
         faults: FaultPoints | None = None,
     ) -> None:
         self.store = store
+        # The same store, if its transactions are sessions of the app.
+        self.session_store = store if isinstance(store, SessionStore) else None
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
+        self.epoch = CacheEpoch(store, clock, self._forget_cached)
         self.in_flight = SingleFlight()
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
+        self._store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
         self.new_id = new_id
         self.faults = faults
         self._cache_writes: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Wait up to two seconds for writes to the cache."""
+        await self.epoch.close()
         if self._cache_writes:
             await asyncio.wait(self._cache_writes, timeout=2)
 
     # -- before the handler ----------------------------------------------------------------
 
-    async def process(self, request: GuardedRequest) -> Replay | Execution:
+    async def process(self, request: GuardedRequest, **sharing: Any) -> Replay | Execution:
         """Return a replay, or an execution with the key claimed.
 
+        ``sharing`` are options of a ``SessionStore``: the session that the execution is to use.
         The caller must end an execution with ``finish`` or ``abort``. Raises the
         ``RequestError`` or ``StoreUnavailableError`` to respond with.
         """
@@ -120,11 +132,16 @@ class Idempotency:
             if stale is not None:  # without a key there is nothing to record
                 self.metrics.outcome(request.endpoint, "stale")
                 raise stale
-            return Execution(request, await self._call_store("begin", self.store.begin()))
+            session = {"session": sharing["session"]} if "session" in sharing else {}
+            begun = self.store.begin(**session)
+            return Execution(request, await self._call_store("begin", begun))
         deadline: float | None = None
         while True:
             now = self.clock.now()
             record = self.memory.get(record_id, now)
+            if record is not None and self.epoch.is_due():
+                await self.epoch.check()
+                record = self.memory.get(record_id, now)
             if record is None and not self.in_flight.lead(record_id):
                 if deadline is None:
                     deadline = self._deadline(request)
@@ -136,14 +153,19 @@ class Idempotency:
                 if replay is not None:
                     return replay
                 continue
-            return await self._lead(request, record_id, now, deadline)
+            return await self._lead(request, record_id, now, deadline, sharing)
 
     async def _lead(
-        self, request: GuardedRequest, record_id: RecordId, now: datetime, deadline: float | None
+        self,
+        request: GuardedRequest,
+        record_id: RecordId,
+        now: datetime,
+        deadline: float | None,
+        sharing: Mapping[str, Any],
     ) -> Replay | Execution:
         """Claim the key as the only request of this process with it."""
         try:
-            claim = await self.claim(request, record_id, now, deadline)
+            claim = await self.claim(request, record_id, now, deadline, sharing)
         except BaseException:
             self.in_flight.leave(record_id, None)
             raise
@@ -174,17 +196,29 @@ class Idempotency:
         return execution
 
     async def claim(
-        self, request: GuardedRequest, record_id: RecordId, now: datetime, deadline: float | None
+        self,
+        request: GuardedRequest,
+        record_id: RecordId,
+        now: datetime,
+        deadline: float | None,
+        sharing: Mapping[str, Any] = _NOTHING,
     ) -> Claimed | Found:
         """Claim the key; while another process holds it, poll without holding a connection."""
         pause = _POLL_FIRST_SECONDS
         while True:
-            cached = None if self.cache is None else await self.cache.get(record_id, now)
+            cached = None
+            if self.cache is not None:
+                await self.epoch.check()
+            generation = self.epoch.generation
+            if self.cache is not None:
+                cached = await self.cache.get(record_id, now)
             if cached is not None:
-                self.memory.put(cached)
+                if generation == self.epoch.generation:
+                    self.memory.put(cached)
                 return Found(cached)
-            claim: Claim = await self._call_store("claim", self.store.claim(record_id, now))
-            if isinstance(claim, Found):
+            claiming = self.store.claim(record_id, now, **sharing)
+            claim: Claim = await self._call_store("claim", claiming)
+            if isinstance(claim, Found) and generation == self.epoch.generation:
                 self._remember(claim.record)
             if not isinstance(claim, Held):
                 return claim
@@ -337,7 +371,14 @@ class Idempotency:
         if self.faults:
             await self.faults.reach("before_commit")
         started = self.clock.monotonic()
-        await execution.unit.commit(record, audit)
+        try:
+            await execution.unit.commit(record, audit)
+        except CommitUnknownError:
+            self._store_metrics.commit_failed("request", "unknown")
+            raise
+        except StoreUnavailableError:
+            self._store_metrics.commit_failed("request", "rolled_back")
+            raise
         self.metrics.store_time("commit", self.clock.monotonic() - started)
         if self.faults:
             await self.faults.reach("after_commit")
@@ -449,13 +490,23 @@ class Idempotency:
             version=execution.version,
         )
 
+    def _forget_cached(self, epoch: str) -> None:
+        """Drop copies of records: one of them was removed, or the database was restored."""
+        self.memory.clear()
+        if self.cache is not None:
+            self.cache.use_epoch(epoch)
+
     def _remember(self, record: Record) -> None:
         """Keep a committed record in memory, and write it to the cache in the background."""
         self.memory.put(record)
         if self.cache is not None:
-            task = asyncio.ensure_future(self.cache.put(record, self.clock.now()))
+            task = asyncio.ensure_future(self._cache(record, self.epoch.generation))
             self._cache_writes.add(task)
             task.add_done_callback(self._cache_writes.discard)
+
+    async def _cache(self, record: Record, generation: int) -> None:
+        if self.cache is not None and generation == self.epoch.generation:
+            await self.cache.put(record, self.clock.now())
 
     # -- the store, behind its breaker -----------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from holdfast.core.error_formats import CODES, ErrorFormat, ErrorFormatter
 from holdfast.core.keys import KeyFormat
 from holdfast.core.policy import Policy
-from holdfast.server.route_table import GuardedRoute, GuardTable
+from holdfast.server.route_table import Guard, GuardedRoute, GuardTable
 
 __all__ = ["document", "error_schema"]
 
@@ -21,6 +21,8 @@ _GUARD_KINDS: Final = (
     "rate_limited",
     "store_unavailable",
 )
+# Sent by the app's own dependencies and validation, if they come before the claim.
+_OF_THE_APP: Final = ("not_authenticated", "field_not_allowed")
 _MEDIA_TYPE: Final = {
     ErrorFormat.ENVELOPE: "application/json",
     ErrorFormat.PROBLEM: "application/problem+json",
@@ -75,11 +77,12 @@ def _describe(operation: dict[str, Any], route: GuardedRoute) -> None:
     if policy.key_field is None:
         operation.setdefault("parameters", []).append(_key_parameter(policy))
     responses = operation.setdefault("responses", {})
-    responses.pop("422", None)  # FastAPI's own format; a guarded route uses the policy's
+    if not route.guard.is_claimed_late:
+        responses.pop("422", None)  # FastAPI's own format; a guarded route uses the policy's
     for status, response in responses.items():
         if status.startswith(("2", "3")):
             response.setdefault("headers", {}).update(_response_headers())
-    for status, (description, codes) in sorted(_errors(policy).items()):
+    for status, (description, codes) in sorted(_errors(route.guard).items()):
         responses[str(status)] = {
             "description": f"{description}: {', '.join(f'`{code}`' for code in codes)}",
             "headers": {"X-Request-ID": _header("Id of this request.")}
@@ -95,8 +98,11 @@ def _error_content(error_format: ErrorFormat | ErrorFormatter) -> dict[str, Any]
     return {_MEDIA_TYPE[error_format]: {"schema": {"$ref": reference}}}
 
 
-def _errors(policy: Policy) -> dict[int, tuple[str, list[str]]]:
+def _errors(guard: Guard) -> dict[int, tuple[str, list[str]]]:
+    policy = guard.policy
     kinds = [*_GUARD_KINDS, "field_not_allowed"]
+    if guard.is_claimed_late:
+        kinds = [kind for kind in kinds if kind not in _OF_THE_APP]
     if policy.staleness is not None:
         kinds.append("stale_action")
     found: dict[int, tuple[str, list[str]]] = {}

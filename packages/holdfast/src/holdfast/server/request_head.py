@@ -1,11 +1,14 @@
 """The head of a request: method, path and the headers that Holdfast reads."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.core.fingerprint import short_hash
 from holdfast.ids import new_request_id
 from holdfast.server.guarded_request import GuardedRequest, Principal
+
+if TYPE_CHECKING:
+    from holdfast.server.request_transaction import RequestTransaction
 
 __all__ = ["Identify", "RequestHead", "anonymous"]
 
@@ -29,6 +32,7 @@ class RequestHead:
         "query",
         "request",
         "request_id",
+        "transaction",
     )
 
     def __init__(
@@ -41,6 +45,8 @@ class RequestHead:
         # Set while the request is served, for logs and traces.
         self.request: GuardedRequest | None = None
         self.is_replay = False
+        # Opened by the first dependency that needs it, ended by the middleware.
+        self.transaction: RequestTransaction | None = None
         self.key_headers: list[bytes] = []
         self.content_type: str | None = None
         self.content_length: int | None = None

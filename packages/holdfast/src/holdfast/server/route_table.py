@@ -31,6 +31,8 @@ class Guard:
 
     policy: Policy
     endpoint: str | None = None
+    # The endpoint claims the key itself, after its dependencies have run.
+    is_claimed_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Match(NamedTuple):
     endpoint: str
     policy: Policy
     path_params: dict[str, str]
+    is_claimed_late: bool = False
 
 
 _NOT_FOUND: Final = Match("", Policy(), {})
@@ -76,12 +79,18 @@ def guard_of(handler: object) -> Guard | None:
     return getattr(handler, _ATTRIBUTE, None)
 
 
+def _match(route: GuardedRoute, path_params: dict[str, str]) -> Match:
+    guard = route.guard
+    return Match(route.endpoint, guard.policy, path_params, guard.is_claimed_late)
+
+
 class GuardTable:
     """An app's guarded routes. Fixed paths are in a dictionary; templates are tried in order."""
 
     def __init__(self, routes: Iterable[GuardedRoute | OpenRoute] = ()) -> None:
         """Add the routes in the order in which the app tries them."""
         self.routes: list[GuardedRoute] = []
+        self._by_name: dict[str, GuardedRoute] = {}
         # None for an open route.
         self._fixed: dict[tuple[str, str], Match | None] = {}
         self._templates: dict[str, list[tuple[re.Pattern[str], GuardedRoute | OpenRoute]]] = {}
@@ -96,6 +105,7 @@ class GuardTable:
                     f"{route.method} {route.path} is guarded, but a {route.method} must not write: "
                     "guard POST, PUT, PATCH or DELETE"
                 )
+            self._refuse_shared_name(route)
             self.routes.append(route)
         if "{" in route.path:
             pattern = _compile(route)
@@ -105,12 +115,18 @@ class GuardTable:
             # The app serves the first route that matches: an earlier template wins.
             match = self._by_template(route.method, route.path)
             if match is _NOT_FOUND:
-                match = (
-                    Match(route.endpoint, route.guard.policy, {})
-                    if isinstance(route, GuardedRoute)
-                    else None
-                )
+                match = _match(route, {}) if isinstance(route, GuardedRoute) else None
             self._fixed[route.method, route.path] = match
+
+    def _refuse_shared_name(self, route: GuardedRoute) -> None:
+        """Raise if another guard has this endpoint name: they would share their records."""
+        first = self._by_name.setdefault(route.endpoint, route)
+        if first.guard is not route.guard:
+            raise ConfigurationError(
+                f"two guards have the endpoint name {route.endpoint!r}: {first.method} "
+                f"{first.path} and {route.method} {route.path}. They would replay each other's "
+                "responses: give each guard a name of its own"
+            )
 
     def find(self, method: str, path: str) -> Match | None:
         """Return the guarded route of a request, or None."""
@@ -126,7 +142,7 @@ class GuardTable:
             if found is not None:
                 if isinstance(route, OpenRoute):
                     return None
-                return Match(route.endpoint, route.guard.policy, found.groupdict())
+                return _match(route, found.groupdict())
         return _NOT_FOUND
 
 

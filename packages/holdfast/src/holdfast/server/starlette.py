@@ -1,7 +1,7 @@
 """Starlette and FastAPI: install the guard, list the guarded routes, provide dependencies."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -9,15 +9,17 @@ from starlette.routing import Mount
 
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, render_error
 from holdfast.errors import (
+    ConfigurationError,
     NoTransactionError,
     RequestError,
     StoreUnavailableError,
     StreamingResponseError,
 )
 from holdfast.ports import Transaction
-from holdfast.server.asgi import SCOPE_KEY, log_outage
+from holdfast.server.asgi import MIDDLEWARE_KEY, SCOPE_KEY, GuardMiddleware, log_outage
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import Principal
+from holdfast.server.pending_request import PENDING_KEY, PendingExecution, PendingRequest
 from holdfast.server.request_head import RequestHead
 from holdfast.server.route_table import (
     SAFE_METHODS,
@@ -35,28 +37,53 @@ __all__ = ["error_format_of", "install", "the_execution", "the_principal", "the_
 
 
 async def the_execution(request: Request) -> Execution:
-    """Return the execution of the guarded request being served."""
-    return _execution(request)
+    """Return the execution of the guarded request being served.
+
+    Where the key is claimed after the dependencies, the handler gets it; a dependency gets an
+    object that raises ``NoTransactionError`` until then.
+    """
+    execution = request.scope.get(SCOPE_KEY)
+    if isinstance(execution, Execution):
+        return execution
+    pending = request.scope.get(PENDING_KEY)
+    if isinstance(pending, PendingRequest):
+        return cast("Execution", PendingExecution(pending))
+    raise NoTransactionError(
+        f"{request.method} {request.url.path} uses Holdfast's execution but is not guarded: put "
+        "@holdfast.guard() below its route decorator"
+    )
 
 
 async def the_transaction(request: Request) -> Any:
-    """Return the transaction the handler must write in."""
-    return _execution(request).transaction
+    """Return the transaction, or the app's session, to write in.
+
+    In a guarded handler it commits with the record. In a route without a guard, plain SQL commits
+    before a response below 400 is sent and rolls back otherwise; a session is the app's to commit.
+    """
+    execution = request.scope.get(SCOPE_KEY)
+    if isinstance(execution, Execution):
+        return execution.transaction
+    middleware, head = _middleware(request)
+    return await middleware.transaction_of(head)
 
 
 async def the_principal(request: Request) -> Principal:
-    """Return the caller of the guarded operation."""
-    return _execution(request).request.principal
-
-
-def _execution(request: Request) -> Execution:
+    """Return the caller: what ``identify`` returned, in guarded and unguarded routes."""
     execution = request.scope.get(SCOPE_KEY)
-    if not isinstance(execution, Execution):
+    if isinstance(execution, Execution):
+        return execution.request.principal
+    middleware, head = _middleware(request)
+    return await middleware.principal_of(head)
+
+
+def _middleware(request: Request) -> tuple[GuardMiddleware, RequestHead]:
+    middleware = request.scope.get(MIDDLEWARE_KEY)
+    if not isinstance(middleware, GuardMiddleware):
         raise NoTransactionError(
-            f"{request.method} {request.url.path} uses Holdfast's transaction but is not "
-            "guarded: put @holdfast.guard() below its route decorator"
+            f"{request.method} {request.url.path} uses a dependency of Holdfast, but did not pass "
+            "through it: write holdfast.install(app)"
         )
-    return execution
+    return middleware, request.scope["holdfast.head"]
 
 
 def install(
@@ -117,6 +144,12 @@ def _routes(routes: Any, prefix: str) -> Iterator[GuardedRoute | OpenRoute]:
         path = prefix + route.path
         if guard is not None:
             _refuse_streaming(path, getattr(route, "response_class", None))
+            if guard.is_claimed_late and not hasattr(route, "response_class"):
+                raise ConfigurationError(
+                    f"{path} is guarded with a principal dependency, but it is a route of "
+                    "Starlette, which has no dependencies: give Holdfast identify=…, or make it a "
+                    "route of FastAPI"
+                )
         for method in methods:
             if guard is not None and (method not in SAFE_METHODS or method == "GET"):
                 yield GuardedRoute(method, path, guard)

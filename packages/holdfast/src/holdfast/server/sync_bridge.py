@@ -26,7 +26,7 @@ from holdfast.errors import ConfigurationError, NoTransactionError
 from holdfast.ports import Params, Row, Transaction
 from holdfast.server.app import Holdfast
 from holdfast.server.asgi import SCOPE_KEY, GuardMiddleware
-from holdfast.server.execution import Execution
+from holdfast.server.execution import Execution, executing
 from holdfast.server.guarded_request import GuardedRequest, Principal
 from holdfast.server.idempotency import Idempotency
 from holdfast.server.request_head import RequestHead
@@ -251,7 +251,8 @@ class Bridge:
         def run() -> Response:
             token = _sync_execution.set(execution)
             try:
-                return request.handle()
+                with executing(scope[SCOPE_KEY]):
+                    return request.handle()
             finally:
                 _sync_execution.reset(token)
 

@@ -35,6 +35,7 @@ from holdfast.stores.migrations import (
     run_steps,
 )
 from holdfast.stores.notifier import LocalNotifier
+from holdfast.stores.parameters import named_parameters
 from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literal
 from holdfast.stores.psycopg_message import can_send_messages, send_message
 from holdfast.stores.rows import audit_values, finish_values, record_of
@@ -219,7 +220,7 @@ class DjangoStore:
         """Convert parameters to types that this database stores."""
         return {
             name: self.instant(value) if isinstance(value, datetime) else value
-            for name, value in (params or {}).items()
+            for name, value in named_parameters(params).items()
         }
 
     def fetch(self, sql: str, params: Params = None) -> list[Row]:

@@ -1,6 +1,7 @@
 """Open the store that a URL names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from holdfast.errors import ConfigurationError
@@ -21,6 +22,8 @@ def open_store(
 ) -> Store:
     """Return the store of a URL: ``sqlite:///file.db`` or ``postgresql://…``. Connects nothing.
 
+    On PostgreSQL the driver is asyncpg, or psycopg for ``postgresql+psycopg://…``.
+
     Names of Holdfast's tables begin with ``table_prefix`` (default: ``holdfast_``). On PostgreSQL
     they are in ``schema``. Both may be written into the URL instead: ``…?table_prefix=acme_``.
 
@@ -38,19 +41,28 @@ def open_store(
             migrations=migrations_for("sqlite", migration_packages),
             **options,
         )
-    try:
-        from holdfast.stores.postgres import PostgresStore  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigurationError(
-            'PostgreSQL needs its driver: pip install "holdfast[postgres]"'
-        ) from error
-    return PostgresStore(
+    return _postgres_store(target.driver)(
         target.location,
         table_prefix=names.prefix,
         schema=names.schema,
         migrations=migrations_for("postgres", migration_packages),
         **options,
     )
+
+
+def _postgres_store(driver: str) -> Callable[..., Store]:
+    """Return the store on a driver: psycopg if the URL names it, or if there is no asyncpg."""
+    has_asyncpg = find_spec("asyncpg") is not None
+    has_psycopg = find_spec("psycopg") is not None
+    if driver.startswith("psycopg") or (not driver and has_psycopg and not has_asyncpg):
+        if not has_psycopg:
+            raise ConfigurationError('psycopg is missing: pip install "holdfast[psycopg]"')
+        from holdfast.stores.psycopg import PsycopgStore  # noqa: PLC0415 - adapters are optional
+
+        return PsycopgStore
+    from holdfast.stores.postgres import PostgresStore  # noqa: PLC0415
+
+    return PostgresStore
 
 
 def migrations_for(database: str, migration_packages: Sequence[tuple[str, str]]) -> list[Migration]:

@@ -19,6 +19,7 @@ from holdfast.stores.sql_loader import without_comments
 
 __all__ = [
     "MIGRATION_LOCK",
+    "MOVED",
     "Ledger",
     "Migration",
     "MigrationTable",
@@ -39,6 +40,10 @@ MIGRATION_LOCK: Final = 0x686F6C64
 # not this one has the names of version 0.1; that version refuses a database that has it.
 _PREFIXED: Final = ("core", 0)
 _FIRST: Final = ("core", 1)
+
+# Recorded while a database is moved and in the source afterwards, so that no server starts on it.
+# The number is unknown to every version, and an unknown number is refused.
+MOVED: Final = ("core", 2_147_483_647)
 
 Rows = Sequence[Sequence[Any]]
 Statement = tuple[str, tuple[Any, ...]]
@@ -77,6 +82,11 @@ def pending_migrations(applied: Applied, known: Sequence[Migration]) -> list[Mig
     Raises ``ConfigurationError`` if a known namespace has migrations applied that are unknown
     here: a newer version has changed the schema. Unknown namespaces are ignored.
     """
+    if MOVED in applied:
+        raise ConfigurationError(
+            "the database was moved with holdfast move, or the move is not finished: finish it "
+            "and use the new database, or use the old one again with holdfast move --undo"
+        )
     namespaces = {migration.namespace for migration in known}
     unknown = sorted(
         f"{namespace} {number:04}"

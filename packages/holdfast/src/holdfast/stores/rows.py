@@ -73,4 +73,5 @@ def audit_values(event: AuditEvent, created_at: Any) -> tuple[Any, ...]:
         event.request_id,
         event.correlation_id,
         created_at,
+        event.reason,
     )

@@ -3,14 +3,21 @@
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import StaticPool, event
+from sqlalchemy import Engine, StaticPool, event
 from sqlalchemy import exc as sa_errors
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+)
+from sqlalchemy.orm import Session, make_transient, scoped_session, sessionmaker
 from sqlalchemy.util import await_only
 
 from holdfast.core.decision import HELD, Held
@@ -24,7 +31,8 @@ from holdfast.errors import (
     SupersededError,
     UsageError,
 )
-from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.ports import Claimed, Found, Params, RecordQuery, Row, StoreMetrics
+from holdfast.stores.connection_gate import ConnectionGate, Visit
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -57,6 +65,11 @@ _LIST_NAMES: Final = (
     *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
 )
 
+# Keys of Session.info: the unit that guards the session, and, if it wrote before the claim, the
+# instances that were inserted.
+_UNIT: Final = "holdfast_unit"
+_WROTE: Final = "holdfast_wrote"
+
 _SUPERSEDED: Final = "another request with this key was committed first"
 _ROLLBACK_SECONDS: Final = 5.0
 # SQLSTATEs: shutdown, starting up, too many connections, a standby; and an aborted transaction.
@@ -85,18 +98,19 @@ class SqlAlchemyStore:
 
     def __init__(
         self,
-        sessions: async_sessionmaker[AsyncSession],
+        sessions: async_sessionmaker[AsyncSession] | AsyncEngine,
         *,
         table_prefix: str = DEFAULT_PREFIX,
         schema: str | None = None,
         migrations: Sequence[Migration] = (),
     ) -> None:
-        """``sessions`` is the app's session maker. ``open`` connects.
+        """``sessions`` is the app's session maker, or its engine. ``open`` connects.
 
         Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
         ``schema``, which is created if it is missing; without it, in the first schema of the
         ``search_path``.
         """
+        sessions = _session_maker(sessions)
         bind = sessions().get_bind()
         self.name: str = bind.dialect.name
         database = _DRIVERS.get((bind.dialect.name, bind.dialect.driver))
@@ -111,6 +125,9 @@ class SqlAlchemyStore:
                 "use a SQLite file"
             )
         self._sessions = sessions
+        self._session_class = _guarded_class(type(sessions().sync_session), database == "sqlite")
+        self._pool_events: Any = bind.engine
+        self.gate = self._new_gate()
         self._package = f"holdfast.stores.{database}"
         self._use_names(
             MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
@@ -120,7 +137,8 @@ class SqlAlchemyStore:
             *migrations,
         ]
         self._turn = asyncio.Lock()
-        self._ending_tasks: set[asyncio.Task[None]] = set()
+        self._metrics: StoreMetrics | None = None
+        self._ending_tasks: set[asyncio.Task[Any]] = set()
         self._is_open = False
 
     @property
@@ -135,17 +153,24 @@ class SqlAlchemyStore:
         overflow: int = getattr(pool, "_max_overflow", -1)
         return None if overflow < 0 else pool.size() + overflow
 
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Report waits for a connection of the engine's pool to ``metrics``."""
+        self._metrics = metrics
+
     async def open(self) -> None:
         """Migrate the schema, in one transaction of the app's engine."""
         if self._is_open:
             return
         self._turn = asyncio.Lock()  # a lock belongs to one event loop
+        self.gate = self._new_gate()
         self._is_open = True
         try:
             await self._transact(self._apply_migrations)
         except BaseException:
             self._is_open = False
             raise
+        for name, listener in self._pool_listeners():
+            event.listen(self._pool_events, name, listener)
         if self.is_sqlite and (await self._fetch("PRAGMA synchronous"))[0][0] < _SYNCHRONOUS_FULL:
             _log.warning(
                 "SQLite runs with PRAGMA synchronous below FULL: a power failure may lose "
@@ -154,7 +179,11 @@ class SqlAlchemyStore:
 
     async def close(self) -> None:
         """Wait for transactions that are ending. The app disposes of the engine."""
-        self._is_open = False
+        if self._is_open:
+            self._is_open = False
+            for name, listener in self._pool_listeners():
+                if event.contains(self._pool_events, name, listener):
+                    event.remove(self._pool_events, name, listener)
         if self._ending_tasks:
             await asyncio.wait(self._ending_tasks)
 
@@ -167,16 +196,30 @@ class SqlAlchemyStore:
         rows = await self._fetch(self._sql["find_record"], (*record_id, self.instant(now)))
         return record_of(record_id, rows[0]) if rows else None
 
-    async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
-        """Claim the key: with an advisory lock on PostgreSQL, by the first commit on SQLite."""
+    async def claim(
+        self,
+        record_id: RecordId,
+        now: datetime,
+        *,
+        session: AsyncSession | None = None,
+        visit: Visit | None = None,
+    ) -> Claimed | Found | Held:
+        """Claim the key: with an advisory lock on PostgreSQL, by the first commit on SQLite.
+
+        ``session`` is one of ``new_session``; its transaction must have been ended by
+        ``release_session``. ``visit`` is what ``gate.enter`` returned, if it was called.
+        """
         if self.is_sqlite:
             record = await self.find(record_id, now)
             if record is not None:
                 return Found(record)
-            return Claimed(self._unit(record_id, self.instant(now)))
-        unit = self._unit(record_id, now)
+        unit = self._unit(record_id, self.instant(now), session)
+        await unit.enter(visit)
+        if self.is_sqlite:
+            unit.guard()
+            return Claimed(unit)
         async with _rolling_back(unit):
-            connection = await unit.transaction.connection()
+            connection = await self._connect(unit.transaction)
             # Two statements: in one, the snapshot would be older than the lock, and a record that
             # was committed in between would be missed.
             locked = await connection.exec_driver_sql(
@@ -191,21 +234,49 @@ class SqlAlchemyStore:
             if row is not None:
                 await unit.rollback()
                 return Found(record_of(record_id, row))
+            unit.guard()
         return Claimed(unit)
 
-    async def begin(self, *, idle_seconds: float | None = None) -> "SqlAlchemyUnit":  # noqa: ARG002
+    async def begin(
+        self,
+        *,
+        idle_seconds: float | None = None,  # noqa: ARG002
+        session: AsyncSession | None = None,
+    ) -> "SqlAlchemyUnit":
         """Open a transaction without a key.
 
         ``idle_seconds`` is ignored: a session runs one statement at a time and belongs to the
         app, so it could not be kept alive.
         """
-        unit = self._unit(None, None)
+        unit = self._unit(None, None, session)
+        unit.guard()
         if not self.is_sqlite:
             async with _rolling_back(unit):
-                connection = await unit.transaction.connection()
+                connection = await self._connect(unit.transaction)
                 await connection.exec_driver_sql("SELECT 1")
                 await _refuse_autocommit(connection)
         return unit
+
+    # -- sessions outside a guarded handler -------------------------------------------------
+
+    def new_session(self) -> AsyncSession:
+        """Return a session for a request. It can be given to ``claim`` or ``begin`` later."""
+        return self._sessions(sync_session_class=self._session_class)
+
+    async def release_session(self, session: AsyncSession) -> bool:
+        """End the session's transaction and return its connection, before the claim.
+
+        What it has loaded stays loaded and what it has not flushed stays pending, to be flushed in
+        the guarded transaction. Returns False if it had written something, which is rolled back.
+        """
+        if not session.in_transaction():
+            return True
+        return await self.run_to_end(session.run_sync(_end_transaction))
+
+    async def close_session(self, session: AsyncSession) -> None:
+        """Roll back what was not committed and return the connection. Never raises."""
+        with suppress(Exception):
+            await self.run_to_end(session.close())
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query outside any guarded request."""
@@ -302,19 +373,41 @@ class SqlAlchemyStore:
             # Without a statement, COMMIT would roll an aborted transaction back without an error.
             await connection.exec_driver_sql("SELECT 1")
 
-    async def run_to_end(self, ending: Coroutine[Any, Any, None]) -> None:
+    async def run_to_end(self, ending: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end, even if the caller is cancelled."""
         task = asyncio.ensure_future(ending)
         self._ending_tasks.add(task)
         task.add_done_callback(self._ending_tasks.discard)
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
     # -- connections ----------------------------------------------------------------------
 
-    def _unit(self, record_id: RecordId | None, claimed_at: Any) -> "SqlAlchemyUnit":
+    def _new_gate(self) -> ConnectionGate:
+        pool: Any = self._sessions().get_bind().engine.pool
+        timeout = getattr(pool, "timeout", None)
+        return ConnectionGate(self.max_connections, timeout() if timeout is not None else 30.0)
+
+    def _pool_listeners(self) -> tuple[tuple[str, Callable[..., None]], ...]:
+        return ("checkout", self.gate.on_checkout), ("checkin", self.gate.on_checkin)
+
+    async def _connect(self, session: AsyncSession) -> AsyncConnection:
+        """Return the session's connection; report the wait if none was free."""
+        metrics, limit = self._metrics, self.max_connections
+        pool: Any = session.get_bind().engine.pool
+        if metrics is None or limit is None or pool.checkedout() < limit:
+            return await session.connection()
+        started = time.monotonic()
+        try:
+            return await session.connection()
+        finally:
+            metrics.pool_waited(time.monotonic() - started)
+
+    def _unit(
+        self, record_id: RecordId | None, claimed_at: Any, session: AsyncSession | None = None
+    ) -> "SqlAlchemyUnit":
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
-        return SqlAlchemyUnit(self, self._sessions(), record_id, claimed_at)
+        return SqlAlchemyUnit(self, session, record_id, claimed_at)
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[AsyncConnection]:
@@ -340,6 +433,7 @@ class SqlAlchemyStore:
     async def _transact(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """Run a function in its own transaction."""
         unit = self._unit(None, None)
+        unit.guard()
         async with _rolling_back(unit):
             result = await work(await unit.transaction.connection())
         try:
@@ -419,29 +513,37 @@ class SqlAlchemyUnit:
     def __init__(
         self,
         store: SqlAlchemyStore,
-        session: AsyncSession,
+        session: AsyncSession | None,
         record_id: RecordId | None,
         claimed_at: Any,
     ) -> None:
+        """Use ``session``, which the request closes, or a new one."""
         self._store = store
+        self._is_shared = session is not None
         self._record_id = record_id
         self._claimed_at = claimed_at
+        self._own_visit: Visit | None = None
+        self._is_guarded = False
         self._has_turn = False
         self._may_end = False
         self._rolled_back = False
         self._closed_by_handler = False
         self._ended = False
         self.superseded = False
-        self.transaction = session
-        events = session.sync_session
-        event.listen(events, "before_commit", self._refuse_commit)
-        event.listen(events, "after_rollback", self._note_rollback)
-        event.listen(events, "after_transaction_end", self._note_end)
-        if store.is_sqlite:
-            # These two fire before a connection is taken: the wait must not hold one.
-            event.listen(events, "do_orm_execute", self._take_turn)
-            event.listen(events, "before_flush", self._take_turn)
-            event.listen(events, "after_begin", self._begin)
+        self.transaction = store.new_session() if session is None else session
+
+    async def enter(self, visit: Visit | None) -> None:
+        """Wait until this request may take a connection; a visit that was admitted already has."""
+        if visit is None:
+            visit = self._own_visit = Visit()
+        elif not visit.is_admitted:
+            self._own_visit = visit
+        await self._store.gate.admit(visit)
+
+    def guard(self) -> None:
+        """From now on, only this unit ends the session's transaction."""
+        self._is_guarded = True
+        self.transaction.sync_session.info[_UNIT] = self
 
     @property
     def statements(self) -> SessionStatements:
@@ -479,6 +581,11 @@ class SqlAlchemyUnit:
 
     async def _undo(self) -> None:
         session = self.transaction
+        if self._is_shared and not self._is_guarded:  # the request goes on without the claim
+            with suppress(Exception):
+                await session.run_sync(_end_transaction)
+            self._leave()
+            return
         try:
             async with asyncio.timeout(_ROLLBACK_SECONDS):
                 await session.rollback()
@@ -495,32 +602,53 @@ class SqlAlchemyUnit:
             if self._has_turn:
                 self._has_turn = False
                 self._store.pass_turn_on()
+            self._leave()
+            # The session must not refer to the unit that refers to it.
+            info = self.transaction.sync_session.info
+            info[_UNIT] = None
+            if self._is_shared:  # what comes after the end, e.g. a background task, may write
+                del info[_UNIT]
 
-    # -- event listeners, in SQLAlchemy's greenlet -----------------------------------------
+    def _leave(self) -> None:
+        if self._own_visit is not None:
+            self._store.gate.leave(self._own_visit)
 
-    def _take_turn(self, *_: Any) -> None:
+    # -- called by the listeners below, in SQLAlchemy's greenlet ----------------------------
+
+    def take_turn(self) -> None:
+        """Wait for the turn to write, on SQLite."""
         if self._ended and not self._has_turn:
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         if not self._has_turn:
             await_only(self._store.take_turn())
             self._has_turn = True
 
-    def _begin(self, _session: Any, transaction: Any, connection: Any) -> None:
-        if transaction.parent is not None:
-            return  # a savepoint
-        self._take_turn()
+    def begin_on(self, connection: Any) -> None:
+        """Begin on SQLite; raise ``SupersededError`` if the key has a record by now."""
+        self.take_turn()
         with _translating_outages():
             taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
         if taken:
             self.superseded = True
             raise SupersededError(_SUPERSEDED)
 
-    def _refuse_commit(self, session: Any) -> None:
+    def refuse_commit(self, session: Session) -> None:
+        """Raise if the handler commits."""
         if not self._may_end and session.get_nested_transaction() is None:
             raise UsageError(
                 "a guarded handler must not commit: Holdfast commits its rows together with the "
                 "record. Use `await session.flush()` to have ids assigned"
             )
+
+    def note_rollback(self) -> None:
+        """Note that the next end of a transaction is a rollback."""
+        self._rolled_back = True
+
+    def note_end(self) -> None:
+        """Note the end of a transaction: by a rollback, or by closing the session."""
+        if not self._may_end:
+            self._closed_by_handler |= not self._rolled_back
+            self._rolled_back = False
 
     def _refuse_closed(self) -> None:
         if self._closed_by_handler:
@@ -529,13 +657,116 @@ class SqlAlchemyUnit:
                 "use it without `async with` and without close()"
             )
 
-    def _note_rollback(self, _session: Any) -> None:
-        self._rolled_back = True
 
-    def _note_end(self, _session: Any, transaction: Any) -> None:
-        if transaction.parent is None and not self._may_end:
-            self._closed_by_handler |= not self._rolled_back
-            self._rolled_back = False
+# -- event listeners, of a subclass of the app's session class: the app's own sessions have none --
+
+
+def _guarded_class(base: type[Session], is_sqlite: bool) -> type[Session]:
+    """Return a subclass whose sessions can be guarded. Listeners of the app's class apply to it."""
+    found = type(base.__name__, (base,), {})
+    event.listen(found, "before_commit", _before_commit)
+    event.listen(found, "after_rollback", _after_rollback)
+    event.listen(found, "after_transaction_end", _after_transaction_end)
+    event.listen(found, "after_flush", _after_flush)
+    event.listen(found, "do_orm_execute", _note_statement)
+    if is_sqlite:
+        # These two fire before a connection is taken: the wait for the turn must not hold one.
+        event.listen(found, "do_orm_execute", _before_statement)
+        event.listen(found, "before_flush", _before_flush)
+        event.listen(found, "after_begin", _after_begin)
+    return found
+
+
+def _before_commit(session: Session) -> None:
+    unit = session.info.get(_UNIT)
+    if unit is not None:
+        unit.refuse_commit(session)
+
+
+def _after_rollback(session: Session) -> None:
+    unit = session.info.get(_UNIT)
+    if unit is not None:
+        unit.note_rollback()
+
+
+def _after_transaction_end(session: Session, transaction: Any) -> None:
+    if transaction.parent is None:
+        unit = session.info.get(_UNIT)
+        if unit is not None:
+            unit.note_end()
+        session.info.pop(_WROTE, None)
+
+
+def _after_flush(session: Session, _context: Any) -> None:
+    if _UNIT not in session.info:
+        session.info.setdefault(_WROTE, []).extend(session.new)
+
+
+def _note_statement(state: Any) -> None:
+    if _UNIT not in state.session.info and (state.is_insert or state.is_update or state.is_delete):
+        state.session.info.setdefault(_WROTE, [])
+
+
+def _before_statement(state: Any) -> None:
+    _before_flush(state.session)
+
+
+def _before_flush(session: Session, *_: Any) -> None:
+    if _UNIT in session.info:
+        unit = session.info[_UNIT]
+        if unit is None:
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+        unit.take_turn()
+
+
+def _after_begin(session: Session, transaction: Any, connection: Any) -> None:
+    if transaction.parent is None:  # not a savepoint
+        unit = session.info.get(_UNIT)
+        if unit is not None:
+            unit.begin_on(connection)
+
+
+def _end_transaction(session: Session) -> bool:
+    """Roll back without expiring what was loaded; return whether nothing had been written.
+
+    ``Session.rollback`` would expire it, and an async handler cannot load it again by reading an
+    attribute. Rows that were inserted become new objects, which can be added again.
+    """
+    inserted = session.info.pop(_WROTE, None)
+    while (
+        transaction := session.get_nested_transaction() or session.get_transaction()
+    ) is not None:
+        transaction.close()
+    for instance in inserted or ():
+        if instance in session:
+            session.expunge(instance)
+            make_transient(instance)
+    return inserted is None
+
+
+def _session_maker(given: Any) -> async_sessionmaker[AsyncSession]:
+    """Return the session maker of an engine. Raises ``ConfigurationError`` for anything else."""
+    if isinstance(given, async_sessionmaker):
+        return given
+    if isinstance(given, AsyncEngine):
+        return async_sessionmaker(given, expire_on_commit=False)
+    if isinstance(given, str):
+        raise ConfigurationError(
+            "SqlAlchemyStore takes an engine, not a URL: write create_async_engine(url), or use "
+            "open_store(url)"
+        )
+    if isinstance(given, Engine | Session | sessionmaker | scoped_session):
+        raise ConfigurationError(
+            f"SqlAlchemyStore takes an asynchronous engine, not a synchronous {_kind(given)}: "
+            "write create_async_engine(…), or use holdfast.stores.sqlalchemy_sync"
+        )
+    raise ConfigurationError(
+        f"SqlAlchemyStore takes an async_sessionmaker or an AsyncEngine, not a {_kind(given)}"
+    )
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 async def _refuse_autocommit(connection: AsyncConnection) -> None:

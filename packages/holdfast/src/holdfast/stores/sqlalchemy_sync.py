@@ -1,6 +1,5 @@
 """The store for an app with sync SQLAlchemy: its ``Session`` is the transaction."""
 
-import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -39,7 +38,7 @@ from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage, translating_outages
 from holdfast.stores.sqlite.rows import record_values, to_text, to_values
-from holdfast.stores.threads import RequestThread, StoreThreads, request_thread, to_its_end
+from holdfast.stores.threads import StoreThreads, request_thread
 
 __all__ = ["SqlAlchemySyncStore", "SqlAlchemySyncUnit"]
 
@@ -87,6 +86,9 @@ class SqlAlchemySyncStore:
     On SQLite a session begins with ``BEGIN IMMEDIATE``, at its first statement: see
     ``SqlAlchemyStore``. Writers of this process wait for each other without a connection.
     """
+
+    # Sync frameworks need no event loop for this store.
+    runs_in_request_thread = True
 
     def __init__(
         self,
@@ -205,8 +207,14 @@ class SqlAlchemySyncStore:
         return await self._transact(lambda connection: self.fetch(connection, sql, params))
 
     def notifier(self) -> Notifier:
-        """Return a notifier for this process; workers of others poll once a second."""
-        return LocalNotifier()
+        """Return a notifier: on SQLite for this process only; workers of others poll."""
+        if self.is_sqlite:
+            return LocalNotifier()
+        from holdfast.stores.sync_notifier import (  # noqa: PLC0415 - psycopg is optional
+            SyncPostgresNotifier,
+        )
+
+        return SyncPostgresNotifier(self._detached, channel=self.table_names.channel)
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records."""
@@ -261,7 +269,7 @@ class SqlAlchemySyncStore:
         row = self.run(connection, self._sql["find_record"], values).first()
         return None if row is None else record_of(record_id, row)
 
-    def new_session(self, *, is_in_request_thread: bool) -> tuple[Session, bool]:
+    def session_for(self, *, is_in_request_thread: bool) -> tuple[Session, bool]:
         """Return a session, and whether it is the app's, which goes on using it."""
         if self._scoped is not None and is_in_request_thread:
             session: Session = self._scoped()
@@ -385,14 +393,20 @@ class SqlAlchemySyncStore:
                 "holdfast.transaction"
             )
 
+    def _detached(self) -> Any:
+        """Open a connection that the engine's pool does not count."""
+        pooled = self._engine.raw_connection()
+        driver: Any = pooled.driver_connection
+        pooled.detach()
+        driver.autocommit = True
+        return driver
+
     async def _new_unit(
         self, record_id: RecordId | None, claimed_at: datetime | None
     ) -> "SqlAlchemySyncUnit":
         self._refuse_closed()
-        thread: RequestThread | None = request_thread.get(None)
-        if thread is None:
-            await self._threads.take_slot()
-        return SqlAlchemySyncUnit(self, self._threads, thread, record_id, claimed_at)
+        has_slot = await self._threads.take_slot()
+        return SqlAlchemySyncUnit(self, self._threads, record_id, claimed_at, has_slot=has_slot)
 
     def _refuse_closed(self) -> None:
         if not self._is_open:
@@ -511,20 +525,20 @@ class SqlAlchemySyncUnit:
         self,
         store: SqlAlchemySyncStore,
         threads: StoreThreads,
-        thread: RequestThread | None,
         record_id: RecordId | None,
         claimed_at: datetime | None,
+        *,
+        has_slot: bool,
     ) -> None:
-        """Use ``thread``, or a slot of ``threads``, which the caller has taken."""
+        """Use a slot of ``threads`` that the caller has taken, or the request's thread."""
         self._store = store
         self._threads = threads
-        self._thread = thread
         self._record_id = record_id
         self._claimed_at = claimed_at
         self._session: Session | None = None
         self._is_the_apps = False
         self._has_turn = False
-        self._has_slot = thread is None
+        self._has_slot = has_slot
         self._may_end = False
         self._rolled_back = False
         self._closed_by_handler = False
@@ -557,8 +571,6 @@ class SqlAlchemySyncUnit:
             with translating_outages():
                 return work()
 
-        if self._thread is not None:
-            return await to_its_end(asyncio.ensure_future(self._thread.run(run)))
         return await self._threads.run(run)
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
@@ -582,8 +594,8 @@ class SqlAlchemySyncUnit:
 
     def start(self) -> Session:
         """Get the session."""
-        session, self._is_the_apps = self._store.new_session(
-            is_in_request_thread=self._thread is not None
+        session, self._is_the_apps = self._store.session_for(
+            is_in_request_thread=not self._has_slot
         )
         self._session = session
         for name, listener in self._listeners():
@@ -659,18 +671,23 @@ class SqlAlchemySyncUnit:
     # -- event listeners ------------------------------------------------------------------------
 
     def _listeners(self) -> list[tuple[str, Callable[..., None]]]:
-        listeners: list[tuple[str, Callable[..., None]]] = [
+        return [
             ("before_commit", self._refuse_commit),
             ("after_rollback", self._note_rollback),
             ("after_transaction_end", self._note_end),
             ("after_begin", self._begin),
+            # These two fire before a connection is taken: a wait must not hold one.
+            ("do_orm_execute", self._prepare),
+            ("before_flush", self._prepare),
         ]
-        if self._store.is_sqlite:
-            # These two fire before a connection is taken: the wait must not hold one.
-            listeners += [("do_orm_execute", self._take_turn), ("before_flush", self._take_turn)]
-        return listeners
 
-    def _take_turn(self, *_: Any) -> None:
+    def _prepare(self, *_: Any) -> None:
+        if self._ended:
+            raise NoTransactionError(_ENDED)
+        if self._store.is_sqlite:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
         if self._has_turn:
             return
         self._store.take_turn()

@@ -1,8 +1,7 @@
 """Runs the blocking calls of a store with a sync driver outside the event loop.
 
-A sync framework has a thread for each request, in which its handler runs. Work on the transaction
-of a request is done in that thread. Everything else, and all work where there is no such thread,
-is done in a pool of the store.
+A sync framework has a thread for each request, in which its handler runs. The store's calls for
+that request are made in it. Where there is no such thread, they are made in a pool of the store.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from holdfast.errors import StoreUnavailableError
 
-__all__ = ["RequestThread", "StoreThreads", "request_thread", "to_its_end"]
+__all__ = ["RequestThread", "StoreThreads", "request_thread"]
 
 T = TypeVar("T")
 
@@ -23,18 +22,18 @@ class RequestThread(Protocol):
     """The thread of the request being served."""
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run a function in the thread. Call it on the loop."""
+        """Run a function in the request's thread and return its result."""
 
 
-# Set in the thread of a request of a sync framework, and in its tasks on the loop.
+# Set in the thread of a request of a sync framework, and in the async code that serves it.
 request_thread: ContextVar[Any] = ContextVar("holdfast_request_thread")
 
 
 class StoreThreads:
     """Threads for as many connections as a store may use at once.
 
-    Callers first take a slot, which stands for a connection. So a thread never waits for a
-    connection that another caller could only return with the help of a thread.
+    Callers on an event loop first take a slot, one for each connection. So a thread never waits
+    for a connection that another caller could only return with the help of a thread.
     """
 
     def __init__(self, count: int, *, wait_seconds: float) -> None:
@@ -62,16 +61,22 @@ class StoreThreads:
             await asyncio.sleep(0.01)
         pool.shutdown(wait=False)
 
-    async def take_slot(self) -> None:
-        """Wait for a slot. Raises ``StoreUnavailableError`` if none is free in time."""
+    async def take_slot(self, wait_seconds: float | None = None) -> bool:
+        """Wait for a slot; return False in the thread of a request, which needs none.
+
+        Raises ``StoreUnavailableError`` if none is free in time, or if the threads are closed.
+        """
+        if request_thread.get(None) is not None:
+            return False
         slots = self._slots
         if slots.locked():
+            seconds = self._wait_seconds if wait_seconds is None else wait_seconds
             try:
-                async with asyncio.timeout(self._wait_seconds):
+                async with asyncio.timeout(seconds):
                     await slots.acquire()
             except TimeoutError:
                 raise StoreUnavailableError(
-                    f"no connection was free within {self._wait_seconds:g} seconds"
+                    f"no connection was free within {seconds:g} seconds"
                 ) from None
         else:
             await slots.acquire()
@@ -79,30 +84,37 @@ class StoreThreads:
             slots.release()
             raise StoreUnavailableError("the store is not open")
         self._taken += 1
+        return True
 
     def free_slot(self) -> None:
         """Return a slot."""
         self._taken -= 1
         self._slots.release()
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run a function in the pool, to its end even if the caller is cancelled.
+    async def run(self, work: Callable[[], T], *, cancel: Callable[[], None] | None = None) -> T:
+        """Run a function in the thread of the request, or in the pool if there is none.
 
-        After ``close``, what is still open is ended in another pool.
+        In the pool it runs to its end, even if the caller is cancelled; ``cancel`` is then called,
+        in another thread, to hasten it. After ``close``, what is still open ends elsewhere.
         """
+        thread: RequestThread | None = request_thread.get(None)
+        if thread is not None:
+            return await thread.run(work)
         loop = asyncio.get_running_loop()
-        return await to_its_end(loop.run_in_executor(self._pool, copy_context().run, work))
+        running: asyncio.Future[T] = loop.run_in_executor(self._pool, copy_context().run, work)
+        return await _to_its_end(running, cancel)
 
     async def run_with_slot(self, work: Callable[[], T]) -> T:
         """Take a slot for the duration of one call."""
-        await self.take_slot()
+        has_slot = await self.take_slot()
         try:
             return await self.run(work)
         finally:
-            self.free_slot()
+            if has_slot:
+                self.free_slot()
 
 
-async def to_its_end(work: "asyncio.Future[T]") -> T:
+async def _to_its_end(work: "asyncio.Future[T]", cancel: Callable[[], None] | None) -> T:
     """Wait for a future. If cancelled, wait for it nevertheless, then raise ``CancelledError``.
 
     A thread cannot be cancelled: what it uses must not be used by another one before it ends.
@@ -110,6 +122,8 @@ async def to_its_end(work: "asyncio.Future[T]") -> T:
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
+        if cancel is not None and not work.done():
+            asyncio.get_running_loop().run_in_executor(None, cancel)
         while not work.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([work])

@@ -9,7 +9,7 @@ from holdfast.errors import ConfigurationError
 
 __all__ = ["StoreUrl", "parse_store_url"]
 
-# As SQLAlchemy writes them. The store chosen uses its own driver, whatever the URL names.
+# As SQLAlchemy writes them. On PostgreSQL ``open_store`` chooses its store by the driver.
 _SQLITE_DRIVERS: Final = frozenset({"", "aiosqlite", "pysqlite"})
 _POSTGRES_DRIVERS: Final = frozenset({"", "asyncpg", "psycopg", "psycopg_async"})
 _OPTIONS: Final = frozenset({"table_prefix", "schema"})
@@ -27,6 +27,8 @@ class StoreUrl:
     location: str
     table_prefix: str | None = None
     schema: str | None = None
+    # The driver that the URL of a PostgreSQL database names, if any.
+    driver: str = ""
 
     def names(self, table_prefix: str | None = None, schema: str | None = None) -> TableNames:
         """Return the names of the tables, from these options or from the URL.
@@ -56,7 +58,7 @@ def parse_store_url(url: str) -> StoreUrl:
     if database == "sqlite" and driver in _SQLITE_DRIVERS:
         return _sqlite(rest)
     if database in {"postgresql", "postgres"} and driver in _POSTGRES_DRIVERS:
-        return _postgres(rest)
+        return _postgres(rest, driver)
     if database in {"sqlite", "postgresql", "postgres"}:
         write = "sqlite:///file.db" if database == "sqlite" else "postgresql://user@host/name"
         raise ConfigurationError(f"the driver {driver!r} is not supported: write {write}")
@@ -80,7 +82,7 @@ def _sqlite(rest: str) -> StoreUrl:
     return StoreUrl("sqlite", path, **options)
 
 
-def _postgres(rest: str) -> StoreUrl:
+def _postgres(rest: str, driver: str) -> StoreUrl:
     location, options, others = _without_options(rest)
     kept = [
         # The name of the option in SQLAlchemy's URLs; asyncpg's is that of libpq.
@@ -89,7 +91,7 @@ def _postgres(rest: str) -> StoreUrl:
         if name not in _OF_SQLALCHEMY
     ]
     query = f"?{'&'.join(kept)}" if kept else ""
-    return StoreUrl("postgresql", f"postgresql://{location}{query}", **options)
+    return StoreUrl("postgresql", f"postgresql://{location}{query}", driver=driver, **options)
 
 
 def _without_options(rest: str) -> tuple[str, dict[str, str], list[str]]:

@@ -8,13 +8,18 @@ import asyncio
 import os
 import sqlite3
 import uuid
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from holdfast import Holdfast, Policy, open_store
+from holdfast import Holdfast, Policy, Principal, open_store
+from holdfast.fastapi import Session
+from holdfast.stores.sqlalchemy import SqlAlchemyStore
 from holdfast.stores.sqlite.connection_thread import ConnectionThread
 
 CONNECTIONS = 16
@@ -159,6 +164,70 @@ def guarded_without_memory() -> FastAPI:
 
 def guarded_without_audit() -> FastAPI:
     return guarded(audit=False)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class OrderRow(Base):
+    __tablename__ = "orders"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    item: Mapped[str]
+    quantity: Mapped[int]
+
+
+def _sessions() -> async_sessionmaker[AsyncSession]:
+    engine = create_async_engine(
+        _url().replace("postgresql://", "postgresql+asyncpg://"), pool_size=CONNECTIONS
+    )
+    return async_sessionmaker(engine, expire_on_commit=False)
+
+
+def bare_sqlalchemy() -> FastAPI:
+    """The bare handler with SQLAlchemy's async session, one per request, as FastAPI users write."""
+    sessions = _sessions()
+    app = FastAPI()
+
+    async def get_session() -> AsyncIterator[AsyncSession]:
+        async with sessions() as session:
+            yield session
+
+    @app.post("/orders", status_code=201)
+    async def create(order: Order, session: Annotated[AsyncSession, Depends(get_session)]):
+        row = OrderRow(id=str(uuid.uuid4()), item=order.item, quantity=order.quantity)
+        session.add(row)
+        await session.commit()
+        return {"id": row.id, "item": order.item}
+
+    return app
+
+
+def _guarded_sqlalchemy(**options: Any) -> FastAPI:
+    holdfast = Holdfast(SqlAlchemyStore(_sessions()), **options)
+    app = FastAPI()
+    holdfast.install(app)
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard()
+    async def create(order: Order, session: Session):
+        row = OrderRow(id=str(uuid.uuid4()), item=order.item, quantity=order.quantity)
+        session.add(row)
+        return {"id": row.id, "item": order.item}
+
+    return app
+
+
+def guarded_sqlalchemy() -> FastAPI:
+    return _guarded_sqlalchemy()
+
+
+def guarded_sqlalchemy_after_dependencies() -> FastAPI:
+    async def principal() -> Principal:
+        return Principal(tenant="everyone", actor="anonymous")
+
+    return _guarded_sqlalchemy(principal=principal)
 
 
 def idemkit_postgres() -> FastAPI:

@@ -32,6 +32,16 @@ def postgres(url: str, rounds: int, seconds: float, step: Callable[[], None]) ->
     return _race(contenders, rounds, seconds, step)
 
 
+def sqlalchemy(url: str, rounds: int, seconds: float, step: Callable[[], None]) -> dict[str, Any]:
+    asyncio.run(create_orders(url))
+    contenders = [
+        Contender("bare", "bare_sqlalchemy", url),
+        Contender("guarded", "guarded_sqlalchemy", url),
+        Contender("guarded, claimed late", "guarded_sqlalchemy_after_dependencies", url),
+    ]
+    return _race(contenders, rounds, seconds, step)
+
+
 def sqlite(
     directory: Path, rounds: int, seconds: float, step: Callable[[], None]
 ) -> dict[str, Any]:

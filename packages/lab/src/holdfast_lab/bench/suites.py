@@ -7,6 +7,7 @@ import uvloop
 
 from holdfast_lab.bench import (
     fingerprint,
+    flask_race,
     growth,
     idempotency,
     job_growth,
@@ -41,6 +42,18 @@ def measure_postgres(environment: Environment) -> list[Measurement]:
     ]
 
 
+def measure_sqlalchemy(environment: Environment) -> list[Measurement]:
+    """One insert by the ORM, in a session per request, on PostgreSQL."""
+    found = idempotency.sqlalchemy(
+        environment.database(), 2 * environment.rounds, environment.seconds, lambda: None
+    )
+    targets = {"guarded": at_least(0.7), "guarded, claimed late": at_least(0.7)}
+    return [
+        measurement("sqlalchemy async guarded ÷ bare", name, row, targets.get(name))
+        for name, row in found.items()
+    ]
+
+
 def measure_sqlite(environment: Environment) -> list[Measurement]:
     directory = environment.new_directory("idempotency")
     found = idempotency.sqlite(directory, 2 * environment.rounds, environment.seconds, lambda: None)
@@ -62,6 +75,21 @@ def measure_django(environment: Environment) -> list[Measurement]:
     targets = {"guarded": at_least(0.70)}
     return [
         measurement("Django on PostgreSQL ÷ bare view", name, row, targets.get(name))
+        for name, row in found.items()
+    ]
+
+
+def measure_flask(environment: Environment) -> list[Measurement]:
+    found = flask_race.postgres(
+        environment.database(), 2 * environment.rounds, environment.seconds, lambda: None
+    )
+    return [
+        measurement(
+            "sync handlers (Flask, one insert, PostgreSQL) ÷ bare",
+            name,
+            row,
+            at_least(0.7) if name.endswith("guarded") else None,
+        )
         for name, row in found.items()
     ]
 
@@ -173,8 +201,10 @@ def measure_planning(environment: Environment) -> list[Measurement]:
 
 SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "postgres": measure_postgres,
+    "sqlalchemy": measure_sqlalchemy,
     "sqlite": measure_sqlite,
     "django": measure_django,
+    "flask": measure_flask,
     "fingerprint": measure_fingerprint,
     "jobs": measure_jobs,
     "idle": measure_idle_workers,

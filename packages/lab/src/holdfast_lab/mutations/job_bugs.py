@@ -116,7 +116,7 @@ def rows_deleted_when_published() -> list[Replacement]:
 
 @bug
 def failed_jobs_forgotten() -> list[Replacement]:
-    async def fail(self: Any, reason: str, error: str, *, floor: float = 0.0) -> Any:
+    async def fail(self: Any, reason: str, error: str, **_options: Any) -> Any:
         await self._roll_back()
         config = self._config
         await config.job_store.remove_completed(self.job, worker=config.worker_name)

@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.core.idempotency_record import AuditEvent, Record
 from holdfast.errors import UsageError
 from holdfast.ports import Params
+from holdfast.stores.parameters import named_parameters
 from holdfast.stores.rows import encode_headers
 
 __all__ = [
@@ -32,6 +33,8 @@ _TOKEN = re.compile(
     r"|\$(\w*)\$.*?\$\1\$|::|:([A-Za-z_]\w*)",
     re.DOTALL,
 )
+# How other libraries write parameters.
+_PLACEHOLDER = re.compile(r"%s|%\(\w+\)s|\$\d+|\?")
 # Statements that would end the transaction; ROLLBACK TO a savepoint is allowed.
 _ENDS_TRANSACTION = re.compile(
     r"(?:\s|;|--[^\n]*\n|/\*.*?\*/)*"
@@ -62,9 +65,14 @@ def _compile(sql: str) -> tuple[str, tuple[str, ...]]:
 def positional(sql: str, params: Params) -> tuple[str, list[Any]]:
     """Return the statement with numbered parameters, and their values in order."""
     text, names = _compile(sql)
+    given = named_parameters(params)
     if not names:
+        if given and (placeholder := _PLACEHOLDER.search(sql)) is not None:
+            raise UsageError(
+                f"the statement has a parameter {placeholder[0]}, but parameters have names: "
+                "write :name"
+            )
         return text, []
-    given = params or {}
     try:
         return text, [given[name] for name in names]
     except KeyError as missing:

@@ -11,8 +11,8 @@ SELECT holdfast_finish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $
 -- name: save_audit_event
 INSERT INTO holdfast_audit_events
        (tenant, id, actor, endpoint, payload_hash, status, resource, version,
-        request_id, correlation_id, created_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
+        request_id, correlation_id, created_at, reason)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: sweep_records
 -- A batch of the records that expired first. Rows that another sweep has locked are skipped.

@@ -5,17 +5,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-import asyncpg
-
 from holdfast.core.idempotency_record import AuditEvent, Record
 from holdfast.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
 from holdfast.ports import Params, Row
-from holdfast.stores.postgres.errors import (
-    ABORTED,
-    OUTAGES,
-    translate_commit_error,
-    translate_error,
-)
+from holdfast.stores.postgres.driver import Driver
+from holdfast.stores.postgres.errors import ABORTED, translate_commit_error
 from holdfast.stores.postgres.params import finish_statement, positional, rows_changed
 from holdfast.stores.rows import audit_values, finish_values
 from holdfast.stores.sql_loader import Queries
@@ -31,6 +25,7 @@ class _Connections(Protocol):
 
     sql: Queries
     finish_function: str
+    driver: Driver
 
     def release(self, connection: Any) -> None:
         """Return a connection to the pool."""
@@ -50,42 +45,48 @@ _ENDED: Final = _Ended()
 
 
 class PostgresTransaction:
-    """The ``Transaction`` of a handler. ``connection`` is asyncpg's, for everything else."""
+    """The ``Transaction`` of a handler. ``connection`` is the driver's, for everything else."""
 
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
+    def __init__(self, connection: Any, driver: Driver) -> None:
+        self._on = connection
+        self._driver = driver
+        self.connection = driver.raw(connection)
+
+    def end(self) -> None:
+        """Refuse further statements: the connection may serve another request by now."""
+        self._on = self.connection = _ENDED
 
     async def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
         text, values = positional(sql, params)
         try:
-            return rows_changed(await self.connection.execute(text, *values))
-        except OUTAGES as error:
-            translate_error(error)
+            return rows_changed(await self._on.execute(text, *values))
+        except self._driver.outages as error:
+            self._driver.translate_error(error)
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
         text, values = positional(sql, params)
         try:
-            return [dict(row) for row in await self.connection.fetch(text, *values)]
-        except OUTAGES as error:
-            translate_error(error)
+            return [dict(row) for row in await self._on.fetch(text, *values)]
+        except self._driver.outages as error:
+            self._driver.translate_error(error)
 
     async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
         """Return the first row of a query, or None."""
         text, values = positional(sql, params)
         try:
-            row = await self.connection.fetchrow(text, *values)
-        except OUTAGES as error:
-            translate_error(error)
+            row = await self._on.fetchrow(text, *values)
+        except self._driver.outages as error:
+            self._driver.translate_error(error)
         return None if row is None else dict(row)
 
 
 class SharedPostgresTransaction(PostgresTransaction):
     """Shares its connection with ``keep_alive``: asyncpg runs one statement at a time."""
 
-    def __init__(self, connection: Any) -> None:
-        super().__init__(connection)
+    def __init__(self, connection: Any, driver: Driver) -> None:
+        super().__init__(connection, driver)
         self.lock = asyncio.Lock()
 
     async def execute(self, sql: str, params: Params = None) -> int:
@@ -116,17 +117,14 @@ class PostgresUnit:
         self._connection = connection
         self._ended = False
         self._is_ending = False
+        self.is_sync = store.driver.is_sync
         kind = SharedPostgresTransaction if is_kept_alive else PostgresTransaction
-        self.transaction: PostgresTransaction = kind(connection)
-
-    @property
-    def statements(self) -> PostgresTransaction:
-        """The same transaction."""
-        return self.transaction
+        self.statements: PostgresTransaction = kind(connection, store.driver)
+        self.transaction: Any = store.driver.handler_transaction(self.statements)
 
     async def keep_alive(self) -> None:
         """Run a query so that the transaction is not idle, unless a statement is running."""
-        shared = self.transaction
+        shared = self.statements
         if (
             not isinstance(shared, SharedPostgresTransaction)
             or self._is_ending
@@ -135,7 +133,7 @@ class PostgresUnit:
             return
         async with shared.lock:
             with suppress(Exception):  # the next statement fails
-                await shared.connection.execute("SELECT 1")
+                await self._connection.execute("SELECT 1")
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Write record and audit event and commit, in one round trip."""
@@ -157,17 +155,17 @@ class PostgresUnit:
             else:
                 await connection.execute(self._store.sql["finish"], *finish_values(record, audit))
                 tag = await connection.execute("COMMIT")
-        except asyncpg.PostgresError as error:
+        except self._store.driver.errors as error:
             await self._fail()
-            translate_commit_error(error)
-        except OUTAGES as error:
+            translate_commit_error(error, self._store.driver.outages)
+        except self._store.driver.outages as error:
             await self._fail()
             raise CommitUnknownError(str(error)) from error
         except BaseException:
             await self._fail()
             raise
         self._ended = True
-        self.transaction.connection = _ENDED
+        self.statements.end()
         self._store.release(connection)
         if tag == "ROLLBACK":
             raise StoreUnavailableError(ABORTED)
@@ -180,13 +178,13 @@ class PostgresUnit:
     async def _stop_keep_alive(self) -> None:
         """Wait for a ``keep_alive`` under way, and refuse further ones."""
         self._is_ending = True
-        if isinstance(self.transaction, SharedPostgresTransaction):
-            async with self.transaction.lock:
+        if isinstance(self.statements, SharedPostgresTransaction):
+            async with self.statements.lock:
                 pass
 
     async def _fail(self) -> None:
         self._ended = True
         if not self._is_ending:
             await self._stop_keep_alive()
-        self.transaction.connection = _ENDED
+        self.statements.end()
         await self._store.undo(self._connection)

@@ -41,8 +41,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 -- name: save_audit_event
 INSERT INTO holdfast_audit_events
        (tenant, id, actor, endpoint, payload_hash, status, resource, version,
-        request_id, correlation_id, created_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+        request_id, correlation_id, created_at, reason)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: sweep_records
 -- A batch of the records that expired first.

@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.ports import Params, Row
+from holdfast.stores.parameters import named_parameters
 from holdfast.stores.rows import encode_headers, record_of
 from holdfast.stores.sql_loader import Queries
 
@@ -30,11 +31,11 @@ def to_text(instant: datetime) -> str:
 
 def to_values(params: Params) -> dict[str, Any]:
     """Convert parameters to types that SQLite stores."""
-    if not params:
+    if params is None:
         return {}
     return {
         name: to_text(value) if isinstance(value, datetime) else value
-        for name, value in params.items()
+        for name, value in named_parameters(params).items()
     }
 
 

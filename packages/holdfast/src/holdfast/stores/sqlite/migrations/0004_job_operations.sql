@@ -5,18 +5,21 @@
 --
 -- alone: while it runs, whether the worker runs no other job.
 -- lost: attempts in a row that were lost beside other jobs. They do not count in attempts.
-ALTER TABLE holdfast_jobs
-      ADD COLUMN alone boolean NOT NULL DEFAULT false,
-      ADD COLUMN lost integer NOT NULL DEFAULT 0;
+ALTER TABLE holdfast_jobs ADD COLUMN alone INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE holdfast_jobs ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
 
-CREATE OR REPLACE FUNCTION holdfast_attempt_lost() RETURNS trigger LANGUAGE plpgsql AS $$
+DROP TRIGGER holdfast_jobs_attempt_lost;
+CREATE TRIGGER holdfast_jobs_attempt_lost AFTER UPDATE OF lease ON holdfast_jobs
+WHEN old.state = 'running' AND new.lease > old.lease AND old.attempts <= old.max_attempts
 BEGIN
     INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
     VALUES (old.tenant, old.id, old.attempts, 'worker_lost',
             CASE WHEN old.alone THEN 'the worker died, hung or lost its lease'
                  ELSE 'the worker died, hung or lost its lease while it ran other jobs, too: '
-                      'does not count as an attempt' END,
+                      || 'does not count as an attempt' END,
             old.worker, new.started_at);
-    RETURN NULL;
-END
-$$;
+END;
+
+-- For the number of dead letters in the metrics: requeued ones are not read.
+CREATE INDEX idx_holdfast_dead_letters_queue ON holdfast_dead_letters (queue)
+ WHERE requeued_at IS NULL;

@@ -1,0 +1,34 @@
+"""Dependencies for FastAPI apps, in guarded and unguarded routes alike.
+
+::
+
+    from holdfast.fastapi import Session
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard()
+    async def create(order: NewOrder, session: Session) -> OrderOut: ...
+"""
+
+from holdfast.server.starlette import (
+    Caller,
+    Run,
+    Tx,
+    the_execution,
+    the_principal,
+    the_transaction,
+)
+
+__all__ = ["Caller", "Run", "Tx", "the_execution", "the_principal", "the_transaction"]
+
+try:
+    from sqlalchemy.ext.asyncio import AsyncSession
+except ImportError:  # without the extra sqlalchemy
+    pass
+else:
+    from typing import Annotated
+
+    from fastapi import Depends
+
+    # The app's SQLAlchemy session, with a SqlAlchemyStore.
+    Session = Annotated[AsyncSession, Depends(the_transaction)]
+    __all__ += ["Session"]

@@ -1,0 +1,53 @@
+"""Wraps guarded handlers: none runs unguarded, and late ones claim their key when called."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from holdfast.errors import ConfigurationError
+from holdfast.server.execution import find_execution
+
+__all__ = ["check_is_guarded", "refuse_unguarded"]
+
+
+def refuse_unguarded(handler: Any) -> Any:
+    """Wrap a handler so that it raises ``ConfigurationError`` outside a guarded request.
+
+    Without this, a handler of an app on which Holdfast is not installed would run unguarded.
+    """
+    if inspect.isclass(handler):
+        dispatch = getattr(handler, "dispatch", None)  # Starlette's HTTPEndpoint
+        if dispatch is None:
+            return handler
+        methods = {"dispatch": refuse_unguarded(dispatch), "__module__": handler.__module__}
+        return type(handler.__name__, (handler,), methods)
+    if inspect.iscoroutinefunction(handler):
+
+        @wraps(handler)
+        async def guarded(*args: Any, **kwargs: Any) -> Any:
+            check_is_guarded(handler)
+            return await handler(*args, **kwargs)
+
+        return guarded
+    if inspect.isroutine(handler):
+
+        @wraps(handler)
+        def guarded_sync(*args: Any, **kwargs: Any) -> Any:
+            check_is_guarded(handler)
+            return handler(*args, **kwargs)
+
+        return guarded_sync
+    return handler
+
+
+def check_is_guarded(handler: Callable[..., Any]) -> None:
+    """Raise ``ConfigurationError`` unless a guarded request is being served."""
+    execution = find_execution()
+    if execution is None or execution.ended:
+        raise ConfigurationError(
+            f"{handler.__module__}.{handler.__qualname__} is guarded, but its request did not pass "
+            "through Holdfast, so it was not run: write holdfast.install(app) for the app that "
+            "serves it, or serve holdfast.wrap(app). To call the function alone, e.g. in a unit "
+            f"test, use {handler.__name__}.__wrapped__"
+        )
