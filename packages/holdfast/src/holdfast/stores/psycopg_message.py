@@ -1,4 +1,4 @@
-"""Several statements in one message on a Django connection with psycopg 3.
+"""Several statements in one message on a connection of psycopg 3, of Django or SQLAlchemy.
 
 psycopg sends BEGIN, each statement and COMMIT one after the other and waits for each. Without
 parameters PostgreSQL takes several statements in one message, so a guarded request has as many
@@ -8,7 +8,7 @@ round trips as one without a guard.
 from collections.abc import Generator
 from typing import Any, Final
 
-__all__ = ["can_send_messages", "send_message"]
+__all__ = ["can_begin", "can_send_messages", "send", "send_message"]
 
 # Constants of libpq. psycopg is imported only when it is needed: Django may use another driver.
 _TRANSACTION_IDLE: Final = 0
@@ -18,11 +18,15 @@ _SQLSTATE: Final = ord("C")
 
 
 def can_send_messages(connection: Any) -> bool:
-    """Return whether a transaction of this Django connection can begin with a message.
+    """Return whether a transaction of this Django connection can begin with a message."""
+    return can_begin(connection.connection)
+
+
+def can_begin(raw: Any) -> bool:
+    """Return whether a transaction of a driver's connection can begin with a message.
 
     Not with psycopg 2, not inside a transaction, and not where BEGIN needs options.
     """
-    raw = connection.connection
     pgconn = getattr(raw, "pgconn", None)
     if pgconn is None or pgconn.transaction_status != _TRANSACTION_IDLE:
         return False
@@ -32,9 +36,13 @@ def can_send_messages(connection: Any) -> bool:
 def send_message(connection: Any, statements: str) -> Any:
     """Run statements in one round trip; return the result of the last. Raises Django's errors."""
     with connection.wrap_database_errors:
-        raw = connection.connection
-        with raw.lock:
-            return raw.wait(_exchange(raw.pgconn, statements.encode()))
+        return send(connection.connection, statements)
+
+
+def send(raw: Any, statements: str) -> Any:
+    """Run statements in one round trip; return the result of the last. Raises psycopg's errors."""
+    with raw.lock:
+        return raw.wait(_exchange(raw.pgconn, statements.encode()))
 
 
 def _exchange(pgconn: Any, message: bytes) -> Generator[Any, Any, Any]:

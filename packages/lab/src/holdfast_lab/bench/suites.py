@@ -68,17 +68,6 @@ def measure_sqlite(environment: Environment) -> list[Measurement]:
     ]
 
 
-def measure_django(environment: Environment) -> list[Measurement]:
-    found = sync_frameworks.django(
-        environment.database, 2 * environment.rounds, environment.seconds, lambda: None
-    )
-    targets = {"guarded": at_least(0.70)}
-    return [
-        measurement("Django on PostgreSQL ÷ bare view", name, row, targets.get(name))
-        for name, row in found.items()
-    ]
-
-
 def measure_flask(environment: Environment) -> list[Measurement]:
     found = flask_race.postgres(
         environment.database(), 2 * environment.rounds, environment.seconds, lambda: None
@@ -90,6 +79,17 @@ def measure_flask(environment: Environment) -> list[Measurement]:
             row,
             at_least(0.7) if name.endswith("guarded") else None,
         )
+        for name, row in found.items()
+    ]
+
+
+def measure_django(environment: Environment) -> list[Measurement]:
+    found = sync_frameworks.django(
+        environment.database, 2 * environment.rounds, environment.seconds, lambda: None
+    )
+    targets = {"guarded": at_least(0.70)}
+    return [
+        measurement("Django on PostgreSQL ÷ bare view", name, row, targets.get(name))
         for name, row in found.items()
     ]
 
@@ -203,8 +203,8 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "postgres": measure_postgres,
     "sqlalchemy": measure_sqlalchemy,
     "sqlite": measure_sqlite,
-    "django": measure_django,
     "flask": measure_flask,
+    "django": measure_django,
     "fingerprint": measure_fingerprint,
     "jobs": measure_jobs,
     "idle": measure_idle_workers,
