@@ -18,7 +18,7 @@ THREADS = 16
 
 def postgres(url: str, rounds: int, seconds: float, step: Callable[[], None]) -> dict[str, Any]:
     """Return the ratios of guarded to bare, with SQLAlchemy and with psycopg alone."""
-    asyncio.run(create_orders(url))
+    asyncio.run(_create(url))
     pairs = [
         (Contender("SQLAlchemy, bare", "bare_sqlalchemy", url), None),
         (Contender("SQLAlchemy, guarded", "guarded_sqlalchemy", url), 0),
