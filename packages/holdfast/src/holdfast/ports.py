@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -39,8 +39,20 @@ __all__ = [
     "StoreMetrics",
     "SyncFaultPoints",
     "Transaction",
+    "TransactionT_co",
     "UnitOfWork",
 ]
+
+# What handlers get as their transaction: a ``Transaction``, or a session of the app. Any, where the
+# type of a store does not say.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    TransactionT_co = TypeVar("TransactionT_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    TransactionT_co = TypeVar("TransactionT_co", covariant=True)
 
 Params = Mapping[str, Any] | None
 Row = Mapping[str, Any]
@@ -90,11 +102,11 @@ class Transaction(Protocol):
         """Return the first row of a query, or None."""
 
 
-class UnitOfWork(Protocol):
+class UnitOfWork(Protocol[TransactionT_co]):
     """An open transaction, with a claimed key if there is one. Ends in one commit or rollback."""
 
     @property
-    def transaction(self) -> Any:
+    def transaction(self) -> TransactionT_co:
         """What the handler gets: a ``Transaction``, or a session or connection of the app."""
 
     @property
@@ -148,7 +160,7 @@ class RecordQuery:
 
 
 @runtime_checkable
-class Store(Protocol):
+class Store(Protocol[TransactionT_co]):
     """A database that holds records, audit events and the app's rows."""
 
     @property
@@ -174,7 +186,7 @@ class Store(Protocol):
     async def claim(self, record_id: RecordId, now: datetime) -> Claim:
         """Claim a key atomically; never waits for another holder."""
 
-    async def begin(self, *, idle_seconds: float | None = None) -> UnitOfWork:
+    async def begin(self, *, idle_seconds: float | None = None) -> UnitOfWork[TransactionT_co]:
         """Open a transaction without a key, for endpoints where the key is optional.
 
         If the process hangs, PostgreSQL ends the transaction after ``idle_seconds``.

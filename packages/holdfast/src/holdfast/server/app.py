@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, Unpack, cast, overload
 
 from holdfast.clock import SystemClock
 from holdfast.core.breaker import Breaker
@@ -14,18 +14,29 @@ from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
 from holdfast.jobs.depth_reporter import DepthReporter
-from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, new_job
+from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, JobOptions, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry
-from holdfast.jobs.worker import Worker
+from holdfast.jobs.worker import Worker, WorkerOptions
 from holdfast.observability.noop import NullJobMetrics, NullMetrics
 from holdfast.observability.traces import Spans
-from holdfast.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store, StoreMetrics
+from holdfast.ports import (
+    Clock,
+    FaultPoints,
+    JobMetrics,
+    Metrics,
+    RecordCache,
+    Store,
+    StoreMetrics,
+    Transaction,
+    TransactionT_co,
+)
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guarded_endpoint import refuse_unguarded
 from holdfast.server.guarded_request import Principal
 from holdfast.server.idempotency import Idempotency
+from holdfast.server.options import HoldfastOptions
 from holdfast.server.request_head import Identify, RequestHead, anonymous
 from holdfast.server.route_table import (
     Guard,
@@ -48,7 +59,7 @@ _LAST_MESSAGES: Final = frozenset(
 )
 
 
-class Holdfast:
+class Holdfast(Generic[TransactionT_co]):
     """Exactly-once effects for the guarded operations of one app.
 
     ::
@@ -56,7 +67,20 @@ class Holdfast:
         holdfast = Holdfast("sqlite:///shop.db")
         app = FastAPI()
         holdfast.install(app)
+
+    Its type says what ``transaction`` is: ``Holdfast[Transaction]`` for a URL, else what the
+    store gives to handlers, such as ``Holdfast[AsyncSession]``.
     """
+
+    @overload
+    def __init__(
+        self: "Holdfast[Transaction]", store: str, **options: Unpack[HoldfastOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self, store: Store[TransactionT_co], **options: Unpack[HoldfastOptions]
+    ) -> None: ...
 
     def __init__(
         self,
@@ -84,7 +108,7 @@ class Holdfast:
         of the caller. With it, guarded handlers claim their key after the app's own dependencies
         have run. ``identify`` gets only the head of the request, and needs no framework.
         """
-        self.store = open_store(store) if isinstance(store, str) else store
+        self.store = cast("Store", open_store(store) if isinstance(store, str) else store)
         check_error_format(error_format)
         self.error_format = error_format
         self.policy = self.policy_or_default(policy or Policy())
@@ -126,9 +150,10 @@ class Holdfast:
     # -- inside a handler -------------------------------------------------------------------
 
     @property
-    def transaction(self) -> Any:
+    def transaction(self) -> TransactionT_co:
         """The transaction the guarded handler must write in. It commits with the response."""
-        return current_execution().transaction
+        transaction: TransactionT_co = current_execution().transaction
+        return transaction
 
     @property
     def execution(self) -> Execution:
@@ -180,7 +205,7 @@ class Holdfast:
         queue: str | None = None,
         tenant: str | None = None,
         max_attempts: int | None = None,
-        **options: Any,
+        **options: Unpack[JobOptions],
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of the given execution. Same options as ``enqueue``."""
         request = execution.request
@@ -205,7 +230,7 @@ class Holdfast:
         execution.after_commit(self.notifier.notify)
         return outcome
 
-    def worker(self, **options: Any) -> Worker:
+    def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
         """Return a worker for the jobs of this app. Takes the options of ``Worker``."""
         options.setdefault("notifier", self.notifier)
         options.setdefault("metrics", self.job_metrics)

@@ -6,12 +6,14 @@ process that can reach the database.
 """
 
 import asyncio
+import contextvars
 import secrets
 from collections.abc import Callable
 from typing import Final
 
 from holdfast.errors import StoreError
 from holdfast.ports import Clock, Store
+from holdfast.server.request_thread import is_in_request_thread
 from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["CacheEpoch", "new_epoch"]
@@ -47,8 +49,13 @@ class CacheEpoch:
         """Read the epoch if it is due. Never raises: without the database, caches still count."""
         if not self.is_due():
             return
+        if is_in_request_thread():  # without an event loop; other threads do not wait for it
+            self._due = self._clock.monotonic() + _LIFETIME_SECONDS
+            await self._read()
+            return
         if self._reading is None:
-            self._reading = asyncio.ensure_future(self._read())
+            # Not in the context of this request, whose thread may end earlier.
+            self._reading = asyncio.create_task(self._read(), context=contextvars.Context())
         _, pending = await asyncio.wait({self._reading}, timeout=_WAIT_SECONDS)
         if pending:  # other replays do not wait for the same reading
             self._due = self._clock.monotonic() + _LIFETIME_SECONDS

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from holdfast.errors import ConfigurationError
-from holdfast.ports import Store
+from holdfast.ports import Store, Transaction
 from holdfast.stores.migrations import Migration, load_migrations
 from holdfast.stores.urls import parse_store_url
 
@@ -19,7 +19,7 @@ def open_store(
     schema: str | None = None,
     migration_packages: Sequence[tuple[str, str]] = (),
     **options: Any,
-) -> Store:
+) -> Store[Transaction]:
     """Return the store of a URL: ``sqlite:///file.db`` or ``postgresql://…``. Connects nothing.
 
     On PostgreSQL the driver is asyncpg, or psycopg for ``postgresql+psycopg://…``.
@@ -50,7 +50,7 @@ def open_store(
     )
 
 
-def _postgres_store(driver: str) -> Callable[..., Store]:
+def _postgres_store(driver: str) -> Callable[..., Store[Transaction]]:
     """Return the store on a driver: psycopg if the URL names it, or if there is no asyncpg."""
     has_asyncpg = find_spec("asyncpg") is not None
     has_psycopg = find_spec("psycopg") is not None

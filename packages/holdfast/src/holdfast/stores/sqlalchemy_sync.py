@@ -2,10 +2,13 @@
 
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
+from importlib import import_module
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, StaticPool, event
 from sqlalchemy import exc as sa_errors
@@ -33,6 +36,7 @@ from holdfast.stores.migrations import (
 )
 from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.postgres.params import positional
+from holdfast.stores.psycopg_message import can_begin
 from holdfast.stores.pyformat import to_pyformat
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
@@ -52,8 +56,11 @@ _SYNCHRONOUS_FULL: Final = 2
 _MOST_CONNECTIONS: Final = 32
 _TURN_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 10.0
-# libpq's state of a connection on which a statement runs.
-_ACTIVE: Final = 1
+# Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
+_INLINE_BODY_BYTES: Final = 16 * 1024
+# How long the rollback waits for a statement of a thread that its handler has abandoned.
+_ABANDONED_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.005
 
 # holdfast_claim returns its result as a number of rows.
 _CLAIMED, _HELD, _CLAIMED_AFTER_EXPIRY = 0, 2, 3
@@ -63,6 +70,8 @@ _LIST_NAMES: Final = (
     *("tenant", "endpoint", "key"),
     *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
 )
+# The key of Session.info for the unit that guards the session; None once it has ended.
+_UNIT: Final = "holdfast_unit"
 _SUPERSEDED: Final = "another request with this key was committed first"
 _ENDED: Final = "the transaction has ended: it was committed or rolled back"
 
@@ -106,9 +115,12 @@ class SqlAlchemySyncStore:
         """
         self._scoped = sessions if isinstance(sessions, scoped_session) else None
         self._engine = _engine_of(sessions)
-        self._sessions: Callable[[], Session] = (
+        self._sessions = (
             sessions if isinstance(sessions, sessionmaker) else sessionmaker(self._engine)
         )
+        _guard_sessions(self._sessions)
+        if self._scoped is not None:
+            _guard_sessions(self._scoped.session_factory)
         dialect = self._engine.dialect
         self.name: str = dialect.name
         database = _DRIVERS.get((dialect.name, dialect.driver))
@@ -130,6 +142,10 @@ class SqlAlchemySyncStore:
             *load_migrations("core", f"{self._package}.migrations"),
             *migrations,
         ]
+        # psycopg is not needed for SQLite.
+        self._messages: Any = (
+            None if self.is_sqlite else import_module("holdfast.stores.sqlalchemy_messages")
+        )
         self._turn = threading.Lock()
         self._app_begins = False
         wait_seconds: float = getattr(self._engine.pool, "_timeout", 30.0)
@@ -156,6 +172,7 @@ class SqlAlchemySyncStore:
             return
         self._threads.open()
         self._is_open = True
+        event.listen(self._engine, "handle_error", self._after_error)
         try:
             await self._transact(self._apply_migrations)
             if self.is_sqlite:
@@ -166,8 +183,10 @@ class SqlAlchemySyncStore:
 
     async def close(self) -> None:
         """Wait for running transactions. The app disposes of the engine."""
-        self._is_open = False
-        await self._threads.close(_CLOSE_SECONDS)
+        if self._is_open:
+            self._is_open = False
+            await self._threads.close(_CLOSE_SECONDS)
+            event.remove(self._engine, "handle_error", self._after_error)
 
     async def ping(self) -> None:
         """Run a query."""
@@ -275,7 +294,8 @@ class SqlAlchemySyncStore:
             session: Session = self._scoped()
             self._end_earlier_transaction(session)
             return session, True
-        return self._sessions(), False
+        own: Session = self._sessions()
+        return own, False
 
     def take_turn(self) -> None:
         """Wait until no other session of this process writes to the SQLite file."""
@@ -327,6 +347,13 @@ class SqlAlchemySyncStore:
             # Without a statement, COMMIT would roll an aborted transaction back without an error.
             self.run(connection, "SELECT 1")
 
+    def save_and_commit(
+        self, connection: Connection, record: Record, audit: AuditEvent | None
+    ) -> None:
+        """Write record and audit event and commit, in one round trip, on PostgreSQL."""
+        raw: Any = connection.connection.driver_connection
+        self._messages.finish_and_commit(raw, self._finish_function, record, audit)
+
     def _save_audit(self, connection: Connection, audit: AuditEvent) -> None:
         values = audit_values(audit, self.instant(audit.created_at))
         self.run(connection, self._sql["save_audit_event"], values)
@@ -340,23 +367,31 @@ class SqlAlchemySyncStore:
                 record = self.find_on(connection, record_id, now)
             return Claimed(unit) if record is None else Found(record)
         connection = session.connection()
-        # In one round trip. The function locks and looks up in two statements, because in one the
-        # snapshot would be older than the lock.
-        values = (self.table_names.lock_number(*record_id), *record_id, now)
-        found = len(self.run(connection, self._claim_statement, values).all())
-        _refuse_autocommit(connection)
+        found = self._claim_on(connection, record_id, now)
         if found in (_CLAIMED, _CLAIMED_AFTER_EXPIRY):
             return Claimed(unit, after_expiry=found == _CLAIMED_AFTER_EXPIRY)
         record = None if found == _HELD else self.find_on(connection, record_id, now)
         # No record although there was one: it expired and was swept in between.
         return HELD if record is None else Found(record)
 
+    def _claim_on(self, connection: Connection, record_id: RecordId, now: datetime) -> int:
+        """Lock and look up, in two statements of a function; return the number of its rows."""
+        lock = self.table_names.lock_number(*record_id)
+        raw: Any = connection.connection.driver_connection
+        _refuse_autocommit(raw)
+        if not can_begin(raw):
+            values = (lock, *record_id, now)
+            sql = f"SELECT {self._claim_function}($1,$2,$3,$4,$5)"
+            return len(self.run(connection, sql, values).all())
+        rows: int = self._messages.begin_and_claim(raw, self._claim_function, lock, record_id, now)
+        return rows
+
     def _begin(self, unit: "SqlAlchemySyncUnit") -> None:
         session = unit.start()
         if not self.is_sqlite:
             connection = session.connection()
+            _refuse_autocommit(connection.connection.driver_connection)
             self.run(connection, "SELECT 1")
-            _refuse_autocommit(connection)
 
     def _end_earlier_transaction(self, session: Session) -> None:
         """End what ran in the app's session before the guarded handler, if that only read.
@@ -454,8 +489,8 @@ class SqlAlchemySyncStore:
     def _apply_migrations(self, connection: Connection) -> None:
         """Apply missing migrations. Processes that start at once wait for the lock."""
         if not self.is_sqlite:
+            _refuse_autocommit(connection.connection.driver_connection)
             self.run(connection, "SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
-            _refuse_autocommit(connection)
         driver: Any = connection.connection.driver_connection
 
         def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
@@ -473,7 +508,14 @@ class SqlAlchemySyncStore:
     def _use_names(self, names: TableNames) -> None:
         self.table_names = names
         self._sql = load_queries(self._package, names=names)
-        self._claim_statement = f"SELECT {names.table('claim')}($1,$2,$3,$4,$5)"
+        self._claim_function = names.table("claim")
+        self._finish_function = names.table("finish")
+
+    def _after_error(self, context: Any) -> None:
+        connection = context.connection
+        unit = None if connection is None else connection.info.get(_UNIT)
+        if unit is not None:
+            unit.end_statement()
 
     def _look_at_sqlite(self, connection: Connection) -> None:
         if self.run(connection, "PRAGMA synchronous").scalar_one() < _SYNCHRONOUS_FULL:
@@ -543,10 +585,11 @@ class SqlAlchemySyncUnit:
         self._rolled_back = False
         self._closed_by_handler = False
         self._ended = False
-        # The thread that runs a statement, and where: its handler may have abandoned it.
         self._lock = threading.Lock()
-        self._running_thread = 0
-        self._running_on: Any = None
+        # Held while a statement runs in a thread that the handler may have abandoned.
+        self._statement = threading.RLock()
+        self._statement_thread = 0
+        self._connection_info: Any = {}
         self.superseded = False
 
     @property
@@ -593,13 +636,12 @@ class SqlAlchemySyncUnit:
     # -- blocking, in the thread ----------------------------------------------------------------
 
     def start(self) -> Session:
-        """Get the session."""
+        """Get the session. From now on, only this unit ends its transaction."""
         session, self._is_the_apps = self._store.session_for(
             is_in_request_thread=not self._has_slot
         )
         self._session = session
-        for name, listener in self._listeners():
-            event.listen(session, name, listener)
+        session.info[_UNIT] = self
         return session
 
     def _commit(self, record: Record | None, audit: AuditEvent | None) -> None:
@@ -607,7 +649,11 @@ class SqlAlchemySyncUnit:
         try:
             self._refuse_closed()
             session.flush()
-            self._store.save(session.connection(), record, audit)
+            connection = session.connection()
+            if record is not None and self._fits_one_message(session, record):
+                self._store.save_and_commit(connection, record, audit)
+            else:
+                self._store.save(connection, record, audit)
         except BaseException:
             self._undo()
             raise
@@ -621,31 +667,35 @@ class SqlAlchemySyncUnit:
             raise
         self._end()
 
+    def _fits_one_message(self, session: Session, record: Record) -> bool:
+        """Check whether COMMIT may be sent with the record, before ``session.commit()``.
+
+        Not if the app listens to ``before_commit``, because it may write there. psycopg does
+        nothing in ``commit()`` when the transaction has ended.
+        """
+        return (
+            not self._store.is_sqlite
+            and len(record.body) <= _INLINE_BODY_BYTES
+            and len(session.dispatch.before_commit) == 1
+            and session.get_nested_transaction() is None
+        )
+
     def _undo(self) -> None:
         with self._lock:
             if self._ended:
                 return
             self._ended = self._may_end = True
-            is_in_use = self._is_in_use_elsewhere()
-        session = self._session
-        if session is not None:
-            try:
-                if is_in_use:
-                    session.invalidate()
-                else:
-                    session.rollback()
-            except Exception:  # noqa: BLE001 - the connection is closed then
-                with suppress(Exception):
-                    session.invalidate()
-        self._end()
-
-    def _is_in_use_elsewhere(self) -> bool:
-        """Check whether an abandoned thread runs a statement: it must not end up in a pool."""
-        if self._running_thread in (0, threading.get_ident()):
-            return False
-        pgconn = getattr(self._running_on, "pgconn", None)
-        # After an error it still looks as if it ran; PostgreSQL knows better.
-        return pgconn is None or pgconn.transaction_status == _ACTIVE
+        # From now on statements of other threads are refused, but one may still run.
+        if not self._statement.acquire(timeout=_ABANDONED_SECONDS):
+            _log.error("a statement of a cancelled handler does not end: its connection is lost")
+            self._leave()
+            return
+        try:
+            if self._session is not None:
+                _roll_back(self._session)
+        finally:
+            self._end()
+            self._statement.release()
 
     def _end(self) -> None:
         with self._lock:
@@ -653,11 +703,15 @@ class SqlAlchemySyncUnit:
         session = self._session
         if session is not None:
             if self._is_the_apps:  # goes on using it after the request
-                for name, listener in self._listeners():
-                    event.remove(session, name, listener)
+                session.info.pop(_UNIT, None)
             else:
                 with suppress(Exception):
                     session.close()
+                session.info[_UNIT] = None  # not the unit, which refers to the session
+        self._leave()
+
+    def _leave(self) -> None:
+        self._connection_info.pop(_UNIT, None)
         with self._lock:
             had_turn, self._has_turn = self._has_turn, False
         if had_turn:
@@ -668,24 +722,50 @@ class SqlAlchemySyncUnit:
             self._has_slot = False
             self._threads.free_slot()
 
-    # -- event listeners ------------------------------------------------------------------------
+    # -- called by the listeners below --------------------------------------------------------
 
-    def _listeners(self) -> list[tuple[str, Callable[..., None]]]:
-        return [
-            ("before_commit", self._refuse_commit),
-            ("after_rollback", self._note_rollback),
-            ("after_transaction_end", self._note_end),
-            ("after_begin", self._begin),
-            # These two fire before a connection is taken: a wait must not hold one.
-            ("do_orm_execute", self._prepare),
-            ("before_flush", self._prepare),
-        ]
-
-    def _prepare(self, *_: Any) -> None:
+    def prepare(self) -> None:
+        """Wait for the turn to write, on SQLite. Called before a connection is taken."""
         if self._ended:
             raise NoTransactionError(_ENDED)
         if self._store.is_sqlite:
             self._take_turn()
+
+    def begin_on(self, connection: Connection) -> None:
+        """Begin on SQLite; raise ``SupersededError`` if the key has a record by now."""
+        if self._ended:
+            raise NoTransactionError(_ENDED)
+        if self._has_slot:  # else the handler has no other thread
+            self._connection_info = connection.info
+            connection.info[_UNIT] = self
+            event.listen(connection, "before_cursor_execute", self._begin_statement)
+            event.listen(connection, "after_cursor_execute", self.end_statement)
+        if not self._store.is_sqlite:
+            return
+        self._take_turn()
+        with translating_outages():
+            taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
+        if taken:
+            self.superseded = True
+            raise SupersededError(_SUPERSEDED)
+
+    def refuse_commit(self, session: Session) -> None:
+        """Raise if the handler commits."""
+        if not self._may_end and session.get_nested_transaction() is None:
+            raise UsageError(
+                "a guarded handler must not commit: Holdfast commits its rows together with the "
+                "record. Use `session.flush()` to have ids assigned"
+            )
+
+    def note_rollback(self) -> None:
+        """Note that the next end of a transaction is a rollback."""
+        self._rolled_back = True
+
+    def note_end(self) -> None:
+        """Note the end of a transaction: by a rollback, or by closing the session."""
+        if not self._may_end:
+            self._closed_by_handler |= not self._rolled_back
+            self._rolled_back = False
 
     def _take_turn(self) -> None:
         if self._has_turn:
@@ -697,38 +777,18 @@ class SqlAlchemySyncUnit:
             self._store.pass_turn_on()
             raise NoTransactionError(_ENDED)
 
-    def _begin(self, _session: Any, transaction: Any, connection: Connection) -> None:
-        if transaction.parent is not None:
-            return  # a savepoint
+    def _begin_statement(self, *_: Any) -> None:
+        self._statement.acquire()
         if self._ended:
+            self._statement.release()
             raise NoTransactionError(_ENDED)
-        event.listen(connection, "before_cursor_execute", self._begin_statement)
-        event.listen(connection, "after_cursor_execute", self._end_statement)
-        if not self._store.is_sqlite:
-            return
-        self._take_turn()
-        with translating_outages():
-            taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
-        if taken:
-            self.superseded = True
-            raise SupersededError(_SUPERSEDED)
+        self._statement_thread = threading.get_ident()
 
-    def _begin_statement(self, connection: Connection, *_: Any) -> None:
-        with self._lock:
-            if self._ended:
-                raise NoTransactionError(_ENDED)
-            self._running_thread = threading.get_ident()
-            self._running_on = connection.connection.driver_connection
-
-    def _end_statement(self, *_: Any) -> None:
-        self._running_thread = 0
-
-    def _refuse_commit(self, session: Session) -> None:
-        if not self._may_end and session.get_nested_transaction() is None:
-            raise UsageError(
-                "a guarded handler must not commit: Holdfast commits its rows together with the "
-                "record. Use `session.flush()` to have ids assigned"
-            )
+    def end_statement(self, *_: Any) -> None:
+        """Note that a statement has ended, or failed, in this thread."""
+        if self._statement_thread == threading.get_ident():
+            self._statement_thread = 0
+            self._statement.release()
 
     def _refuse_closed(self) -> None:
         if self._closed_by_handler:
@@ -737,13 +797,84 @@ class SqlAlchemySyncUnit:
                 "use it without `with`, close() and remove()"
             )
 
-    def _note_rollback(self, _session: Any) -> None:
-        self._rolled_back = True
 
-    def _note_end(self, _session: Any, transaction: Any) -> None:
-        if transaction.parent is None and not self._may_end:
-            self._closed_by_handler |= not self._rolled_back
-            self._rolled_back = False
+# -- event listeners, of the session maker: they do nothing in a session that no unit guards ------
+
+
+# Makers that have the listeners: another store may have the same one.
+_guarded_makers: "WeakSet[sessionmaker[Any]]" = WeakSet()
+
+
+def _guard_sessions(maker: sessionmaker[Any]) -> None:
+    if maker in _guarded_makers:
+        return
+    _guarded_makers.add(maker)
+    for name, listener in (
+        ("before_commit", _before_commit),
+        ("after_rollback", _after_rollback),
+        ("after_transaction_end", _after_transaction_end),
+        ("after_begin", _after_begin),
+        ("do_orm_execute", _before_statement),
+        ("before_flush", _before_flush),
+    ):
+        event.listen(maker, name, listener)
+
+
+def _before_commit(session: Session) -> None:
+    unit = session.info.get(_UNIT)
+    if unit is not None:
+        unit.refuse_commit(session)
+
+
+def _after_rollback(session: Session) -> None:
+    unit = session.info.get(_UNIT)
+    if unit is not None:
+        unit.note_rollback()
+
+
+def _after_transaction_end(session: Session, transaction: Any) -> None:
+    unit = session.info.get(_UNIT)
+    if unit is not None and transaction.parent is None:
+        unit.note_end()
+
+
+def _after_begin(session: Session, transaction: Any, connection: Connection) -> None:
+    if _UNIT in session.info and transaction.parent is None:  # not a savepoint
+        _unit_of(session).begin_on(connection)
+
+
+def _before_statement(state: Any) -> None:
+    _before_flush(state.session)
+
+
+def _before_flush(session: Session, *_: Any) -> None:
+    if _UNIT in session.info:
+        _unit_of(session).prepare()
+
+
+def _unit_of(session: Session) -> SqlAlchemySyncUnit:
+    unit: SqlAlchemySyncUnit | None = session.info[_UNIT]
+    if unit is None:
+        raise NoTransactionError(_ENDED)
+    return unit
+
+
+def _roll_back(session: Session) -> None:
+    """Roll back; close the connection if that fails."""
+    deadline = time.monotonic() + _ABANDONED_SECONDS
+    while True:
+        try:
+            session.rollback()
+        except sa_errors.IllegalStateChangeError:  # another thread is about to be refused
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        except Exception:  # noqa: BLE001 - the connection is closed then
+            with suppress(Exception):
+                session.invalidate()
+            return
+        else:
+            return
 
 
 def _engine_of(sessions: Engine | sessionmaker[Any] | scoped_session[Any]) -> Engine:
@@ -768,10 +899,9 @@ def _engine_of(sessions: Engine | sessionmaker[Any] | scoped_session[Any]) -> En
     return engine
 
 
-def _refuse_autocommit(connection: Connection) -> None:
+def _refuse_autocommit(raw: Any) -> None:
     """Raise if statements do not begin a transaction, as with an autocommit engine."""
-    driver: Any = connection.connection.driver_connection
-    if driver.autocommit:
+    if raw.autocommit:
         raise ConfigurationError(
             "this engine is in AUTOCOMMIT mode, so nothing can commit together: "
             "use an engine with transactions"

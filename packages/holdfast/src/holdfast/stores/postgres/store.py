@@ -4,13 +4,22 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Generic, TypedDict, Unpack
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
-from holdfast.ports import Claimed, Found, Notifier, Params, RecordQuery, Row, StoreMetrics
+from holdfast.ports import (
+    Claimed,
+    Found,
+    Notifier,
+    Params,
+    RecordQuery,
+    Row,
+    StoreMetrics,
+    TransactionT_co,
+)
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -28,20 +37,32 @@ from holdfast.stores.postgres.params import (
     rows_changed,
     text_literal,
 )
-from holdfast.stores.postgres.unit_of_work import PostgresUnit
+from holdfast.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
 from holdfast.stores.rows import record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.urls import parse_store_url
 
-__all__ = ["PostgresStore"]
+__all__ = ["BasePostgresStore", "PostgresOptions", "PostgresStore"]
 
 # holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
 _CLAIMED_TAGS: Final = {"SELECT 0": False, "SELECT 3": True}
 _HELD_TAG: Final = "SELECT 2"
 
 
-class PostgresStore:
-    """The store for many processes.
+class PostgresOptions(TypedDict, total=False):
+    """Options of the stores on PostgreSQL; see ``BasePostgresStore``."""
+
+    table_prefix: str | None
+    schema: str | None
+    migrations: Sequence[Migration]
+    min_connections: int
+    max_connections: int
+    acquire_seconds: float
+    connect_seconds: float
+
+
+class BasePostgresStore(Generic[TransactionT_co]):
+    """The store on PostgreSQL, on any driver.
 
     BEGIN and the claim share one message; so do the record, the audit event and COMMIT. Both are
     sent as text with literals (see ``params``), because asyncpg cannot pipeline.
@@ -53,6 +74,7 @@ class PostgresStore:
         self,
         url: str,
         *,
+        driver: DriverMaker,
         table_prefix: str | None = None,
         schema: str | None = None,
         migrations: Sequence[Migration] = (),
@@ -60,24 +82,21 @@ class PostgresStore:
         max_connections: int = 16,
         acquire_seconds: float = 10.0,
         connect_seconds: float = 5.0,
-        driver: DriverMaker | None = None,
     ) -> None:
         """Check the URL, which may raise ``ConfigurationError``. ``open`` connects.
 
         Names of Holdfast's tables begin with ``table_prefix`` (default: ``holdfast_``). They are
         in ``schema``, which is created if it is missing; without it, in the first schema of the
-        ``search_path``. Both may be options of the URL instead. ``driver`` is asyncpg unless
-        another one is given.
+        ``search_path``. Both may be options of the URL instead.
         """
         target = parse_store_url(url)
         if target.database != "postgresql":
             raise ConfigurationError(
-                "PostgresStore needs a URL such as postgresql://user@host/name"
+                f"{type(self).__name__} needs a URL such as postgresql://user@host/name"
             )
         check_dsn(target.location)
         self._use_names(target.names(table_prefix, schema))
-        make = asyncpg_driver() if driver is None else driver
-        self.driver: Driver = make(target.location, connect_seconds)
+        self.driver: Driver = driver(target.location, connect_seconds)
         self._min = min_connections
         self._max = max_connections
         self._acquire_seconds = acquire_seconds
@@ -171,7 +190,7 @@ class PostgresStore:
         # No row although there was one: it expired and was swept in between.
         return Found(record_of(record_id, row)) if row is not None else HELD
 
-    async def begin(self, *, idle_seconds: float | None = None) -> PostgresUnit:
+    async def begin(self, *, idle_seconds: float | None = None) -> PostgresUnit[TransactionT_co]:
         """Open a transaction without a key."""
         connection = await self._acquire()
         begin = "BEGIN"
@@ -311,7 +330,15 @@ class PostgresStore:
         self._claim_function = names.table("claim")
 
 
-def asyncpg_driver() -> DriverMaker:
+class PostgresStore(BasePostgresStore[PostgresTransaction]):
+    """The store for many processes, on asyncpg. A handler gets a ``PostgresTransaction``."""
+
+    def __init__(self, url: str, **options: Unpack[PostgresOptions]) -> None:
+        """Check the URL, which may raise ``ConfigurationError``. ``open`` connects."""
+        super().__init__(url, driver=_asyncpg_driver(), **options)
+
+
+def _asyncpg_driver() -> DriverMaker:
     """Return the driver asyncpg. Raises ``ConfigurationError`` if it is not installed."""
     try:
         from holdfast.stores.postgres.asyncpg_driver import AsyncpgDriver  # noqa: PLC0415

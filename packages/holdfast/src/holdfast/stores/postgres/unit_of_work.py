@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol
 
 from holdfast.core.idempotency_record import AuditEvent, Record
 from holdfast.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
-from holdfast.ports import Params, Row
+from holdfast.ports import Params, Row, TransactionT_co
 from holdfast.stores.postgres.driver import Driver
 from holdfast.stores.postgres.errors import ABORTED, translate_commit_error
 from holdfast.stores.postgres.params import finish_statement, positional, rows_changed
@@ -105,7 +105,7 @@ class SharedPostgresTransaction(PostgresTransaction):
             return await super().fetch_one(sql, params)
 
 
-class PostgresUnit:
+class PostgresUnit(Generic[TransactionT_co]):
     """Owns a connection with an open transaction until commit or rollback."""
 
     superseded = False
@@ -120,7 +120,12 @@ class PostgresUnit:
         self.is_sync = store.driver.is_sync
         kind = SharedPostgresTransaction if is_kept_alive else PostgresTransaction
         self.statements: PostgresTransaction = kind(connection, store.driver)
-        self.transaction: Any = store.driver.handler_transaction(self.statements)
+        self._transaction: TransactionT_co = store.driver.handler_transaction(self.statements)
+
+    @property
+    def transaction(self) -> TransactionT_co:
+        """What the handler gets. It depends on the driver."""
+        return self._transaction
 
     async def keep_alive(self) -> None:
         """Run a query so that the transaction is not idle, unless a statement is running."""
