@@ -17,6 +17,7 @@ MEANINGS = {
     "cli": ("the command `holdfast`", "rules"),
     "testing": ("test servers from wheels, contract suites, fault points", "—"),
     "django": ("what a Django project imports, and the Django app", "behaviour"),
+    "fastapi": ("dependencies for FastAPI apps: session, transaction, caller", "behaviour"),
     "flask": ("what a Flask app imports", "behaviour"),
     "server": (
         "the guard for ASGI, FastAPI, WSGI, Flask and Django; sign-in, rate limits, sweeper",

@@ -2,15 +2,14 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from sqlalchemy import event
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from holdfast import Holdfast
-from holdfast.server.starlette import the_transaction
+from holdfast.fastapi import Session
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
 
 
@@ -51,8 +50,6 @@ async def _lifespan(_app: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(lifespan=_lifespan)
 holdfast = Holdfast(SqlAlchemyStore(sessions))
 holdfast.install(app)
-
-Session = Annotated[AsyncSession, Depends(the_transaction)]
 
 
 @app.post("/orders", status_code=201)

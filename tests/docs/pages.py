@@ -14,6 +14,7 @@ RUNNABLE = [
     DOCS / "quickstart.md",
     *sorted((DOCS / "how-to").glob("*.md")),
     REFERENCE / "errors.md",
+    *sorted((REFERENCE / "api").glob("*.md")),
 ]
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)

@@ -40,6 +40,7 @@ ELSEWHERE = {
     "core.job": ["AlreadyDone", "Enqueued", "Merged"],
     "core.retry": ["CLIENT", "DEVICE", "QUEUE", "WORKER"],
     "core.versions": ["check_version", "etag", "expected_version"],
+    "fastapi": ["Caller", "Run", "Session", "Tx"],
     "server.jwt_auth": ["JwtIdentify", "mint_token"],
     "server.rate_limits": ["LimitsRateLimiter"],
     "server.request_head": ["RequestHead"],

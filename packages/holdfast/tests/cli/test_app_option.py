@@ -53,10 +53,15 @@ bare = FastAPI()
 FLASK = """
 from flask import Flask
 from holdfast import Holdfast
+from holdfast.flask import FlaskGuard
 from holdfast.server.wsgi import WsgiGuard
 
 app = Flask(__name__)
-app.wsgi_app = guard = WsgiGuard(app.wsgi_app, Holdfast("sqlite:///app.db"))
+guard = FlaskGuard(Holdfast("sqlite:///app.db"), app)
+
+wrapped = Flask(__name__)
+wsgi_guard = WsgiGuard(wrapped.wsgi_app, Holdfast("sqlite:///app.db"))
+wrapped.wsgi_app = wsgi_guard
 """
 
 
@@ -72,7 +77,16 @@ def test_app_is_found_by_name(here: Here, tmp_path: Path, name: str) -> None:
     assert load_holdfast(f"{write_module(tmp_path, APP)}:{name}").jobs.queues == ("greetings",)
 
 
-@pytest.mark.parametrize(("code", "name"), [(FASTAPI, "make"), (FLASK, "app"), (FLASK, "guard")])
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (FASTAPI, "make"),
+        (FLASK, "app"),
+        (FLASK, "guard"),
+        (FLASK, "wrapped"),
+        (FLASK, "wsgi_guard"),
+    ],
+)
 def test_app_is_found_on_the_framework_it_is_installed_on(
     here: Here, tmp_path: Path, code: str, name: str
 ) -> None:

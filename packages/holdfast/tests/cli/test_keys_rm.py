@@ -20,6 +20,7 @@ from packages.holdfast.tests.cli.test_database_commands import (
     record,
     save_records,
 )
+from packages.holdfast.tests.server.test_sync_stores import Shop
 from packages.holdfast.tests.support.harness import HeldClock
 from packages.holdfast.tests.support.shop import CREATE, make_app
 
@@ -128,3 +129,21 @@ async def test_running_servers_stop_replaying_a_removed_record(
         assert await order(number) == (second, True)
     for _, holdfast in servers:
         await holdfast.close()
+
+
+def test_running_sync_server_stops_replaying_a_removed_record(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.cache_epoch._LIFETIME_SECONDS", 0.0)
+    url = f"sqlite:///{tmp_path}/shop.db"
+    shop = Shop(url)
+    try:
+        assert shop.post("/orders/boots", 1).status_code == 201
+        assert "Idempotency-Replayed" in shop.post("/orders/boots", 1).headers
+        (listed,) = json.loads(here("keys", "ls", "--database", url, "--json").stdout)
+        where = ("--tenant", listed["tenant"], "--endpoint", "orders.create", "--database", url)
+        assert here("keys", "rm", "key-1", *where, "--reason", "x").returncode == 0
+        assert "Idempotency-Replayed" not in shop.post("/orders/boots", 1).headers
+        assert shop.count() == 2
+    finally:
+        shop.close()

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.jobs.admin import JobDetail
+from holdfast.jobs.context import JobContext
 from holdfast.testing.fork_server import ForkServer
+from packages.holdfast.tests.jobs.handlers import Gate
 from packages.holdfast.tests.support import deadly_jobs
-from packages.holdfast.tests.support.jobs_harness import ROOT, JobsLab
+from packages.holdfast.tests.support.jobs_harness import ROOT, JobsLab, eventually
 from packages.holdfast.tests.support.nats_harness import NatsLab
 
 INNOCENT = 20
@@ -67,3 +69,55 @@ async def test_job_that_kills_its_worker_on_jetstream_costs_the_others_no_attemp
     while (await asyncio.to_thread(program.run, ("work", options))) == [-signal.SIGKILL]:
         pass
     await check_all(lab, deadly, harmless, attempts=1)
+
+
+async def alone(lab: JobsLab) -> list[bool]:
+    rows = await lab.rows("SELECT alone FROM holdfast_jobs ORDER BY resource_id")
+    return [bool(row["alone"]) for row in rows]
+
+
+async def test_job_is_alone_until_another_one_is_started_beside_it(lab: JobsLab) -> None:
+    gate = Gate(lab)
+    worker = await lab.start_worker()
+    await lab.enqueued("gated", resource_id="first")
+    await gate.started.wait()
+    assert await alone(lab) == [True]
+    await lab.enqueued("gated", resource_id="second")
+
+    async def both_run() -> bool:
+        return gate.runs == 2
+
+    await eventually(both_run)
+    assert await alone(lab) == [False, False], "marked before the second was started"
+    gate.opened.set()
+    await lab.until_idle()
+    assert worker.running == 0
+
+
+async def test_job_lost_twice_beside_others_is_run_after_them_and_alone(lab: JobsLab) -> None:
+    gate = Gate(lab)
+    running: list[int] = []
+    marked: list[bool] = []
+
+    @lab.jobs.handler("suspect")
+    async def suspect(job: JobContext) -> None:
+        running.append(lab.workers[0].running)
+        marked.extend(await alone(lab))
+
+    first = await lab.enqueued("suspect", resource_id="suspect")
+    for name in ("doomed", "lost"):
+        (job,) = await lab.job_store.claim(
+            ("default",), worker=name, limit=1, lease_seconds=30, alone=False
+        )
+        assert job.attempt == 1
+        await lab.show_in(-0.001)
+    await lab.enqueued("gated", resource_id="a job beside it")
+    await lab.start_worker()
+    await gate.started.wait()
+    later = await lab.enqueued("gated", resource_id="later")
+    await asyncio.sleep(0.05)
+    assert (running, await lab.state(later)) == ([], "waiting"), "it waits, and nothing is fetched"
+    gate.opened.set()
+    await lab.until_idle()
+    assert (running, marked) == ([1], [False, True]), "of later and of the suspect"
+    assert (await lab.job(first)).view.attempts == 1

@@ -91,7 +91,7 @@ async def post(client: httpx.AsyncClient, do: str) -> int:
 async def test_metrics_of_an_app_have_its_queues_waits_and_failed_commits(url: str) -> None:
     shop = Shop(open_store(url, max_connections=1), url)
     async with shop.client() as client:
-        assert await asyncio.gather(post(client, "a"), post(client, "b")) == [201, 201]
+        assert set(await asyncio.gather(post(client, "a"), post(client, "b"))) == {201}
         assert await post(client, "cut") == 503
         assert await post(client, "lose") == 201
         seen = samples(shop.metrics)

@@ -7,7 +7,14 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.core.outbox_entry import Entry, NewEntry, Resolution, Status
+from holdfast.core.outbox_entry import (
+    ConflictResolutionName,
+    Entry,
+    NewEntry,
+    OperationName,
+    Resolution,
+    Status,
+)
 from holdfast.outbox import EventKind, OutboxQueue
 from holdfast.outbox.conflicts import resolve_conflict
 from holdfast.outbox.drain_state import DrainReport, Ended
@@ -39,7 +46,12 @@ class Scene:
             key = {"Idempotency-Key": str(uuid4())}
             client.patch(self.path, json={"city": "Basel"}, headers=key)
 
-    def change(self, strategy: str | None, operation: str = "update", **more: Any) -> Entry:
+    def change(
+        self,
+        strategy: ConflictResolutionName | None,
+        operation: OperationName = "update",
+        **more: Any,
+    ) -> Entry:
         entry = NewEntry(
             user_id=self.user,
             operation=operation,
@@ -79,7 +91,9 @@ def test_server_wins_discards_the_change(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("operation", ["update", "patch", "delete"])
-def test_client_wins_forces_the_change_once_with_a_new_key(scene: Scene, operation: str) -> None:
+def test_client_wins_forces_the_change_once_with_a_new_key(
+    scene: Scene, operation: OperationName
+) -> None:
     entry = scene.change("client_wins", operation)
     report = scene.drain()
     after = scene.queue.get(entry.id)
@@ -100,7 +114,7 @@ def test_a_forced_change_has_no_version_in_the_body(scene: Scene) -> None:
 
 @pytest.mark.parametrize("strategy", ["manual", None])
 def test_manual_keeps_both_sides_until_the_conflict_is_resolved(
-    scene: Scene, strategy: str | None
+    scene: Scene, strategy: ConflictResolutionName | None
 ) -> None:
     heard: list[EventKind] = []
     scene.queue.subscribe(lambda event: heard.append(event.kind))
@@ -211,7 +225,9 @@ def test_a_conflict_whose_server_side_is_unreachable_is_retried(tmp_path: Path) 
     assert server.requests[-1].headers["If-Match"] == '"7"'
 
 
-def unreadable(tmp_path: Path, strategy: str | None, read: Any, **more: Any) -> tuple[Entry, int]:
+def unreadable(
+    tmp_path: Path, strategy: ConflictResolutionName | None, read: Any, **more: Any
+) -> tuple[Entry, int]:
     """Cause a conflict; reading the server's side gets ``read``."""
     with OutboxQueue.open(tmp_path / "outbox.db") as queue:
         queue.add_user("ada")

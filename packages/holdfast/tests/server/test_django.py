@@ -23,6 +23,7 @@ from django.utils.decorators import method_decorator  # noqa: E402
 from django.views import View  # noqa: E402
 from rest_framework.decorators import api_view  # noqa: E402
 
+from holdfast import Policy  # noqa: E402
 from holdfast.django import guard, user_principal  # noqa: E402
 from holdfast.errors import ConfigurationError, StreamingResponseError  # noqa: E402
 from holdfast.server.django_views import django_holdfast  # noqa: E402
@@ -397,6 +398,14 @@ def _request() -> HttpRequest:
     request = HttpRequest()
     request.method = "POST"
     return request
+
+
+def test_rate_limit_without_a_limiter_is_refused() -> None:
+    with (
+        override_settings(HOLDFAST={"POLICY": Policy(rate_limit="5/minute")}),
+        pytest.raises(ConfigurationError, match="no limiter is configured"),
+    ):
+        post(signed_in(), "/function", key())
 
 
 def test_unknown_setting_is_refused() -> None:

@@ -247,6 +247,11 @@ async def test_errors_of_the_guard_come_after_sign_in_in_the_format_of_the_polic
             "/orders", content=b"x" * (Policy().max_body_bytes + 1), headers=sent_by("eve")
         )
         assert too_long.status_code == 413, "the size comes before sign-in"
+        for body in (b"{", b'{"item": "a", "item": "b"}'):
+            headers = sent_by("eve") | {"Content-Type": "application/json"}
+            malformed = await client.post("/orders", content=body, headers=headers)
+            assert malformed.status_code == 400
+            assert malformed.json()["code"] == "request.invalid"
 
 
 async def test_routers_overrides_sync_endpoints_and_mounted_apps(sqlite_url: str) -> None:

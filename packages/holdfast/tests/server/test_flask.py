@@ -158,6 +158,18 @@ def test_principal_may_respond_with_an_error_of_the_app(shop: Shop) -> None:
     assert app.test_client().post("/orders", headers=KEY).status_code == 418
 
 
+def test_principal_that_is_none_is_an_error_not_a_shared_tenant(shop: Shop) -> None:
+    app, guard = shop
+
+    @app.post("/orders")
+    @guard(principal=lambda: None)  # type: ignore[arg-type, return-value]
+    def create() -> Any:
+        return {}
+
+    with pytest.raises(ConfigurationError, match="must be a Principal"):
+        app.test_client().post("/orders", headers=KEY)
+
+
 # -- kinds of views ----------------------------------------------------------------------------
 
 
@@ -446,6 +458,10 @@ def stream() -> Any:
     [
         (lambda _app, guard: guard(lambda: None), "with parentheses"),
         (lambda _app, guard: [guard("a")(one) for one in (stream, write)], "both guarded as 'a'"),
+        (
+            lambda _app, guard: guard(policy=Policy(rate_limit="5/minute"))(stream),
+            "no limiter is configured",
+        ),
         (
             lambda _app, guard: type("V", (MethodView,), {"get": guard()(_GetView.get)}),
             "serves GET",

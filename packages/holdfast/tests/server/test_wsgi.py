@@ -37,16 +37,17 @@ def guard(tmp_path: Path) -> Iterator[WsgiGuard]:
         if request.path.endswith("refuse"):
             raise ServiceError(409, "order.closed", "closed")
         if request.method == "POST":
-            wsgi_guard.transaction.execute("CREATE TABLE IF NOT EXISTS orders (item BLOB)")
+            tx = wrapped.transaction
+            tx.execute("CREATE TABLE IF NOT EXISTS orders (item BLOB)")
             values = {"item": request.get_data()}
-            wsgi_guard.transaction.execute("INSERT INTO orders VALUES (:item)", values)
+            tx.execute("INSERT INTO orders VALUES (:item)", values)
         cookies = [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")]
         start_response("201 CREATED", [("Content-Type", "text/plain"), *cookies])
         return [b"made ", request.get_data()]
 
-    wsgi_guard = WsgiGuard(app, holdfast)
-    yield wsgi_guard
-    wsgi_guard.close()
+    wrapped = WsgiGuard(app, holdfast)
+    yield wrapped
+    wrapped.close()
 
 
 def test_request_is_run_once_and_replayed(guard: WsgiGuard) -> None:

@@ -30,6 +30,7 @@ from holdfast.errors import (
 )
 from holdfast.ports import Found, Store
 from holdfast.server.starlette import the_transaction
+from holdfast.stores.asyncpg_messages import SharedTransaction
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
 from holdfast.testing.samples import NOW, a_record, claimed, commit
 from holdfast.testing.servers import RealPostgres
@@ -409,22 +410,55 @@ async def test_connection_broken_before_the_save_is_an_outage(on_postgres):
     await commit(on_postgres, record)
 
 
-async def test_connection_broken_in_the_commit_makes_the_outcome_unknown(on_postgres):
-    record = a_record()
+@pytest.mark.parametrize("body", [b"{}", b"x" * 20_000], ids=["shares COMMIT", "sent before"])
+async def test_connection_broken_in_the_commit_makes_the_outcome_unknown(
+    on_postgres, monkeypatch, body
+):
+    record = a_record(body=body)
     unit = await claimed(on_postgres, record.id)
     unit.transaction.add(Order(item="tea"))
-    save = on_postgres.save
+    save, share = on_postgres.save, SharedTransaction.commit
+    cuts = []
 
     async def save_and_cut(connection: Any, *values: Any) -> None:
         await save(connection, *values)
+        cuts.append("save")
         await terminate(on_postgres, unit.transaction)
 
-    on_postgres.save = save_and_cut
+    async def cut_and_commit(shared: SharedTransaction) -> None:
+        if shared.last_statement is not None and not cuts:
+            cuts.append("commit")
+            pid = shared._driver.get_server_pid()
+            await on_postgres.read("SELECT pg_terminate_backend(:pid)", {"pid": pid})
+        await share(shared)
+
+    monkeypatch.setattr(on_postgres, "save", save_and_cut)
+    monkeypatch.setattr(SharedTransaction, "commit", cut_and_commit)
     with pytest.raises(CommitUnknownError):
         await unit.commit(record, None)
-    on_postgres.save = save
+    assert cuts == ["commit" if len(body) == 2 else "save"]
+    monkeypatch.undo()
     assert await items(on_postgres) == []
     await commit(on_postgres, record)
+
+
+async def test_a_refused_commit_returns_a_clean_connection(postgres_only_url):
+    """After the record's error in the message of COMMIT, the transaction must not stay open."""
+    engine = create_async_engine(postgres_only_url, pool_size=1, max_overflow=0)
+    store = await opened(engine)
+    record = a_record()
+    unit = await claimed(store, record.id)
+    unit.transaction.add(Order(item="tea"))
+    other = create_async_engine(postgres_only_url)
+    async with other.begin() as connection:  # another process, which ignores the lock
+        await SqlAlchemyStore(async_sessionmaker(other)).save(connection, record, None)
+    with pytest.raises(SupersededError):
+        await unit.commit(record, None)
+    assert await items(store) == []
+    assert await store.find(record.id, NOW) == record
+    await store.close()
+    await engine.dispose()
+    await other.dispose()
 
 
 async def test_stopped_postgres_is_an_outage_until_it_is_back(on_postgres, postgres: RealPostgres):

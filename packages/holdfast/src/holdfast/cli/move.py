@@ -40,7 +40,7 @@ def move_database(
     from holdfast.stores.move import DatabaseMove
 
     names = new.names(new.table_prefix or _variable("PREFIX"), new.schema or _variable("SCHEMA"))
-    shown_target = redact_password(new.location)
+    shown_target = redact_password(target)
     with _progress(is_shown=sys.stderr.isatty() and not as_json) as on_progress:
         move = DatabaseMove(
             old.location,

@@ -3,12 +3,13 @@
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
+from typing import TypedDict, Unpack
 
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.keys import KeyFormat
 from holdfast.errors import ConfigurationError
 
-__all__ = ["ErrorFormat", "ErrorsStored", "Policy", "Staleness"]
+__all__ = ["ErrorFormat", "ErrorsStored", "Policy", "PolicyChanges", "Staleness"]
 
 
 class ErrorsStored(StrEnum):
@@ -33,6 +34,28 @@ VOLATILE_FIELDS = frozenset({"clientSubmittedAt", "attestationToken"})
 
 # These statuses depend on the caller or on the time of the request, so a retry may succeed.
 NEVER_STORED = frozenset({401, 403, 408, 425, 429})
+
+
+class PolicyChanges(TypedDict, total=False):
+    """Settings of ``Policy``, as ``Policy.replace`` takes them."""
+
+    name: str
+    key_required: bool
+    key_format: KeyFormat
+    key_field: str | None
+    success_ttl: timedelta
+    error_ttl: timedelta
+    errors_stored: ErrorsStored
+    staleness: Staleness | None
+    outlive_staleness: bool
+    error_format: ErrorFormat | ErrorFormatter
+    volatile_fields: frozenset[str]
+    wait: timedelta
+    max_body_bytes: int
+    max_response_bytes: int
+    rate_limit: str | None
+    ietf_statuses: bool
+    audit: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +103,9 @@ class Policy:
             raise ConfigurationError(f"policy {self.name}: a size limit cannot be negative")
         check_error_format(self.error_format)
 
-    def replace(self, **changes: object) -> "Policy":
+    def replace(self, **changes: Unpack[PolicyChanges]) -> "Policy":
         """Return a copy of this policy with some settings changed."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+        return replace(self, **changes)
 
     def ttl_for(self, status: int) -> timedelta | None:
         """Return how long a handler's response is kept; None means that it is not stored.

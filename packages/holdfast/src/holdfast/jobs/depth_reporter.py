@@ -12,7 +12,7 @@ from holdfast.ports import JobMetrics, Store
 
 __all__ = ["MAX_COUNTED", "DepthReporter"]
 
-MAX_COUNTED: Final = 100_000
+MAX_COUNTED: Final = 10_000
 """Gauges stop here: counting more would read a long queue again and again."""
 
 _TIMEOUT_SECONDS: Final = 10.0

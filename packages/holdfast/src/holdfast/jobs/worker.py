@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from holdfast.clock import SystemClock
 from holdfast.core.job import Lease, LeasedJob
@@ -31,10 +31,38 @@ from holdfast.ports import (
     StoreMetrics,
 )
 
-__all__ = ["EngineMaker", "Worker"]
+__all__ = ["EngineMaker", "Worker", "WorkerOptions"]
 
 # Makes the engine of one worker from its job store, queues, name and lease time in seconds.
 EngineMaker = Callable[[JobStore, Sequence[str], str, float], Engine]
+
+
+class WorkerOptions(TypedDict, total=False):
+    """Options of ``Worker``, as ``Holdfast.worker`` takes them."""
+
+    # The queues whose jobs it runs; those of the registered handlers by default.
+    queues: Sequence[str] | None
+    # How jobs are delivered: by the database (default), or ``jetstream(url)``.
+    engine: EngineMaker | None
+    # Wakes the worker when this process has enqueued a job.
+    notifier: Notifier | None
+    # The first part of the worker's name; the host's name by default.
+    name: str | None
+    # Jobs that run at the same time.
+    concurrency: int
+    # Seconds after which another worker may take the job of one that does not renew its lease.
+    lease_seconds: float
+    # Seconds between looks into the database when no notification comes; at least 1.
+    poll_seconds: float
+    # Seconds that ``stop`` waits for running jobs.
+    shutdown_seconds: float
+    # The limit for payloads of jobs that jobs enqueue.
+    max_payload_bytes: int
+    metrics: JobMetrics | None
+    clock: Clock | None
+    # For tests.
+    faults: FaultPoints | None
+
 
 # Leases are renewed before half of their time has passed, so that one renewal may fail.
 _RENEW_AFTER_SHARE: Final = 0.3

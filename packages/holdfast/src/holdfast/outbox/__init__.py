@@ -15,12 +15,16 @@ from holdfast.core.outbox_entry import (
     Attempt,
     Claimed,
     ConflictResolution,
+    ConflictResolutionName,
     Entry,
     NewEntry,
     Operation,
+    OperationName,
     Reason,
     Resolution,
+    ResolutionName,
     Status,
+    StatusName,
     Transition,
 )
 from holdfast.outbox.clock import DeviceClock
@@ -30,7 +34,7 @@ from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, EventKind, Listener
 from holdfast.outbox.maintenance import PayloadMigration
-from holdfast.outbox.outbox import AsyncOutbox, EventStream, Outbox
+from holdfast.outbox.outbox import AsyncOutbox, EventStream, Outbox, OutboxOptions
 from holdfast.outbox.profile import (
     ChainAction,
     Drop,
@@ -56,6 +60,7 @@ __all__ = [
     "ChainAction",
     "Claimed",
     "ConflictResolution",
+    "ConflictResolutionName",
     "DeviceClock",
     "Drain",
     "DrainReport",
@@ -72,7 +77,9 @@ __all__ = [
     "NewEntry",
     "NoResponse",
     "Operation",
+    "OperationName",
     "Outbox",
+    "OutboxOptions",
     "OutboxQueue",
     "Park",
     "PayloadMigration",
@@ -83,11 +90,13 @@ __all__ = [
     "Request",
     "RequestFormat",
     "Resolution",
+    "ResolutionName",
     "Response",
     "Rewrite",
     "Send",
     "Stats",
     "Status",
+    "StatusName",
     "SyncFaultPoints",
     "TimestampsInBody",
     "Token",

@@ -11,7 +11,14 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.core.outbox_entry import ConflictResolution, Entry, Operation, Resolution
+from holdfast.core.outbox_entry import (
+    ConflictResolution,
+    Entry,
+    Operation,
+    Resolution,
+    ResolutionName,
+    member_named,
+)
 from holdfast.core.retry import is_transient
 from holdfast.errors import UsageError
 from holdfast.outbox.profile import Profile
@@ -80,7 +87,7 @@ def plan_for(
 
 
 def resolve_conflict(
-    queue: OutboxQueue, entry: Entry, how: Resolution, *, payload: Any = UNSET
+    queue: OutboxQueue, entry: Entry, how: Resolution | ResolutionName, *, payload: Any = UNSET
 ) -> Entry:
     """End a conflict as a person or a strategy has decided.
 
@@ -88,6 +95,7 @@ def resolve_conflict(
     client makes in between is a new conflict. If the server has named no version, ``MINE`` is sent
     with ``If-Match: *``, unless the profile says that the server refuses that.
     """
+    how = member_named(Resolution, how)
     if how not in (Resolution.MINE, Resolution.MERGED):
         return queue.resolve(entry.id, how)
     if how is Resolution.MERGED and payload is UNSET:

@@ -28,7 +28,10 @@ from holdfast.core.outbox_entry import (
     NewEntry,
     Reason,
     Resolution,
+    ResolutionName,
     Status,
+    StatusName,
+    member_named,
 )
 from holdfast.core.retry import QUEUE, RetryPolicy
 from holdfast.errors import OutboxFileError, UsageError
@@ -496,7 +499,7 @@ class OutboxQueue:
     def resolve(
         self,
         entry_id: str,
-        how: Resolution,
+        how: Resolution | ResolutionName,
         *,
         payload: Any = UNSET,
         headers: Mapping[str, str] | UnsetType = UNSET,
@@ -510,7 +513,8 @@ class OutboxQueue:
         """
         rewrite = Rewrite(payload=payload, headers=headers)
         with self._write("resolve") as tx:
-            return resolution.resolve(tx, entry_id, how, rewrite, self.settings)
+            chosen = member_named(Resolution, how)
+            return resolution.resolve(tx, entry_id, chosen, rewrite, self.settings)
 
     def edit_payload(
         self,
@@ -598,7 +602,7 @@ class OutboxQueue:
         self,
         user_id: str | None = None,
         *,
-        status: Status | Iterable[Status] | None = None,
+        status: Status | StatusName | Iterable[Status | StatusName] | None = None,
         entity_type: str | None = None,
         limit: int = 100,
         after: str | None = None,
@@ -614,10 +618,11 @@ class OutboxQueue:
             conditions.append("user_id = :user_id")
             params["user_id"] = user_id
         if status is not None:
-            wanted = [status] if isinstance(status, Status) else list(status)
+            given = [status] if isinstance(status, str) else status
+            wanted = [member_named(Status, name) for name in given]
             names = [f":status_{number}" for number in range(len(wanted))]
             conditions.append(f"status IN ({', '.join(names)})")
-            params |= {f"status_{number}": Status(name).value for number, name in enumerate(wanted)}
+            params |= {f"status_{number}": name.value for number, name in enumerate(wanted)}
         if entity_type is not None:
             conditions.append("entity_type = :entity_type")
             params["entity_type"] = entity_type

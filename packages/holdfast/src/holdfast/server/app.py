@@ -14,10 +14,10 @@ from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
 from holdfast.jobs.depth_reporter import DepthReporter
-from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, new_job
+from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, JobOptions, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry
-from holdfast.jobs.worker import Worker
+from holdfast.jobs.worker import Worker, WorkerOptions
 from holdfast.observability.noop import NullJobMetrics, NullMetrics
 from holdfast.observability.traces import Spans
 from holdfast.ports import (
@@ -205,7 +205,7 @@ class Holdfast(Generic[TransactionT_co]):
         queue: str | None = None,
         tenant: str | None = None,
         max_attempts: int | None = None,
-        **options: Any,
+        **options: Unpack[JobOptions],
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of the given execution. Same options as ``enqueue``."""
         request = execution.request
@@ -230,7 +230,7 @@ class Holdfast(Generic[TransactionT_co]):
         execution.after_commit(self.notifier.notify)
         return outcome
 
-    def worker(self, **options: Any) -> Worker:
+    def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
         """Return a worker for the jobs of this app. Takes the options of ``Worker``."""
         options.setdefault("notifier", self.notifier)
         options.setdefault("metrics", self.job_metrics)

@@ -21,7 +21,12 @@ from holdfast.errors import (
 from holdfast.observability.traces import Spans
 from holdfast.ports import Metrics
 from holdfast.server.execution import Execution, set_current_execution
-from holdfast.server.guarded_request import GuardedRequest, Principal, parse_request
+from holdfast.server.guarded_request import (
+    GuardedRequest,
+    Principal,
+    hash_payload,
+    parse_request,
+)
 from holdfast.server.idempotency import Idempotency, Replay
 from holdfast.server.pending_request import PENDING_KEY, PendingRequest
 from holdfast.server.request_head import Identify, RequestHead
@@ -199,12 +204,14 @@ class GuardMiddleware:
         send: Send,
     ) -> None:
         """Run the app, whose endpoint claims the key after its dependencies have run."""
+        # Before the framework parses the body, with its own idea of JSON and its own error.
+        payload_hash = hash_payload(body, head.content_type, match.policy)
         store = idempotency.session_store
         gate = None if store is None else store.gate
         visit = None if gate is None else await gate.enter(match.endpoint)
 
         async def claim(principal: Principal) -> Execution | Replay:
-            request = await self._parse(match, head, body, principal)
+            request = await self._parse(match, head, body, principal, payload_hash)
             sharing: dict[str, Any] = {}
             if head.transaction is not None:
                 sharing |= await head.transaction.release(match.endpoint)
@@ -231,7 +238,12 @@ class GuardMiddleware:
                 gate.leave(visit)
 
     async def _parse(
-        self, match: Match, head: RequestHead, body: bytes, principal: Principal
+        self,
+        match: Match,
+        head: RequestHead,
+        body: bytes,
+        principal: Principal,
+        payload_hash: str | None = None,
     ) -> GuardedRequest:
         """Check the rate limit, then read key and fingerprint."""
         policy = match.policy
@@ -253,6 +265,7 @@ class GuardMiddleware:
             body=body,
             request_id=head.request_id,
             correlation_id=head.correlation_id,
+            payload_hash=payload_hash,
         )
         return request
 

@@ -49,7 +49,8 @@ class CacheEpoch:
         """Read the epoch if it is due. Never raises: without the database, caches still count."""
         if not self.is_due():
             return
-        if is_in_request_thread():  # there is no event loop
+        if is_in_request_thread():  # without an event loop; other threads do not wait for it
+            self._due = self._clock.monotonic() + _LIFETIME_SECONDS
             await self._read()
             return
         if self._reading is None:

@@ -44,6 +44,7 @@ from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncReque
 from holdfast.server.view_guard import (
     EndpointNames,
     check_endpoint,
+    check_rate_limit,
     name_of_view,
     refuse_coroutine,
     render_unguarded,
@@ -132,7 +133,7 @@ def django_holdfast() -> _DjangoHoldfast:
 
 
 def _forget(*, setting: str, **_: Any) -> None:
-    if setting in ("HOLDFAST", "DATABASES"):
+    if setting in ("HOLDFAST", "DATABASES") and django_holdfast.cache_info().currsize:
         configured = django_holdfast()
         django_holdfast.cache_clear()
         configured.bridge.close()
@@ -261,6 +262,8 @@ class _ViewGuard:
         # REST framework's request wraps Django's.
         plain: HttpRequest = getattr(request, "_request", request)
         policy = configured.holdfast.policy_or_default(self._policy)
+        if policy.rate_limit is not None:
+            check_rate_limit(configured.holdfast.limiter, policy, name)
         own: list[Any] = []
 
         def handle() -> Response:

@@ -14,13 +14,14 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import flask
 from flask import current_app, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from holdfast.core.idempotency_record import Response
+from holdfast.core.job import EnqueueOutcome
 from holdfast.core.policy import Policy
 from holdfast.errors import (
     ConfigurationError,
@@ -29,6 +30,7 @@ from holdfast.errors import (
     StoreUnavailableError,
     StreamingResponseError,
 )
+from holdfast.jobs.enqueue import EnqueueOptions
 from holdfast.server.app import Holdfast
 from holdfast.server.guarded_request import Principal
 from holdfast.server.request_head import anonymous
@@ -37,6 +39,7 @@ from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncReque
 from holdfast.server.view_guard import (
     EndpointNames,
     check_endpoint,
+    check_rate_limit,
     name_of_view,
     render_unguarded,
 )
@@ -64,7 +67,7 @@ class FlaskGuard:
     ) -> None:
         """Open nothing yet: the store is opened at the first guarded request of each process."""
         self.holdfast = holdfast
-        self._principal = principal
+        self._principal: GetPrincipal | None = principal or getattr(holdfast, "principal", None)
         self._bridge = Bridge(holdfast)
         self._names = EndpointNames()
         if app is not None:
@@ -74,6 +77,7 @@ class FlaskGuard:
         """Turn Holdfast's errors into responses in all views. Guards work without it."""
         app.register_error_handler(RequestError, self._respond)
         app.register_error_handler(StoreUnavailableError, self._respond)
+        app.extensions["holdfast"] = self  # where ``holdfast worker --app`` finds it
 
     def __call__(
         self,
@@ -91,6 +95,7 @@ class FlaskGuard:
 
         def decorate(view: View) -> View:
             name = name_of_view(view)
+            check_rate_limit(self.holdfast.limiter, chosen.policy, name)
             if endpoint is not None:
                 self._names.add(endpoint, name)
 
@@ -113,7 +118,9 @@ class FlaskGuard:
         """The transaction the guarded view must write in. It commits with the response."""
         return self.execution.transaction
 
-    def enqueue(self, job_type: str, payload: Any = None, **options: Any) -> Any:
+    def enqueue(
+        self, job_type: str, payload: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> EnqueueOutcome:
         """Enqueue a job in the transaction. Takes the options of ``Holdfast.enqueue``."""
         return self.execution.enqueue(job_type, payload, **options)
 

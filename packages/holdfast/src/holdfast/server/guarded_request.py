@@ -23,7 +23,14 @@ from holdfast.errors import (
     StaleActionError,
 )
 
-__all__ = ["GuardedRequest", "Principal", "generated_at", "parse_request", "stale_error"]
+__all__ = [
+    "GuardedRequest",
+    "Principal",
+    "generated_at",
+    "hash_payload",
+    "parse_request",
+    "stale_error",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,12 @@ def parse_request(
     body: bytes,
     request_id: str,
     correlation_id: str,
+    payload_hash: str | None = None,
 ) -> GuardedRequest:
-    """Read the key, then compute the fingerprint. Errors of the key are raised first."""
+    """Read the key, then compute the fingerprint. Errors of the key are raised first.
+
+    ``payload_hash`` is what ``hash_payload`` returned, if it was called before.
+    """
     if policy.key_field is None:
         key = parse_key(key_headers, policy.key_format)
     else:
@@ -74,7 +85,8 @@ def parse_request(
     if key is None and policy.key_required:
         where = "header Idempotency-Key" if policy.key_field is None else policy.key_field
         raise KeyRequiredError(f"this operation needs an idempotency key ({where})")
-    payload_hash = body_hash(body, content_type, volatile=policy.volatile_fields)
+    if payload_hash is None:
+        payload_hash = hash_payload(body, content_type, policy)
     request_hash = request_fingerprint(
         method=method,
         endpoint=endpoint,
@@ -92,6 +104,11 @@ def parse_request(
         request_id=request_id,
         correlation_id=correlation_id,
     )
+
+
+def hash_payload(body: bytes, content_type: str | None, policy: Policy) -> str:
+    """Return the hash of a body. Raises ``BodyInvalidError`` for JSON that cannot be read."""
+    return body_hash(body, content_type, volatile=policy.volatile_fields)
 
 
 def _key_in_body(body: bytes, policy: Policy) -> str | None:

@@ -9,7 +9,7 @@ stores.
 import asyncio
 import queue
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
@@ -34,7 +34,7 @@ T = TypeVar("T")
 class RequestThread(Protocol):
     """The thread of the request being served."""
 
-    async def run(self, work: Callable[[], T]) -> T:
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run a function in the request's thread and return its result."""
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -57,13 +57,13 @@ def serving_thread() -> RequestThread:
     return thread
 
 
-async def run_in_request_thread(work: Callable[[], T]) -> T:
+def run_in_request_thread(work: Callable[[], T]) -> Awaitable[T]:
     """Run a function in the thread of the request being served, or in a pool without one.
 
     For stores whose connections belong to that thread.
     """
-    thread = _current.get(None)
-    return await (asyncio.to_thread(work) if thread is None else thread.run(work))
+    thread: RequestThread | None = _current.get(None)
+    return asyncio.to_thread(work) if thread is None else thread.run(work)
 
 
 def is_in_request_thread() -> bool:
@@ -102,10 +102,9 @@ class DirectThread:
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
         self._lock = lock
 
-    async def run(self, work: Callable[[], T]) -> T:
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run a function in the request's thread and return its result."""
-        result: T = await _Call(work)
-        return result
+        return _Call(work)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end. Call it in the request's thread."""

@@ -19,10 +19,12 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 from holdfast.core.idempotency_record import Response
-from holdfast.errors import NoTransactionError
+from holdfast.core.job import EnqueueOutcome
+from holdfast.errors import ConfigurationError, NoTransactionError
+from holdfast.jobs.enqueue import EnqueueOptions
 from holdfast.ports import Params, Row, Transaction
 from holdfast.server.app import Holdfast
 from holdfast.server.asgi import SCOPE_KEY, GuardMiddleware
@@ -125,7 +127,9 @@ class SyncExecution:
         """Call this after the commit. It must not block: other requests wait for it."""
         self._execution.after_commit(callback)
 
-    def enqueue(self, job_type: str, payload: Any = None, **options: Any) -> Any:
+    def enqueue(
+        self, job_type: str, payload: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> EnqueueOutcome:
         """Enqueue a job in this transaction. Takes the options of ``Holdfast.enqueue``."""
         return self._bridge.enqueue(self._execution, job_type, payload, options)
 
@@ -223,8 +227,8 @@ class Bridge:
         return serving_thread().wait(done())
 
     def enqueue(
-        self, execution: Execution, job_type: str, payload: Any, options: dict[str, Any]
-    ) -> Any:
+        self, execution: Execution, job_type: str, payload: Any, options: EnqueueOptions
+    ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of an execution."""
         return self.wait(self.holdfast.enqueue_in(execution, job_type, payload, **options))
 
@@ -266,10 +270,14 @@ class Bridge:
         chosen = _sync_request.get().principal
 
         def identify() -> Principal:
-            found = self.holdfast.identify(head) if chosen is None else chosen()
-            if not inspect.isawaitable(found):
-                return found
-            return asyncio.run_coroutine_threadsafe(_result(found), self.loop()).result()
+            found: Any = self.holdfast.identify(head) if chosen is None else chosen()
+            if inspect.isawaitable(found):
+                found = asyncio.run_coroutine_threadsafe(_result(found), self.loop()).result()
+            if not isinstance(found, Principal):
+                raise ConfigurationError(
+                    f"the caller must be a Principal(tenant=…, actor=…), not {found!r}"
+                )
+            return found
 
         return await run_in_request_thread(identify)
 

@@ -6,13 +6,15 @@ from typing import Any, Final
 
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, render_error
 from holdfast.core.idempotency_record import Response
+from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, RequestError, StoreUnavailableError
-from holdfast.server.asgi import log_outage
+from holdfast.server.asgi import RateLimiter, log_outage
 from holdfast.server.request_head import RequestHead
 
 __all__ = [
     "EndpointNames",
     "check_endpoint",
+    "check_rate_limit",
     "name_of_view",
     "refuse_coroutine",
     "render_unguarded",
@@ -64,6 +66,18 @@ def name_of_view(view: Any, owner: type | None = None) -> str:
             "POST, PUT, PATCH or DELETE"
         )
     return path
+
+
+def check_rate_limit(limiter: RateLimiter | None, policy: Policy, view: str) -> None:
+    """Raise ``ConfigurationError`` for a rate limit that nothing would count."""
+    if policy.rate_limit is None:
+        return
+    if limiter is None:
+        raise ConfigurationError(
+            f"{view} has a rate limit but no limiter is configured: give Holdfast one, e.g. "
+            "limiter=LimitsRateLimiter() of holdfast.server.rate_limits"
+        )
+    limiter.check(policy.rate_limit)
 
 
 def refuse_coroutine(view: Callable[..., Any]) -> None:

@@ -121,7 +121,7 @@ class DjangoStore:
     async def open(self) -> None:
         """Migrate the schema."""
         if not self._is_open:
-            await self._do(self.migrate)
+            await self.in_thread(self.migrate)
             self._is_open = True
 
     async def close(self) -> None:
@@ -134,7 +134,7 @@ class DjangoStore:
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
-        found: Record | None = await self._do(lambda: self._find(record_id, now))
+        found: Record | None = await self.in_thread(lambda: self._find(record_id, now))
         return found
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
@@ -158,17 +158,17 @@ class DjangoStore:
             # No record although there was one: it expired and was swept in between.
             return HELD if record is None else Found(record)
 
-        claim: Claimed | Found | Held = await self._do(take)
+        claim: Claimed | Found | Held = await self.in_thread(take)
         return claim
 
     async def begin(self, *, idle_seconds: float | None = None) -> "DjangoUnit":  # noqa: ARG002
         """Open a transaction without a key."""
-        unit: DjangoUnit = await self._do(lambda: DjangoUnit(self))
+        unit: DjangoUnit = await self.in_thread(lambda: DjangoUnit(self))
         return unit
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query outside any guarded request."""
-        rows: Sequence[Row] = await self._do(lambda: self.fetch(sql, params))
+        rows: Sequence[Row] = await self.in_thread(lambda: self.fetch(sql, params))
         return rows
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -182,7 +182,7 @@ class DjangoStore:
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records."""
         values = (self.instant(now), limit)
-        deleted: int = await self._do(lambda: self.run(self.sql["sweep_records"], values)[1])
+        deleted: int = await self.in_thread(lambda: self.run(self.sql["sweep_records"], values)[1])
         return deleted
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
@@ -194,7 +194,7 @@ class DjangoStore:
             names = ("tenant", "endpoint", "key", "after_at")
             more = ("after_tenant", "after_endpoint", "after_key", "limit")
             values = dict(zip((*names, *more), values, strict=True))
-        rows = await self._do(lambda: self.run(self.sql["list_records"], values)[0])
+        rows = await self.in_thread(lambda: self.run(self.sql["list_records"], values)[0])
         return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
 
     async def secret(self) -> bytes:
@@ -234,9 +234,6 @@ class DjangoStore:
 
     async def in_thread(self, work: Callable[[], Any]) -> Any:
         """Run a function in the request's thread. Raises outages as ``StoreUnavailableError``."""
-        return await self._do(work)
-
-    async def _do(self, work: Callable[[], Any]) -> Any:
         try:
             return await self._run(work)
         except _OUTAGES as error:

@@ -6,9 +6,15 @@ round trips as one without a guard.
 """
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["can_begin", "can_send_messages", "send", "send_message"]
+
+# Constants of libpq. psycopg is imported only when it is needed: Django may use another driver.
+_TRANSACTION_IDLE: Final = 0
+_CONNECTION_BAD: Final = 1
+_FATAL_ERROR: Final = 7
+_SQLSTATE: Final = ord("C")
 
 
 def can_send_messages(connection: Any) -> bool:
@@ -22,12 +28,9 @@ def can_begin(raw: Any) -> bool:
     Not with psycopg 2, not inside a transaction, and not where BEGIN needs options.
     """
     pgconn = getattr(raw, "pgconn", None)
-    if pgconn is None:
+    if pgconn is None or pgconn.transaction_status != _TRANSACTION_IDLE:
         return False
-    from psycopg.pq import TransactionStatus  # noqa: PLC0415 - an optional dependency
-
-    is_idle: bool = pgconn.transaction_status == TransactionStatus.IDLE
-    return is_idle and raw.isolation_level is None and not raw.read_only and not raw.deferrable
+    return raw.isolation_level is None and not raw.read_only and not raw.deferrable
 
 
 def send_message(connection: Any, statements: str) -> Any:
@@ -43,19 +46,20 @@ def send(raw: Any, statements: str) -> Any:
 
 
 def _exchange(pgconn: Any, message: bytes) -> Generator[Any, Any, Any]:
-    from psycopg import OperationalError, generators  # noqa: PLC0415 - an optional dependency
-    from psycopg.errors import error_from_result  # noqa: PLC0415
-    from psycopg.pq import ConnStatus, ExecStatus  # noqa: PLC0415
+    from psycopg.generators import execute  # noqa: PLC0415 - an optional dependency
 
     pgconn.send_query(message)
-    results = yield from generators.execute(pgconn)
+    results = yield from execute(pgconn)
     for result in results:
-        if result.status == ExecStatus.FATAL_ERROR:
-            if pgconn.status == ConnStatus.BAD and not result.error_field(_SQLSTATE):
-                raise OperationalError(result.get_error_message())
-            raise error_from_result(result, encoding="utf-8")
+        if result.status == _FATAL_ERROR:
+            raise _error_of(pgconn, result)
     return results[-1]
 
 
-# PG_DIAG_SQLSTATE of libpq.
-_SQLSTATE = ord("C")
+def _error_of(pgconn: Any, result: Any) -> Exception:
+    from psycopg import OperationalError  # noqa: PLC0415
+    from psycopg.errors import error_from_result  # noqa: PLC0415
+
+    if pgconn.status == _CONNECTION_BAD and not result.error_field(_SQLSTATE):
+        return OperationalError(result.get_error_message())
+    return error_from_result(result, encoding="utf-8")

@@ -32,6 +32,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row, StoreMetrics
+from holdfast.stores.asyncpg_messages import SharedTransaction, begin_with
 from holdfast.stores.connection_gate import ConnectionGate, Visit
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
@@ -42,7 +43,13 @@ from holdfast.stores.migrations import (
     run_steps_async,
 )
 from holdfast.stores.notifier import LocalNotifier
-from holdfast.stores.postgres.params import positional
+from holdfast.stores.postgres.params import (
+    finish_statement,
+    instant_literal,
+    positional,
+    rows_changed,
+    text_literal,
+)
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.rows import is_outage, record_values, to_text, to_values
@@ -70,8 +77,19 @@ _LIST_NAMES: Final = (
 _UNIT: Final = "holdfast_unit"
 _WROTE: Final = "holdfast_wrote"
 
+# holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
+_CLAIMED_ROWS: Final = {0: False, 3: True}
+_HELD_ROWS: Final = 2
+
+# Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
+_INLINE_BODY_BYTES: Final = 16 * 1024
+
 _SUPERSEDED: Final = "another request with this key was committed first"
 _ROLLBACK_SECONDS: Final = 5.0
+# Errors of asyncpg itself about a lost connection.
+_DRIVER_OUTAGES: Final = frozenset({"InterfaceError", "InternalClientError"})
+# SQLSTATE of a statement in an aborted transaction.
+_ABORTED_STATE: Final = "25P02"
 # SQLSTATEs: shutdown, starting up, too many connections, a standby; and an aborted transaction.
 _OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006", "25P02"})
 
@@ -219,23 +237,20 @@ class SqlAlchemyStore:
             unit.guard()
             return Claimed(unit)
         async with _rolling_back(unit):
-            connection = await self._connect(unit.transaction)
-            # Two statements: in one, the snapshot would be older than the lock, and a record that
-            # was committed in between would be missed.
-            locked = await connection.exec_driver_sql(
-                "SELECT pg_try_advisory_xact_lock($1)", (self.table_names.lock_number(*record_id),)
-            )
-            if not locked.scalar_one():
-                await unit.rollback()
-                return HELD
-            await _refuse_autocommit(connection)
-            found = await connection.exec_driver_sql(self._sql["find_record"], (*record_id, now))
-            row = found.first()
-            if row is not None:
-                await unit.rollback()
-                return Found(record_of(record_id, row))
-            unit.guard()
-        return Claimed(unit)
+            if self._metrics is not None:
+                await self._connect(unit.transaction)
+            rows = await unit.transaction.run_sync(unit.begin_and_claim)
+            if rows in _CLAIMED_ROWS:
+                unit.guard()
+                return Claimed(unit, after_expiry=_CLAIMED_ROWS[rows])
+            row = None
+            if rows != _HELD_ROWS:
+                connection = await unit.transaction.connection()
+                values = (*record_id, now)
+                row = (await connection.exec_driver_sql(self._sql["find_record"], values)).first()
+            await unit.rollback()
+        # No row although there was one: it expired and was swept in between.
+        return Found(record_of(record_id, row)) if row is not None else HELD
 
     async def begin(
         self,
@@ -462,6 +477,8 @@ class SqlAlchemyStore:
 
     def _use_names(self, names: TableNames) -> None:
         self.table_names = names
+        self.claim_function = names.table("claim")
+        self.finish_function = names.table("finish")
         self._sql = load_queries(self._package, names=names)
 
 
@@ -523,6 +540,7 @@ class SqlAlchemyUnit:
         self._record_id = record_id
         self._claimed_at = claimed_at
         self._own_visit: Visit | None = None
+        self._shared_transaction: SharedTransaction | None = None
         self._is_guarded = False
         self._has_turn = False
         self._may_end = False
@@ -539,6 +557,31 @@ class SqlAlchemyUnit:
         elif not visit.is_admitted:
             self._own_visit = visit
         await self._store.gate.admit(visit)
+
+    def begin_and_claim(self, session: Session) -> int:
+        """Begin and claim on PostgreSQL; return the number of rows of ``holdfast_claim``.
+
+        One message where the driver allows it. Runs in SQLAlchemy's greenlet.
+        """
+        assert self._record_id is not None  # noqa: S101 - without a key there is no claim
+        tenant, endpoint, key = self._record_id
+        number, now = self._store.table_names.lock_number(tenant, endpoint, key), self._claimed_at
+        claim = self._store.claim_function
+        connection = session.connection()
+        sent = begin_with(
+            connection,
+            f"SELECT {claim}({number},{text_literal(tenant)},{text_literal(endpoint)},"
+            f"{text_literal(key)},{instant_literal(now)})",
+        )
+        if sent is not None:
+            self._shared_transaction, tag = sent
+            return rows_changed(tag)
+        found = connection.exec_driver_sql(
+            f"SELECT {claim}($1,$2,$3,$4,$5)", (number, tenant, endpoint, key, now)
+        ).all()
+        driver: Any = connection.connection.driver_connection
+        _check_transaction(driver)
+        return len(found)
 
     def guard(self) -> None:
         """From now on, only this unit ends the session's transaction."""
@@ -560,18 +603,44 @@ class SqlAlchemyUnit:
         session = self.transaction
         async with _rolling_back(self):
             self._refuse_closed()
-            await session.flush()
-            await self._store.save(await session.connection(), record, audit)
-        self._may_end = True
+            shared = self._usable_transaction(record)
+            if shared is None:
+                await session.flush()
+                await self._store.save(await session.connection(), record, audit)
+                self._may_end = True
         try:
-            await session.commit()
+            if shared is None or record is None:
+                await session.commit()
+            else:
+                last_statement = finish_statement(self._store.finish_function, record, audit)
+                await session.run_sync(self._flush_and_commit, shared, last_statement)
         except BaseException as error:
+            is_sent = self._may_end  # an error of the flush comes before COMMIT
             await self.rollback()
-            if isinstance(error, Exception) and _is_outage(error):
-                raise CommitUnknownError(f"the connection was lost in COMMIT: {error}") from error
-            raise
+            raise (_commit_error(error) if is_sent else _flush_error(error)) from error
         self._ended = True
-        await self._store.run_to_end(self._close())
+        self._end_of_session()
+
+    def _flush_and_commit(
+        self, session: Session, shared: SharedTransaction, last_statement: str
+    ) -> None:
+        session.flush()
+        self._may_end = True
+        shared.last_statement = last_statement
+        session.commit()
+
+    def _usable_transaction(self, record: Record | None) -> SharedTransaction | None:
+        """Return the transaction whose COMMIT can carry the record, if it can."""
+        shared = self._shared_transaction
+        if shared is None or record is None or len(record.body) > _INLINE_BODY_BYTES:
+            return None
+        # A handler that has rolled back is in another transaction by now.
+        sync = self.transaction.sync_session
+        if sync.in_nested_transaction() or not sync.in_transaction():
+            return None
+        adapter: Any = sync.connection().connection.dbapi_connection
+        is_usable = getattr(adapter, "_transaction", None) is shared
+        return shared if is_usable and not adapter.driver_connection.is_closed() else None
 
     async def rollback(self) -> None:
         """Roll back; close the connection if that fails."""
@@ -598,6 +667,14 @@ class SqlAlchemyUnit:
         try:
             with suppress(Exception):
                 await self.transaction.close()
+        finally:
+            self._end_of_session()
+
+    def _end_of_session(self) -> None:
+        """Detach what the session has loaded; it has returned its connection."""
+        try:
+            with suppress(Exception):
+                self.transaction.sync_session.expunge_all()
         finally:
             if self._has_turn:
                 self._has_turn = False
@@ -769,9 +846,34 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
+def _flush_error(error: BaseException) -> BaseException:
+    """Return what to raise for an error before the commit."""
+    if isinstance(error, Exception) and _is_outage(error):
+        return StoreUnavailableError(f"the database is unavailable: {error}")
+    return error
+
+
+def _commit_error(error: BaseException) -> BaseException:
+    """Return what to raise for an error of a commit."""
+    if not isinstance(error, Exception):
+        return error
+    state = getattr(getattr(error, "orig", error), "sqlstate", None)
+    if state in _SUPERSEDED_STATES:
+        return SupersededError(_SUPERSEDED)
+    if state == _ABORTED_STATE:
+        return StoreUnavailableError(f"the database is unavailable: {error}")
+    if _is_outage(error):
+        return CommitUnknownError(f"the connection was lost in COMMIT: {error}")
+    return error
+
+
 async def _refuse_autocommit(connection: AsyncConnection) -> None:
     """Raise if statements do not begin a transaction, as with an autocommit engine."""
     driver: Any = (await connection.get_raw_connection()).driver_connection
+    _check_transaction(driver)
+
+
+def _check_transaction(driver: Any) -> None:
     if not driver.is_in_transaction():
         raise ConfigurationError(
             "this engine is in AUTOCOMMIT mode, so nothing can commit together: "
@@ -790,6 +892,8 @@ def _is_outage(error: BaseException) -> bool:
         cause = error.orig
     if isinstance(cause, sqlite3.OperationalError):
         return is_outage(cause) or "no such savepoint: holdfast" in str(cause)
+    if type(cause).__name__ in _DRIVER_OUTAGES and type(cause).__module__.startswith("asyncpg"):
+        return True
     state = str(getattr(cause, "sqlstate", None) or "")
     return state.startswith("08") or state in _OUTAGE_STATES
 

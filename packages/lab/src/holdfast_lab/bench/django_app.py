@@ -1,6 +1,7 @@
 """The Django app under load: one view, bare or guarded; ``BENCH_GUARDED=1`` guards it.
 
-The view is what a Django user writes: parse the body, one ORM insert. The bare one runs in the
+The project has the middleware of ``startproject``, and the view is what a Django user writes: parse
+the body, one ORM insert. The bare one runs in the
 transaction of ``ATOMIC_REQUESTS``, the guarded one in the guard's. Served by gunicorn with one
 worker and 16 threads, each with a persistent connection.
 """
@@ -37,7 +38,23 @@ settings.configure(
     ROOT_URLCONF=__name__,
     USE_TZ=True,
     DATABASES={"default": _database()},
-    MIDDLEWARE=[],
+    # As startproject makes them.
+    INSTALLED_APPS=[
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django.contrib.sessions",
+        "django.contrib.messages",
+    ],
+    MIDDLEWARE=[
+        "django.middleware.security.SecurityMiddleware",
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.common.CommonMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    ],
+    HOLDFAST={"IDENTIFY": "holdfast.server.request_head.anonymous"},
 )
 
 import django  # noqa: E402
@@ -48,6 +65,7 @@ from django.core.wsgi import get_wsgi_application  # noqa: E402
 from django.db import models  # noqa: E402
 from django.http import HttpRequest, HttpResponse, JsonResponse  # noqa: E402
 from django.urls import path  # noqa: E402
+from django.views.decorators.csrf import csrf_exempt  # noqa: E402
 
 from holdfast.django import guard  # noqa: E402
 
@@ -62,6 +80,7 @@ class Order(models.Model):  # noqa: DJ008
         db_table = "orders"
 
 
+@csrf_exempt
 def create(request: HttpRequest) -> HttpResponse:
     order = json.loads(request.body)
     new = str(uuid.uuid4())

@@ -16,6 +16,7 @@ from holdfast_lab.bench import (
     outbox_suite,
     patches,
     planning,
+    sync_frameworks,
     walk,
 )
 from holdfast_lab.bench.curves import Curve
@@ -78,6 +79,17 @@ def measure_flask(environment: Environment) -> list[Measurement]:
             row,
             at_least(0.7) if name.endswith("guarded") else None,
         )
+        for name, row in found.items()
+    ]
+
+
+def measure_django(environment: Environment) -> list[Measurement]:
+    found = sync_frameworks.django(
+        environment.database, 2 * environment.rounds, environment.seconds, lambda: None
+    )
+    targets = {"guarded": at_least(0.70)}
+    return [
+        measurement("Django on PostgreSQL ÷ bare view", name, row, targets.get(name))
         for name, row in found.items()
     ]
 
@@ -192,6 +204,7 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "sqlalchemy": measure_sqlalchemy,
     "sqlite": measure_sqlite,
     "flask": measure_flask,
+    "django": measure_django,
     "fingerprint": measure_fingerprint,
     "jobs": measure_jobs,
     "idle": measure_idle_workers,

@@ -165,11 +165,16 @@ def job_enqueued_after_the_commit() -> list[Replacement]:
 
 @bug
 def second_process_not_noticed() -> list[Replacement]:
-    wrong = UNIT_OF_WORK._SAVE.replace(
-        " WHERE idempotency_records.expires_at <= excluded.created_at", ""
-    )
-    assert wrong != UNIT_OF_WORK._SAVE
-    return [(UNIT_OF_WORK, "exists", lambda *_: False), (UNIT_OF_WORK, "_SAVE", wrong)]
+    right = STORE.load_queries
+    condition = " WHERE holdfast_idempotency_records.expires_at <= excluded.created_at"
+
+    def load(package: str, **options: Any) -> Queries:
+        found = right(package, **options)
+        wrong = found["save_record"].replace(condition, "")
+        assert wrong != found["save_record"]
+        return Queries(package, found | {"save_record": wrong})
+
+    return [(UNIT_OF_WORK, "exists", lambda *_: False), (STORE, "load_queries", load)]
 
 
 @bug
