@@ -21,10 +21,10 @@ install = $(UV) $(1) || { echo "uv failed: installing with pip"; $(BIN)/python -
 PROJECTS := $(wildcard packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test compiled lint format bench proof setup docs lock clean vectors
+.PHONY: help run demo test test-min compiled lint format bench proof setup docs lock clean vectors
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Holdfast needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
@@ -54,6 +54,17 @@ demo: $(SETUP) ## lost responses, kill -9, and one effect per action
 test: $(SETUP) ## lint, then run every test (real PostgreSQL, Redis, NATS, kill -9)
 	$(MAKE) --no-print-directory -j2 lint compiled
 	$(BIN)/python -m pytest -n 4 --dist loadgroup
+
+# Each direct requirement in the lowest version that pyproject.toml allows; the tools as pinned.
+# Old releases warn about the new ones below them, so deprecations are not errors here.
+TOOLS := hypothesis|pytest|pytest-asyncio|pytest-bdd|pytest-xdist|orjson|psutil
+test-min: $(SETUP) ## the library's tests with the oldest versions of its dependencies
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-min
+	UV_LINK_MODE=copy $(BIN)/uv pip install --quiet --python $(VENV)-min/bin/python --resolution lowest-direct \
+		--editable 'packages/holdfast[all$(comma)testing]' --editable 'packages/services[all]' --editable packages/lab \
+		'flask>=3' 'opentelemetry-sdk>=1.25' 'psycopg[binary]>=3.2' $$(grep -E '^($(TOOLS))==' constraints.txt)
+	$(VENV)-min/bin/python -m pytest -n 4 --dist loadgroup -p no:cacheprovider -W ignore::DeprecationWarning \
+		packages/holdfast/tests --ignore packages/holdfast/tests/acceptance
 
 # Test modules are compiled when first imported: once here, not by each of the four processes.
 compiled: $(SETUP)
@@ -90,4 +101,4 @@ lock: $(SETUP) ## pin the versions that are installed now
 	$(BIN)/python -m pip freeze --exclude-editable | sort -f > constraints.txt
 
 clean: ## remove everything the targets made
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-min site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,9 +16,11 @@ END = "<!-- end of the generated part -->"
 MEANINGS = {
     "cli": ("the command `holdfast`", "rules"),
     "testing": ("test servers from wheels, contract suites, fault points", "—"),
+    "django": ("what a Django project imports, and the Django app", "behaviour"),
     "fastapi": ("dependencies for FastAPI apps: session, transaction, caller", "behaviour"),
+    "flask": ("what a Flask app imports", "behaviour"),
     "server": (
-        "the guard for ASGI, WSGI, FastAPI and Django; sign-in, rate limits, sweeper",
+        "the guard for ASGI, FastAPI, WSGI, Flask and Django; sign-in, rate limits, sweeper",
         "SQL",
     ),
     "jobs": ("enqueue, worker, executor, periodic jobs, dead letters, engines", "HTTP"),

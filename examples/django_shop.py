@@ -16,8 +16,6 @@ if not settings.configured:
         ROOT_URLCONF=__name__,
         USE_TZ=True,
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "django_shop.db"}},
-        # First in the list: it begins the transaction.
-        MIDDLEWARE=["holdfast.server.django_views.HoldfastMiddleware"],
     )
 
 import django
@@ -29,7 +27,7 @@ from django.db import connection  # noqa: E402
 from django.http import HttpRequest, JsonResponse  # noqa: E402
 from django.urls import path  # noqa: E402
 
-from holdfast.server.django_views import guard  # noqa: E402
+from holdfast.django import guard  # noqa: E402
 
 
 @guard("orders.place")

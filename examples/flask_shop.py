@@ -8,16 +8,14 @@ Send it twice: the second response is a copy of the first, with ``Idempotency-Re
 from flask import Flask, request
 
 from holdfast import Holdfast
-from holdfast.server.wsgi import WsgiGuard
+from holdfast.flask import FlaskGuard
 
 app = Flask(__name__)
-holdfast = Holdfast("sqlite:///flask_shop.db")
-holdfast.guard_path("POST", "/orders")
-guard = WsgiGuard(app.wsgi_app, holdfast)
-app.wsgi_app = guard  # type: ignore[method-assign]
+guard = FlaskGuard(Holdfast("sqlite:///flask_shop.db"), app)
 
 
 @app.post("/orders")
+@guard("orders.place")
 def place_order() -> tuple[dict[str, str], int]:
     """Write the order in the guard's transaction, which also writes the record of the key."""
     item = request.args["item"]

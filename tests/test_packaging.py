@@ -1,15 +1,28 @@
-"""The three wheels: their files and requirements, and the library alone in a new environment."""
+"""The three wheels: their files, their requirements, and new environments with nothing else."""
 
+import json
+import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Iterable
 from email import message_from_bytes
 from email.message import Message
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any, Self
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from packages.holdfast.tests.support.serving import free_port
+from tests.docs.pages import python_blocks
 
 # One process builds the wheels for all of these tests.
 pytestmark = pytest.mark.xdist_group("packaging")
@@ -81,28 +94,69 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def library_alone(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the bin directory of an environment with the library's wheel and msgspec only."""
-    environment = tmp_path_factory.mktemp("library") / "venv"
+    return new_environment(tmp_path_factory.mktemp("library"), [wheels["holdfast"]])
+
+
+@pytest.fixture(scope="module")
+def server_installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the bin directory of an environment in which ``holdfast-services`` is installed."""
+    chosen = [wheels["holdfast"], wheels["services"]]
+    return new_environment(tmp_path_factory.mktemp("server"), chosen)
+
+
+def new_environment(directory: Path, chosen: list[Path]) -> Path:
+    """Install wheels with pip, without a network, and return the bin directory.
+
+    What the wheels require is copied from the environment of the tests, and nothing else: pip
+    fails if that is not enough, and so does an import that no requirement covers.
+    """
+    environment = directory / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", environment)
-    python = environment / "bin" / "python"
     (site_packages,) = environment.glob("lib/python3.*/site-packages")
-    msgspec = distribution("msgspec")
-    for file in msgspec.files or ():
-        if ".." not in file.parts and "__pycache__" not in file.parts:
-            target = site_packages / file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(msgspec.locate_file(file), target)  # type: ignore[arg-type]
-    # No --no-deps: pip fails here if the library requires anything but msgspec.
-    pip = (sys.executable, "-m", "pip", "--python", python, "install")
-    run(*pip, "--quiet", "--no-index", "--no-compile", wheels["holdfast"])
+    for name in required_by(chosen):
+        for file in distribution(name).files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                target = site_packages / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(Path(str(distribution(name).locate_file(file))), target)
+    pip = (sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install")
+    run(*pip, "--quiet", "--no-index", "--no-compile", *chosen)
     return environment / "bin"
 
 
-def run(*command: str | Path, cwd: Path | None = None) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copyfile(source, target)
+
+
+def required_by(chosen: Iterable[Path]) -> set[str]:
+    """Return the other distributions that these wheels need, with what those need."""
+    own = {canonicalize_name(str(metadata(wheel)["Name"])): metadata(wheel) for wheel in chosen}
+    seen: set[tuple[str, str]] = set()
+    left = [(name, "") for name in own]
+    while left:
+        name, extra = left.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        about = own[name] if name in own else distribution(name).metadata
+        for line in about.get_all("Requires-Dist") or ():
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+                found = canonicalize_name(needed.name)
+                left += [(found, ""), *((found, each) for each in needed.extras)]
+    return {name for name, _ in seen} - set(own)
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
     # Not with PYTHONPATH: the environment under test would find more than is installed in it.
     done = subprocess.run(
         command, cwd=cwd, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def metadata(wheel: Path) -> Message:
@@ -132,7 +186,9 @@ def test_wheel_contains_every_source_and_data_file_and_nothing_else(
     files = {name for name in names if ".dist-info/" not in name}
     assert files == expected
     assert f"{IMPORT_NAMES[package]}/py.typed" in files
-    assert not [name for name in names if "/tests/" in name or "/test_" in name]
+    assert not [
+        name for name in names if re.search(r"/tests?/|/test_|__pycache__|\.pyc$|\.db$", name)
+    ]
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
@@ -142,7 +198,30 @@ def test_wheels_contain_the_data_files_that_are_read_at_run_time(wheels: dict[st
         with zipfile.ZipFile(wheel) as archive:
             suffixes[package] = {Path(name).suffix for name in archive.namelist()}
     assert ".sql" in suffixes["holdfast"]
-    assert {".sql", ".json", ".toml"} <= suffixes["services"]
+    assert {".sql", ".json", ".toml", ".html", ".css", ".js"} <= suffixes["services"]
+
+
+# A wheel that is suddenly larger has a file that should not be in it.
+MAX_KILOBYTES = {"holdfast": 700, "services": 300, "lab": 400}
+
+
+@pytest.mark.parametrize("package", IMPORT_NAMES)
+def test_wheel_is_small(wheels: dict[str, Path], package: str) -> None:
+    assert wheels[package].stat().st_size <= MAX_KILOBYTES[package] * 1024
+
+
+@pytest.mark.parametrize("package", IMPORT_NAMES)
+def test_wheel_names_its_pythons_and_describes_itself_without_relative_links(
+    wheels: dict[str, Path], package: str
+) -> None:
+    about = metadata(wheels[package])
+    pythons = {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)}
+    assert about["Requires-Python"] == ">=3.11"
+    assert about["License-Expression"] == "Apache-2.0"
+    assert pythons | {"Typing :: Typed"} <= set(about.get_all("Classifier") or ())
+    # A package index shows the README without the repository around it.
+    links = re.findall(r"\]\(([^)]+)\)", str(about.get_payload()))
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 def test_library_requires_msgspec_only(wheels: dict[str, Path]) -> None:
@@ -185,3 +264,83 @@ def test_command_line_of_the_library_alone_names_what_to_install(
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert named in line
+
+
+# -- the README, from the wheels -----------------------------------------------------------------
+
+
+def shop_of_the_readme() -> str:
+    """Return the app that the README's diff leads to."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"^```diff\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return "".join(line[1:] + "\n" for line in found[1].splitlines() if not line.startswith("-"))
+
+
+class Served:
+    """A server process. Requests wait until it listens."""
+
+    def __init__(self, *command: str | Path, port: int, cwd: Path) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+        self._errors = cwd / "stderr"
+        environment = {"PATH": "/usr/bin:/bin"}
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=errors)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+
+    def request(self, path: str, *, method: str = "GET", **headers: str) -> tuple[Any, bytes]:
+        """Return the headers and the body; an error status raises."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        for _ in range(600):
+            try:
+                with urlopen(Request(self._url + path, method=method, headers=named)) as response:
+                    return response.headers, response.read()
+            except URLError as error:
+                refused = isinstance(error.reason, ConnectionRefusedError)
+                if not refused or self._process.poll() is not None:
+                    raise AssertionError(f"{error}: {self._errors.read_text()}") from error
+                time.sleep(0.05)
+        raise AssertionError(self._errors.read_text())
+
+
+def test_readme_shop_runs_from_the_installed_wheels(server_installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(shop_of_the_readme())
+    port = free_port()
+    uvicorn = (server_installed / "python", "-m", "uvicorn", "shop:app", "--port", str(port))
+    with Served(*uvicorn, port=port, cwd=tmp_path) as shop:
+        key = {"Idempotency_Key": "order-1"}
+        first, second = (shop.request("/orders?item=boots", method="POST", **key) for _ in range(2))
+    assert first[1] == second[1] == b'{"ordered":"boots"}'
+    assert (first[0]["Idempotency-Replayed"], second[0]["Idempotency-Replayed"]) == (None, "true")
+
+
+def test_readme_outbox_runs_from_the_library_alone(library_alone: Path, tmp_path: Path) -> None:
+    (block,) = python_blocks(ROOT / "README.md")
+    (tmp_path / "app.py").write_text(block.text)
+    run(library_alone / "python", "-W", "error", "app.py", cwd=tmp_path)
+
+
+def test_installed_server_serves_its_pages_and_services(
+    server_installed: Path, tmp_path: Path
+) -> None:
+    token = run(server_installed / "holdfast", "token", "--sub", "ada", cwd=tmp_path).strip()
+    port = free_port()
+    serve = (server_installed / "holdfast", "serve", "--port", str(port))
+    with Served(*serve, port=port, cwd=tmp_path) as server:
+        about = json.loads(server.request("/", Accept="application/json")[1])
+        pages = [server.request(path)[1] for path in ("/docs", "/docs/swagger-ui-bundle.js")]
+        walker = json.loads(server.request("/tree/state", Authorization=f"Bearer {token}")[1])
+    assert [service["name"] for service in about["services"]] == [
+        "routes",
+        "walk",
+        "field",
+        "planning",
+    ]
+    assert all(pages)
+    assert walker

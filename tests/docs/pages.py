@@ -9,7 +9,13 @@ DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 # Pages whose Python blocks run as tests.
-RUNNABLE = [ROOT / "README.md", DOCS / "quickstart.md", *sorted((DOCS / "how-to").glob("*.md"))]
+RUNNABLE = [
+    ROOT / "README.md",
+    DOCS / "quickstart.md",
+    *sorted((DOCS / "how-to").glob("*.md")),
+    REFERENCE / "errors.md",
+    *sorted((REFERENCE / "api").glob("*.md")),
+]
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 _NOT_RUN = re.compile(r"<!-- no-run[^>]*-->\s*\Z")

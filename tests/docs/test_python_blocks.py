@@ -1,6 +1,8 @@
 """Python blocks of the README, the quickstart and the how-to pages run."""
 
 import logging
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +16,12 @@ from tests.docs.pages import ROOT, RUNNABLE, Block, blocks, name_of, python_bloc
 # Blocks that cannot run as they are; more than this is a defect.
 MAX_NOT_RUN = 1
 
-WITH_PYTHON = [page for page in RUNNABLE if python_blocks(page)]
+# Pages whose blocks are files, and the command that runs their tests.
+FILE_PAGES = {
+    "docs/how-to/guard-a-flask-app.md": ["-m", "pytest", "-q", "test_shop.py", "tenants.py"],
+    "docs/how-to/guard-a-django-app.md": ["-m", "django", "test", "--settings", "settings"],
+}
+WITH_PYTHON = [page for page in RUNNABLE if python_blocks(page) and name_of(page) not in FILE_PAGES]
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +51,34 @@ def test_python_blocks_of_a_page_run_in_order(
             source = "\n" * (block.line - 1) + block.text
             exec(compile(source, name_of(page), "exec"), names)
     assert set(names) - {"__name__", "__builtins__"}, "the page defined nothing"
+
+
+@pytest.mark.parametrize("page", FILE_PAGES)
+def test_files_of_a_page_are_a_project_whose_tests_pass(page: str, tmp_path: Path) -> None:
+    for block in python_blocks(ROOT / page):
+        name = block.text.partition("\n")[0].removeprefix("# ")
+        assert name.endswith(".py"), f"line {block.line} does not say which file it is"
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(block.text, encoding="utf-8")
+    (tmp_path / "__init__.py").unlink()
+    sources = os.pathsep.join(str(path) for path in sorted(ROOT.glob("packages/*/src")))
+    done = subprocess.run(
+        [sys.executable, *FILE_PAGES[page]],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{sources}",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    assert re.search(r"Ran 6 tests|4 passed", output), output
 
 
 def test_test_files_shown_on_the_testing_page_pass(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, ROOT
+from tests.docs.test_api_reference import MODULES, public_objects
 
 CONFIG = ROOT / "mkdocs.yml"
 
@@ -36,6 +37,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_page_is_in_the_site(site: Path) -> None:
     for page in DOCS.rglob("*.md"):
         assert (site / page.relative_to(DOCS)).with_suffix(".html").is_file()
+
+
+def test_every_public_name_has_an_anchor_in_the_site(site: Path) -> None:
+    pages = (site / "reference/api").glob("*.html")
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    anchors = set(re.findall(r'id="(holdfast[^"]*)"', text))
+    missing = {path for name in MODULES for path, _ in public_objects(name)} - anchors
+    assert missing == set()
 
 
 class _Resources(HTMLParser):
@@ -111,5 +120,5 @@ def build_small_site(folder: Path, text: str, nav: list[str]) -> subprocess.Comp
     (folder / "docs").mkdir(exist_ok=True)
     (folder / "docs" / "index.md").write_text(f"# Page\n\n{text}\n")
     config = folder / "mkdocs.yml"
-    config.write_text(f"INHERIT: {CONFIG}\ndocs_dir: docs\nhooks: []\nnav: {nav}\n")
+    config.write_text(f"INHERIT: {CONFIG}\ndocs_dir: docs\nhooks: []\nplugins: []\nnav: {nav}\n")
     return build(config, folder / "site")

@@ -81,7 +81,7 @@ def add_route(rows: sqlite3.Connection, request_id: str, payload: object) -> Non
         (USER, request_id, json.dumps(payload), NOW, NOW),
     )
     rows.execute(
-        "INSERT INTO job_completions VALUES"
+        "INSERT INTO holdfast_job_completions VALUES"
         " (?, ?, 'key', 'routes', 'route.generate', ?, 'hash', NULL, 1, 'w', 'r', 'c', 0, 0)",
         (USER, f"job-of-{request_id}", request_id),
     )
@@ -128,14 +128,14 @@ BROKEN = {
     ),
     "a lost job": (
         Rule.JOB_WITH_EFFECT,
-        "DELETE FROM job_completions WHERE rowid = 1",
+        "DELETE FROM holdfast_job_completions WHERE rowid = 1",
     ),
     "a job that is completed and dead-lettered": (
         Rule.JOB_ENDS_ONCE,
-        """INSERT INTO dead_letters
+        """INSERT INTO holdfast_dead_letters
            SELECT tenant, job_id, key, queue, type, resource_id, '{}', payload_hash, NULL,
                   'attempts', 'error', 5, 5, 1, 'a', 'r', 'c', 0, 0, NULL
-             FROM job_completions LIMIT 1""",
+             FROM holdfast_job_completions LIMIT 1""",
     ),
 }
 

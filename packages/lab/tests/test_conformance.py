@@ -61,14 +61,14 @@ async def checked(url: str, **options: Any) -> list[Result]:
 
 
 async def checked_tiny(
-    broken: str = "", *, only: set[str] | None = None, **changes: Any
+    broken: str = "", *, only: set[str] | None = None, has_accounts: bool = False, **changes: Any
 ) -> list[Result]:
     return await checked(
         "http://tiny",
         profile=read_profile(json.dumps(PROFILE | changes).encode()),
         sign_in=SignIn(),
         only=only,
-        transport=httpx.ASGITransport(TinyServer(broken)),
+        transport=httpx.ASGITransport(TinyServer(broken, has_accounts=has_accounts)),
     )
 
 
@@ -133,45 +133,123 @@ async def test_location_on_another_server_gets_no_token() -> None:
     assert failed == {"GET with a known key": "Location is on another server"}
 
 
-@pytest.mark.parametrize(
-    ("broken", "checks"),
-    [
-        ("does not mark replays", {"replay"}),
-        ("replays with a new body", {"replay"}),
-        ("drops the stored headers", {"replay"}),
-        ("does not send the original request id", {"replay"}),
-        ("sends the first request's id as its own", {"replay"}),
-        ("fails on malformed JSON", {"malformed JSON", "invalid UTF-8", "NaN"}),
-        ("stores the key of a bad body", {"malformed JSON"}),
-        ("accepts duplicate members", {"duplicate keys in JSON"}),
-        ("replays any body", {"same key, other body"}),
-        ("sends no hashes", {"same key, other body"}),
-        ("ignores the query", {"same key, other query"}),
-        (
-            "checks before it locks",
-            {"concurrent identical requests", "concurrent requests with one key and two bodies"},
-        ),
-        (
-            "ignores the tenant",
-            {"another tenant's key is not replayed", "another tenant's key is not revealed"},
-        ),
-        ("shows orders to all tenants", {"another tenant's resource"}),
-        ("replays to anonymous callers", {"a replay needs sign-in", "not signed in"}),
-        ("sends errors as plain JSON", {"key missing", "same key, other body"}),
-        ("generates missing keys", {"key missing"}),
-        ("accepts any text as a key", {"key malformed"}),
-        ("uses the first of two keys", {"two different keys in one request"}),
-        ("does not parse quotes", {"bare and quoted key are equal"}),
-        ("hashes volatile fields", {"volatile fields"}),
-        ("hashes the raw bytes", {"replay with other formatting"}),
-        ("hashes the top level only", {"nested fields count"}),
-        ("reads integers as doubles", {"integers beyond 2^53 keep their digits"}),
-    ],
-)
-async def test_broken_server_fails_the_checks_of_its_fault(broken: str, checks: set[str]) -> None:
+# Which checks each planted bug fails, and a part of what the first one says to change.
+PLANTED: list[tuple[str, set[str], str]] = [
+    ("does not mark replays", {"replay"}, "add the header Idempotency-Replayed: true"),
+    ("replays with a new body", {"replay"}, "Store status, headers and bytes"),
+    ("drops the stored headers", {"replay"}, "Store the header etag"),
+    ("does not send the original request id", {"replay"}, "Send it as X-Original-Request-ID"),
+    ("sends the first request's id as its own", {"replay"}, "own id as X-Request-ID"),
+    ("makes its own request id", {"first request"}, "Return the X-Request-ID of the request"),
+    (
+        "fails on malformed JSON",
+        {"malformed JSON", "invalid UTF-8", "NaN"},
+        "Catch the error and respond 400",
+    ),
+    ("stores the key of a bad body", {"malformed JSON"}, "respond 400"),
+    ("accepts duplicate members", {"duplicate keys in JSON"}, "Parse the body strictly"),
+    (
+        "parses JSON leniently",
+        {
+            "a byte order mark",
+            "nested deeper than 128",
+            "a number too large for a double",
+            "half a surrogate pair",
+        },
+        "Parse the body strictly before the key is claimed",
+    ),
+    ("replays any body", {"same key, other body"}, "Store the SHA-256 of the canonical body"),
+    ("sends no hashes", {"same key, other body"}, "with expectedHash and receivedHash"),
+    ("ignores the query", {"same key, other query"}, "Include method, path and query"),
+    ("replays reads", {"GET with a known key"}, "do not look keys up for GET"),
+    (
+        "checks before it locks",
+        {"concurrent identical requests", "concurrent requests with one key and two bodies"},
+        "Claim the key before the handler runs",
+    ),
+    (
+        "ignores the tenant",
+        {"another tenant's key is not replayed", "another tenant's key is not revealed"},
+        "Make the tenant the first part of the record's primary key",
+    ),
+    ("shows orders to all tenants", {"another tenant's resource"}, "Select by tenant and id"),
+    (
+        "replays to anonymous callers",
+        {"a replay needs sign-in", "not signed in"},
+        "Authenticate",
+    ),
+    ("accepts forged tokens", {"an invalid token"}, "Verify the signature"),
+    (
+        "sends errors as plain JSON",
+        {"key missing", "same key, other body"},
+        "Send errors as application/problem+json",
+    ),
+    ("generates missing keys", {"key missing"}, "if there is no Idempotency-Key"),
+    ("treats an empty key as missing", {"key empty"}, "key_invalid"),
+    ("accepts any text as a key", {"key malformed"}, "1 to 128 visible ASCII characters"),
+    ("uses the first of two keys", {"two different keys in one request"}, "Read all values"),
+    ("joins repeated headers", {"the same key twice in one request"}, "one by one"),
+    ("does not parse quotes", {"bare and quoted key are equal"}, "Remove the quotes"),
+    ("hashes volatile fields", {"volatile fields"}, "Leave these top-level fields out"),
+    ("hashes the raw bytes", {"replay with other formatting"}, "canonical form"),
+    ("hashes numbers as written", {"equal numbers and escapes are equal"}, "canonical form"),
+    ("hashes the top level only", {"nested fields count"}, "Hash the whole body"),
+    (
+        "reads integers as doubles",
+        {"integers beyond 2^53 keep their digits"},
+        "Parse integers as integers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("broken", "checks", "change"), PLANTED)
+async def test_broken_server_fails_the_checks_of_its_fault_and_gets_an_explanation(
+    broken: str, checks: set[str], change: str
+) -> None:
     # Only these: a report has to point to the fault.
-    failed = failures(await checked_tiny(broken, only=checks | {"first request"}))
-    assert set(failed) == checks
+    results = await checked_tiny(broken, only=checks | {"first request"})
+    assert set(failures(results)) == checks
+    failed = [result for result in results if result.verdict is Verdict.FAIL]
+    assert all(result.why for result in failed)
+    assert any(change in (result.change or "") for result in failed), failed
+    passed = [result for result in results if result.verdict is Verdict.PASS]
+    assert all(result.why is None and result.change is None for result in passed)
+
+
+async def test_every_check_of_a_profile_has_a_planted_bug() -> None:
+    (plan,) = plan_checks(read_profile(json.dumps(PROFILE).encode()), None)
+    assert {check.name for check in plan.checks} == set().union(*(row[1] for row in PLANTED))
+
+
+def test_every_check_explains_in_sentences() -> None:
+    for plan in plan_checks(None, None):
+        for check in plan.checks:
+            assert check.why.endswith("."), check.name
+            assert check.change.endswith("."), check.name
+
+
+NEEDS_TWO_TENANTS = {
+    "another tenant's key is not replayed",
+    "another tenant's key is not revealed",
+    "another tenant's resource",
+}
+ACCOUNT = {"path": "/orders", "body": {"account": "one", "note": "{unique}"}}
+OTHER_ACCOUNT = {"path": "/orders", "body": {"account": "two", "note": "{unique}"}}
+
+
+async def test_second_tenant_sends_its_own_body() -> None:
+    own: dict[str, Any] = {"has_accounts": True, "only": NEEDS_TWO_TENANTS, "request": ACCOUNT}
+    failed = [r for r in await checked_tiny(**own) if r.verdict is Verdict.FAIL]
+    assert [result.check for result in failed] == ["another tenant's key is not replayed"]
+    assert "--other-body" in (failed[0].change or "")
+    assert failures(await checked_tiny(**own, other_request=OTHER_ACCOUNT)) == {}
+    leaks = await checked_tiny("ignores the tenant", **own, other_request=OTHER_ACCOUNT)
+    assert set(failures(leaks)) == {
+        "another tenant's key is not replayed",
+        "another tenant's key is not revealed",
+    }
+    refused = await checked_tiny(**own, other_request=ACCOUNT)
+    assert "other_request in the profile" in str(refused[0].change)
 
 
 async def test_wrong_error_format_is_detected() -> None:
@@ -273,7 +351,27 @@ def test_command_prints_json_and_exits_with_1_if_a_check_fails(
         "expected",
         "actual",
         "verdict",
+        "why",
+        "change",
     }
+    failed = [result for result in report["results"] if result["verdict"] == "fail"]
+    assert all(result["why"] and result["change"] for result in failed)
+
+
+def test_command_takes_the_operation_and_the_other_tenants_request_as_options(
+    server: Server, command: Command, tmp_path: Path
+) -> None:
+    body = {"start": {"lat": 55.95, "lon": -3.19}, "minutes": 30, "interests": ["{unique}"]}
+    (tmp_path / "other.json").write_text(json.dumps(body | {"minutes": 60}))
+    options = ["--secret", SECRET, "--path", "/api/v1/routes", "--body", json.dumps(body)]
+    done = command(server.url, *options, "--other-body", "@other.json")
+    # Keys are optional in the routes service, which only a profile can say.
+    assert done.code == 1, done
+    lines = [line.split("\t") for line in done.out.splitlines()[:-1]]
+    failed = {line[3] for line in lines if line[0] == "fail"}
+    assert failed == {"key missing"}
+    assert [line[0] for line in lines if line[3] == "key missing"] == ["fail", "why", "change"]
+    assert [line[0] for line in lines if line[3] == "another tenant's resource"] == ["pass"]
 
 
 @pytest.mark.parametrize(
@@ -305,6 +403,18 @@ def test_refused_sign_in_is_one_line_and_exits_with_2(
         (["http://127.0.0.1:9", "--profile", "nowhere.json"], "nowhere.json"),
         (["http://127.0.0.1:9", "--secret", "short"], "secret"),
         (["http://127.0.0.1:9", "--token", "é"], "visible ASCII"),
+        (["http://127.0.0.1:9", "--path", "/x"], "give both --path and --body"),
+        (["http://127.0.0.1:9", "--path", "/x", "--body", "{"], "--body is not JSON"),
+        (["http://127.0.0.1:9", "--path", "/x", "--body", "@gone.json"], "gone.json"),
+        (["http://127.0.0.1:9", "--path", "/x", "--body", "{}"], "{unique}"),
+        (["http://127.0.0.1:9", "--service", "walk", "--path", "/x"], "leave out --path"),
+        (
+            [
+                *("http://127.0.0.1:9", "--path", "/x", "--body", '{"a":"{unique}"}'),
+                *("--other-body", '{"a":1}'),
+            ],
+            "other_request.body should have {unique}",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exits_with_2(

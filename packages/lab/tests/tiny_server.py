@@ -53,6 +53,8 @@ class TinyServer:
     broken: str = ""
     # Prepended to the path in Location headers.
     prefix: str = ""
+    # The body must name an account of the tenant.
+    has_accounts: bool = False
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
     orders: dict[str, str] = field(default_factory=dict)
     locks: dict[tuple[str, str], asyncio.Lock] = field(default_factory=dict)
@@ -76,6 +78,8 @@ class TinyServer:
             response_headers = list(rendered.headers)
             if self.broken == "sends errors as plain JSON":
                 response_headers = [(b"content-type", b"application/json")]
+        if self.broken == "makes its own request id":
+            request_id = uuid4().hex
         own = [(b"x-request-id", request_id.encode()), (b"x-correlation-id", b"c")]
         if not any(name == b"x-request-id" for name, _ in response_headers):
             response_headers = response_headers + own
@@ -85,12 +89,19 @@ class TinyServer:
     async def serve(
         self, scope: Any, headers: list[tuple[bytes, bytes]], body: bytes, request_id: str
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        tenant = TENANTS.get(dict(headers).get(b"authorization", b"").decode())
+        token = dict(headers).get(b"authorization", b"").decode()
+        tenant = TENANTS.get(token)
+        if self.broken == "accepts forged tokens" and token:
+            tenant = tenant or "one"
         if tenant is None and self.broken != "replays to anonymous callers":
             raise NotAuthenticatedError("sign in")
         if scope["method"] == "GET":
+            if self.broken == "replays reads" and dict(headers).get(b"idempotency-key"):
+                return 200, [(b"idempotency-replayed", b"true")], b"{}"
             return self.read(scope["path"], tenant or "")
         key = self.key(headers)
+        if self.has_accounts and json.loads(body or b"{}").get("account") != tenant:
+            raise NotFoundError("no such account")
         fingerprint, body_hash = self.hashes(scope, body, tenant or "", key)
         record_id = ("all" if self.broken == "ignores the tenant" else tenant or "one", key)
         if self.broken == "checks before it locks":
@@ -105,6 +116,10 @@ class TinyServer:
 
     def key(self, headers: list[tuple[bytes, bytes]]) -> str:
         values = [value for name, value in headers if name == b"idempotency-key"]
+        if self.broken == "joins repeated headers" and len(values) > 1:
+            values = [b",".join(values)]
+        if self.broken == "treats an empty key as missing" and values == [b""]:
+            values = []
         if self.broken == "uses the first of two keys":
             values = values[:1]
         if self.broken == "accepts any text as a key" and values:
@@ -127,9 +142,15 @@ class TinyServer:
                 self.records[tenant, key] = Record("bad", "bad", 400, [], b"{}", "r")
             if self.broken == "fails on malformed JSON":
                 return self.fail()
-            if self.broken != "accepts duplicate members" or b"twice" not in body:
+            if self.broken == "parses JSON leniently" and b"unfinished" not in body:
+                canonical = body
+            elif self.broken == "accepts duplicate members" and b"twice" in body:
+                canonical = json.dumps(json.loads(body)).encode()
+            else:
                 raise
-            canonical = json.dumps(json.loads(body)).encode()
+        if self.broken == "hashes numbers as written":
+            text = json.loads(body, parse_float=str, parse_int=str)
+            canonical = json.dumps(text, sort_keys=True).encode()
         if self.broken == "hashes the raw bytes":
             canonical = body
         if self.broken == "hashes the top level only":

@@ -66,9 +66,9 @@ async def test_replay_is_the_same_response_and_adds_nothing(
         assert again.headers["x-original-request-id"] == first.headers["x-request-id"]
         counts = await stores[0].read(
             "SELECT (SELECT count(*) FROM route_requests) AS requests,"
-            " (SELECT count(*) FROM audit_events) AS events,"
-            " (SELECT count(*) FROM jobs) AS jobs,"
-            " (SELECT resource FROM audit_events WHERE status = 202"
+            " (SELECT count(*) FROM holdfast_audit_events) AS events,"
+            " (SELECT count(*) FROM holdfast_jobs) AS jobs,"
+            " (SELECT resource FROM holdfast_audit_events WHERE status = 202"
             "   AND endpoint = 'POST /api/v1/routes') AS resource,"
             " (SELECT payload FROM route_requests) AS payload"
         )

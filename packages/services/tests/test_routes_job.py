@@ -78,7 +78,7 @@ async def test_a_replay_enqueues_no_second_job(serve: Serve, database_url: str) 
         key = with_key()
         for _ in range(3):
             await client.post(PATH, json=BERLIN, headers=key)
-        rows = await working.holdfast.store.read("SELECT type, tenant FROM jobs")
+        rows = await working.holdfast.store.read("SELECT type, tenant FROM holdfast_jobs")
         assert [(row["type"], row["tenant"]) for row in rows] == [(GENERATE, "ada")]
 
 

@@ -13,10 +13,11 @@ Redirects are never followed, because the key and the token would go to another 
 import asyncio
 import inspect
 import random
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
 from uuid import uuid4
 
 import httpx
@@ -25,7 +26,16 @@ import msgspec
 from holdfast.core.retry import CLIENT, RetryPolicy, is_transient, parse_retry_after
 from holdfast.errors import HoldfastError, UsageError
 
-__all__ = ["AsyncClient", "Client", "GaveUpError", "Response"]
+__all__ = [
+    "ActionOptions",
+    "AsyncClient",
+    "Client",
+    "ClientOptions",
+    "GaveUpError",
+    "Method",
+    "RequestOptions",
+    "Response",
+]
 
 _METHODS_WITHOUT_KEY: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _KEY_HEADER: Final = "Idempotency-Key"
@@ -33,6 +43,53 @@ _KEY_HEADER: Final = "Idempotency-Key"
 _IN_PROGRESS: Final = frozenset({"idempotency.in_progress", "IDEMPOTENCY_IN_PROGRESS"})
 
 Token = str | Callable[[], str | Awaitable[str]] | None
+
+
+class ClientOptions(TypedDict, total=False):
+    """Options of ``httpx.Client`` and ``httpx.AsyncClient`` that the clients here pass on."""
+
+    auth: Any
+    params: Mapping[str, Any] | None
+    headers: Mapping[str, str] | None
+    cookies: dict[str, str] | httpx.Cookies | None
+    verify: ssl.SSLContext | str | bool
+    cert: Any
+    http1: bool
+    http2: bool
+    proxy: Any
+    mounts: Any
+    timeout: float | httpx.Timeout | None
+    limits: httpx.Limits
+    event_hooks: Any
+    # An ``httpx`` transport, for example ``httpx.MockTransport`` in tests.
+    transport: Any
+    trust_env: bool
+    default_encoding: str
+    # Refused if true: a redirect would send the key and the token to another address.
+    follow_redirects: bool
+
+
+class RequestOptions(TypedDict, total=False):
+    """The content of one request, as httpx takes it."""
+
+    json: Any
+    content: str | bytes | None
+    data: Mapping[str, Any] | None
+    files: Any
+    params: Mapping[str, Any] | None
+    headers: Mapping[str, str] | None
+    cookies: dict[str, str] | httpx.Cookies | None
+    timeout: float | httpx.Timeout | None
+    extensions: Mapping[str, Any] | None
+
+
+class ActionOptions(RequestOptions, total=False):
+    """The content of an action, and the key of one that was sent before."""
+
+    key: str | None
+
+
+Method = Literal["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class GaveUpError(HoldfastError):
@@ -178,7 +235,7 @@ class Client:
         max_seconds: float = 60.0,
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         _check_options(options)
         self._token = token
@@ -197,7 +254,12 @@ class Client:
         self._http.close()
 
     def request(
-        self, method: str, path: str, *, key: str | None = None, **content: Any
+        self,
+        method: Method,
+        path: str,
+        *,
+        key: str | None = None,
+        **content: Unpack[RequestOptions],
     ) -> Response:
         """Send an action and retry until there is a final response.
 
@@ -224,23 +286,23 @@ class Client:
         except StopIteration as end:
             return cast("Response", end.value)
 
-    def get(self, path: str, **content: Any) -> Response:
+    def get(self, path: str, **content: Unpack[RequestOptions]) -> Response:
         """Send a GET, without a key."""
         return self.request("GET", path, **content)
 
-    def post(self, path: str, **content: Any) -> Response:
+    def post(self, path: str, **content: Unpack[ActionOptions]) -> Response:
         """Send a POST with a key."""
         return self.request("POST", path, **content)
 
-    def put(self, path: str, **content: Any) -> Response:
+    def put(self, path: str, **content: Unpack[ActionOptions]) -> Response:
         """Send a PUT with a key."""
         return self.request("PUT", path, **content)
 
-    def patch(self, path: str, **content: Any) -> Response:
+    def patch(self, path: str, **content: Unpack[ActionOptions]) -> Response:
         """Send a PATCH with a key."""
         return self.request("PATCH", path, **content)
 
-    def delete(self, path: str, **content: Any) -> Response:
+    def delete(self, path: str, **content: Unpack[ActionOptions]) -> Response:
         """Send a DELETE with a key."""
         return self.request("DELETE", path, **content)
 
@@ -268,7 +330,7 @@ class AsyncClient:
         max_seconds: float = 60.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
         _check_options(options)
         self._token = token
@@ -287,7 +349,12 @@ class AsyncClient:
         await self._http.aclose()
 
     async def request(
-        self, method: str, path: str, *, key: str | None = None, **content: Any
+        self,
+        method: Method,
+        path: str,
+        *,
+        key: str | None = None,
+        **content: Unpack[RequestOptions],
     ) -> Response:
         """Send an action and retry until there is a final response. See ``Client.request``."""
         key = _key_for(method, key)
@@ -309,23 +376,23 @@ class AsyncClient:
         except StopIteration as end:
             return cast("Response", end.value)
 
-    async def get(self, path: str, **content: Any) -> Response:
+    async def get(self, path: str, **content: Unpack[RequestOptions]) -> Response:
         """Send a GET, without a key."""
         return await self.request("GET", path, **content)
 
-    async def post(self, path: str, **content: Any) -> Response:
+    async def post(self, path: str, **content: Unpack[ActionOptions]) -> Response:
         """Send a POST with a key."""
         return await self.request("POST", path, **content)
 
-    async def put(self, path: str, **content: Any) -> Response:
+    async def put(self, path: str, **content: Unpack[ActionOptions]) -> Response:
         """Send a PUT with a key."""
         return await self.request("PUT", path, **content)
 
-    async def patch(self, path: str, **content: Any) -> Response:
+    async def patch(self, path: str, **content: Unpack[ActionOptions]) -> Response:
         """Send a PATCH with a key."""
         return await self.request("PATCH", path, **content)
 
-    async def delete(self, path: str, **content: Any) -> Response:
+    async def delete(self, path: str, **content: Unpack[ActionOptions]) -> Response:
         """Send a DELETE with a key."""
         return await self.request("DELETE", path, **content)
 
@@ -337,7 +404,7 @@ class AsyncClient:
             request.headers["Authorization"] = f"Bearer {token}"
 
 
-def _check_options(options: dict[str, Any]) -> None:
+def _check_options(options: ClientOptions) -> None:
     if options.get("follow_redirects"):
         raise UsageError(
             "follow_redirects is not supported: a redirect would send the key and the token to "

@@ -3,18 +3,20 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.core.job import LeasedJob
+from holdfast.core.table_names import TableNames
 
 __all__ = [
     "Claim",
     "Claimed",
     "Clock",
+    "CommitFailure",
     "Delivery",
     "Ending",
     "Engine",
@@ -34,10 +36,23 @@ __all__ = [
     "Row",
     "SessionStore",
     "Store",
+    "StoreMetrics",
     "SyncFaultPoints",
     "Transaction",
+    "TransactionT_co",
     "UnitOfWork",
 ]
+
+# What handlers get as their transaction: a ``Transaction``, or a session of the app. Any, where the
+# type of a store does not say.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    TransactionT_co = TypeVar("TransactionT_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    TransactionT_co = TypeVar("TransactionT_co", covariant=True)
 
 Params = Mapping[str, Any] | None
 Row = Mapping[str, Any]
@@ -55,6 +70,10 @@ Outcome = Literal[
 
 
 JobOutcome = Literal["done", "duplicate", "retried", "dead", "lease_lost", "given_back", "unknown"]
+
+
+# A commit that failed: rolled back, or with an unknown outcome.
+CommitFailure = Literal["rolled_back", "unknown"]
 
 
 class Clock(Protocol):
@@ -83,11 +102,11 @@ class Transaction(Protocol):
         """Return the first row of a query, or None."""
 
 
-class UnitOfWork(Protocol):
+class UnitOfWork(Protocol[TransactionT_co]):
     """An open transaction, with a claimed key if there is one. Ends in one commit or rollback."""
 
     @property
-    def transaction(self) -> Any:
+    def transaction(self) -> TransactionT_co:
         """What the handler gets: a ``Transaction``, or a session or connection of the app."""
 
     @property
@@ -141,12 +160,16 @@ class RecordQuery:
 
 
 @runtime_checkable
-class Store(Protocol):
+class Store(Protocol[TransactionT_co]):
     """A database that holds records, audit events and the app's rows."""
 
     @property
     def name(self) -> str:
         """``sqlite`` or ``postgresql``, for logs and metrics."""
+
+    @property
+    def table_names(self) -> TableNames:
+        """How Holdfast's tables are named in this database; final when the store is open."""
 
     async def open(self) -> None:
         """Connect and bring the schema up to date."""
@@ -163,7 +186,7 @@ class Store(Protocol):
     async def claim(self, record_id: RecordId, now: datetime) -> Claim:
         """Claim a key atomically; never waits for another holder."""
 
-    async def begin(self, *, idle_seconds: float | None = None) -> UnitOfWork:
+    async def begin(self, *, idle_seconds: float | None = None) -> UnitOfWork[TransactionT_co]:
         """Open a transaction without a key, for endpoints where the key is optional.
 
         If the process hangs, PostgreSQL ends the transaction after ``idle_seconds``.
@@ -277,8 +300,13 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Disconnect. Idempotent."""
 
-    async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
-        """Lease up to ``limit`` jobs, waiting for the first; may return none."""
+    async def take(
+        self, limit: int, wait_seconds: float, *, alone: bool = True
+    ) -> Sequence[Delivery]:
+        """Lease up to ``limit`` jobs, waiting for the first; may return none.
+
+        ``alone``: the worker runs no other job. It is recorded with the lease.
+        """
 
     async def renew(self, deliveries: Sequence[Delivery]) -> set[tuple[str, str]]:
         """Renew the leases; return the jobs (tenant, id) that are still held."""
@@ -305,6 +333,9 @@ class RecordCache(Protocol):
     async def forget(self, record_ids: Iterable[RecordId]) -> None:
         """Drop records."""
 
+    def use_epoch(self, epoch: str) -> None:
+        """Return no record any more that was put under another epoch."""
+
     async def close(self) -> None:
         """Disconnect."""
 
@@ -328,6 +359,21 @@ class Metrics(Protocol):
         """Record how many records a sweep deleted, and how long it took."""
 
 
+@runtime_checkable
+class StoreMetrics(Protocol):
+    """Records problems of the store; must not raise and must not block.
+
+    Optional: a ``Metrics`` object that has these methods gets the calls.
+    """
+
+    def pool_waited(self, seconds: float) -> None:
+        """Record how long a caller waited for a connection, because none was free."""
+
+    def commit_failed(self, of: Literal["request", "job"], failure: CommitFailure) -> None:
+        """Count a commit that the database refused, or whose outcome is unknown."""
+
+
+@runtime_checkable
 class JobMetrics(Protocol):
     """Records metrics of jobs; must not raise and must not block."""
 

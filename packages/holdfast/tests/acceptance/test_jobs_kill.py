@@ -101,7 +101,7 @@ async def test_a_worker_killed_at_a_fault_point_leaves_one_effect_and_no_stuck_j
     assert detail.view.attempts == (1 if was_committed else 2)
     lost = [(one.attempt, one.reason, (one.worker or "")[:7]) for one in detail.failures]
     assert lost == ([] if was_committed else [(1, "worker_lost", "doomed-")])
-    assert await lab.count("jobs") == 0
+    assert await lab.count("holdfast_jobs") == 0
 
 
 async def test_job_whose_next_workers_are_killed_too_has_one_effect(

@@ -87,8 +87,8 @@ async def test_postgres_restarted_in_mid_job_leaves_one_effect_of_every_job(
     await asyncio.to_thread(postgres.start)
     await lab.until_idle(seconds=30)
     assert sorted(await lab.effects()) == sorted(wanted)
-    assert await lab.count("job_completions") == 12
-    assert await lab.count("dead_letters") == 0
+    assert await lab.count("holdfast_job_completions") == 12
+    assert await lab.count("holdfast_dead_letters") == 0
     assert "unknown" in lab.outcomes.all, "no job was running, so this proves nothing"
 
 
@@ -112,8 +112,8 @@ async def test_every_job_ends_once_while_postgres_restarts_under_load(
     await lab.start_worker(other, lease_seconds=1, concurrency=4)
     for _ in range(2):
 
-        async def has_moved(before: int = await lab.count("job_completions")) -> bool:
-            return await lab.count("job_completions") > before + 10
+        async def has_moved(before: int = await lab.count("holdfast_job_completions")) -> bool:
+            return await lab.count("holdfast_job_completions") > before + 10
 
         await eventually(has_moved)
         await asyncio.to_thread(postgres.stop, "immediate")
@@ -128,7 +128,7 @@ async def test_every_job_ends_once_while_postgres_restarts_under_load(
         await eventually(is_back)
     await lab.until_idle(seconds=30)
     assert Counter(await lab.effects()) == Counter(str(n) for n in range(jobs))
-    assert await lab.count("job_completions") == jobs
+    assert await lab.count("holdfast_job_completions") == jobs
     await lab.stop_workers()
     await other.close()
 

@@ -78,7 +78,7 @@ class Factory:
         """Wait until so many have been done, and others have not."""
 
         async def check() -> bool:
-            return await self.lab.count("job_completions") >= share * of
+            return await self.lab.count("holdfast_job_completions") >= share * of
 
         await eventually(check, seconds=40)
         assert len(self.enqueued) < of
@@ -87,8 +87,8 @@ class Factory:
         await self.lab.until_idle(seconds=45)
         dead = {number for number in range(jobs) if is_poison(number)}
         done = set(range(jobs)) - dead
-        markers = await self.lab.rows("SELECT job_id FROM job_completions")
-        letters = await self.lab.rows("SELECT job_id, attempts FROM dead_letters")
+        markers = await self.lab.rows("SELECT job_id FROM holdfast_job_completions")
+        letters = await self.lab.rows("SELECT job_id, attempts FROM holdfast_dead_letters")
         assert Counter(self.enqueued[str(row["job_id"])] for row in markers) == Counter(done)
         assert Counter(self.enqueued[str(row["job_id"])] for row in letters) == Counter(dead)
         assert {row["attempts"] for row in letters} == {5}

@@ -61,6 +61,23 @@ def test_migrate_prints_what_it_applied_and_applies_it_once(cli: Cli, database: 
     assert b"is up to date" in again.stdout
 
 
+def test_commands_use_the_prefix_of_the_url_or_of_the_environment(
+    here: Here, database: str
+) -> None:
+    mark = "?table_prefix=acme_"
+    assert here("migrate", "--database", database + mark).returncode == 0
+    save_records(database + mark, record("ada", KEY, age=timedelta(hours=1)))
+    without = here("keys", "ls", "--database", database)
+    assert (without.returncode, b"run holdfast migrate" in without.stderr) == (1, True)
+    for url, environment in (
+        (database + mark, {}),
+        (database, {"HOLDFAST_TABLE_PREFIX": "acme_"}),
+        (database + mark, {"HOLDFAST_TABLE_PREFIX": "other_"}),
+    ):
+        listed = here("keys", "ls", "--database", url, "--json", **environment)
+        assert [found["key"] for found in json.loads(listed.stdout)] == [KEY]
+
+
 def test_keys_ls_keys_show_and_sweep(here: Here, database: str) -> None:
     old, new = timedelta(hours=25), timedelta(hours=1)
     save_records(

@@ -110,7 +110,7 @@ def entry(
         (404, None, Refused()),
         (410, None, Refused()),
         (413, None, Refused()),
-        (428, None, Refused()),
+        (428, None, Conflicting()),
     ],
 )
 def test_an_answer_means(status: int | None, code: str | None, verdict: Verdict) -> None:

@@ -34,7 +34,7 @@ async def test_waiting_job_is_merged_with_the_newest_payload_and_the_first_due_t
     waiting = await lab.job(first.job_id)
     assert (waiting.payload, waiting.merged, waiting.view.due_at) == (3, 2, due_at)
     assert waiting.coalesce_key == "ada/2026-03-01"
-    assert await lab.count("jobs") == 1
+    assert await lab.count("holdfast_jobs") == 1
     await lab.show_in(-0.001)
     await lab.start_worker()
     await lab.until(first.job_id, "done")
@@ -191,7 +191,7 @@ async def test_no_write_is_lost_while_coalesced_jobs_are_claimed(
     await lab.until_idle()
     (seen,) = await lab.rows("SELECT n FROM counters WHERE name = 'seen'")
     assert seen["n"] == writes
-    assert await lab.count("dead_letters") == await lab.count("job_failures") == 0
+    assert await lab.count("holdfast_dead_letters") == await lab.count("holdfast_job_failures") == 0
     print(f"{merged} of {writes} were merged")
 
 

@@ -1,13 +1,16 @@
-"""The engine contract, on the default engine and both databases."""
+"""The engine contract, on the default engine, both databases and the other drivers."""
 
 from collections.abc import AsyncIterator
 
 import pytest
+from sqlalchemy import create_engine
 
 from holdfast import open_store
 from holdfast.jobs.engines.sql import SqlEngine
 from holdfast.jobs.worker import EngineMaker
 from holdfast.ports import Store
+from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.testing.engine_contract import EngineContract
 
 
@@ -24,3 +27,21 @@ class TestSqlEngine(EngineContract):
         return lambda table, queues, worker, lease_seconds: SqlEngine(
             table, queues, worker=worker, lease_seconds=lease_seconds
         )
+
+
+class TestSqlEngineOnPsycopg(TestSqlEngine):
+    @pytest.fixture(params=["psycopg", "psycopg, sync", "SQLAlchemy, sync"])
+    async def store(
+        self, request: pytest.FixtureRequest, clean_jobs_url: str
+    ) -> AsyncIterator[Store]:
+        engine = create_engine(clean_jobs_url.replace("postgresql", "postgresql+psycopg", 1))
+        stores: dict[str, Store] = {
+            "psycopg": PsycopgStore(clean_jobs_url),
+            "psycopg, sync": PsycopgSyncStore(clean_jobs_url),
+            "SQLAlchemy, sync": SqlAlchemySyncStore(engine),
+        }
+        store = stores[request.param]
+        await store.open()
+        yield store
+        await store.close()
+        engine.dispose()

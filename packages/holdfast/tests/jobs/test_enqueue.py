@@ -63,7 +63,9 @@ class Shop:
                 "INSERT INTO effects (name) VALUES ('order')"
             )
             self.outcomes.append(await self.holdfast.enqueue("receipt", payload, **options))
-            assert await self.lab.count("audit_events") == 0, "nothing is seen before the commit"
+            assert await self.lab.count("holdfast_audit_events") == 0, (
+                "nothing is seen before the commit"
+            )
             match request.headers.get("x-do"):
                 case "raise":
                     raise RuntimeError("broken handler")
@@ -127,7 +129,7 @@ async def test_job_audit_event_and_rows_commit_with_the_response(shop: Shop) -> 
     assert await shop.lab.effects() == ["order"]
     audits = await shop.lab.rows(
         "SELECT tenant, endpoint, actor, status, resource, request_id, correlation_id,"
-        " payload_hash FROM audit_events ORDER BY endpoint"
+        " payload_hash FROM holdfast_audit_events ORDER BY endpoint"
     )
     ids = {"request_id": "r-7", "correlation_id": "c-7"}
     about_job = {"status": 202, "resource": key, "payload_hash": job.payload_hash}
@@ -142,7 +144,7 @@ async def test_invalid_max_attempts_is_refused_although_the_handler_has_a_defaul
     attempts: int, shop: Shop
 ) -> None:
     assert (await shop.order(max_attempts=attempts)).status_code == 500
-    assert await shop.lab.count("jobs") == 0
+    assert await shop.lab.count("holdfast_jobs") == 0
     assert await shop.lab.effects() == []
 
 
@@ -152,19 +154,19 @@ async def test_a_replay_enqueues_nothing(shop: Shop) -> None:
     again = await shop.order()
     assert again.headers["Idempotency-Replayed"] == "true"
     assert (first.content, len(shop.outcomes), shop.notifications) == (again.content, 1, 1)
-    assert await shop.lab.count("jobs") == 1
-    assert await shop.lab.count("audit_events") == 2
+    assert await shop.lab.count("holdfast_jobs") == 1
+    assert await shop.lab.count("holdfast_audit_events") == 2
 
 
 @pytest.mark.parametrize("failure", ["raise", "500", "503", "404", "422"])
 async def test_rolled_back_request_enqueues_nothing(shop: Shop, failure: str) -> None:
     assert (await shop.order(do=failure)).status_code >= 400
-    for table in ("jobs", "effects", "audit_events"):
+    for table in ("holdfast_jobs", "effects", "holdfast_audit_events"):
         assert await shop.lab.count(table) == 0
     assert (len(shop.outcomes), shop.notifications) == (1, 0)
     if failure.startswith("5"):
         assert (await shop.order()).status_code == 201
-        assert await shop.lab.count("jobs") == 1
+        assert await shop.lab.count("holdfast_jobs") == 1
         assert shop.notifications == 1
 
 
@@ -172,7 +174,7 @@ async def test_too_large_payload_is_413_and_writes_nothing(shop: Shop) -> None:
     response = await shop.order(payload="x" * 1000)
     assert response.status_code == 413
     assert "the payload of receipt has 1002 bytes, at most 1000" in response.json()["detail"]
-    for table in ("jobs", "effects", "audit_events"):
+    for table in ("holdfast_jobs", "effects", "holdfast_audit_events"):
         assert await shop.lab.count(table) == 0
     assert (await shop.order("key-2", payload="x" * 998)).status_code == 201
 
@@ -187,13 +189,13 @@ async def test_same_key_is_one_job_and_stays_done(shop: Shop) -> None:
 
     assert await again() == Enqueued(same)
     assert await again() == Merged(same)
-    assert (await lab.rows("SELECT count(*) AS n FROM audit_events"))[0]["n"] == 1
+    assert (await lab.rows("SELECT count(*) AS n FROM holdfast_audit_events"))[0]["n"] == 1
     job = await lab.claim_one("one")
     assert await again() == Merged(same), "while it runs"
     assert await lab.job_store.complete_alone([(job.lease, "1")], worker="one")
     assert await again() == AlreadyDone(same)
-    assert await lab.count("jobs") == 0
-    assert await lab.count("audit_events") == 1
+    assert await lab.count("holdfast_jobs") == 0
+    assert await lab.count("holdfast_audit_events") == 1
 
 
 async def test_two_concurrent_transactions_with_one_key_enqueue_one_job(shop: Shop) -> None:
@@ -209,8 +211,8 @@ async def test_two_concurrent_transactions_with_one_key_enqueue_one_job(shop: Sh
 
     outcomes = await asyncio.gather(*(one(n) for n in range(8)))
     assert [type(outcome) for outcome in outcomes[1:]].count(Enqueued) == 1
-    assert await shop.lab.count("jobs") == 1
-    assert await shop.lab.count("audit_events") == 1
+    assert await shop.lab.count("holdfast_jobs") == 1
+    assert await shop.lab.count("holdfast_audit_events") == 1
 
 
 async def test_request_and_correlation_ids_reach_the_handler(shop: Shop) -> None:

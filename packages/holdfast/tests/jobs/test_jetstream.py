@@ -150,7 +150,7 @@ async def test_a_job_delivered_20_times_to_4_workers_has_one_effect(lab, nats, a
     assert (await lab.until(job_id, "done")).view.attempts == 1
     await nats.until_empty()
     assert await lab.effects() == ["one"]
-    assert await lab.count("job_completions") == 1
+    assert await lab.count("holdfast_job_completions") == 1
 
 
 @ON_POSTGRES
@@ -277,7 +277,7 @@ async def test_a_retry_waits_at_the_broker_for_its_delay(lab, nats):
     @lab.jobs.handler("flaky")
     async def flaky(job: JobContext) -> None:
         started.append(time.monotonic())
-        published.append((await lab.rows("SELECT published FROM jobs"))[0]["published"])
+        published.append((await lab.rows("SELECT published FROM holdfast_jobs"))[0]["published"])
         if len(started) == 1:
             raise RuntimeError("not yet")
         await write_effect(job)
@@ -306,7 +306,7 @@ async def test_job_that_fails_five_times_is_dead_lettered(lab, nats, monkeypatch
     ]
     await nats.until_empty()
     assert await lab.effects() == []
-    assert await lab.count("dead_letters") == 1
+    assert await lab.count("holdfast_dead_letters") == 1
 
 
 @ON_SQLITE
@@ -353,7 +353,7 @@ async def test_malformed_message_is_terminated_and_logged(effect_lab, nats, capl
         b"\xff",
         b"[]",
         b'{"tenant": "ada"}',
-        b'{"tenant": "ada", "job_id": "1; DROP TABLE jobs"}',
+        b'{"tenant": "ada", "job_id": "1; DROP TABLE holdfast_jobs"}',
         b'{"tenant": "\\u0000", "job_id": "7f3b1c1e-7a0b-4c57-9f4c-0d5d5f3c1a11"}',
     ):
         await nats.send(effect_lab.store, garbage)

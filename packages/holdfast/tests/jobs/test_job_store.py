@@ -62,18 +62,20 @@ async def test_concurrent_claims_get_different_jobs(lab: JobsLab, another_store:
 async def test_jobs_that_are_not_due_yet_do_not_slow_the_claim(lab: JobsLab) -> None:
     """It stops at the first one: a line of thousands costs no more than a line of ten."""
     await lab.enqueued("effect", 0, delay_seconds=3600)
-    (text,) = _statements(lab.store.name, "claim")
+    (text,) = _statements(lab.store.name, lab.store.table_names, "claim")
     is_sqlite = lab.store.name == "sqlite"
     values = {
         "queues": '["default"]' if is_sqlite else ["default"],
         "worker": "one",
         "limit": 10,
         "lease_seconds": 30.0,
+        "alone": False,
     }
     if is_sqlite:
         plan = await lab.store.read(f"EXPLAIN QUERY PLAN {text}", values)
         assert any(
-            "idx_jobs_visible_at (queue=? AND visible_at<?)" in row["detail"] for row in plan
+            "idx_holdfast_jobs_visible_at (queue=? AND visible_at<?)" in row["detail"]
+            for row in plan
         )
         return
     async with lab.transaction() as tx:
@@ -115,7 +117,7 @@ async def test_lease_is_renewed_only_before_it_expires(lab: JobsLab) -> None:
     ids = [await lab.enqueued("effect", n) for n in range(3)]
     jobs = await lab.claim("one", lease_seconds=5)
     await lab.show_in(-0.001, f"id = '{ids[1]}'")
-    await lab.store.write(f"UPDATE jobs SET lease = lease + 1 WHERE id = '{ids[2]}'")
+    await lab.store.write(f"UPDATE holdfast_jobs SET lease = lease + 1 WHERE id = '{ids[2]}'")
     held = await lab.job_store.renew([job.lease for job in jobs], worker="one", lease_seconds=100)
     assert held == {("ada", ids[0])}
     assert await lab.job_store.renew([jobs[0].lease], worker="two", lease_seconds=100) == set()
@@ -180,9 +182,16 @@ ENDINGS: list[Ending] = [
 
 
 async def everything(lab: JobsLab) -> list[object]:
-    tables = ("jobs", "job_completions", "dead_letters", "job_failures", "job_steps", "effects")
+    tables = (
+        "holdfast_jobs",
+        "holdfast_job_completions",
+        "holdfast_dead_letters",
+        "holdfast_job_failures",
+        "holdfast_job_steps",
+        "effects",
+    )
     return [await lab.rows(f"SELECT * FROM {table}") for table in tables] + [
-        await lab.count("audit_events")
+        await lab.count("holdfast_audit_events")
     ]
 
 
@@ -202,11 +211,11 @@ async def test_only_the_holder_of_a_valid_lease_can(
     before = await everything(lab)
     assert not await end(lab, job), "another had it"
     assert await everything(lab) == before
-    await lab.store.write("UPDATE jobs SET lease = 1")
+    await lab.store.write("UPDATE holdfast_jobs SET lease = 1")
     before = await everything(lab)
     assert not await end(lab, job), "the same number, but another's"
     assert await everything(lab) == before
-    await lab.store.write("UPDATE jobs SET worker = 'one', attempts = 1")
+    await lab.store.write("UPDATE holdfast_jobs SET worker = 'one', attempts = 1")
     assert await end(lab, job), "and the holder can"
     assert await everything(lab) != before
 
@@ -226,14 +235,14 @@ async def test_batch_completion_skips_only_lost_leases(lab: JobsLab) -> None:
     ids = [await lab.enqueued("effect", n) for n in range(10)]
     jobs = {job.lease.job_id: job for job in await lab.claim("one")}
     await lab.show_in(-0.001, f"id = '{ids[3]}'")
-    await lab.store.write(f"UPDATE jobs SET lease = lease + 1 WHERE id = '{ids[7]}'")
+    await lab.store.write(f"UPDATE holdfast_jobs SET lease = lease + 1 WHERE id = '{ids[7]}'")
     results = [(jobs[job_id].lease, f'"{job_id}"') for job_id in ids]
     held = await lab.job_store.complete_alone(results, worker="one")
     kept = set(ids) - {ids[3], ids[7]}
     assert held == {("ada", job_id) for job_id in kept}
-    markers = await lab.rows("SELECT job_id, result FROM job_completions")
+    markers = await lab.rows("SELECT job_id, result FROM holdfast_job_completions")
     assert {str(row["job_id"]): row["result"] for row in markers} == {i: f'"{i}"' for i in kept}
-    assert await lab.count("jobs") == 2
+    assert await lab.count("holdfast_jobs") == 2
 
 
 async def test_released_job_is_claimable_at_once_and_its_attempt_does_not_count(
@@ -258,14 +267,14 @@ async def test_job_whose_key_was_completed_meanwhile_is_removed(
     assert await completes(lab, done)
     row = "tenant, key, queue, type, payload_hash, request_id, correlation_id"
     await lab.store.write(
-        f"INSERT INTO jobs ({row}, id, payload, visible_at, run_at, max_attempts, actor)"
-        f" SELECT {row}, job_id, 'null', now(), now(), 5, 'ada' FROM job_completions"
+        f"INSERT INTO holdfast_jobs ({row}, id, payload, visible_at, run_at, max_attempts, actor)"
+        f" SELECT {row}, job_id, 'null', now(), now(), 5, 'ada' FROM holdfast_job_completions"
     )
     job = await lab.claim_one("one")
     assert job.completed
     assert await lab.job_store.remove_completed(job, worker="one")
     assert await lab.state(job_id) == "done"
-    assert await lab.count("jobs") == 0
+    assert await lab.count("holdfast_jobs") == 0
 
 
 # -- dead letters -----------------------------------------------------------------------------
@@ -297,9 +306,9 @@ async def test_dead_letter_has_tenant_job_and_reason(lab: JobsLab) -> None:
         (1, "error", "no 0", "one"),
         (2, "error", "no 1", "one"),
     ]
-    assert await lab.count("jobs") == 0
+    assert await lab.count("holdfast_jobs") == 0
     audits = await lab.rows(
-        "SELECT endpoint, status, resource, actor FROM audit_events ORDER BY endpoint"
+        "SELECT endpoint, status, resource, actor FROM holdfast_audit_events ORDER BY endpoint"
     )
     assert [tuple(row.values()) for row in audits] == [
         ("job.dead default effect", 500, "job:ada:default:effect:order/1", "ada's phone"),
@@ -319,13 +328,15 @@ async def test_requeued_job_keeps_its_history_and_gets_all_attempts(lab: JobsLab
     assert back.view.correlation_id == "correlation-1"
     assert len(back.failures) == 2
     assert (await lab.admin.depths())["default"].dead == 0
-    audit = await lab.rows("SELECT actor FROM audit_events WHERE endpoint LIKE 'job.requeued%'")
+    audit = await lab.rows(
+        "SELECT actor FROM holdfast_audit_events WHERE endpoint LIKE 'job.requeued%'"
+    )
     assert [row["actor"] for row in audit] == ["grace"]
 
     await die(lab, times=2)
     dead = await lab.job(job_id)
     assert [f.attempt for f in dead.failures] == [1, 2, 1, 2]
-    deaths = await lab.rows("SELECT deaths, requeued_at FROM dead_letters")
+    deaths = await lab.rows("SELECT deaths, requeued_at FROM holdfast_dead_letters")
     assert [(row["deaths"], row["requeued_at"]) for row in deaths] == [(2, None)]
     assert await lab.admin.requeue(job_id, tenant="ada", actor="grace")
     assert await completes(lab, await lab.claim_one("one"))
@@ -342,7 +353,7 @@ async def test_concurrent_requeues_create_one_job(lab: JobsLab, another_store: O
         *(tables[n % 2].requeue("ada", job_id, actor=f"{n}") for n in range(8))
     )
     assert sorted(results) == [False] * 7 + [True]
-    assert await lab.count("jobs") == 1
+    assert await lab.count("holdfast_jobs") == 1
 
 
 async def test_dead_lettered_key_can_be_enqueued_again(
@@ -395,7 +406,7 @@ async def test_the_same_work_for_two_tenants_is_two_jobs(lab: JobsLab) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["o'; DROP TABLE jobs; --", "a:b", '"\\', "🐚", "x" * 300, "$1 :x"]
+    "name", ["o'; DROP TABLE holdfast_jobs; --", "a:b", '"\\', "🐚", "x" * 300, "$1 :x"]
 )
 async def test_special_characters_in_tenants_and_resources_are_stored_unchanged(
     lab: JobsLab, name: str
@@ -426,6 +437,26 @@ async def test_depths_count_waiting_running_and_dead_jobs(lab: JobsLab) -> None:
     assert 0 <= depth.oldest_seconds < 10
     await lab.job_store.claim(("mail",), worker="one", limit=9, lease_seconds=30)
     assert (await lab.admin.depths())["mail"].oldest_seconds == 0, "nothing due is waiting"
+
+
+async def test_depths_for_metrics_read_a_limited_number_of_jobs(lab: JobsLab) -> None:
+    """A long queue must not slow metrics down; up to the limit, the numbers are exact."""
+    for n in range(5):
+        await lab.enqueued("x", resource_id=f"due {n}", queue="mail")
+    for n in range(3):
+        await lab.enqueued("x", resource_id=f"later {n}", queue="mail", delay_seconds=3600)
+        await lab.enqueued("x", resource_id=f"{n}", queue="other")
+    (first, *_) = await lab.job_store.claim(("mail",), worker="w", limit=2, lease_seconds=30)
+    await lab.job_store.dead_letter(first, worker="w", reason="error", error="no")
+    exact = await lab.admin.depths(most=100)
+    assert {
+        queue: (depth.waiting, depth.running, depth.dead) for queue, depth in exact.items()
+    } == {"mail": (6, 1, 1), "other": (3, 0, 0)}
+    assert 0 <= exact["mail"].oldest_seconds < 60
+    assert exact.keys() == (await lab.admin.depths()).keys()
+    few = await lab.admin.depths(most=2)
+    # Two of three due ones, and of the others the running one, which is visible next.
+    assert (few["mail"].waiting, few["mail"].running, few["other"].waiting) == (3, 1, 2)
 
 
 async def test_clean_up_deletes_old_rows_and_keeps_dead_letters_not_requeued(

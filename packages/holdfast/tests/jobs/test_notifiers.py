@@ -10,11 +10,14 @@ from typing import Any
 
 import asyncpg
 import pytest
+from sqlalchemy import NullPool, create_engine
 
 from holdfast import open_store
 from holdfast.jobs.context import JobContext
 from holdfast.ports import Notifier, Store
 from holdfast.stores.notifier import LocalNotifier
+from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.stores.sqlite import notifier as sqlite_notifier
 from holdfast.stores.sqlite.notifier import SocketNotifier
 from packages.holdfast.tests.jobs.conftest import OpenStore
@@ -122,7 +125,7 @@ async def test_end_of_an_ordered_job_wakes_the_worker_of_the_next(
     await lab.enqueue("first")
 
     async def both_done() -> bool:
-        return await lab.count("job_completions") == 2
+        return await lab.count("holdfast_job_completions") == 2
 
     await eventually(both_done, seconds=20)  # to look by itself would be after 30
 
@@ -145,9 +148,21 @@ async def test_retry_starts_when_it_is_due_and_not_at_the_next_poll(lab: JobsLab
 # -- every notifier -------------------------------------------------------------------
 
 
-@pytest.fixture(params=["local", "socket", "notify"])
+@pytest.fixture(params=["local", "socket", "notify", "psycopg", "psycopg, sync", "SQLAlchemy"])
 def notifier_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store | None:
     match request.param:
+        case "psycopg":
+            return PsycopgStore(request.getfixturevalue("clean_jobs_url"))
+        case "psycopg, sync":
+            return PsycopgSyncStore(request.getfixturevalue("clean_jobs_url"))
+        case "SQLAlchemy":
+            url: str = request.getfixturevalue("clean_jobs_url")
+            # Without a pool there is nothing to dispose of.
+            return SqlAlchemySyncStore(
+                create_engine(
+                    url.replace("postgresql", "postgresql+psycopg", 1), poolclass=NullPool
+                )
+            )
         case "socket":
             return open_store(f"sqlite:///{tmp_path}/jobs.db")
         case "notify":
@@ -296,8 +311,12 @@ def test_notifiers_of_one_file_share_a_directory_whatever_path_is_used(tmp_path:
 # -- LISTEN -------------------------------------------------------------------------------------
 
 
-async def test_disconnected_listener_reconnects(clean_jobs_url: str) -> None:
-    store = open_store(clean_jobs_url)
+@pytest.mark.parametrize("notifier_store", ["notify", "psycopg", "psycopg, sync"], indirect=True)
+async def test_disconnected_listener_reconnects(
+    clean_jobs_url: str, notifier_store: Store | None
+) -> None:
+    store = notifier_store
+    assert store is not None
     await store.open()
     notifier, sender = store.notifier(), store.notifier()
     await notifier.open()

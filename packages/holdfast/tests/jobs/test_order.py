@@ -74,7 +74,7 @@ async def test_retry_delays_only_jobs_of_its_order_key(lab: JobsLab) -> None:
     await lab.until(free, "done")
 
     async def has_failed() -> bool:
-        return await lab.count("job_failures") == 1
+        return await lab.count("holdfast_job_failures") == 1
 
     await eventually(has_failed)
     assert (await by_key(lab))["a"] == ["0"]
@@ -144,7 +144,7 @@ async def test_order_keys_of_two_tenants_are_independent(lab: JobsLab) -> None:
         return await lab.admin.state(eve, tenant="eve") == "done"
 
     await eventually(done)
-    assert await lab.count("jobs") == 2, "behind one that is not due yet, one waits"
+    assert await lab.count("holdfast_jobs") == 2, "behind one that is not due yet, one waits"
 
 
 async def test_jobs_run_in_the_order_in_which_their_transactions_committed(
@@ -215,7 +215,7 @@ async def test_no_job_stays_blocked_when_an_enqueue_races_with_a_completion(
     await asyncio.gather(*(enqueuer(key) for key in ("a", "b")))
     enqueuing.workers = []
     await lab.until_idle(seconds=10)
-    table = "job_completions" if ends == "done" else "dead_letters"
+    table = "holdfast_job_completions" if ends == "done" else "holdfast_dead_letters"
     assert await lab.count(table) == 2 * rounds
     if ends == "done":
         in_order = [str(n) for n in range(rounds)]

@@ -34,7 +34,7 @@ def nothing() -> None:
 
 
 async def slots(lab: JobsLab) -> list[str]:
-    rows = await lab.rows("SELECT tenant, resource_id FROM jobs ORDER BY resource_id")
+    rows = await lab.rows("SELECT tenant, resource_id FROM holdfast_jobs ORDER BY resource_id")
     assert {row["tenant"] for row in rows} <= {SYSTEM_TENANT}
     return [row["resource_id"] for row in rows]
 
@@ -53,7 +53,8 @@ async def test_daily_job_is_due_exactly_at_its_time(lab: JobsLab) -> None:
     await work.enqueue_due()
     assert await slots(lab) == both
     (row,) = await lab.rows(
-        "SELECT DISTINCT key, queue, type, actor FROM jobs WHERE resource_id = :r", r=both[1]
+        "SELECT DISTINCT key, queue, type, actor FROM holdfast_jobs WHERE resource_id = :r",
+        r=both[1],
     )
     assert row["key"] == f"job:{SYSTEM_TENANT}:housekeeping:clean.up:{both[1]}"
     assert (row["queue"], row["actor"]) == ("housekeeping", "clock")
@@ -134,12 +135,12 @@ async def test_worker_enqueues_periodic_jobs_of_its_queues_only(lab: JobsLab) ->
     await lab.start_worker(queues=["reports"])
 
     async def has_ended() -> bool:
-        return await lab.count("dead_letters") == 1
+        return await lab.count("holdfast_dead_letters") == 1
 
     await eventually(has_ended)
-    (letter,) = await lab.rows("SELECT type, reason FROM dead_letters")
+    (letter,) = await lab.rows("SELECT type, reason FROM holdfast_dead_letters")
     assert (letter["type"], letter["reason"]) == ("report", "unknown_type")
-    assert await lab.count("jobs") == 0
+    assert await lab.count("holdfast_jobs") == 0
 
 
 async def test_slot_with_a_dead_lettered_job_is_not_enqueued_again(lab: JobsLab) -> None:
@@ -154,13 +155,13 @@ async def test_slot_with_a_dead_lettered_job_is_not_enqueued_again(lab: JobsLab)
     await lab.start_worker()
 
     async def is_dead() -> bool:
-        return await lab.count("dead_letters") == 1
+        return await lab.count("holdfast_dead_letters") == 1
 
     await eventually(is_dead)
-    (row,) = await lab.rows("SELECT max_attempts FROM dead_letters")
+    (row,) = await lab.rows("SELECT max_attempts FROM holdfast_dead_letters")
     assert row["max_attempts"] == 2, "the handler's default"
     await PeriodicEnqueuer(lab.job_store, lab.jobs, notify=nothing).enqueue_due()
-    assert (await lab.count("jobs"), len(runs)) == (0, 1)
+    assert (await lab.count("holdfast_jobs"), len(runs)) == (0, 1)
 
 
 async def test_errors_do_not_stop_the_periodic_enqueuer(

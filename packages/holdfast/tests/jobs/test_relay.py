@@ -83,14 +83,15 @@ class RelayLab:
 
     async def row(self) -> tuple[int, bool]:
         """Return how often the one row was published, and whether it is marked."""
-        (row,) = await self.lab.rows("SELECT published, published_at FROM jobs")
+        (row,) = await self.lab.rows("SELECT published, published_at FROM holdfast_jobs")
         return row["published"], row["published_at"] is not None
 
     async def grow_old(self, seconds: float) -> None:
         """Let it be so long since everything became due and was published."""
         past = AGO[self.lab.store.name]
         await self.lab.store.write(
-            f"UPDATE jobs SET visible_at = {past}, published_at = {past}", {"seconds": seconds}
+            f"UPDATE holdfast_jobs SET visible_at = {past}, published_at = {past}",
+            {"seconds": seconds},
         )
 
 

@@ -103,7 +103,7 @@ async def test_a_requeued_job_does_not_repeat_its_steps(lab: JobsLab) -> None:
     @lab.jobs.handler("order")
     async def order(job: JobContext) -> None:
         await job.step("charge", outside.call("charge"))
-        if len(outside.calls) == 1 and await lab.count("dead_letters") == 0:
+        if len(outside.calls) == 1 and await lab.count("holdfast_dead_letters") == 0:
             raise NonRetryableError("a bug, to be mended")
 
     await lab.start_worker()

@@ -103,9 +103,11 @@ class Repeating(SqlEngine):
         self.given = 0
         self.anonymous.append(self)
 
-    async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
+    async def take(
+        self, limit: int, wait_seconds: float, *, alone: bool = True
+    ) -> Sequence[Delivery]:
         if not self.inbox:
-            for delivery in await super().take(limit, wait_seconds):
+            for delivery in await super().take(limit, wait_seconds, alone=alone):
                 for engine in self.anonymous:
                     engine.inbox += [delivery] * self.copies
                     engine.notify()
@@ -150,7 +152,7 @@ async def test_a_job_delivered_twenty_times_to_four_workers_has_one_effect(
     assert ended_well == 1 if writes or order else 1 <= ended_well <= Repeating.copies
     assert lab.outcomes.all.count("lease_lost") == 20 - ended_well
     assert await lab.effects() == (["one"] if writes else [])
-    assert await lab.count("job_completions") == 1
+    assert await lab.count("holdfast_job_completions") == 1
 
 
 async def test_job_made_visible_repeatedly_while_it_runs_has_one_effect(
@@ -198,8 +200,8 @@ async def test_completed_key_is_acknowledged_without_running(lab: JobsLab) -> No
     await done(lab, job_id)
     row = "tenant, key, queue, type, payload_hash, request_id, correlation_id"
     await lab.store.write(
-        f"INSERT INTO jobs ({row}, id, payload, visible_at, run_at, max_attempts, actor)"
-        f" SELECT {row}, job_id, 'null', now(), now(), 5, 'ada' FROM job_completions"
+        f"INSERT INTO holdfast_jobs ({row}, id, payload, visible_at, run_at, max_attempts, actor)"
+        f" SELECT {row}, job_id, 'null', now(), now(), 5, 'ada' FROM holdfast_job_completions"
     )
     lab.notify()
     await lab.until_idle()
@@ -228,11 +230,11 @@ async def test_enqueued_jobs_inherit_ids_and_tenant(lab: JobsLab) -> None:
     await lab.enqueue("first")
 
     async def dead() -> bool:
-        return await lab.count("dead_letters") == 1
+        return await lab.count("holdfast_dead_letters") == 1
 
     await eventually(dead)
     assert seen == [("ada", "mail", "job:ada:mail:second:r", "request-1", "correlation-1")]
-    (row,) = await lab.rows("SELECT actor, max_attempts FROM dead_letters")
+    (row,) = await lab.rows("SELECT actor, max_attempts FROM holdfast_dead_letters")
     assert (row["actor"], row["max_attempts"]) == ("job first", 2), "the handler's default"
     assert await lab.admin.jobs(tenant="eve") == [], "undone with the one that failed"
 

@@ -1,6 +1,7 @@
 """What fails: tried again with delays, dead with a reason, and never half an effect."""
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from holdfast.errors import (
     RetryLaterError,
 )
 from holdfast.jobs.context import JobContext
+from holdfast.observability.logs import JsonFormatter
 from packages.holdfast.tests.jobs.handlers import Stubborn, add_effect, done
 from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, write_effect
 
@@ -319,3 +321,58 @@ async def test_handler_that_is_not_a_coroutine_fails_its_job_only(
     dead = await lab.until(job_id, "dead")
     assert dead.error is not None
     assert dead.error.startswith("TypeError")
+
+
+async def test_failed_attempt_is_logged_as_error_with_its_job_and_traceback(
+    effect_lab: JobsLab, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab = effect_lab
+
+    @lab.jobs.handler("sick", time_limit_seconds=0.05)
+    async def sick(job: JobContext) -> None:
+        if job.attempt == 1:
+            raise ValueError("no such parcel")
+        if job.attempt == 2:
+            await asyncio.sleep(30)
+        raise NonRetryableError("never again")
+
+    caplog.set_level(logging.INFO, "holdfast.jobs")
+    await lab.start_worker()
+    job_id = await lab.enqueued("sick", max_attempts=3)
+    await lab.until_idle(hurry=True)
+    logged = [record for record in caplog.records if hasattr(record, "job_id")]
+    assert [record.levelname for record in logged] == ["ERROR"] * 3
+    lines = [record.getMessage().partition(f": sick {job_id}, ") for record in logged]
+    assert [(event, rest) for event, _, rest in lines] == [
+        ("job failed, to be retried", "attempt 1 of 3, tenant ada: ValueError: no such parcel"),
+        (
+            "job failed, to be retried",
+            "attempt 2 of 3, tenant ada: the handler took longer than 0.05 seconds",
+        ),
+        ("job given up", "attempt 3 of 3, tenant ada: NonRetryableError: never again"),
+    ]
+    fields = [vars(record) for record in logged]
+    assert [(f["job_id"], f["job_type"], f["tenant"], f["attempt"]) for f in fields] == [
+        (job_id, "sick", "ada", attempt) for attempt in (1, 2, 3)
+    ]
+    assert [f["reason"] for f in fields] == ["error", "time_limit", "non_retryable"]
+    tracebacks = [JsonFormatter().format(record) for record in logged]
+    for line, text in zip(
+        tracebacks,
+        ("raise ValueError", "await asyncio.sleep(30)", "raise NonRetryableError"),
+        strict=True,
+    ):
+        assert text in line, "the traceback ends in the handler"
+
+
+async def test_attempt_that_asks_for_a_later_one_is_logged_as_warning(
+    lab: JobsLab, caplog: pytest.LogCaptureFixture
+) -> None:
+    @lab.jobs.handler("busy")
+    async def busy(job: JobContext) -> None:
+        raise RetryLaterError("full", after_seconds=60)
+
+    await lab.start_worker()
+    await lab.until_failed(await lab.enqueued("busy"), 1)
+    await lab.quiet()
+    assert [r.levelname for r in caplog.records if r.name == "holdfast.jobs"] == ["WARNING"]

@@ -70,7 +70,7 @@ def test_labels_do_not_include_keys_or_tenants():
     metrics.store_time("claim", 1)
     metrics.swept(1, 1)
     labels = {label.partition("=")[0] for name in samples(metrics) for label in name[1:]}
-    assert labels == {"endpoint", "outcome", "operation", "le"}
+    assert labels == {"endpoint", "outcome", "operation", "le", "of", "failure"}
 
 
 def test_two_instances_do_not_share_counts():
@@ -133,6 +133,28 @@ def test_attempts_at_jobs_are_counted_by_outcome():
     for times, outcome in enumerate(get_args(JobOutcome), start=1):
         labels = (f"outcome={outcome}", "queue=mail", "type=mail.send")
         assert seen["holdfast_job_seconds_count", *labels] == times
+
+
+def test_counters_of_failures_exist_before_the_first_failure():
+    """A series that begins with 1 has no increase, so an alert would miss the first failure."""
+    metrics = PrometheusMetrics()
+    metrics.outcome("e", "fresh")
+    metrics.job_ended("mail", "mail.send", "done", 0.02)
+    seen = samples(metrics)
+    for outcome in ("unavailable", "mismatched", "in_progress", "rolled_back"):
+        assert seen["holdfast_requests_total", "endpoint=e", f"outcome={outcome}"] == 0
+    for outcome in ("retried", "dead", "lease_lost"):
+        labels = (f"outcome={outcome}", "queue=mail", "type=mail.send")
+        assert seen["holdfast_job_seconds_count", *labels] == 0
+    for of in ("request", "job"):
+        for failure in ("rolled_back", "unknown"):
+            name = ("holdfast_commit_failures_total", f"failure={failure}", f"of={of}")
+            assert seen[name] == 0
+    metrics.commit_failed("job", "unknown")
+    metrics.pool_waited(0.3)
+    seen = samples(metrics)
+    assert seen["holdfast_commit_failures_total", "failure=unknown", "of=job"] == 1
+    assert seen["holdfast_pool_wait_seconds_count",] == 1
 
 
 def test_gauges_of_an_empty_queue_are_set_to_zero():

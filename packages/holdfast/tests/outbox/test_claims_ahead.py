@@ -12,12 +12,18 @@ import pytest
 from holdfast.clock import SystemClock
 from holdfast.core.outbox_entry import NewEntry, Status
 from holdfast.outbox import EventKind, OutboxQueue
-from holdfast.outbox.drain import Drain, drain
+from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.sender import Sender
 from holdfast.outbox.transport import NoResponse, Request, Response
 from packages.holdfast.tests.outbox.queue_harness import Lab, local, new, walk
-from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, response
+from packages.holdfast.tests.support.outbox_harness import (
+    SOON,
+    Scripted,
+    activity,
+    drain,
+    response,
+)
 
 LANE = "in order"
 

@@ -7,15 +7,22 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.core.outbox_entry import Entry, NewEntry, Resolution, Status
+from holdfast.core.outbox_entry import (
+    ConflictResolutionName,
+    Entry,
+    NewEntry,
+    OperationName,
+    Resolution,
+    Status,
+)
 from holdfast.outbox import EventKind, OutboxQueue
 from holdfast.outbox.conflicts import resolve_conflict
-from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     Scripted,
+    drain,
     reader,
     response,
     token_of,
@@ -39,7 +46,12 @@ class Scene:
             key = {"Idempotency-Key": str(uuid4())}
             client.patch(self.path, json={"city": "Basel"}, headers=key)
 
-    def change(self, strategy: str | None, operation: str = "update", **more: Any) -> Entry:
+    def change(
+        self,
+        strategy: ConflictResolutionName | None,
+        operation: OperationName = "update",
+        **more: Any,
+    ) -> Entry:
         entry = NewEntry(
             user_id=self.user,
             operation=operation,
@@ -79,7 +91,9 @@ def test_server_wins_discards_the_change(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("operation", ["update", "patch", "delete"])
-def test_client_wins_forces_the_change_once_with_a_new_key(scene: Scene, operation: str) -> None:
+def test_client_wins_forces_the_change_once_with_a_new_key(
+    scene: Scene, operation: OperationName
+) -> None:
     entry = scene.change("client_wins", operation)
     report = scene.drain()
     after = scene.queue.get(entry.id)
@@ -100,7 +114,7 @@ def test_a_forced_change_has_no_version_in_the_body(scene: Scene) -> None:
 
 @pytest.mark.parametrize("strategy", ["manual", None])
 def test_manual_keeps_both_sides_until_the_conflict_is_resolved(
-    scene: Scene, strategy: str | None
+    scene: Scene, strategy: ConflictResolutionName | None
 ) -> None:
     heard: list[EventKind] = []
     scene.queue.subscribe(lambda event: heard.append(event.kind))
@@ -208,10 +222,12 @@ def test_a_conflict_whose_server_side_is_unreachable_is_retried(tmp_path: Path) 
         report = drain(queue, "ada", server, max_seconds=5, retry=SOON)
     assert (report.ended, report.resolved) == (Ended.EMPTY, 1)
     assert [request.method for request in server.requests] == ["PUT", "GET", "PUT", "GET", "PUT"]
-    assert server.requests[-1].headers["If-Match"] == "*"
+    assert server.requests[-1].headers["If-Match"] == '"7"'
 
 
-def unreadable(tmp_path: Path, strategy: str | None, read: Any, **more: Any) -> tuple[Entry, int]:
+def unreadable(
+    tmp_path: Path, strategy: ConflictResolutionName | None, read: Any, **more: Any
+) -> tuple[Entry, int]:
     """Cause a conflict; reading the server's side gets ``read``."""
     with OutboxQueue.open(tmp_path / "outbox.db") as queue:
         queue.add_user("ada")
@@ -252,6 +268,33 @@ def test_a_conflict_whose_server_side_cannot_be_read_waits_for_a_decision(
 def test_client_wins_without_a_version_where_none_is_needed(tmp_path: Path) -> None:
     entry, sends = unreadable(tmp_path, "client_wins", response(405))
     assert (entry.status, sends) == (Status.SUCCEEDED, 3)
+
+
+@pytest.mark.parametrize("profile", ["default", "planning"])
+def test_client_wins_sends_the_version_that_the_conflict_names(
+    tmp_path: Path, profile: str
+) -> None:
+    """If the entity cannot be read, or its ETag is weak and its body has no version."""
+    for read in (response(405), response(200, {"title": "Bea"}, {"etag": 'W/"9"'})):
+        body = {"code": "concurrency.version_mismatch", "details": {"currentVersion": 7}}
+        server = Scripted([response(409, body), read, response(200, {})])
+        with OutboxQueue.open(tmp_path / f"{read.status}.db") as queue:
+            queue.add_user("ada")
+            entry = queue.enqueue(
+                NewEntry(
+                    user_id="ada",
+                    operation="update",
+                    entity_type="contact",
+                    endpoint="/api/v1/contacts/1",
+                    payload={"title": "Bo", "version": 3},
+                    conflict_resolution="client_wins",
+                    profile=profile,
+                )
+            )
+            drain(queue, "ada", server)
+            assert queue.get(entry.id).status is Status.SUCCEEDED
+        assert server.requests[-1].headers["If-Match"] == '"7"'
+        assert server.requests[-1].body == b'{"title":"Bo"}'
 
 
 def test_client_wins_waits_for_a_decision_where_a_version_is_needed(tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.core.outbox_entry import NewEntry, Status
+from holdfast.core.outbox_entry import NewEntry, OperationName, Status
 from holdfast.outbox import EventKind, OutboxQueue, QueueSettings
-from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.events import Event
 from holdfast.outbox.transport import HttpTransport
@@ -20,6 +19,7 @@ from packages.holdfast.tests.support.outbox_harness import (
     CuttingProxy,
     activity,
     all_entries,
+    drain,
     fork_server,
     reader,
     titles_of,
@@ -60,7 +60,7 @@ def test_what_was_created_changed_and_deleted_offline_finds_its_ids(
 ) -> None:
     visit, contact, spent, typo = (str(uuid4()) for _ in range(4))
 
-    def entry(operation: str, kind: str, path: str = "", **more: Any) -> NewEntry:
+    def entry(operation: OperationName, kind: str, path: str = "", **more: Any) -> NewEntry:
         endpoint = f"/api/v1/{kind}{path}"
         return NewEntry(
             user_id=user, operation=operation, entity_type=kind, endpoint=endpoint, **more

@@ -11,11 +11,17 @@ import pytest
 from holdfast.core.outbox_entry import Entry, NewEntry, Reason, Status
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.outbox import EventKind, OutboxQueue, Profile, QueueSettings, TimestampsInBody
-from holdfast.outbox.drain import Drain, drain
+from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.events import Event
 from holdfast.outbox.transport import NoResponse, Request, Response
-from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, activity, response
+from packages.holdfast.tests.support.outbox_harness import (
+    SOON,
+    Scripted,
+    activity,
+    drain,
+    response,
+)
 
 IN_A_SECOND = RetryPolicy(first_seconds=1, ceiling_seconds=1, jitter=Jitter.PLUS_MINUS)
 NETWORK_DOWN = NoResponse("could not connect: refused", may_have_been_sent=False)

@@ -1,12 +1,13 @@
 """The file: created, migrated, read-only, damaged, too new, on a full disk."""
 
+import dataclasses
 import os
 import resource
 import shutil
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,7 +25,8 @@ from holdfast.errors import (
     UsageError,
     WrongPassphraseError,
 )
-from holdfast.outbox import OutboxQueue, QueueSettings, Status, schema
+from holdfast.outbox import OutboxQueue, QueueSettings, Status, database
+from holdfast.stores.migrations import Migration, load_migrations
 from packages.holdfast.tests.outbox.queue_harness import KEY, Lab, new
 
 NOBODY = 65534
@@ -204,14 +206,18 @@ def test_a_file_of_a_newer_version_is_refused_and_not_changed(lab: Lab) -> None:
     assert found == [(entry.id,)]
 
 
+def following(steps: Sequence[Migration], sql: str) -> Migration:
+    return dataclasses.replace(steps[-1], number=steps[-1].number + 1, sql=sql)
+
+
 def test_an_older_file_is_migrated_and_keeps_what_is_queued(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = [lab.add(), lab.add()]
     lab.send()
-    steps = schema.load_steps()
-    newer = [*steps, (steps[-1][0] + 1, "ALTER TABLE offline_sync_queue ADD COLUMN colour TEXT;\n")]
-    monkeypatch.setattr(schema, "load_steps", lambda: newer)
+    steps = load_migrations("outbox", "holdfast.outbox.migrations")
+    newer = [*steps, following(steps, "ALTER TABLE offline_sync_queue ADD COLUMN colour TEXT;\n")]
+    monkeypatch.setattr(database, "load_migrations", lambda *_: newer)
     queue = lab.reopen()
     assert [entry.id for entry in queue.entries()] == [entry.id for entry in entries]
     with queue.transaction() as connection:
@@ -221,7 +227,7 @@ def test_an_older_file_is_migrated_and_keeps_what_is_queued(
         ]
     assert lab.claim().entry.id == entries[1].id
     # And the version before refuses it from now on.
-    monkeypatch.setattr(schema, "load_steps", lambda: steps)
+    monkeypatch.setattr(database, "load_migrations", lambda *_: steps)
     with pytest.raises(NewerFileError):
         lab.reopen()
 
@@ -250,9 +256,9 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = lab.add()
-    steps = schema.load_steps()
+    steps = load_migrations("outbox", "holdfast.outbox.migrations")
     broken = "ALTER TABLE users ADD COLUMN colour TEXT;\nALTER TABLE nothing ADD COLUMN x;\n"
-    monkeypatch.setattr(schema, "load_steps", lambda: [*steps, (steps[-1][0] + 1, broken)])
+    monkeypatch.setattr(database, "load_migrations", lambda *_: [*steps, following(steps, broken)])
     lab.queue.close()
     with pytest.raises(OutboxFileError):
         lab.open()
@@ -265,7 +271,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
 
 
 def test_migrations_are_numbered_without_gaps() -> None:
-    numbers = [number for number, _ in schema.load_steps()]
+    numbers = [step.number for step in load_migrations("outbox", "holdfast.outbox.migrations")]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
@@ -417,7 +423,7 @@ def test_without_the_extra_the_error_names_what_to_install(
     import sys
 
     monkeypatch.setitem(sys.modules, "apsw", None)
-    with pytest.raises(ConfigurationError, match="device extra"):
+    with pytest.raises(ConfigurationError, match=r"pip install .holdfast\[outbox\]"):
         OutboxQueue.open(quick_path / "q.db", passphrase=KEY)
     with OutboxQueue.open(quick_path / "plain.db") as queue:
         assert queue.users() == []

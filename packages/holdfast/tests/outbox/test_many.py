@@ -12,10 +12,13 @@ import pytest
 
 from holdfast.core.outbox_entry import NewEntry, Status
 from holdfast.outbox import OutboxQueue
-from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import Ended
 from packages.holdfast.tests.outbox.queue_harness import new
-from packages.holdfast.tests.support.outbox_harness import Scripted, response
+from packages.holdfast.tests.support.outbox_harness import (
+    Scripted,
+    drain,
+    response,
+)
 
 ROUNDS = int(os.environ.get("HOLDFAST_TEST_ROUNDS", "0"))
 ENTRIES = 100_000 if ROUNDS >= 5000 else 1_500

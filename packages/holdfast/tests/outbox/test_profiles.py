@@ -18,10 +18,14 @@ from holdfast.core.retry import QUEUE
 from holdfast.errors import ConfigurationError, EntryInvalidError
 from holdfast.outbox import ChainAction, ConflictResolution, Drop, OutboxQueue, Park, Profile, Send
 from holdfast.outbox import profile as profiles_module
-from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.profile import DEFAULT_PROFILE, ProfileRegistry
-from packages.holdfast.tests.support.outbox_harness import SOON, Scripted, response
+from packages.holdfast.tests.support.outbox_harness import (
+    SOON,
+    Scripted,
+    drain,
+    response,
+)
 
 
 def order(**fields: Any) -> NewEntry:

@@ -21,8 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.httpx_transport import HttpxTransport
-from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
+from holdfast.outbox.transport import HttpTransport, HttpxTransport, NoResponse, Request, Response
 
 GET = Request("GET", "/x", {})
 

@@ -8,11 +8,14 @@ import pytest
 
 from holdfast.core.outbox_entry import Reason, Status
 from holdfast.errors import OutcomeUnknownError
-from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.transport import NoResponse, Request, Response
 from packages.holdfast.tests.outbox.queue_harness import Lab, walk
-from packages.holdfast.tests.support.outbox_harness import Scripted, response
+from packages.holdfast.tests.support.outbox_harness import (
+    Scripted,
+    drain,
+    response,
+)
 
 SILENCE = NoResponse("no response: the connection broke")
 

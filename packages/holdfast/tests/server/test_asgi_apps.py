@@ -196,7 +196,7 @@ async def test_handlers_get_transaction_caller_and_execution_as_dependencies(
 
     async with client_of(holdfast, app) as client:
         assert (await client.post("/things", headers=KEY)).json() == {"tenant": "everyone"}
-        [event] = await holdfast.store.read("SELECT resource, version FROM audit_events")
+        [event] = await holdfast.store.read("SELECT resource, version FROM holdfast_audit_events")
         assert dict(event) == {"resource": "thing:1", "version": 3}
 
 
@@ -311,7 +311,7 @@ async def test_the_first_matching_route_decides_whether_a_request_is_guarded(
         assert (await client.post("/things/search")).status_code == 201
         assert (await client.post("/open/late")).status_code == 201
         await assert_guarded(client, "/things/late")
-        [record] = await holdfast.store.read("SELECT endpoint FROM idempotency_records")
+        [record] = await holdfast.store.read("SELECT endpoint FROM holdfast_idempotency_records")
         assert record["endpoint"] == "template"
 
 

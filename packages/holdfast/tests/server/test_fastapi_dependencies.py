@@ -198,7 +198,7 @@ async def test_a_replay_is_given_only_after_sign_in(url: str) -> None:
             assert ada is not None
             assert ada.orders_made == 1
         [event, _] = await shop.holdfast.store.read(
-            "SELECT actor, resource FROM audit_events ORDER BY id"
+            "SELECT actor, resource FROM holdfast_audit_events ORDER BY id"
         )
         assert dict(event) == {"actor": "1", "resource": "order:1"}
 

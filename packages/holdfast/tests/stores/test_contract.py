@@ -1,17 +1,20 @@
 """The store contract, on every adapter."""
 
+import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from holdfast.ports import Store, UnitOfWork
 from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing.store_contract import StoreContract
 
@@ -26,6 +29,27 @@ class TestPostgresStore(StoreContract):
     @pytest.fixture
     def new_store(self, clean_postgres_url: str) -> Callable[[], Store]:
         return lambda: PostgresStore(clean_postgres_url)
+
+
+class TestPsycopgStore(StoreContract):
+    rounds = 20
+
+    @pytest.fixture
+    def new_store(self, clean_postgres_url: str) -> Callable[[], Store]:
+        return lambda: PsycopgStore(clean_postgres_url)
+
+
+class TestPsycopgSyncStore(StoreContract):
+    rounds = 10  # each statement changes threads
+
+    @pytest.fixture
+    def new_store(self, clean_postgres_url: str) -> Callable[[], Store]:
+        return lambda: PsycopgSyncStore(clean_postgres_url)
+
+    async def execute(
+        self, unit: UnitOfWork, sql: str, params: Mapping[str, str] | None = None
+    ) -> None:
+        await asyncio.to_thread(unit.transaction.execute, sql, params)
 
 
 class OnSqlAlchemy(StoreContract):
@@ -62,3 +86,40 @@ class TestSqlAlchemyStoreOnPostgres(OnSqlAlchemy):
     @pytest.fixture
     def url(self, clean_postgres_url: str) -> str:
         return clean_postgres_url.replace("postgresql://", "postgresql+asyncpg://")
+
+
+class OnSyncSqlAlchemy(StoreContract):
+    rounds = 10  # each statement changes threads
+
+    @pytest.fixture
+    def new_store(self, url: str) -> Iterator[Callable[[], Store]]:
+        engines = []
+
+        def new() -> Store:
+            engines.append(create_engine(url, pool_size=16))
+            return SqlAlchemySyncStore(engines[-1])
+
+        yield new
+        for engine in engines:
+            engine.dispose()
+
+    async def execute(
+        self, unit: UnitOfWork, sql: str, params: Mapping[str, str] | None = None
+    ) -> None:
+        statement = text(sql.replace(":00", r"\:00"))
+        await asyncio.to_thread(unit.transaction.execute, statement, params)
+
+
+class TestSqlAlchemySyncStoreOnSqlite(OnSyncSqlAlchemy):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        path = tmp_path / "contract.db"
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA journal_mode=WAL")  # stays with the file
+        return f"sqlite:///{path}"
+
+
+class TestSqlAlchemySyncStoreOnPostgres(OnSyncSqlAlchemy):
+    @pytest.fixture
+    def url(self, clean_postgres_url: str) -> str:
+        return clean_postgres_url.replace("postgresql://", "postgresql+psycopg://")

@@ -41,20 +41,28 @@ END;
 CREATE INDEX i ON a (x)"""
 
 OPEN_WITH_DJANGO = """
-import asyncio, sys
+import ast, asyncio, sys
 from concurrent.futures import ThreadPoolExecutor
 from django.conf import settings
-settings.configure(USE_TZ=True, DATABASES={"default": eval(sys.argv[1])})
+settings.configure(USE_TZ=True, DATABASES={"default": ast.literal_eval(sys.argv[1])})
 import django
 django.setup()
+from holdfast.ports import Claimed
 from holdfast.stores.django import DjangoStore
+from holdfast.testing.samples import NOW, a_record
 thread = ThreadPoolExecutor(1)
 async def main():
     loop = asyncio.get_running_loop()
-    store = DjangoStore(lambda work: loop.run_in_executor(thread, work))
+    names = ast.literal_eval(sys.argv[2])
+    store = DjangoStore(lambda work: loop.run_in_executor(thread, work), **names)
     await store.open()
-    rows = await store.read("SELECT namespace, number FROM holdfast_migrations ORDER BY 1, 2")
+    table = store.table_names.table("migrations")
+    rows = await store.read(f"SELECT namespace, number FROM {table} ORDER BY 1, 2")
     print([(row["namespace"], row["number"]) for row in rows])
+    claim = await store.claim(a_record().id, NOW)
+    if isinstance(claim, Claimed):
+        await claim.unit.commit(a_record(), None)
+    assert await store.find(a_record().id, NOW) == a_record()
 asyncio.run(main())
 """
 
@@ -73,7 +81,7 @@ def tables(db: sqlite3.Connection) -> set[str]:
 def test_migrations_are_sorted_by_number() -> None:
     for database in ("sqlite", "postgres"):
         found = load_migrations("core", f"holdfast.stores.{database}.migrations")
-        assert [migration.number for migration in found] == [1, 2, 3]
+        assert [migration.number for migration in found] == [*range(1, len(found) + 1)]
         assert found[0].id == ("core", 1)
         assert found[0].name == "records"
 
@@ -112,7 +120,8 @@ def test_each_migration_is_applied_once() -> None:
         run(db, FIRST, SECOND, SERVICE)
         run(db, FIRST, SECOND, SERVICE)
         rows = db.execute("SELECT namespace, number, name FROM holdfast_migrations").fetchall()
-    assert rows == [("core", 1, "first"), ("core", 2, "second"), ("shop", 1, "orders")]
+    assert rows[0] == ("core", 0, "table_names")
+    assert rows[1:] == [("core", 1, "first"), ("core", 2, "second"), ("shop", 1, "orders")]
 
 
 def test_old_namespace_column_is_renamed_and_its_rows_count_as_applied() -> None:
@@ -155,7 +164,9 @@ def test_django_store_renames_the_column_on_sqlite(tmp_path: Path) -> None:
     assert "('core', 1)" in before
 
 
-async def test_django_store_renames_the_column_on_postgres(clean_postgres_url: str) -> None:
+async def test_django_store_renames_the_column_on_postgres_in_a_schema(
+    clean_postgres_url: str,
+) -> None:
     connection = await asyncpg.connect(clean_postgres_url)
     try:
         host, port = await connection.fetchrow(
@@ -169,17 +180,20 @@ async def test_django_store_renames_the_column_on_postgres(clean_postgres_url: s
             "HOST": (host or "127.0.0.1").partition("/")[0],
             "PORT": port,
         }
-        before = open_with_django(database)
-        await connection.execute("ALTER TABLE holdfast_migrations RENAME COLUMN namespace TO room")
-        assert open_with_django(database) == before
+        names = {"table_prefix": "acme_", "schema": "own"}
+        await connection.execute("DROP SCHEMA IF EXISTS own CASCADE")
+        before = open_with_django(database, **names)
+        await connection.execute("ALTER TABLE own.acme_migrations RENAME COLUMN namespace TO room")
+        assert open_with_django(database, **names) == before
+        assert await connection.fetchval("SELECT count(*) FROM own.acme_idempotency_records") == 1
     finally:
         await connection.close()
     assert "('core', 1)" in before
 
 
-def open_with_django(database: Mapping[str, object]) -> str:
+def open_with_django(database: Mapping[str, object], **names: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", OPEN_WITH_DJANGO, repr(database)],
+        [sys.executable, "-c", OPEN_WITH_DJANGO, repr(database), repr(names)],
         capture_output=True,
         text=True,
         check=False,

@@ -353,3 +353,14 @@ async def test_connection_released_after_the_store_has_closed_is_closed(
     connection = await asyncpg.connect(clean_postgres_url)
     store.release(connection)
     assert connection.is_closed()
+
+
+async def test_cancelled_query_closes_its_connection(store: PostgresStore) -> None:
+    reading = asyncio.create_task(store.read("SELECT pg_sleep(30)"))
+    await asyncio.sleep(0.1)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    assert [task for task in others if "_cancel" in repr(task.get_coro())] == []
+    assert await store.read("SELECT 1 AS one") == [{"one": 1}]

@@ -57,6 +57,12 @@ def test_parameters_next_to_strings_and_comments_are_found():
     assert values == [1, "q"]
 
 
+@pytest.mark.parametrize("written", ["%s", "%(a)s", "$1", "?"])
+def test_parameter_as_other_libraries_write_it_is_refused(written):
+    with pytest.raises(UsageError, match="write :name"):
+        positional(f"INSERT INTO t VALUES ({written})", {"a": 1})
+
+
 @pytest.mark.parametrize("params", [None, {}, {"other": 1}])
 def test_a_missing_parameter_is_named(params):
     with pytest.raises(UsageError, match=":customer"):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
-from sqlalchemy import event, func, insert, select, text
+from sqlalchemy import create_engine, event, func, insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
     create_async_engine,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from holdfast import Holdfast
 from holdfast.errors import (
@@ -229,11 +229,36 @@ async def test_ended_unit_refuses_another_commit(store):
 async def test_engine_is_neither_changed_nor_disposed(store, engine):
     await store.close()
     async with engine.connect() as connection:
-        assert await connection.scalar(text("SELECT count(*) FROM idempotency_records")) == 0
+        assert (
+            await connection.scalar(text("SELECT count(*) FROM holdfast_idempotency_records")) == 0
+        )
     await store.open()
 
 
 # -- what it refuses -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (create_engine("sqlite://"), "not a synchronous Engine: write create_async_engine"),
+        (sessionmaker(create_engine("sqlite://")), "not a synchronous sessionmaker"),
+        (AsyncSession(), "takes an async_sessionmaker or an AsyncEngine, not a AsyncSession"),
+        ("postgresql+asyncpg://db/x", "takes an engine, not a URL: write create_async_engine"),
+        (None, "takes an async_sessionmaker or an AsyncEngine, not a NoneType"),
+    ],
+)
+def test_anything_but_an_asynchronous_engine_is_refused(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        SqlAlchemyStore(given)
+
+
+async def test_engine_is_accepted_in_place_of_a_session_maker(engine):
+    store = SqlAlchemyStore(engine)
+    await store.open()
+    await commit(store, a_record())
+    assert await store.find(a_record().id, NOW) == a_record()
+    await store.close()
 
 
 async def test_static_pool_is_refused():
@@ -590,7 +615,7 @@ async def test_order_is_created_once_and_replayed(client, store):
     assert "idempotency-replayed" not in first.headers
     assert second.headers["idempotency-replayed"] == "true"
     assert await items(store) == ["tea"]
-    audit = await store.read("SELECT tenant, status FROM audit_events")
+    audit = await store.read("SELECT tenant, status FROM holdfast_audit_events")
     assert [row["status"] for row in audit] == [201]
 
 

@@ -162,12 +162,14 @@ class Lab:
     async def records(self) -> list[Any]:
         rows = await self.holdfast.store.read(
             "SELECT tenant, endpoint, idempotency_key, response_status, audit_id"
-            " FROM idempotency_records ORDER BY 1, 2, 3"
+            " FROM holdfast_idempotency_records ORDER BY 1, 2, 3"
         )
         return list(rows)
 
     async def audits(self) -> list[Any]:
-        return list(await self.holdfast.store.read("SELECT * FROM audit_events ORDER BY id"))
+        return list(
+            await self.holdfast.store.read("SELECT * FROM holdfast_audit_events ORDER BY id")
+        )
 
     def _handler(self) -> Any:
         async def act(request: Request) -> Response:

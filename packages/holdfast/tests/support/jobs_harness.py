@@ -137,7 +137,7 @@ class JobsLab:
     async def show_in(self, seconds: float, where: str = "true") -> None:
         """Make jobs visible in so many seconds, even if they are leased."""
         await self.store.write(
-            f"UPDATE jobs SET visible_at = {_IN_SECONDS[self.store.name]} WHERE {where}",
+            f"UPDATE holdfast_jobs SET visible_at = {_IN_SECONDS[self.store.name]} WHERE {where}",
             {"seconds": seconds},
         )
 
@@ -148,7 +148,7 @@ class JobsLab:
 
     async def steal(self) -> None:
         """Change the number of every lease, as a claim by another worker would."""
-        await self.store.write("UPDATE jobs SET lease = lease + 1")
+        await self.store.write("UPDATE holdfast_jobs SET lease = lease + 1")
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class JobsLab:
         async def check() -> bool:
             if hurry:
                 await self.hurry()
-            return await self.count("jobs") == 0
+            return await self.count("holdfast_jobs") == 0
 
         await eventually(check, seconds=seconds)
         await self.quiet()

@@ -18,8 +18,10 @@ import httpx
 from holdfast.core.outbox_entry import NewEntry
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.outbox import OutboxQueue, QueueSettings
-from holdfast.outbox.drain import drain
-from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
+from holdfast.outbox.drain import Drain
+from holdfast.outbox.drain_state import DrainReport
+from holdfast.outbox.sender import Token
+from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
 from holdfast.testing.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[4]
@@ -73,6 +75,22 @@ def response(
     content = {"code": code} if code is not None else body
     raw = b"" if content is None else json.dumps(content).encode()
     return Response(status, headers or {}, raw)
+
+
+def drain(
+    queue: OutboxQueue,
+    user_id: str,
+    transport: Transport,
+    token: Token = None,
+    *,
+    max_seconds: float | None = None,
+    wait: bool | None = None,
+    stop: threading.Event | None = None,
+    **options: Any,
+) -> DrainReport:
+    """Send what a user's queue holds. ``options`` are those of ``Drain``."""
+    worker = Drain(queue, transport, token, **options)
+    return worker.run(user_id, max_seconds=max_seconds, wait=wait, stop=stop)
 
 
 class Scripted:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from holdfast.core.outbox_entry import NewEntry
+from holdfast.core.outbox_entry import NewEntry, OperationName
 
 __all__ = [
     "LONG_DAY",
@@ -99,7 +99,7 @@ def visit(user: str, place: str) -> Iterator[NewEntry]:
     activity, contact = local("activity"), local("contact")
 
     def entry(
-        kind: str, mark: str, operation: str = "create", path: str = "", **fields: Any
+        kind: str, mark: str, operation: OperationName = "create", path: str = "", **fields: Any
     ) -> NewEntry:
         local_id = fields.pop("local_id", None)
         return NewEntry(

@@ -20,7 +20,7 @@ from holdfast.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache,
 from holdfast.server.jwt_auth import JwtIdentify
 from holdfast.server.rate_limits import LimitsRateLimiter
 from holdfast.server.request_head import Identify, RequestHead
-from holdfast_services import health
+from holdfast_services import health, pages
 from holdfast_services.bootstrap import create_holdfast, create_store
 from holdfast_services.dev_secrets import development_secret
 from holdfast_services.error_handlers import ErrorMiddleware, install_error_handlers
@@ -99,14 +99,16 @@ def create_app(
         lifespan=lifespan,
         # A redirect would send a write, its key and its token to whatever the Host header names.
         redirect_slashes=False,
+        # FastAPI's own pages load scripts from a CDN; `pages` serves the same from here.
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.holdfast = holdfast
     install_error_handlers(app)
-    for service in SERVICES:
-        if only and service.name not in only:
-            continue
+    services = [service for service in SERVICES if not only or service.name in only]
+    for service in services:
         extend_router(app.router, _service_router(service.package, holdfast, settings))
-    extend_router(app.router, health.router(holdfast, metrics))
+    extend_router(app.router, health.router(holdfast, metrics), pages.router(services, app.version))
     holdfast.install(app)
     app.add_middleware(ErrorMiddleware)
     return app

@@ -2,6 +2,7 @@
 
 from holdfast import Holdfast, open_store
 from holdfast.ports import Metrics, Store
+from holdfast.stores.urls import parse_store_url
 from holdfast_services.jobs import register_jobs
 from holdfast_services.registry import migration_packages
 from holdfast_services.settings import Settings
@@ -23,9 +24,15 @@ def create_holdfast(settings: Settings, *, metrics: Metrics | None = None) -> Ho
 
 def create_store(settings: Settings) -> Store:
     """Create the store of all services, not opened yet."""
-    is_sqlite = settings.database_url.startswith("sqlite:")
-    options = {} if is_sqlite else {"max_connections": _connections(settings)}
-    return open_store(settings.database_url, migration_packages=migration_packages(), **options)
+    target = parse_store_url(settings.database_url)
+    options = {} if target.database == "sqlite" else {"max_connections": _connections(settings)}
+    return open_store(
+        settings.database_url,
+        table_prefix=target.table_prefix or settings.table_prefix or None,
+        schema=target.schema or settings.table_schema or None,
+        migration_packages=migration_packages(),
+        **options,
+    )
 
 
 def _connections(settings: Settings) -> int:

@@ -10,12 +10,13 @@ from holdfast import Holdfast
 from holdfast.errors import StoreError
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import Metrics
-from holdfast_services.jobs import report_queue_depths
 
 __all__ = ["router"]
 
 # Load balancers poll every few seconds; a store that takes longer than this is not ready.
 _STORE_TIMEOUT_SECONDS: Final = 2.0
+# However often it is scraped, the job tables are read no more often than this.
+_DEPTHS_SECONDS: Final = 5.0
 
 _log = logging.getLogger("holdfast.ops")
 
@@ -54,7 +55,7 @@ def router(holdfast: Holdfast, metrics: Metrics) -> APIRouter:
             responses={200: {"content": {"text/plain": {}}}},
         )
         async def show_metrics() -> Response:
-            await report_queue_depths(holdfast, metrics)
+            await holdfast.depths.report(max_age_seconds=_DEPTHS_SECONDS)
             body, content_type = metrics.exposition()
             return Response(body, headers={"content-type": content_type})
 

@@ -1,14 +1,11 @@
 """Register the jobs of all services and the maintenance jobs, and create the worker."""
 
-import asyncio
-from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
 from holdfast import Holdfast
-from holdfast.errors import ConfigurationError, StoreError
-from holdfast.jobs.admin import JobAdmin
+from holdfast.errors import ConfigurationError
 from holdfast.jobs.cleaner import clean_up
 from holdfast.jobs.context import JobContext
 from holdfast.jobs.worker import EngineMaker, Worker
@@ -16,10 +13,9 @@ from holdfast.ports import JobMetrics
 from holdfast_services.registry import SERVICES
 from holdfast_services.settings import Settings
 
-__all__ = ["make_worker", "register_jobs", "report_queue_depths"]
+__all__ = ["make_worker", "register_jobs"]
 
 _MAINTENANCE_QUEUE: Final = "housekeeping"
-_STORE_TIMEOUT_SECONDS: Final = 2.0
 
 
 def register_jobs(holdfast: Holdfast, settings: Settings) -> None:
@@ -78,16 +74,3 @@ def _jetstream(url: str) -> EngineMaker:
         return JetStreamEngine(table, queues, worker=worker, lease_seconds=lease_seconds, url=url)
 
     return make
-
-
-async def report_queue_depths(holdfast: Holdfast, metrics: JobMetrics) -> None:
-    """Report the current depth of each queue; does nothing while the store is unavailable."""
-    with suppress(StoreError, TimeoutError):
-        async with asyncio.timeout(_STORE_TIMEOUT_SECONDS):
-            depths = await JobAdmin(holdfast.store).depths()
-        metrics.job_depths(
-            {
-                queue: (depth.waiting, depth.running, depth.dead, depth.oldest_seconds)
-                for queue, depth in depths.items()
-            }
-        )

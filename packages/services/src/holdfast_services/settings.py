@@ -100,6 +100,8 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     database_url: str = Field(
         "sqlite:///holdfast.db", description="sqlite:///file.db or postgresql://…"
     )
+    table_prefix: str | None = Field(None, description="a prefix such as acme_")
+    table_schema: str | None = Field(None, description="the name of a schema of PostgreSQL")
     redis_url: str | None = Field(None, description=_URL)
     nats_url: str | None = Field(None, description=_URL)
     environment: str = Field(
@@ -269,16 +271,18 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
             )
         return lines
 
+    def _with_limits(self, policy: Policy) -> Policy:
+        """Apply the settings that all services share."""
+        return policy.replace(
+            wait=timedelta(seconds=self.wait_seconds),
+            max_body_bytes=self.max_body_bytes,
+            max_response_bytes=self.max_response_bytes,
+            ietf_statuses=self.ietf_statuses,
+        )
+
     def policies(self) -> Policies:
         """Return the policies of the services with these settings applied."""
-        common = {
-            "wait": timedelta(seconds=self.wait_seconds),
-            "max_body_bytes": self.max_body_bytes,
-            "max_response_bytes": self.max_response_bytes,
-            "ietf_statuses": self.ietf_statuses,
-        }
-        walk = WALK.replace(
-            **common,
+        walk = self._with_limits(WALK).replace(
             success_ttl=timedelta(hours=self.walk_success_ttl_hours),
             error_ttl=timedelta(hours=self.walk_error_ttl_hours),
             staleness=Staleness(
@@ -296,19 +300,16 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
                 staleness=None,
                 rate_limit=self.step_ingest_rate_limit,
             ),
-            planning=PLANNING.replace(
-                **common,
+            planning=self._with_limits(PLANNING).replace(
                 success_ttl=timedelta(hours=self.planning_success_ttl_hours),
                 error_ttl=timedelta(hours=self.planning_error_ttl_hours),
                 rate_limit=self.planning_rate_limit,
             ),
-            routes=ROUTES.replace(
-                **common,
+            routes=self._with_limits(ROUTES).replace(
                 success_ttl=timedelta(hours=self.routes_success_ttl_hours),
                 rate_limit=self.routes_rate_limit,
             ),
-            field=FIELD.replace(
-                **common,
+            field=self._with_limits(FIELD).replace(
                 success_ttl=timedelta(hours=self.field_success_ttl_hours),
                 error_ttl=timedelta(hours=self.field_error_ttl_hours),
                 rate_limit=self.field_rate_limit,

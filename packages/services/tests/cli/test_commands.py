@@ -27,13 +27,15 @@ def test_bad_usage_is_exit_2_and_one_line(here: Here, arguments: list[str]) -> N
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_migrate_applies_the_migrations_of_the_services(
+def test_migrate_creates_tables_of_services_only_if_they_are_wanted(
     cli: Cli, database: str, request: pytest.FixtureRequest
 ) -> None:
     url = "sqlite:///services.db"
     if database == "postgres":
         url = str(request.getfixturevalue("postgres_url"))
     done = cli("migrate", "--database", url, "--json")
+    assert {found["namespace"] for found in json.loads(done.stdout)["applied"]} == {"core"}
+    done = cli("migrate", "--services", "--database", url, "--json")
     applied = json.loads(done.stdout)["applied"]
     assert {"namespace": "routes", "number": 1, "name": "route_requests"} in applied
 
@@ -69,12 +71,11 @@ def test_garbage_collection_is_resumed_when_the_server_is_ready(cli: Cli) -> Non
 
 def test_garbage_collection_is_resumed_when_the_worker_is_ready(cli: Cli) -> None:
     script = (
-        "import gc, os, signal, sys\n"
-        "from holdfast.cli import main\nfrom holdfast_services.cli import worker\n"
-        "async def count(holdfast, metrics):\n"
+        "import gc, sys\n"
+        "from holdfast.cli import main, worker\n"
+        "async def until_stopped(worker, signals, *, once):\n"
         "    print(gc.isenabled())\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "worker._report_depths = count\n"
+        "worker._until_stopped = until_stopped\n"
         "sys.argv = ['holdfast', 'worker']\n"
         "main.main()\n"
     )

@@ -288,7 +288,7 @@ async def test_the_audit_says_what_was_changed(serve: Serve, database_url: str) 
         database_url, prepare=lambda app: stores.append(app.state.holdfast.store)
     ) as client:
         made = await created(client, ACTIVITIES, n=1)
-        rows = await stores[0].read("SELECT endpoint, resource, version FROM audit_events")
+        rows = await stores[0].read("SELECT endpoint, resource, version FROM holdfast_audit_events")
         assert [tuple(dict(row).values()) for row in rows] == [
             ("POST /api/v1/activities", f"activity:{made['id']}", 1)
         ]

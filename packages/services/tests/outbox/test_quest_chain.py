@@ -9,12 +9,12 @@ import pytest
 
 from holdfast.core.outbox_entry import Entry, NewEntry, Reason, Status
 from holdfast.outbox import EventKind, OutboxQueue
-from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     Scripted,
+    drain,
     reader,
     response,
     token_of,

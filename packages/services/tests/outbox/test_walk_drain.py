@@ -9,7 +9,6 @@ import pytest
 
 from holdfast.core.outbox_entry import NewEntry
 from holdfast.outbox import OutboxQueue
-from holdfast.outbox.drain import drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.transport import HttpTransport, NoResponse
 from packages.holdfast.tests.support.outbox_harness import (
@@ -17,6 +16,7 @@ from packages.holdfast.tests.support.outbox_harness import (
     CuttingProxy,
     Scripted,
     all_entries,
+    drain,
     reader,
     response,
     token_of,

@@ -124,7 +124,7 @@ class PlanningServer(Member):
     async def all_jobs_done(self, **options: Any) -> None:
         """Run a worker until there are no jobs."""
         async with self.working(**options), asyncio.timeout(30):
-            while await self.count("jobs"):
+            while await self.count("holdfast_jobs"):
                 await asyncio.sleep(0.01)
 
 

@@ -19,7 +19,7 @@ async def test_cross_org_isolation_of_idempotency_records(planning: PlanningServ
     assert made(ours) != made(theirs)
     replayed = await eve.post("/v1/projects", {"name": "theirs"}, key="k")
     assert replayed.content == theirs.content
-    rows = await planning.rows("SELECT tenant FROM idempotency_records ORDER BY tenant")
+    rows = await planning.rows("SELECT tenant FROM holdfast_idempotency_records ORDER BY tenant")
     assert [row["tenant"] for row in rows] == ["acme", "globex"]
 
 

@@ -40,7 +40,7 @@ async def is_rejected(steps: Stepping, token: str | None, **fields: Any) -> str:
     )
     assert await steps.game.count("step_logs") == 0
     assert await steps.game.count("step_reports") == 0
-    assert await steps.game.count("jobs") == 0
+    assert await steps.game.count("holdfast_jobs") == 0
     return str(row["token_id"])
 
 

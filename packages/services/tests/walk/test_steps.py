@@ -162,7 +162,7 @@ async def test_a_rejected_report_leaves_a_row_in_the_log_and_nothing_else(
     refused(await steps.report(key=key, **changes), status, code)
     (row,) = await steps.attestations()
     assert (row["verdict"], row["code"], row["anti_cheat"]) == ("REJECTED", code, is_anti_cheat)
-    for table in ("step_logs", "step_reports", "streak_states", "jobs"):
+    for table in ("step_logs", "step_reports", "streak_states", "holdfast_jobs"):
         assert await steps.game.count(table) == 0, table
     # Nothing is stored under the key, so a retry may succeed.
     ok(await steps.report(key=key))

@@ -1,18 +1,23 @@
 """The options and help texts of the library's commands. The work is in one module per command."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from holdfast.cli.data_commands import add_data_commands
 from holdfast.cli.gc import resume_gc
 from holdfast.cli.outbox_commands import outbox_app
 from holdfast.cli.output import CommandError
+from holdfast.cli.target import AppTarget, choose_target
 
 __all__ = ["create_app"]
 
 _DATABASE: Final = "sqlite:///holdfast.db"
+# Someone waits for the new code.
+_RELOAD_DRAIN_SECONDS: Final = "2"
 # These two do most of their imports after the command line is parsed, and resume the garbage
 # collector themselves when they are ready.
 _RESUME_GC_THEMSELVES: Final = frozenset({"serve", "worker"})
@@ -23,6 +28,15 @@ Database = Annotated[
         envvar="HOLDFAST_DATABASE_URL",
         metavar="URL",
         help="The server's database: sqlite:///file.db or postgresql://user@host/name.",
+    ),
+]
+App = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        envvar="HOLDFAST_APP",
+        metavar="MODULE:NAME",
+        help="Your app, such as shop.main:holdfast: its database and tables instead of --database.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
@@ -61,6 +75,7 @@ def create_app() -> typer.Typer:
     app.command("hash")(hash_)
     app.command()(migrate)
     app.command()(sweep)
+    app.command()(worker)
 
     keys_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
     keys_app.callback(invoke_without_command=True)(keys)
@@ -76,6 +91,7 @@ def create_app() -> typer.Typer:
     jobs_app.command("requeue")(jobs_requeue)
     app.add_typer(jobs_app, name="jobs")
 
+    add_data_commands(app, keys_app)
     app.add_typer(outbox_app, name="outbox")
     return app
 
@@ -134,22 +150,45 @@ def hash_(file: JsonFile = None, volatile: Volatile = None) -> None:
     print(sha256(canonical_of(file, volatile or [])).hexdigest())
 
 
-def migrate(database: Database = _DATABASE, json: Json = False) -> None:
-    """Create or update the tables of a database, including those of installed services.
+def migrate(
+    context: typer.Context,
+    database: Database = _DATABASE,
+    app: App = None,
+    services: Annotated[
+        bool,
+        typer.Option("--services", help="Also create the tables of installed services."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Create or update Holdfast's tables in a database.
 
-    Migrations that were applied before are skipped. A server also migrates its database when it
-    starts.
+    Tables of services are updated in a database that has them. Migrations that were applied before
+    are skipped. A server and every app with Holdfast also migrate their database when they start.
 
-    Example:
+    With --app: what the app uses, under its table names. Otherwise the options table_prefix and
+    schema of the URL, or HOLDFAST_TABLE_PREFIX and HOLDFAST_TABLE_SCHEMA, say how the tables are
+    named.
+
+    Examples:
+        holdfast migrate --app shop.main:holdfast
+
         holdfast migrate --database postgresql://me@localhost/shop
+
+        holdfast migrate --database "postgresql://me@localhost/shop?schema=holdfast"
 
     """
     from holdfast.cli.database import migrate as run
 
-    run(database, as_json=json)
+    target = choose_target(context, app=app, database=database)
+    run(target, with_services=services, as_json=json)
 
 
-def sweep(database: Database = _DATABASE, json: Json = False) -> None:
+def sweep(
+    context: typer.Context,
+    database: Database = _DATABASE,
+    app: App = None,
+    json: Json = False,
+) -> None:
     """Delete expired records, in small batches.
 
     A server does the same every HOLDFAST_SWEEP_EVERY_SECONDS (default: 3600).
@@ -160,19 +199,153 @@ def sweep(database: Database = _DATABASE, json: Json = False) -> None:
     """
     from holdfast.cli.database import sweep as run
 
-    run(database, as_json=json)
+    run(choose_target(context, app=app, database=database), as_json=json)
+
+
+def worker(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            envvar="HOLDFAST_APP",
+            metavar="MODULE:NAME",
+            help="The app whose jobs to run, such as shop.main:holdfast. "
+            "Default: the jobs of the installed services.",
+        ),
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_DATABASE_URL",
+            metavar="URL",
+            help="The database of the services; an app has its own.",
+            show_default=_DATABASE,
+        ),
+    ] = None,
+    nats: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_NATS_URL", metavar="URL", help="NATS server that delivers jobs."
+        ),
+    ] = None,
+    queues: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queue",
+            "--queues",
+            metavar="QUEUE",
+            help="Run jobs of these queues only. May be repeated, or separated by commas.",
+            show_default="all",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Number of jobs to run at the same time.",
+            show_default="16; for the services HOLDFAST_JOBS_CONCURRENCY or 8",
+        ),
+    ] = None,
+    drain_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=86_400,
+            help="How long to wait for running jobs after the first signal.",
+            show_default="30, with --reload 2",
+        ),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Run the jobs that are due, then exit.")
+    ] = False,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload",
+            help="Restart when a .py or .sql file below this directory changes. For development.",
+        ),
+    ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Serve Prometheus metrics on this loopback port.",
+            show_default="off",
+        ),
+    ] = None,
+) -> None:
+    """Run jobs: those of your app, or those of the installed services.
+
+    Prints one line when it is ready. Ctrl-C or SIGTERM finishes the running jobs, releases those
+    that do not end in time, and exits with code 0; a second signal releases them at once.
+
+    Examples:
+        holdfast worker --app shop.main:holdfast
+
+        holdfast worker --app shop.main:holdfast --queue mail --concurrency 4
+
+        holdfast worker --app shop.main:holdfast --reload
+
+        holdfast worker --database postgresql://me@localhost/shop
+
+    """
+    from holdfast.cli.worker import WorkerOptions, run_app_worker, run_default_worker
+
+    target = choose_target(context, app=app, database=database or "")
+    if reload:
+        raise typer.Exit(_reload_worker(drain_seconds, once=once))
+    chosen = [name.strip() for given in queues or [] for name in given.split(",")]
+    options = WorkerOptions(
+        queues=tuple(name for name in chosen if name), metrics_port=metrics_port, once=once
+    )
+    if isinstance(target, AppTarget):
+        code = run_app_worker(
+            target.name,
+            nats=nats,
+            concurrency=concurrency,
+            drain_seconds=drain_seconds,
+            options=options,
+        )
+    else:
+        code = run_default_worker(
+            database=database,
+            nats=nats,
+            concurrency=concurrency,
+            drain_seconds=drain_seconds,
+            options=options,
+        )
+    raise typer.Exit(code)
+
+
+def _reload_worker(drain_seconds: float | None, *, once: bool) -> int:
+    """Run this command line in a child process, without ``--reload``."""
+    from holdfast.cli.reload import run_with_reload
+    from holdfast.cli.worker import PARENT_VARIABLE
+
+    if once:
+        raise CommandError("give --once or --reload, not both", 2)
+    arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
+    if drain_seconds is None:
+        arguments += ["--drain-seconds", _RELOAD_DRAIN_SECONDS]
+    resume_gc()
+    return run_with_reload(arguments, os.environ | {PARENT_VARIABLE: str(os.getpid())})
 
 
 def keys(context: typer.Context) -> None:
-    """List and show idempotency records: a key, its request and the stored response."""
+    """List, show and remove idempotency records: a key, its request and the stored response."""
     if context.invoked_subcommand is None:
         raise CommandError(
-            "holdfast keys needs a command: ls or show (try: holdfast keys --help)", 2
+            "holdfast keys needs a command: ls, show or rm (try: holdfast keys --help)", 2
         )
 
 
-def keys_ls(
+def keys_ls(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
     database: Database = _DATABASE,
+    app: App = None,
     tenant: Tenant = None,
     endpoint: Annotated[
         str | None,
@@ -191,12 +364,15 @@ def keys_ls(
     """
     from holdfast.cli.keys import list_keys
 
-    list_keys(database, tenant=tenant, endpoint=endpoint, limit=limit, as_json=json)
+    target = choose_target(context, app=app, database=database)
+    list_keys(target, tenant=tenant, endpoint=endpoint, limit=limit, as_json=json)
 
 
-def keys_show(
+def keys_show(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
     key: Annotated[str, typer.Argument(help="The idempotency key.")],
     database: Database = _DATABASE,
+    app: App = None,
     tenant: Annotated[
         str | None, typer.Option(help="The tenant, if several tenants used this key.")
     ] = None,
@@ -215,7 +391,8 @@ def keys_show(
     """
     from holdfast.cli.keys import show_key
 
-    show_key(database, key, tenant=tenant, endpoint=endpoint, as_json=json)
+    target = choose_target(context, app=app, database=database)
+    show_key(target, key, tenant=tenant, endpoint=endpoint, as_json=json)
 
 
 def jobs(context: typer.Context) -> None:
@@ -228,7 +405,9 @@ def jobs(context: typer.Context) -> None:
 
 
 def jobs_ls(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
     database: Database = _DATABASE,
+    app: App = None,
     tenant: Tenant = None,
     state: Annotated[
         str | None,
@@ -252,7 +431,7 @@ def jobs_ls(  # noqa: PLR0917 - typer turns the parameters into options
     from holdfast.cli.jobs import list_jobs
 
     list_jobs(
-        database,
+        choose_target(context, app=app, database=database),
         tenant=tenant,
         state=state,
         queue=queue,
@@ -262,9 +441,11 @@ def jobs_ls(  # noqa: PLR0917 - typer turns the parameters into options
     )
 
 
-def jobs_show(
+def jobs_show(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
     job_id: JobId,
     database: Database = _DATABASE,
+    app: App = None,
     tenant: Annotated[
         str | None, typer.Option(help="Fail if the job belongs to another tenant.")
     ] = None,
@@ -280,11 +461,14 @@ def jobs_show(
     """
     from holdfast.cli.jobs import show_job
 
-    show_job(database, job_id, tenant=tenant, as_json=json)
+    target = choose_target(context, app=app, database=database)
+    show_job(target, job_id, tenant=tenant, as_json=json)
 
 
-def jobs_dead(
+def jobs_dead(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
     database: Database = _DATABASE,
+    app: App = None,
     tenant: Tenant = None,
     queue: Queue = None,
     limit: Limit = 50,
@@ -301,15 +485,18 @@ def jobs_dead(
     """
     from holdfast.cli.jobs import list_dead
 
-    list_dead(database, tenant=tenant, queue=queue, limit=limit, as_json=json)
+    target = choose_target(context, app=app, database=database)
+    list_dead(target, tenant=tenant, queue=queue, limit=limit, as_json=json)
 
 
-def jobs_requeue(
+def jobs_requeue(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
     job_ids: Annotated[
         list[str] | None,
         typer.Argument(help="Ids of dead letters, as listed by holdfast jobs dead."),
     ] = None,
     database: Database = _DATABASE,
+    app: App = None,
     tenant: Annotated[
         str | None, typer.Option(help="Only dead letters of this tenant. Default: all tenants.")
     ] = None,
@@ -331,4 +518,5 @@ def jobs_requeue(
     """
     from holdfast.cli.jobs import requeue
 
-    requeue(database, job_ids or [], tenant=tenant, queue=queue, as_json=json)
+    target = choose_target(context, app=app, database=database)
+    requeue(target, job_ids or [], tenant=tenant, queue=queue, as_json=json)

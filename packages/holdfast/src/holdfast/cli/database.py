@@ -1,48 +1,85 @@
 """``holdfast migrate`` and ``holdfast sweep``: the schema and expired records of a database."""
 
 import asyncio
+import os
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing, nullcontext
 from datetime import datetime
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, cast
 
 from holdfast import open_store
 from holdfast.cli.output import CommandError, print_json, print_table, redact_password
+from holdfast.cli.target import AppTarget, Target, describe_target
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.ports import Store
 from holdfast.server.sweeper import Sweeper
 from holdfast.stores.migrations import load_migrations
+from holdfast.stores.urls import StoreUrl, parse_store_url
 
-__all__ = ["migrate", "opened", "sweep"]
+__all__ = ["installed_migrations", "migrate", "opened", "sweep"]
 
-_SQLITE: Final = "sqlite:///"
 _MIGRATIONS_GROUP: Final = "holdfast.migrations"
 _APPLIED: Final = (
     "SELECT namespace, number, name FROM holdfast_migrations ORDER BY namespace, number"
+)
+_APPLIED_WHEN: Final = (
+    "SELECT namespace, number, name, applied_at FROM holdfast_migrations ORDER BY namespace, number"
 )
 # Version 0.1.0 named the first column differently.
 _APPLIED_ANY_VERSION: Final = "SELECT * FROM holdfast_migrations"
 
 
 @asynccontextmanager
-async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
-    """Open the database of a URL and close it afterwards. Raises ``Failure``."""
-    # Apps other than the bundled services have the tables of the core only.
-    store = open_store(url, migration_packages=() if must_exist else _migration_packages())
+async def opened(
+    target: Target, *, must_exist: bool = True, migration_packages: Sequence[tuple[str, str]] = ()
+) -> AsyncIterator[Store]:
+    """Open the store of a URL or of an app, and close it afterwards. Raises ``CommandError``.
+
+    The store of an app is opened as the app does it, including its migrations.
+    """
+    if isinstance(target, AppTarget):
+        async with _opened_app(target) as store:
+            yield store
+    else:
+        async with _opened_url(target, migration_packages, must_exist=must_exist) as store:
+            yield store
+
+
+@asynccontextmanager
+async def _opened_app(app: AppTarget) -> AsyncIterator[Store]:
+    from holdfast.cli.app_loader import load_holdfast
+
+    store = load_holdfast(app.name).store
+    try:
+        await store.open()
+    except HoldfastError as error:
+        raise CommandError(f"{app.name}: {error}") from error
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def _opened_url(
+    url: str, migration_packages: Sequence[tuple[str, str]], *, must_exist: bool
+) -> AsyncIterator[Store]:
+    target = parse_store_url(url)
+    store = open_store(url, migration_packages=migration_packages, **_environment(target))
     # SQLite would create an empty file for a misspelt name.
-    if must_exist and _is_missing_file(url):
+    if must_exist and _is_missing_file(target):
         raise CommandError(
-            f"{url.removeprefix(_SQLITE)} does not exist: "
+            f"{target.location} does not exist: "
             f"check --database, or create it with: holdfast migrate --database {url}"
         )
     try:
         # Only the migrate command changes the schema.
-        if must_exist and not await _is_up_to_date(url):
+        if must_exist and not await _is_up_to_date(target):
             raise CommandError(
                 f"{redact_password(url)} does not have this version's tables: "
                 f"run holdfast migrate --database {redact_password(url)}"
@@ -56,44 +93,84 @@ async def opened(url: str, *, must_exist: bool = True) -> AsyncIterator[Store]:
         await store.close()
 
 
-def migrate(url: str, *, as_json: bool) -> None:
+def migrate(target: Target, *, with_services: bool = False, as_json: bool) -> None:
     """Apply missing migrations and print them."""
-    applied, present = asyncio.run(_migrate(url))
+    if isinstance(target, AppTarget):
+        if with_services:
+            raise CommandError("give --app or --services, not both: an app has its migrations", 2)
+        applied, present = asyncio.run(_migrate_app(target))
+    else:
+        applied, present = asyncio.run(_migrate(target, with_services=with_services))
     if as_json:
         keys = ("namespace", "number", "name")
         found = [dict(zip(keys, row, strict=True)) for row in applied]
         print_json({"applied": found, "present": present})
     elif not applied:
-        print(f"{redact_password(url)} is up to date ({present} migrations)")
+        print(f"{describe_target(target)} is up to date ({present} migrations)")
     else:
         rows = [(namespace, f"{number:04}", name) for namespace, number, name in applied]
         print_table(("applied to", "number", "name"), rows)
 
 
-async def _migrate(url: str) -> tuple[list[tuple[str, int, str]], int]:
-    open_store(
-        url, migration_packages=_migration_packages()
-    )  # refuses a bad URL before anything is touched
-    before = await _applied_before(url, _APPLIED_ANY_VERSION, unreachable=set()) or set()
-    async with opened(url, must_exist=False) as store:
-        rows = await store.read(_APPLIED)
+async def _migrate(url: str, *, with_services: bool) -> tuple[list[tuple[str, int, str]], int]:
+    target = parse_store_url(url)
+    # Refuses a bad URL before anything is touched.
+    open_store(url, **_environment(target))
+    before = await _applied_before(target, _APPLIED_ANY_VERSION, unreachable=set()) or set()
+    # An installed service is not necessarily used with this database.
+    used = {namespace for namespace, _ in before}
+    packages = [pair for pair in installed_migrations() if with_services or pair[0] in used]
+    async with opened(url, must_exist=False, migration_packages=packages) as store:
+        rows = await store.read(store.table_names.render(_APPLIED))
     after = [(row["namespace"], row["number"], row["name"]) for row in rows]
     return [found for found in after if found[:2] not in before], len(after)
 
 
-def _migration_packages() -> list[tuple[str, str]]:
+async def _migrate_app(app: AppTarget) -> tuple[list[tuple[str, int, str]], int]:
+    """Open the app's store. What it applies is recorded with the time of this machine's clock."""
+    started = SystemClock().now()
+    async with opened(app) as store:
+        rows = await store.read(store.table_names.render(_APPLIED_WHEN))
+    applied = [
+        (row["namespace"], row["number"], row["name"])
+        for row in rows
+        if _instant(row["applied_at"]) >= started
+    ]
+    return applied, len(rows)
+
+
+def _instant(applied_at: datetime | str) -> datetime:
+    """Return the time of a migration: SQLite stores it as text."""
+    return datetime.fromisoformat(applied_at) if isinstance(applied_at, str) else applied_at
+
+
+def installed_migrations() -> list[tuple[str, str]]:
     """Return the (namespace, package) pairs of every installed package that has migrations."""
     return [pair for point in entry_points(group=_MIGRATIONS_GROUP) for pair in point.load()()]
 
 
-def _is_missing_file(url: str) -> bool:
-    return url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists()
+class _Names(TypedDict):
+    table_prefix: str | None
+    schema: str | None
 
 
-async def _is_up_to_date(url: str) -> bool:
+def _environment(target: StoreUrl) -> _Names:
+    """Return the options of ``open_store`` that environment variables set and the URL does not."""
+    read = os.environ.get
+    return {
+        "table_prefix": target.table_prefix or read("HOLDFAST_TABLE_PREFIX") or None,
+        "schema": target.schema or read("HOLDFAST_TABLE_SCHEMA") or None,
+    }
+
+
+def _is_missing_file(target: StoreUrl) -> bool:
+    return target.database == "sqlite" and not Path(target.location).exists()
+
+
+async def _is_up_to_date(target: StoreUrl) -> bool:
     """Check whether all migrations of the core are applied; True if that is unknown."""
-    applied = await _applied_before(url, _APPLIED, unreachable=None)
-    database = "sqlite" if url.startswith(_SQLITE) else "postgres"
+    applied = await _applied_before(target, _APPLIED, unreachable=None)
+    database = "sqlite" if target.database == "sqlite" else "postgres"
     known = load_migrations("core", f"holdfast.stores.{database}.migrations")
     return applied is None or {m.id for m in known} <= applied
 
@@ -101,13 +178,16 @@ async def _is_up_to_date(url: str) -> bool:
 _Applied = set[tuple[str, int]]
 
 
-async def _applied_before(url: str, query: str, *, unreachable: _Applied | None) -> _Applied | None:
+async def _applied_before(
+    target: StoreUrl, query: str, *, unreachable: _Applied | None
+) -> _Applied | None:
     """Read what is applied without opening the store, which would migrate it."""
-    if _is_missing_file(url):
+    if _is_missing_file(target):
         return set()
-    if url.startswith(_SQLITE):
-        return _applied_on_sqlite(url.removeprefix(_SQLITE), query, unreachable)
-    return await _applied_on_postgres(url, query, unreachable)
+    sql = target.names(**_environment(target)).render(query)
+    if target.database == "sqlite":
+        return _applied_on_sqlite(target.location, sql, unreachable)
+    return await _applied_on_postgres(target.location, sql, unreachable)
 
 
 def _applied_on_sqlite(path: str, query: str, unreachable: _Applied | None) -> _Applied | None:
@@ -153,26 +233,26 @@ class _Counted:
         return deleted
 
 
-def sweep(url: str, *, as_json: bool) -> None:
+def sweep(target: Target, *, as_json: bool) -> None:
     """Delete all expired records and print how many."""
-    deleted = asyncio.run(_sweep(url))
+    deleted = asyncio.run(_sweep(target))
     if as_json:
         print_json({"deleted": deleted})
     else:
         print(f"{deleted} expired record{'' if deleted == 1 else 's'} deleted")
 
 
-async def _sweep(url: str) -> int:
+async def _sweep(target: Target) -> int:
     progress: Any = nullcontext(None)
     if sys.stderr.isatty():
         from rich.console import Console
 
         progress = Console(stderr=True).status("looking for expired records")
-    async with opened(url) as store:
+    async with opened(target) as store:
         with progress as status:
             counted = cast("Store", _Counted(store, status))
             sweeper = Sweeper(counted, SystemClock())
             try:
                 return await sweeper.sweep()
             except HoldfastError as error:
-                raise CommandError(f"{redact_password(url)}: {error}") from error
+                raise CommandError(f"{describe_target(target)}: {error}") from error

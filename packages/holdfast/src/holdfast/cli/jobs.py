@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 
 from holdfast.cli.database import opened
 from holdfast.cli.output import CommandError, print_json, print_table, printable
+from holdfast.cli.target import Target
 from holdfast.core.job import JobState
 from holdfast.jobs.admin import ALL_TENANTS, JobAdmin, JobDetail, JobView
 
@@ -17,7 +18,7 @@ _REQUEUE_LIMIT: Final = 1_000_000
 
 
 def list_jobs(
-    url: str,
+    target: Target,
     *,
     tenant: str | None,
     state: str | None,
@@ -30,7 +31,9 @@ def list_jobs(
     if state is not None and state not in get_args(JobState):
         raise CommandError(f"--state must be one of {', '.join(get_args(JobState))}", 2)
     found = asyncio.run(
-        _jobs(url, tenant=_tenant(tenant), state=state, queue=queue, job_type=job_type, limit=limit)
+        _jobs(
+            target, tenant=_tenant(tenant), state=state, queue=queue, job_type=job_type, limit=limit
+        )
     )
     if as_json:
         print_json([_summary(view) for view in found])
@@ -55,10 +58,10 @@ def list_jobs(
 
 
 def list_dead(
-    url: str, *, tenant: str | None, queue: str | None, limit: int, as_json: bool
+    target: Target, *, tenant: str | None, queue: str | None, limit: int, as_json: bool
 ) -> None:
     """Print dead letters with the reason and the last error."""
-    found = asyncio.run(_dead(url, tenant, queue, limit))
+    found = asyncio.run(_dead(target, tenant, queue, limit))
     if as_json:
         print_json([_detail(job) for job in found])
         return
@@ -80,9 +83,9 @@ def list_dead(
     )
 
 
-def show_job(url: str, job_id: str, *, tenant: str | None, as_json: bool) -> None:
+def show_job(target: Target, job_id: str, *, tenant: str | None, as_json: bool) -> None:
     """Print one job with its failed attempts and finished steps."""
-    found = asyncio.run(_find(url, job_id, tenant))
+    found = asyncio.run(_find(target, job_id, tenant))
     if found is None:
         raise CommandError("there is no such job with these options (try: holdfast jobs ls)")
     fields = _detail(found)
@@ -109,12 +112,12 @@ def show_job(url: str, job_id: str, *, tenant: str | None, as_json: bool) -> Non
 
 
 def requeue(
-    url: str, job_ids: Sequence[str], *, tenant: str | None, queue: str | None, as_json: bool
+    target: Target, job_ids: Sequence[str], *, tenant: str | None, queue: str | None, as_json: bool
 ) -> None:
     """Requeue dead letters. Raises ``CommandError`` if one of the ids is not a dead letter."""
     if bool(job_ids) == (queue is not None):
         raise CommandError("give either ids of dead letters or --queue for all of a queue", 2)
-    done, missing = asyncio.run(_requeue(url, job_ids, tenant, queue))
+    done, missing = asyncio.run(_requeue(target, job_ids, tenant, queue))
     if as_json:
         print_json({"requeued": done, "not_found": missing})
     else:
@@ -123,31 +126,33 @@ def requeue(
         raise CommandError(f"not a dead letter, or requeued already: {', '.join(missing)}")
 
 
-async def _jobs(url: str, **filters: Any) -> list[JobView]:
-    async with opened(url) as store:
+async def _jobs(target: Target, **filters: Any) -> list[JobView]:
+    async with opened(target) as store:
         return await JobAdmin(store).jobs(**filters)
 
 
-async def _dead(url: str, tenant: str | None, queue: str | None, limit: int) -> list[JobDetail]:
-    async with opened(url) as store:
+async def _dead(
+    target: Target, tenant: str | None, queue: str | None, limit: int
+) -> list[JobDetail]:
+    async with opened(target) as store:
         admin = JobAdmin(store)
         views = await admin.jobs(tenant=_tenant(tenant), state="dead", queue=queue, limit=limit)
         found = [await admin.find(view.id, tenant=view.tenant) for view in views]
     return [job for job in found if job is not None]
 
 
-async def _find(url: str, job_id: str, tenant: str | None) -> JobDetail | None:
-    async with opened(url) as store:
+async def _find(target: Target, job_id: str, tenant: str | None) -> JobDetail | None:
+    async with opened(target) as store:
         return await JobAdmin(store).find(job_id, tenant=_tenant(tenant))
 
 
 async def _requeue(
-    url: str, job_ids: Sequence[str], tenant: str | None, queue: str | None
+    target: Target, job_ids: Sequence[str], tenant: str | None, queue: str | None
 ) -> tuple[list[str], list[str]]:
     actor = f"{getpass.getuser()} by holdfast jobs requeue"
     done: list[str] = []
     missing: list[str] = []
-    async with opened(url) as store:
+    async with opened(target) as store:
         admin = JobAdmin(store)
         if queue is not None:
             views = await admin.jobs(

@@ -2,23 +2,32 @@
 
 import asyncio
 import base64
+import getpass
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from holdfast.cli.database import opened
 from holdfast.cli.output import CommandError, print_json, print_table, printable
-from holdfast.core.idempotency_record import Record
+from holdfast.cli.target import Target
+from holdfast.clock import SystemClock
+from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.errors import CommitUnknownError, InProgressError
 from holdfast.ports import RecordQuery
+from holdfast.server.record_removal import RecordRemoval, Removed
 
-__all__ = ["list_keys", "show_key"]
+__all__ = ["list_keys", "remove_key", "show_key"]
+
+_MAX_REASON: Final = 1000
 
 
 def list_keys(
-    url: str, *, tenant: str | None, endpoint: str | None, limit: int, as_json: bool
+    target: Target, *, tenant: str | None, endpoint: str | None, limit: int, as_json: bool
 ) -> None:
     """Print records, newest first."""
-    found = asyncio.run(_records(url, RecordQuery(tenant=tenant, endpoint=endpoint, limit=limit)))
+    found = asyncio.run(
+        _records(target, RecordQuery(tenant=tenant, endpoint=endpoint, limit=limit))
+    )
     if as_json:
         print_json([_summary(record) for record in found])
     else:
@@ -26,11 +35,11 @@ def list_keys(
 
 
 def show_key(
-    url: str, key: str, *, tenant: str | None, endpoint: str | None, as_json: bool
+    target: Target, key: str, *, tenant: str | None, endpoint: str | None, as_json: bool
 ) -> None:
     """Print one record. Where several match, print a list and raise ``CommandError``."""
     query = RecordQuery(tenant=tenant, endpoint=endpoint, key=key, limit=50)
-    found = asyncio.run(_records(url, query))
+    found = asyncio.run(_records(target, query))
     if not found:
         raise CommandError("no record matches the key and these options (try: holdfast keys ls)")
     if len(found) > 1:
@@ -57,8 +66,65 @@ def show_key(
         print(f"{name:<{width}}  {'-' if value is None else printable(str(value))}")
 
 
-async def _records(url: str, query: RecordQuery) -> Sequence[Record]:
-    async with opened(url) as store:
+def remove_key(
+    target: Target,
+    key: str,
+    *,
+    tenant: str,
+    endpoint: str,
+    reason: str | None,
+    is_dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove one record with an audit event, or show it with ``is_dry_run``."""
+    text = (reason or "").strip()
+    if not is_dry_run and not 0 < len(text) <= _MAX_REASON:
+        raise CommandError(
+            f"--reason is missing or longer than {_MAX_REASON} characters: say why, for the audit "
+            "log",
+            2,
+        )
+    record_id = RecordId(tenant, endpoint, key)
+    found = asyncio.run(_remove(target, record_id, None if is_dry_run else text))
+    if found is None:
+        raise CommandError("no record matches key, tenant and endpoint (try: holdfast keys ls)")
+    record, audit_id = (
+        (found.record, found.audit_id) if isinstance(found, Removed) else (found, None)
+    )
+    if as_json:
+        print_json({"removed": audit_id is not None, "audit_id": audit_id} | _summary(record))
+        return
+    _print_list([record])
+    if audit_id is None:
+        print("this record would be removed, and the next request with its key would run")
+    else:
+        print(
+            f"removed (audit event {audit_id}); servers that can reach the database stop replaying "
+            "it within a second"
+        )
+
+
+async def _remove(
+    target: Target, record_id: RecordId, reason: str | None
+) -> Removed | Record | None:
+    """Remove a record; with ``reason`` None, only find it."""
+    async with opened(target) as store:
+        removal = RecordRemoval(store, SystemClock())
+        if reason is None:
+            return await removal.find(record_id)
+        try:
+            actor = f"{getpass.getuser()} by holdfast keys rm"
+            return await removal.remove(record_id, actor=actor, reason=reason)
+        except InProgressError as error:
+            raise CommandError(f"nothing was removed: {error}") from error
+        except CommitUnknownError as error:
+            raise CommandError(
+                "the connection was lost during the commit: look with holdfast keys show"
+            ) from error
+
+
+async def _records(target: Target, query: RecordQuery) -> Sequence[Record]:
+    async with opened(target) as store:
         return await store.records(query)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event as Flag
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from msgspec import UNSET
@@ -23,7 +23,7 @@ from holdfast.cli.outbox_output import (
     sending_bar,
 )
 from holdfast.cli.output import CommandError, print_json, print_table
-from holdfast.core.outbox_entry import NewEntry, Resolution, Status
+from holdfast.core.outbox_entry import NewEntry, OperationName, Resolution, Status
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox.conflicts import resolve_conflict
@@ -118,7 +118,7 @@ def add(
     """Queue one mutation, and add the user."""
     new = NewEntry(
         user_id=user,
-        operation=operation,
+        operation=cast("OperationName", operation),  # checked when it is queued
         entity_type=entity,
         endpoint=endpoint,
         payload=None if payload is None else _raw(payload),

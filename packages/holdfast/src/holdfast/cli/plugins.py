@@ -9,12 +9,15 @@ A package adds commands with an entry point in its ``pyproject.toml``::
 ``holdfast --help`` and for every command that the library does not have itself, so commands should
 import what they need when they run.
 
+A package with jobs may have a function ``default_worker`` in the same module: that is what
+``holdfast worker`` runs without ``--app``.
+
 This module works without typer: ``holdfast serve`` names the package to install even where only
 the library itself is installed.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.cli.output import CommandError, print_warning
 
@@ -28,6 +31,7 @@ __all__ = [
     "PACKAGE_OF_COMMAND",
     "RENAMED_COMMANDS",
     "add_plugins",
+    "default_worker",
     "error_without_typer",
     "install_argument",
     "needs_plugins",
@@ -38,7 +42,6 @@ GROUP: Final = "holdfast.commands"
 PACKAGE_OF_COMMAND: Final = {
     "serve": "holdfast-services",
     "token": "holdfast-services",
-    "worker": "holdfast-services",
     "bench": "holdfast-lab",
     "chaos": "holdfast-lab",
     "conform": "holdfast-lab",
@@ -101,6 +104,18 @@ def add_plugins(app: "typer.Typer") -> None:
     for name, new_name in RENAMED_COMMANDS.items():
         if name not in present:
             _add_hidden(app, name, _renamed(name, new_name))
+
+
+def default_worker() -> Callable[..., int] | None:
+    """Return what ``holdfast worker`` runs without ``--app``, if an installed package has it."""
+    from importlib import import_module
+
+    for entry_point in _installed():
+        module: Any = import_module(entry_point.module)
+        found: Callable[..., int] | None = getattr(module, "default_worker", None)
+        if found is not None:
+            return found
+    return None
 
 
 def error_without_typer(arguments: Sequence[str]) -> CommandError:

@@ -1,16 +1,57 @@
-"""Error codes and how errors become responses, in the envelope and in the problem format."""
+"""Error codes and how errors become responses: two built-in formats, or the app's own."""
 
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from inspect import iscoroutinefunction
 from math import ceil
 from typing import Any, Final
 
 import msgspec
 
 from holdfast.core.idempotency_record import Response
-from holdfast.core.policy import ErrorFormat
-from holdfast.errors import RequestError, ServiceError, StoreUnavailableError
+from holdfast.errors import ConfigurationError, RequestError, ServiceError, StoreUnavailableError
 
-__all__ = ["CODES", "Code", "render_error"]
+__all__ = [
+    "CODES",
+    "Code",
+    "ErrorFormat",
+    "ErrorFormatter",
+    "ErrorInfo",
+    "check_error_format",
+    "render_error",
+]
+
+_log = logging.getLogger("holdfast.request")
+
+
+class ErrorFormat(StrEnum):
+    """The JSON format of error bodies: RFC 9457 problem details, or an envelope with a code."""
+
+    ENVELOPE = "envelope"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """One error, as an app's own formatter gets it."""
+
+    # The row of ``CODES``, "service" for a ``ServiceError``.
+    kind: str
+    # The code in the problem format, or the app's own code of a ``ServiceError``.
+    code: str
+    status: int
+    title: str
+    message: str
+    details: Mapping[str, Any]
+    request_id: str
+    # Seconds, as in the Retry-After header of the response; None without one.
+    retry_after: int | None
+
+
+# Returns the body as a JSON object, or the content type and the body.
+ErrorFormatter = Callable[[ErrorInfo], Mapping[str, Any] | tuple[str, bytes | str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +63,8 @@ class Code:
     problem: str
     title: str
 
-    def name(self, error_format: ErrorFormat) -> str:
-        """Return the code in this format."""
+    def name(self, error_format: ErrorFormat | ErrorFormatter) -> str:
+        """Return the code in this format; an app's own format gets the code of problems."""
         return self.envelope if error_format is ErrorFormat.ENVELOPE else self.problem
 
 
@@ -57,14 +98,42 @@ _STORE_DOWN: Final = "the store is unavailable; try again shortly"
 _encode = msgspec.json.Encoder().encode
 
 
+def check_error_format(error_format: object) -> None:
+    """Raise ``ConfigurationError`` unless this is a built-in format or a plain function."""
+    if isinstance(error_format, ErrorFormat):
+        return
+    if not callable(error_format) or iscoroutinefunction(error_format):
+        raise ConfigurationError(
+            "error_format must be ErrorFormat.PROBLEM, ErrorFormat.ENVELOPE or a function without "
+            f"await that takes an ErrorInfo, not {error_format!r}"
+        )
+
+
 def render_error(
     error: RequestError | StoreUnavailableError | str,
-    error_format: ErrorFormat,
+    error_format: ErrorFormat | ErrorFormatter,
     request_id: str,
     *,
     ietf_statuses: bool = False,
 ) -> Response:
     """Render an error, or a kind from ``CODES`` without details, as a response."""
+    info = _info(error, error_format, request_id, ietf_statuses=ietf_statuses)
+    content_type, body = _body(info, error_format)
+    headers = [(b"content-type", content_type)]
+    if info.retry_after is not None:
+        headers.append((b"retry-after", str(info.retry_after).encode()))
+    if info.status == 401:  # noqa: PLR2004 - required by RFC 9110 §11.6.1
+        headers.append((b"www-authenticate", b"Bearer"))
+    return Response(info.status, tuple(headers), body)
+
+
+def _info(
+    error: RequestError | StoreUnavailableError | str,
+    error_format: ErrorFormat | ErrorFormatter,
+    request_id: str,
+    *,
+    ietf_statuses: bool,
+) -> ErrorInfo:
     message, details = "", dict[str, Any]()
     retry_after: float | None = None
     if isinstance(error, ServiceError):
@@ -78,35 +147,65 @@ def render_error(
     elif isinstance(error, StoreUnavailableError):
         message = str(error) if error.is_for_callers else _STORE_DOWN
         retry_after = error.retry_after_seconds
-    status = _IETF_STATUS.get(kind, code.status) if ietf_statuses else code.status
-    name = code.name(error_format)
-    message = message or code.title
-    if error_format is ErrorFormat.ENVELOPE:
-        content_type = b"application/json"
-        body: dict[str, Any] = {
-            "error": name,
-            "message": message,
-            "details": details,
-            "requestId": request_id,
-        }
-    else:
-        content_type = b"application/problem+json"
-        body = {
-            "type": _PROBLEM_TYPE + name,
-            "title": code.title,
-            "status": status,
-            "detail": message,
-            "code": name,
-            "details": details,
-            "requestId": request_id,
-        }
-    headers = [(b"content-type", content_type)]
-    if retry_after is not None:
+    return ErrorInfo(
+        kind=kind,
+        code=code.name(error_format),
+        status=_IETF_STATUS.get(kind, code.status) if ietf_statuses else code.status,
+        title=code.title,
+        message=message or code.title,
+        details=details,
+        request_id=request_id,
         # Whole seconds, rounded up: a client that retries too early is refused again.
-        headers.append((b"retry-after", str(max(1, ceil(retry_after))).encode()))
-    if status == 401:  # noqa: PLR2004 - required by RFC 9110 §11.6.1
-        headers.append((b"www-authenticate", b"Bearer"))
-    return Response(status, tuple(headers), _encode(body))
+        retry_after=None if retry_after is None else max(1, ceil(retry_after)),
+    )
+
+
+def _body(info: ErrorInfo, error_format: ErrorFormat | ErrorFormatter) -> tuple[bytes, bytes]:
+    """Return content type and body."""
+    if not isinstance(error_format, ErrorFormat):
+        try:
+            return _formatted(error_format(info))
+        except Exception:  # noqa: BLE001 - logged
+            # The error itself must reach the client, whatever the app's formatter does.
+            _log.exception(
+                "error_format %r failed for %s; the problem format is sent instead",
+                error_format,
+                info.code,
+            )
+    if error_format is ErrorFormat.ENVELOPE:
+        envelope = {
+            "error": info.code,
+            "message": info.message,
+            "details": info.details,
+            "requestId": info.request_id,
+        }
+        return b"application/json", _encode(envelope)
+    problem = {
+        "type": _PROBLEM_TYPE + info.code,
+        "title": info.title,
+        "status": info.status,
+        "detail": info.message,
+        "code": info.code,
+        "details": info.details,
+        "requestId": info.request_id,
+    }
+    return b"application/problem+json", _encode(problem)
+
+
+def _formatted(result: Any) -> tuple[bytes, bytes]:
+    """Return content type and body from what a formatter returned."""
+    match result:
+        case Mapping():
+            return b"application/json", _encode(result)
+        case (str() as content_type, bytes() as body):
+            return content_type.encode("latin-1"), body
+        case (str() as content_type, str() as text):
+            return content_type.encode("latin-1"), text.encode()
+        case _:
+            raise ConfigurationError(
+                "an error_format function must return a dict or (content type, body), "
+                f"not {type(result).__name__}"
+            )
 
 
 def _kind_of(error: RequestError | StoreUnavailableError | str) -> str:

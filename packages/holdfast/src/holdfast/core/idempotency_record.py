@@ -86,3 +86,5 @@ class AuditEvent(msgspec.Struct, frozen=True, gc=False):
     created_at: datetime
     resource: str | None = None
     version: int | None = None
+    # Why an operator did it; None for requests.
+    reason: str | None = None

@@ -136,6 +136,8 @@ class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
     enqueued_at: datetime
     resource_id: str | None = None
     order_key: str | None = None
+    # Attempts in a row that were lost while their worker ran other jobs, too; not in ``attempt``.
+    lost: int = 0
     # It has a completion marker: acknowledge it without running.
     completed: bool = False
 

@@ -21,11 +21,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from holdfast.errors import TransitionError
+from holdfast.errors import TransitionError, UsageError
 
 __all__ = [
     "DEFAULT_MAX_ATTEMPTS",
@@ -37,15 +37,33 @@ __all__ = [
     "Attempt",
     "Claimed",
     "ConflictResolution",
+    "ConflictResolutionName",
     "Entry",
     "NewEntry",
     "Operation",
+    "OperationName",
     "Reason",
     "Resolution",
+    "ResolutionName",
     "Status",
+    "StatusName",
     "Transition",
     "after",
+    "member_named",
 ]
+
+# The values of the enumerations below: either may be given where an app names one.
+OperationName = Literal["create", "update", "patch", "delete"]
+# The values of ``ConflictResolution``.
+ConflictResolutionName = Literal["server_wins", "client_wins", "manual", "merge"]
+# The values of ``Resolution``.
+ResolutionName = Literal["theirs", "mine", "merged", "give_up"]
+# The values of ``Status``.
+StatusName = Literal[
+    "pending", "in_flight", "succeeded", "failed", "conflict", "expired", "discarded"
+]
+
+_Member = TypeVar("_Member", bound=StrEnum)
 
 
 class Operation(StrEnum):
@@ -203,11 +221,21 @@ def after(transition: Transition, status: Status) -> Status:
         ) from None
 
 
+def member_named(kind: type[_Member], value: str) -> _Member:
+    """Return the member of an enumeration with this value. Raises ``UsageError``."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise UsageError(
+            f"{value!r} is not a {kind.__name__}: it must be one of {', '.join(kind)}"
+        ) from None
+
+
 class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A mutation to be queued. Comments name the defaults of fields that are left out."""
 
     user_id: str
-    operation: str
+    operation: Operation | OperationName
     entity_type: str
     endpoint: str
     # A JSON value, or the bytes of a JSON text; None sends no body.
@@ -223,7 +251,7 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     # The rules of the API it is for, by name; see `holdfast.outbox.Profile`.
     profile: str = DEFAULT_PROFILE_NAME
-    conflict_resolution: str | None = None
+    conflict_resolution: ConflictResolution | ConflictResolutionName | None = None
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     # The server's time if known, otherwise the device's.
     client_generated_at: datetime | None = None

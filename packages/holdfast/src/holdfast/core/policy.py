@@ -3,18 +3,13 @@
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
+from typing import TypedDict, Unpack
 
+from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.keys import KeyFormat
 from holdfast.errors import ConfigurationError
 
-__all__ = ["ErrorFormat", "ErrorsStored", "Policy", "Staleness"]
-
-
-class ErrorFormat(StrEnum):
-    """The JSON format of error bodies: RFC 9457 problem details, or an envelope with a code."""
-
-    ENVELOPE = "envelope"
-    PROBLEM = "problem"
+__all__ = ["ErrorFormat", "ErrorsStored", "Policy", "PolicyChanges", "Staleness"]
 
 
 class ErrorsStored(StrEnum):
@@ -41,6 +36,28 @@ VOLATILE_FIELDS = frozenset({"clientSubmittedAt", "attestationToken"})
 NEVER_STORED = frozenset({401, 403, 408, 425, 429})
 
 
+class PolicyChanges(TypedDict, total=False):
+    """Settings of ``Policy``, as ``Policy.replace`` takes them."""
+
+    name: str
+    key_required: bool
+    key_format: KeyFormat
+    key_field: str | None
+    success_ttl: timedelta
+    error_ttl: timedelta
+    errors_stored: ErrorsStored
+    staleness: Staleness | None
+    outlive_staleness: bool
+    error_format: ErrorFormat | ErrorFormatter
+    volatile_fields: frozenset[str]
+    wait: timedelta
+    max_body_bytes: int
+    max_response_bytes: int
+    rate_limit: str | None
+    ietf_statuses: bool
+    audit: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The settings of one endpoint. ``replace`` returns a copy with some settings changed.
@@ -60,7 +77,8 @@ class Policy:
     # Keep a success until its action has become stale, even if success_ttl is shorter. Otherwise a
     # retry between the two would run a second time.
     outlive_staleness: bool = True
-    error_format: ErrorFormat = ErrorFormat.PROBLEM
+    # A built-in format, or a function of the app that formats error bodies.
+    error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM
     volatile_fields: frozenset[str] = VOLATILE_FIELDS
     # How long a duplicate waits for the first request before it gets the "in progress" error.
     wait: timedelta = timedelta(seconds=10)
@@ -83,10 +101,11 @@ class Policy:
             raise ConfigurationError(f"policy {self.name}: the wait cannot be negative")
         if self.max_body_bytes < 0 or self.max_response_bytes < 0:
             raise ConfigurationError(f"policy {self.name}: a size limit cannot be negative")
+        check_error_format(self.error_format)
 
-    def replace(self, **changes: object) -> "Policy":
+    def replace(self, **changes: Unpack[PolicyChanges]) -> "Policy":
         """Return a copy of this policy with some settings changed."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+        return replace(self, **changes)
 
     def ttl_for(self, status: int) -> timedelta | None:
         """Return how long a handler's response is kept; None means that it is not stored.

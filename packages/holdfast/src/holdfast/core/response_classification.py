@@ -6,7 +6,7 @@
 409, 422                                by code: the profile's, or ``BY_CODE`` below
 ... with another code: 409              ``Conflicting``
 ... with another code: 422              ``TryLater`` once, then ``Refused``
-412                                     ``Conflicting``
+412, 428                                ``Conflicting``
 401                                     ``SignInNeeded``
 408, 425, 429, 5xx                      ``TryLater``
 3xx                                     ``Misdirected``: never followed
@@ -123,7 +123,7 @@ def classify(  # noqa: PLR0911 - the table
             return SignInNeeded()
         case 409 | 422:
             return codes.get(code or "") or BY_CODE.get(code or "") or _unknown(status, entry)
-        case 412:
+        case 412 | 428:  # another version, or none was named: it has to be read first
             return Conflicting()
         case _ if status in _GONE and entry.operation is Operation.DELETE:
             return Done()

@@ -154,15 +154,23 @@ class JobAdmin:
             return False
         return await self._job_store.requeue(row["tenant"], job_id, actor=actor)
 
-    async def depths(self) -> dict[str, QueueDepth]:
-        """Return the depth of each queue."""
+    async def depths(self, *, most: int | None = None) -> dict[str, QueueDepth]:
+        """Return the depth of each queue.
+
+        With ``most``, no more than that many due, other and dead jobs of a queue are read and
+        counted. Without it, all jobs are.
+        """
+        names, values = ("depths", "dead_count"), {}
+        if most is not None:
+            names, values = ("some_depths", "some_dead"), {"most": most}
+        jobs, dead = [await self._job_store.read(name, values) for name in names]
         found: dict[str, dict[str, Any]] = {}
-        for row in await self._job_store.read("depths", {}):
+        for row in jobs:
             queue = found.setdefault(row["queue"], {})
             queue[row["state"]] = row["jobs"]
             if row["state"] == "waiting":
                 queue["oldest_seconds"] = float(row["oldest_seconds"] or 0.0)
-        for row in await self._job_store.read("dead_count", {}):
+        for row in dead:
             found.setdefault(row["queue"], {})["dead"] = row["jobs"]
         return {queue: QueueDepth(**counts) for queue, counts in found.items()}
 

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 import msgspec
 
 from holdfast.core.job import EnqueueOutcome, LeasedJob, stable_uuid
 from holdfast.errors import NonRetryableError, NoTransactionError, UsageError
-from holdfast.jobs.enqueue import Cause, encode_json, new_job
+from holdfast.jobs.enqueue import Cause, EnqueueOptions, encode_json, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Params, Row, Transaction, UnitOfWork
 
@@ -189,17 +189,19 @@ class JobContext:
         """Return the idempotency key of a step: a UUID that is the same in every attempt."""
         return stable_uuid("step", self.tenant, self.id, name)
 
-    async def enqueue(self, job_type: str, payload: Any = None, **options: Any) -> EnqueueOutcome:
+    async def enqueue(
+        self, job_type: str, payload: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> EnqueueOutcome:
         """Enqueue another job in this one's transaction; options as in ``Holdfast.enqueue``."""
         given = {name: value for name, value in options.items() if value is not None}
-        options = self._defaults_for(job_type) | given
+        chosen = self._defaults_for(job_type) | given
         cause = Cause(
-            options.pop("tenant", None) or self.tenant,
+            chosen.pop("tenant", None) or self.tenant,
             f"job {self.type}",
             self.request_id,
             self.correlation_id,
         )
-        job = new_job(job_type, payload, cause=cause, **options)
+        job = new_job(job_type, payload, cause=cause, **chosen)
         self.enqueued = True
         return await self._job_store.enqueue((await self.unit()).statements, job)
 

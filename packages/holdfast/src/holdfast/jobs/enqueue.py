@@ -4,7 +4,7 @@ import math
 import re
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 
@@ -18,6 +18,8 @@ __all__ = [
     "MAX_PAYLOAD_BYTES",
     "MAX_SECONDS",
     "Cause",
+    "EnqueueOptions",
+    "JobOptions",
     "encode_json",
     "new_job",
 ]
@@ -44,6 +46,32 @@ class Cause(msgspec.Struct, frozen=True):
     actor: str
     request_id: str
     correlation_id: str
+
+
+class JobOptions(TypedDict, total=False):
+    """When a job runs, and which jobs are the same; see ``Holdfast.enqueue``."""
+
+    # What the job is about; two jobs of one type and resource are one job.
+    resource_id: str | None
+    # Not before this time, which has a time zone.
+    run_at: datetime | None
+    # Not before this many seconds from now.
+    delay_seconds: float
+    # Merged with a waiting job that has the same text.
+    coalesce: str | None
+    # Jobs with the same text run one at a time, in the order of their commits.
+    order: str | None
+
+
+class EnqueueOptions(JobOptions, total=False):
+    """Options of ``enqueue``, for a request and in a job."""
+
+    # The queue of the job type by default.
+    queue: str | None
+    # The tenant of the request or job by default.
+    tenant: str | None
+    # From 1 to 1000; that of the job type by default.
+    max_attempts: int | None
 
 
 def encode_json(value: Any) -> bytes:

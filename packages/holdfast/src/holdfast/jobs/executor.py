@@ -33,6 +33,7 @@ from holdfast.ports import (
     JobMetrics,
     JobOutcome,
     Retry,
+    StoreMetrics,
 )
 
 __all__ = ["FAULT_POINTS", "ExecutorConfig", "JobExecutor"]
@@ -67,6 +68,7 @@ class ExecutorConfig:
     registry: JobRegistry
     engine: Engine
     metrics: JobMetrics
+    store_metrics: StoreMetrics
     clock: Clock
     worker_name: str
     lease_seconds: float
@@ -149,6 +151,11 @@ class JobExecutor:
         try:
             outcome, ending = await self._run()
         except (StoreUnavailableError, CommitUnknownError) as error:
+            if self._is_committing:
+                is_unknown = isinstance(error, CommitUnknownError)
+                config.store_metrics.commit_failed(
+                    "job", "unknown" if is_unknown else "rolled_back"
+                )
             # Nothing can be written now. When the lease has expired, the next worker sees what
             # was committed.
             _log.warning(
@@ -186,8 +193,8 @@ class JobExecutor:
             return await self._complete(encode_result(result, f"the handler of {job.type}"))
         except (LeaseLostError, StoreUnavailableError, CommitUnknownError):
             raise
-        except asyncio.CancelledError:
-            return await self._cancelled()
+        except asyncio.CancelledError as error:
+            return await self._cancelled(error)
         except Exception as error:  # noqa: BLE001 - handlers may raise anything
             return await self._failed(error, registration)
 
@@ -232,7 +239,9 @@ class JobExecutor:
                 )
         has_failed = not handler.done() or handler.cancelled() or handler.exception() is not None
         if self._is_out_of_time:
-            raise _TimeLimitError(f"the handler took longer than {limit:g} seconds")
+            # The cause has the traceback of the line that took too long.
+            cause = _cancellation(handler)
+            raise _TimeLimitError(f"the handler took longer than {limit:g} seconds") from cause
         if has_failed and (self._is_lost or self._is_released):
             raise asyncio.CancelledError
         return handler.result()
@@ -265,33 +274,35 @@ class JobExecutor:
 
     # -- failures ---------------------------------------------------------------------------------
 
-    async def _cancelled(self) -> Result:
+    async def _cancelled(self, error: asyncio.CancelledError) -> Result:
         if self._is_lost:
             raise LeaseLostError("the lease ran out while the handler was running")
         if self._is_released:
             return await self._release()
         # The handler cancelled itself: an error like any other.
-        return await self._fail("error", "the handler was cancelled")
+        return await self._fail("error", "the handler was cancelled", cause=error)
 
     async def _failed(self, error: Exception, registration: Registration) -> Result:
         match error:
             case _TimeLimitError():
-                return await self._fail("time_limit", str(error))
+                return await self._fail("time_limit", str(error), cause=error)
             case RetryLaterError():
-                return await self._fail("retry_later", _line(error), floor=error.after_seconds)
+                floor = error.after_seconds
+                return await self._fail("retry_later", _line(error), cause=error, floor=floor)
             case NonRetryableError() | UsageError() | JobPayloadTooLargeError():
-                return await self._dead_letter("non_retryable", _line(error))
+                return await self._dead_letter("non_retryable", _line(error), cause=error)
             case _ if isinstance(error, registration.never_retry):
-                return await self._dead_letter("non_retryable", _line(error))
+                return await self._dead_letter("non_retryable", _line(error), cause=error)
             case _:
-                _log.info("a job failed", exc_info=error, extra=self._log_fields())
-                return await self._fail("error", _line(error))
+                return await self._fail("error", _line(error), cause=error)
 
-    async def _fail(self, reason: str, error: str, *, floor: float = 0.0) -> Result:
+    async def _fail(
+        self, reason: str, error: str, *, cause: BaseException, floor: float = 0.0
+    ) -> Result:
         """Schedule a retry after at least ``floor`` seconds; dead-letter after the last attempt."""
         config, job = self._config, self.job
         if WORKER.gives_up_after(job.attempt, max_attempts=job.max_attempts):
-            return await self._dead_letter(reason, error)
+            return await self._dead_letter(reason, error, cause=cause)
         await self._roll_back()
         await self._reach("job_before_retry")
         delay = WORKER.delay_seconds(
@@ -308,13 +319,20 @@ class JobExecutor:
         )
         if not is_held:
             raise LeaseLostError("the lease was lost before the failure was recorded")
-        _log.warning(
+        # A handler that asks for a later attempt has not failed.
+        self._log_failure(
+            logging.WARNING if reason == "retry_later" else logging.ERROR,
             "job failed, to be retried",
-            extra=self._log_fields(reason=reason, error=error, delay_seconds=round(delay, 3)),
+            cause,
+            reason=reason,
+            error=error,
+            delay_seconds=round(delay, 3),
         )
         return "retried", Retry(delay)
 
-    async def _dead_letter(self, reason: str, error: str) -> Result:
+    async def _dead_letter(
+        self, reason: str, error: str, *, cause: BaseException | None = None
+    ) -> Result:
         config, job = self._config, self.job
         await self._roll_back()
         await self._reach("job_before_retry")
@@ -324,7 +342,7 @@ class JobExecutor:
             raise LeaseLostError("the lease was lost before the dead letter was written")
         if job.order_key is not None:
             config.engine.notify()
-        _log.error("job given up", extra=self._log_fields(reason=reason, error=error))
+        self._log_failure(logging.ERROR, "job given up", cause, reason=reason, error=error)
         return "dead", Finished()
 
     async def _release(self) -> Result:
@@ -342,6 +360,25 @@ class JobExecutor:
         if self._config.faults is not None:
             await self._config.faults.reach(point)
 
+    def _log_failure(
+        self, level: int, event: str, cause: BaseException | None, **fields: Any
+    ) -> None:
+        """Log a failed attempt with its traceback; the text says as much as the fields."""
+        job = self.job
+        _log.log(
+            level,
+            "%s: %s %s, attempt %d of %d, tenant %s: %s",
+            event,
+            job.type,
+            job.lease.job_id,
+            min(job.attempt, job.max_attempts),
+            job.max_attempts,
+            job.lease.tenant,
+            fields["error"],
+            exc_info=cause,
+            extra=self._log_fields(**fields),
+        )
+
     def _log_fields(self, **more: Any) -> dict[str, Any]:
         job = self.job
         return {
@@ -350,10 +387,21 @@ class JobExecutor:
             "job_type": job.type,
             "tenant": job.lease.tenant,
             "attempt": job.attempt,
+            "max_attempts": job.max_attempts,
             "request_id": job.request_id,
             "correlation_id": job.correlation_id,
             **more,
         }
+
+
+def _cancellation(handler: "asyncio.Future[Any]") -> BaseException | None:
+    """Return how a cancelled handler ended, with its traceback; None if it has not."""
+    if not handler.done():
+        return None
+    try:
+        return handler.exception()
+    except asyncio.CancelledError as error:
+        return error
 
 
 def _line(error: BaseException) -> str:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.core.fingerprint import lock_number
 from holdfast.core.job import (
     AlreadyDone,
     Enqueued,
@@ -19,6 +18,7 @@ from holdfast.core.job import (
     Merged,
     NewJob,
 )
+from holdfast.core.table_names import TableNames
 from holdfast.errors import LeaseLostError
 from holdfast.ids import new_id
 from holdfast.ports import Params, Row, Store, Transaction, UnitOfWork
@@ -35,9 +35,9 @@ _RELAY: Final = "holdfast.jobs.relay"
 
 
 @cache
-def _statements(database: str, name: str) -> tuple[str, ...]:
+def _statements(database: str, names: TableNames, name: str) -> tuple[str, ...]:
     """Return the statements of a query: on SQLite some need several, in one transaction."""
-    text = load_queries("holdfast.jobs", _FILES[database])[name]
+    text = load_queries("holdfast.jobs", _FILES[database], names=names)[name]
     if database != "sqlite":
         return (text,)
     return tuple(split_statements(text.replace("NOW_MS", _SQLITE_NOW)))
@@ -87,23 +87,49 @@ class JobStore:
     # -- leases -------------------------------------------------------------------------------
 
     async def claim(
-        self, queues: Sequence[str], *, worker: str, limit: int, lease_seconds: float
+        self,
+        queues: Sequence[str],
+        *,
+        worker: str,
+        limit: int,
+        lease_seconds: float,
+        alone: bool = True,
     ) -> list[LeasedJob]:
-        """Lease up to ``limit`` due jobs."""
+        """Lease up to ``limit`` due jobs. ``alone``: the worker runs no other job."""
         values = {
             "queues": self._list(queues),
             "worker": worker,
             "limit": limit,
             "lease_seconds": lease_seconds,
+            "alone": alone,
         }
         return [_leased(row) for row in await self._alone("claim", values)]
 
     async def claim_these(
-        self, jobs: Iterable[tuple[str, str]], *, worker: str, lease_seconds: float
+        self,
+        jobs: Iterable[tuple[str, str]],
+        *,
+        worker: str,
+        lease_seconds: float,
+        alone: bool = True,
     ) -> list[LeasedJob]:
         """Lease the given jobs (tenant, id), except those that are leased or not due."""
-        values = {"jobs": _named(jobs), "worker": worker, "lease_seconds": lease_seconds}
+        values = {
+            "jobs": _named(jobs),
+            "worker": worker,
+            "lease_seconds": lease_seconds,
+            "alone": alone,
+        }
         return [_leased(row) for row in await self._alone("claim_these", values)]
+
+    async def mark_alone(self, leases: Iterable[Lease], *, worker: str, alone: bool) -> bool:
+        """Record whether the worker runs these jobs alone; False if all leases were lost.
+
+        An attempt that is lost counts only if it was alone.
+        """
+        values = {"leases": _leases(leases), "worker": worker, "alone": alone}
+        async with self._many:
+            return bool(await self._alone("mark_alone", values))
 
     async def still_to_do(
         self, jobs: Iterable[tuple[str, str]]
@@ -218,7 +244,7 @@ class JobStore:
             return
         unit = await self.store.begin(idle_seconds=idle_seconds)
         try:
-            lock = {"lock": lock_number("", _RELAY, name)}
+            lock = {"lock": self.store.table_names.lock_number("", _RELAY, name)}
             yield bool((await self._run(unit.statements, "relay_lock", lock))[0]["mine"])
         finally:
             await unit.rollback()
@@ -269,7 +295,7 @@ class JobStore:
 
     async def read(self, name: str, params: Params) -> Sequence[Row]:
         """Run a named query that only reads."""
-        return await self.store.read(_statements(self.store.name, name)[0], params)
+        return await self.store.read(self._statements(name)[0], params)
 
     async def requeue(self, tenant: str, job_id: str, *, actor: str) -> bool:
         """Move a dead letter back into its queue with all its attempts; False if there is none."""
@@ -312,21 +338,25 @@ class JobStore:
 
     async def _lock_order(self, tx: Transaction, tenant: str, order_key: str) -> None:
         if not self._is_sqlite:  # SQLite has one writer at a time
-            await self._run(tx, "lock_order", {"lock": lock_number(tenant, _ORDER, order_key)})
+            lock = self.store.table_names.lock_number(tenant, _ORDER, order_key)
+            await self._run(tx, "lock_order", {"lock": lock})
 
     async def _run(self, tx: Transaction, name: str, values: Params) -> Sequence[Row]:
-        *first, last = _statements(self.store.name, name)
+        *first, last = self._statements(name)
         for statement in first:
             await tx.execute(statement, values)
         return await tx.fetch_all(last, values)
 
     async def _alone(self, name: str, values: Params) -> Sequence[Row]:
         """Run a query in its own transaction."""
-        statements = _statements(self.store.name, name)
+        statements = self._statements(name)
         if len(statements) == 1:
             return await self.store.write(statements[0], values)
         async with self.transaction() as tx:
             return await self._run(tx, name, values)
+
+    def _statements(self, name: str) -> tuple[str, ...]:
+        return _statements(self.store.name, self.store.table_names, name)
 
     def _results(self, results: Iterable[tuple[Lease, str | None]]) -> dict[str, Any]:
         ended = list(results)
@@ -399,5 +429,6 @@ def _leased(row: Row) -> LeasedJob:
         resource_id=row["resource_id"],
         order_key=row["order_key"],
         enqueued_at=at(row["enqueued_at"]),
+        lost=row["lost"],
         completed=bool(row["completed"]),
     )

@@ -72,8 +72,8 @@ class PeriodicEnqueuer:
             if self._seen.get(periodic) != slot:
                 await self._enqueue(periodic, slot)
                 self._seen[periodic] = slot
-        next_at = min(periodic.schedule.next_slot(now) for periodic in self._schedules)
-        return max(0.05, (next_at - now).total_seconds())
+        slots = [periodic.schedule.next_slot(now) for periodic in self._schedules]
+        return max(0.05, (min(slots, default=now) - now).total_seconds())
 
     async def _enqueue(self, periodic: Periodic, slot: datetime) -> None:
         request_id = new_request_id()

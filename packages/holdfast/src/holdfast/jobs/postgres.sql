@@ -11,32 +11,32 @@
 -- Runs in the caller's transaction. A completed key is not enqueued again. A dead-lettered one is,
 -- and its dead letter is marked as requeued.
 WITH added AS (
-    INSERT INTO jobs
+    INSERT INTO holdfast_jobs
            (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
             visible_at, run_at, max_attempts, actor, request_id, correlation_id)
     SELECT :tenant::text, :id::uuid, :key::text, :queue::text, :type::text, :resource_id::text,
            :payload::text, :payload_hash::text, :order_key::text,
            CASE WHEN :order_key::text IS NOT NULL AND EXISTS (
-                     SELECT 1 FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+                     SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
                 THEN 'infinity' ELSE due.at END,
            due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text
       FROM (SELECT coalesce(to_timestamp(:run_at::float8), clock_timestamp())
                    + make_interval(secs => :delay_seconds::float8) AS at) AS due
      WHERE NOT EXISTS (
-           SELECT 1 FROM job_completions WHERE tenant = :tenant AND job_id = :id::uuid)
+           SELECT 1 FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id::uuid)
         ON CONFLICT (tenant, id) DO NOTHING
     RETURNING enqueued_at
 ), audited AS (
-    INSERT INTO audit_events
+    INSERT INTO holdfast_audit_events
            (tenant, id, actor, endpoint, payload_hash, status, resource,
             request_id, correlation_id, created_at)
     SELECT :tenant, :audit_id::text, :actor, :audit_name::text, :payload_hash, 202, :key,
            :request_id, :correlation_id, enqueued_at
       FROM added
 ), revived AS (
-    UPDATE dead_letters SET requeued_at = clock_timestamp()
+    UPDATE holdfast_dead_letters AS dead SET requeued_at = clock_timestamp()
       FROM added
-     WHERE dead_letters.tenant = :tenant AND job_id = :id::uuid AND requeued_at IS NULL
+     WHERE dead.tenant = :tenant AND job_id = :id::uuid AND requeued_at IS NULL
 )
 SELECT :id::text AS job_id, 0 AS merged FROM added;
 
@@ -44,7 +44,7 @@ SELECT :id::text AS job_id, 0 AS merged FROM added;
 -- Merges the job into a waiting one with the same coalescing key: that one gets the new payload and
 -- keeps its due time. No worker can lease it meanwhile, because this transaction locks the row.
 WITH added AS (
-    INSERT INTO jobs AS old
+    INSERT INTO holdfast_jobs AS old
            (tenant, id, key, queue, type, resource_id, payload, payload_hash, coalesce_key,
             waiting_key, order_key, visible_at, run_at, max_attempts, actor, request_id,
             correlation_id)
@@ -52,7 +52,7 @@ WITH added AS (
            :payload::text, :payload_hash::text, :coalesce_key::text, :coalesce_key,
            :order_key::text,
            CASE WHEN :order_key::text IS NOT NULL AND EXISTS (
-                     SELECT 1 FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+                     SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
                 THEN 'infinity' ELSE due.at END,
            due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text
       FROM (SELECT coalesce(to_timestamp(:run_at::float8), clock_timestamp())
@@ -62,7 +62,7 @@ WITH added AS (
            merged = old.merged + 1
     RETURNING id, merged, enqueued_at
 ), audited AS (
-    INSERT INTO audit_events
+    INSERT INTO holdfast_audit_events
            (tenant, id, actor, endpoint, payload_hash, status, resource,
             request_id, correlation_id, created_at)
     SELECT :tenant, :audit_id::text, :actor, :audit_name::text, :payload_hash, 202, :key,
@@ -78,78 +78,94 @@ SELECT id::text AS job_id, merged FROM added;
 SELECT pg_advisory_xact_lock(:lock::bigint);
 
 -- name: is_done
-SELECT 1 AS done FROM job_completions WHERE tenant = :tenant AND job_id = :id::uuid;
+SELECT 1 AS done FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id::uuid;
 
 -- name: claim
 -- Leases due jobs, oldest first, up to the limit from each queue. Rows that another claim has locked
 -- are skipped. The clock is read once, in a subquery, not for every job that is not due yet. Locked
 -- rows do not move, so they are found again by ctid. "completed" is true if the key has a completion
 -- marker: the job is then acknowledged without running. (With EXISTS, PostgreSQL may read all markers.)
--- If the lease of another worker has expired, a trigger (jobs_attempt_lost) records that attempt as
--- failed.
-UPDATE jobs AS job
-   SET state = 'running', lease = job.lease + 1, attempts = job.attempts + 1,
-       worker = :worker::text, waiting_key = NULL, started_at = clock_timestamp(),
+-- If the lease of another worker has expired, a trigger (holdfast_jobs_attempt_lost) records that
+-- attempt as failed. It counts only if the worker ran no other job (alone): else any of them may be
+-- the cause.
+UPDATE holdfast_jobs AS job
+   SET state = 'running', lease = job.lease + 1,
+       attempts = job.attempts + CASE WHEN job.state = 'running' AND NOT job.alone THEN 0 ELSE 1 END,
+       lost = job.lost + CASE WHEN job.state = 'running' AND NOT job.alone THEN 1 ELSE 0 END,
+       alone = :alone::boolean, worker = :worker::text, waiting_key = NULL,
+       started_at = clock_timestamp(),
        visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
  WHERE job.ctid = ANY (ARRAY(
        SELECT found.ctid
          FROM (SELECT generate_series(1, 1000000) AS n LIMIT cardinality(:queues::text[])) AS wanted
         CROSS JOIN LATERAL (
-              SELECT ctid, visible_at FROM jobs
+              SELECT ctid, visible_at FROM holdfast_jobs
                WHERE queue = (:queues::text[])[wanted.n] AND visible_at <= (SELECT clock_timestamp())
                ORDER BY visible_at LIMIT :limit::integer
                  FOR UPDATE SKIP LOCKED) AS found
         ORDER BY found.visible_at LIMIT :limit))
 RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
-          job.attempts, job.max_attempts, job.request_id, job.correlation_id, job.resource_id,
+          job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id, job.resource_id,
           job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
-          (SELECT true FROM job_completions AS done
+          (SELECT true FROM holdfast_job_completions AS done
             WHERE done.tenant = job.tenant AND done.job_id = job.id) IS NOT NULL AS completed;
 
 -- name: claim_these
 -- The same for jobs that a broker has named, if they are due and not leased.
 WITH due AS (
-    SELECT jobs.tenant, jobs.id
+    SELECT job.tenant, job.id
       FROM json_to_recordset(:jobs::json) AS wanted(tenant text, job_id uuid)
-      JOIN jobs ON jobs.tenant = wanted.tenant AND jobs.id = wanted.job_id
+      JOIN holdfast_jobs AS job ON job.tenant = wanted.tenant AND job.id = wanted.job_id
      WHERE visible_at <= clock_timestamp()
      ORDER BY visible_at
-       FOR UPDATE OF jobs SKIP LOCKED
+       FOR UPDATE OF job SKIP LOCKED
 )
-UPDATE jobs AS job
-   SET state = 'running', lease = job.lease + 1, attempts = job.attempts + 1,
-       worker = :worker::text, waiting_key = NULL, started_at = clock_timestamp(),
+UPDATE holdfast_jobs AS job
+   SET state = 'running', lease = job.lease + 1,
+       attempts = job.attempts + CASE WHEN job.state = 'running' AND NOT job.alone THEN 0 ELSE 1 END,
+       lost = job.lost + CASE WHEN job.state = 'running' AND NOT job.alone THEN 1 ELSE 0 END,
+       alone = :alone::boolean, worker = :worker::text, waiting_key = NULL,
+       started_at = clock_timestamp(),
        visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
   FROM due
  WHERE job.tenant = due.tenant AND job.id = due.id
 RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
-          job.attempts, job.max_attempts, job.request_id, job.correlation_id, job.resource_id,
+          job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id, job.resource_id,
           job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
-          EXISTS (SELECT 1 FROM job_completions AS done
+          EXISTS (SELECT 1 FROM holdfast_job_completions AS done
                    WHERE done.tenant = job.tenant AND done.job_id = job.id) AS completed;
 
 -- name: still_to_do
 -- Of these jobs, those that are not finished, and in how many seconds each can be leased.
-SELECT jobs.tenant, jobs.id::text AS job_id,
+SELECT job.tenant, job.id::text AS job_id,
        CASE WHEN isfinite(visible_at)
             THEN greatest(0, extract(epoch FROM visible_at - clock_timestamp()))::float8 END
          AS free_in_seconds
   FROM json_to_recordset(:jobs::json) AS wanted(tenant text, job_id uuid)
-  JOIN jobs ON jobs.tenant = wanted.tenant AND jobs.id = wanted.job_id;
+  JOIN holdfast_jobs AS job ON job.tenant = wanted.tenant AND job.id = wanted.job_id;
 
 -- name: due_in
 -- In how many seconds the next job of these queues can be leased.
 SELECT extract(epoch FROM min(found.visible_at) - clock_timestamp())::float8 AS seconds
   FROM unnest(:queues::text[]) AS wanted(queue)
  CROSS JOIN LATERAL (
-       SELECT visible_at FROM jobs
-        WHERE jobs.queue = wanted.queue AND visible_at < 'infinity'
+       SELECT visible_at FROM holdfast_jobs AS job
+        WHERE job.queue = wanted.queue AND visible_at < 'infinity'
         ORDER BY visible_at LIMIT 1) AS found;
 
 -- name: renew
 -- An expired lease is not renewed: another worker may have leased the job since.
-UPDATE jobs AS job
+UPDATE holdfast_jobs AS job
    SET visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
+  FROM json_to_recordset(:leases::json) AS mine(tenant text, job_id uuid, lease bigint)
+ WHERE job.tenant = mine.tenant AND job.id = mine.job_id AND job.lease = mine.lease
+   AND job.worker = :worker AND job.visible_at > clock_timestamp()
+RETURNING job.tenant, job.id::text AS job_id;
+
+-- name: mark_alone
+-- Records whether the worker runs these jobs alone. Returns no row for a lost lease.
+UPDATE holdfast_jobs AS job
+   SET alone = :alone::boolean
   FROM json_to_recordset(:leases::json) AS mine(tenant text, job_id uuid, lease bigint)
  WHERE job.tenant = mine.tenant AND job.id = mine.job_id AND job.lease = mine.lease
    AND job.worker = :worker AND job.visible_at > clock_timestamp()
@@ -159,7 +175,7 @@ RETURNING job.tenant, job.id::text AS job_id;
 -- Deletes the jobs and writes their completion markers. Returns no row for a lost lease. (Without
 -- coalesce, PostgreSQL estimates one row per worker and plans a nested loop.)
 WITH deleted AS (
-    DELETE FROM jobs AS job
+    DELETE FROM holdfast_jobs AS job
      USING (SELECT generate_series(1, 1000000) AS n LIMIT :count::integer) AS mine
      WHERE job.tenant = (SELECT :tenants::text::text[])[mine.n]
        AND job.id = (SELECT :ids::text::uuid[])[mine.n]
@@ -167,7 +183,7 @@ WITH deleted AS (
        AND coalesce(job.worker = :worker, false) AND job.visible_at > clock_timestamp()
     RETURNING job.*, (SELECT :results::text::text[])[mine.n] AS result
 ), marked AS (
-    INSERT INTO job_completions
+    INSERT INTO holdfast_job_completions
            (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
             request_id, correlation_id, enqueued_at)
     SELECT tenant, id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
@@ -181,12 +197,12 @@ SELECT tenant, id::text AS job_id FROM deleted;
 -- The same in the transaction of the job's effects. Returns no row if the lease was lost or a marker
 -- exists; the transaction must then be rolled back.
 WITH deleted AS (
-    DELETE FROM jobs
+    DELETE FROM holdfast_jobs
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
        AND visible_at > clock_timestamp()
     RETURNING *
 )
-INSERT INTO job_completions
+INSERT INTO holdfast_job_completions
        (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
         request_id, correlation_id, enqueued_at)
 SELECT tenant, id, key, queue, type, resource_id, payload_hash, :result::text, attempts, worker,
@@ -197,35 +213,35 @@ RETURNING job_id::text AS job_id;
 
 -- name: remove_completed
 -- A job whose key was completed before it ran.
-DELETE FROM jobs
+DELETE FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
 RETURNING id::text AS job_id;
 
 -- name: release_next
 -- Makes the next job of an order key visible.
-UPDATE jobs
+UPDATE holdfast_jobs
    SET visible_at = run_at
  WHERE tenant = :tenant AND order_key = :order_key AND visible_at = 'infinity'
-   AND seq = (SELECT min(seq) FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+   AND seq = (SELECT min(seq) FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
 RETURNING queue;
 
 -- name: retry
 WITH kept AS (
-    UPDATE jobs
-       SET state = 'waiting', worker = NULL,
+    UPDATE holdfast_jobs
+       SET state = 'waiting', worker = NULL, lost = 0,
            visible_at = clock_timestamp() + make_interval(secs => :delay_seconds::float8)
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
        AND visible_at > clock_timestamp()
     RETURNING tenant, id, attempts
 ), failed AS (
-    INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker)
+    INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker)
     SELECT tenant, id, attempts, :reason::text, :error::text, :worker FROM kept
 )
 SELECT id::text AS job_id FROM kept;
 
 -- name: release
 -- A worker that stops releases the jobs it cannot finish. The attempt does not count.
-UPDATE jobs
+UPDATE holdfast_jobs
    SET state = 'waiting', worker = NULL, attempts = attempts - 1, visible_at = clock_timestamp()
  WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
    AND visible_at > clock_timestamp()
@@ -235,16 +251,16 @@ RETURNING id::text AS job_id;
 -- A job that was leased after its last attempt has not run again, so it gets no further failure: those
 -- of its lost attempts are recorded already.
 WITH deleted AS (
-    DELETE FROM jobs
+    DELETE FROM holdfast_jobs
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
        AND visible_at > clock_timestamp()
     RETURNING *
 ), failed AS (
-    INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker)
+    INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker)
     SELECT tenant, id, attempts, :reason::text, :error::text, :worker FROM deleted
      WHERE attempts <= max_attempts
 ), dead AS (
-    INSERT INTO dead_letters AS old
+    INSERT INTO holdfast_dead_letters AS old
            (tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
             reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at)
     SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
@@ -258,7 +274,7 @@ WITH deleted AS (
            request_id = excluded.request_id, correlation_id = excluded.correlation_id,
            enqueued_at = excluded.enqueued_at
 ), audited AS (
-    INSERT INTO audit_events
+    INSERT INTO holdfast_audit_events
            (tenant, id, actor, endpoint, payload_hash, status, resource,
             request_id, correlation_id, created_at)
     SELECT tenant, :audit_id::text, actor, 'job.dead ' || queue || ' ' || type, payload_hash, 500,
@@ -269,9 +285,9 @@ SELECT id::text AS job_id FROM deleted;
 
 -- name: save_step
 -- Only the worker that holds the lease may record a step.
-INSERT INTO job_steps (tenant, job_id, name, result, attempt)
+INSERT INTO holdfast_job_steps (tenant, job_id, name, result, attempt)
 SELECT tenant, id, :name::text, :result::text, attempts
-  FROM jobs
+  FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
    AND visible_at > clock_timestamp()
     ON CONFLICT (tenant, job_id, name) DO NOTHING
@@ -279,11 +295,12 @@ RETURNING name;
 
 -- name: steps
 SELECT name, result, attempt, extract(epoch FROM finished_at)::float8 AS finished_at
-  FROM job_steps WHERE tenant = :tenant AND job_id = :job_id::uuid ORDER BY finished_at, name;
+  FROM holdfast_job_steps WHERE tenant = :tenant AND job_id = :job_id::uuid
+ ORDER BY finished_at, name;
 
 -- name: failures
 SELECT attempt, reason, error, worker, extract(epoch FROM failed_at)::float8 AS failed_at
-  FROM job_failures WHERE tenant = :tenant AND job_id = :job_id::uuid ORDER BY seq;
+  FROM holdfast_job_failures WHERE tenant = :tenant AND job_id = :job_id::uuid ORDER BY seq;
 
 -- name: list_jobs
 -- Jobs in any state, newest first. An empty tenant matches every tenant.
@@ -293,7 +310,7 @@ SELECT * FROM (
            extract(epoch FROM enqueued_at)::float8 AS enqueued_at,
            CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
            NULL::float8 AS ended_at
-      FROM jobs
+      FROM holdfast_jobs
      WHERE :state::text IN ('', state) AND (:tenant::text = '' OR tenant = :tenant)
        AND :queue::text IN ('', queue) AND :type::text IN ('', type)
     UNION ALL
@@ -302,7 +319,7 @@ SELECT * FROM (
                worker, NULL, request_id, correlation_id,
                extract(epoch FROM enqueued_at)::float8, NULL::float8,
                extract(epoch FROM completed_at)::float8
-          FROM job_completions
+          FROM holdfast_job_completions
          WHERE :state IN ('', 'done') AND (:tenant = '' OR tenant = :tenant)
            AND :queue IN ('', queue) AND :type IN ('', type)
          ORDER BY completed_at DESC LIMIT :limit::integer) AS done
@@ -312,7 +329,7 @@ SELECT * FROM (
                NULL, reason, request_id, correlation_id,
                extract(epoch FROM enqueued_at)::float8, NULL::float8,
                extract(epoch FROM died_at)::float8
-          FROM dead_letters
+          FROM holdfast_dead_letters
          WHERE :state IN ('', 'dead') AND requeued_at IS NULL
            AND (:tenant = '' OR tenant = :tenant)
            AND :queue IN ('', queue) AND :type IN ('', type)
@@ -328,46 +345,46 @@ SELECT tenant, id::text AS job_id, key, queue, type, resource_id, state, attempt
        extract(epoch FROM enqueued_at)::float8 AS enqueued_at,
        CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
        NULL::float8 AS ended_at, 1 AS place
-  FROM jobs WHERE id = :job_id::uuid AND (:tenant::text = '' OR tenant = :tenant)
+  FROM holdfast_jobs WHERE id = :job_id::uuid AND (:tenant::text = '' OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id::text, key, queue, type, resource_id, 'done', attempts, NULL,
        worker, NULL, NULL, NULL, payload_hash, result, 0,
        NULL, NULL, request_id, correlation_id,
        extract(epoch FROM enqueued_at)::float8, NULL::float8,
        extract(epoch FROM completed_at)::float8, 2
-  FROM job_completions WHERE job_id = :job_id::uuid AND (:tenant = '' OR tenant = :tenant)
+  FROM holdfast_job_completions WHERE job_id = :job_id::uuid AND (:tenant = '' OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id::text, key, queue, type, resource_id, 'dead', attempts, max_attempts,
        NULL, reason, error, payload, payload_hash, NULL, 0,
        NULL, order_key, request_id, correlation_id,
        extract(epoch FROM enqueued_at)::float8, NULL::float8,
        extract(epoch FROM died_at)::float8, 3
-  FROM dead_letters WHERE job_id = :job_id::uuid AND (:tenant = '' OR tenant = :tenant)
+  FROM holdfast_dead_letters WHERE job_id = :job_id::uuid AND (:tenant = '' OR tenant = :tenant)
  ORDER BY place LIMIT 1;
 
 -- name: requeue
 -- Moves a dead letter back into its queue with all its attempts. The dead letter stays, marked.
 WITH back AS (
-    INSERT INTO jobs
+    INSERT INTO holdfast_jobs
            (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
             visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at)
     SELECT tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
            CASE WHEN order_key IS NOT NULL AND EXISTS (
-                     SELECT 1 FROM jobs
-                      WHERE jobs.tenant = dead.tenant AND jobs.order_key = dead.order_key)
+                     SELECT 1 FROM holdfast_jobs AS job
+                      WHERE job.tenant = dead.tenant AND job.order_key = dead.order_key)
                 THEN 'infinity' ELSE clock_timestamp() END,
            clock_timestamp(), max_attempts, actor, request_id, correlation_id, enqueued_at
-      FROM dead_letters AS dead
+      FROM holdfast_dead_letters AS dead
      WHERE tenant = :tenant AND job_id = :job_id::uuid AND requeued_at IS NULL
-       AND NOT EXISTS (SELECT 1 FROM job_completions AS done
+       AND NOT EXISTS (SELECT 1 FROM holdfast_job_completions AS done
                         WHERE done.tenant = dead.tenant AND done.job_id = dead.job_id)
         ON CONFLICT (tenant, id) DO NOTHING
     RETURNING *
 ), marked AS (
-    UPDATE dead_letters AS dead SET requeued_at = clock_timestamp()
+    UPDATE holdfast_dead_letters AS dead SET requeued_at = clock_timestamp()
       FROM back WHERE dead.tenant = back.tenant AND dead.job_id = back.id
 ), audited AS (
-    INSERT INTO audit_events
+    INSERT INTO holdfast_audit_events
            (tenant, id, actor, endpoint, payload_hash, status, resource,
             request_id, correlation_id, created_at)
     SELECT tenant, :audit_id::text, :actor::text, 'job.requeued ' || queue || ' ' || type,
@@ -377,15 +394,47 @@ WITH back AS (
 SELECT tenant, id::text AS job_id, queue FROM back;
 
 -- name: depths
--- For metrics: the jobs of each queue, and for how long the oldest due one has waited.
+-- The jobs of each queue, and for how long the oldest due one has waited. Reads the whole table.
 SELECT queue, state, count(*) AS jobs,
        greatest(0, extract(epoch FROM clock_timestamp() - min(run_at)
                 FILTER (WHERE state = 'waiting' AND visible_at <= clock_timestamp())))::float8
          AS oldest_seconds
-  FROM jobs GROUP BY queue, state;
+  FROM holdfast_jobs GROUP BY queue, state;
 
 -- name: dead_count
-SELECT queue, count(*) AS jobs FROM dead_letters WHERE requeued_at IS NULL GROUP BY queue;
+SELECT queue, count(*) AS jobs FROM holdfast_dead_letters WHERE requeued_at IS NULL GROUP BY queue;
+
+-- name: some_depths
+-- The same for metrics, which are read every few seconds: of each queue, at most :most due jobs and
+-- :most others, those that are visible next (among them the running ones), so that a long queue costs
+-- no more than a short one. (The recursion reads one index entry per queue. The clock is read in a
+-- subquery, once, so that the index is used.)
+WITH RECURSIVE queues AS (
+    (SELECT queue FROM holdfast_jobs ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.queue FROM holdfast_jobs AS next
+             WHERE next.queue > queues.queue ORDER BY next.queue LIMIT 1)
+      FROM queues WHERE queues.queue IS NOT NULL
+)
+SELECT queues.queue, found.state, count(*) AS jobs,
+       greatest(0, extract(epoch FROM clock_timestamp() - min(found.run_at)
+                FILTER (WHERE found.state = 'waiting' AND found.is_due)))::float8 AS oldest_seconds
+  FROM queues
+ CROSS JOIN LATERAL (
+       (SELECT state, run_at, true AS is_due FROM holdfast_jobs
+         WHERE queue = queues.queue AND visible_at <= (SELECT clock_timestamp())
+         ORDER BY visible_at LIMIT :most::integer)
+       UNION ALL
+       (SELECT state, run_at, false FROM holdfast_jobs
+         WHERE queue = queues.queue AND visible_at > (SELECT clock_timestamp())
+         ORDER BY visible_at LIMIT :most::integer)) AS found
+ GROUP BY queues.queue, found.state;
+
+-- name: some_dead
+SELECT queue, count(*) AS jobs
+  FROM (SELECT queue FROM holdfast_dead_letters WHERE requeued_at IS NULL
+         ORDER BY queue LIMIT :most::integer) AS dead
+ GROUP BY queue;
 
 -- name: relay_lock
 -- One relay publishes at a time; others would only send duplicates. The lock ends with the
@@ -400,8 +449,8 @@ SELECT pg_try_advisory_xact_lock(:lock::bigint) AS mine;
 SELECT found.tenant, found.id::text AS job_id, found.queue, found.seq, found.published
   FROM unnest(:queues::text[]) AS wanted(queue)
  CROSS JOIN LATERAL (
-       SELECT tenant, id, queue, seq, published, published_at, visible_at FROM jobs
-        WHERE jobs.queue = wanted.queue AND visible_at <= (SELECT clock_timestamp())
+       SELECT tenant, id, queue, seq, published, published_at, visible_at FROM holdfast_jobs AS job
+        WHERE job.queue = wanted.queue AND visible_at <= (SELECT clock_timestamp())
         ORDER BY visible_at LIMIT :front::integer) AS found
  WHERE published_at IS NULL
     OR greatest(published_at, visible_at) < clock_timestamp() - make_interval(
@@ -413,14 +462,15 @@ SELECT found.tenant, found.id::text AS job_id, found.queue, found.seq, found.pub
 -- publishing them once more does no harm. A job that was dead-lettered and requeued meanwhile is
 -- another row (seq), which has not been published.
 WITH free AS (
-    SELECT jobs.tenant, jobs.id, mine.published
+    SELECT job.tenant, job.id, mine.published
       FROM json_to_recordset(:jobs::json)
            AS mine(tenant text, job_id uuid, seq bigint, published integer)
-      JOIN jobs ON jobs.tenant = mine.tenant AND jobs.id = mine.job_id AND jobs.seq = mine.seq
-     WHERE jobs.published < mine.published OR jobs.published_at IS NULL
-       FOR UPDATE OF jobs SKIP LOCKED
+      JOIN holdfast_jobs AS job
+        ON job.tenant = mine.tenant AND job.id = mine.job_id AND job.seq = mine.seq
+     WHERE job.published < mine.published OR job.published_at IS NULL
+       FOR UPDATE OF job SKIP LOCKED
 )
-UPDATE jobs AS job
+UPDATE holdfast_jobs AS job
    SET published = greatest(job.published, free.published), published_at = clock_timestamp()
   FROM free
  WHERE job.tenant = free.tenant AND job.id = free.id;
@@ -428,9 +478,9 @@ UPDATE jobs AS job
 -- name: reset_published
 -- The broker has lost all messages: published jobs are published again, with the next message id.
 WITH free AS (
-    SELECT tenant, id FROM jobs WHERE published_at IS NOT NULL FOR UPDATE SKIP LOCKED
+    SELECT tenant, id FROM holdfast_jobs WHERE published_at IS NOT NULL FOR UPDATE SKIP LOCKED
 )
-UPDATE jobs AS job
+UPDATE holdfast_jobs AS job
    SET published_at = NULL
   FROM free
  WHERE job.tenant = free.tenant AND job.id = free.id
@@ -440,8 +490,8 @@ RETURNING job.id::text AS job_id;
 SELECT extract(epoch FROM min(found.visible_at) - clock_timestamp())::float8 AS seconds
   FROM unnest(:queues::text[]) AS wanted(queue)
  CROSS JOIN LATERAL (
-       SELECT visible_at FROM jobs
-        WHERE jobs.queue = wanted.queue
+       SELECT visible_at FROM holdfast_jobs AS job
+        WHERE job.queue = wanted.queue
           AND visible_at > (SELECT clock_timestamp()) AND visible_at < 'infinity'
         ORDER BY visible_at LIMIT 1) AS found;
 
@@ -450,9 +500,9 @@ SELECT extract(epoch FROM clock_timestamp())::float8 AS now;
 
 -- name: clean_completions
 -- A key counts as completed until its marker is deleted here.
-DELETE FROM job_completions
+DELETE FROM holdfast_job_completions
  WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM job_completions
+       SELECT ctid FROM holdfast_job_completions
         WHERE completed_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
         ORDER BY completed_at LIMIT :limit::integer
           FOR UPDATE SKIP LOCKED))
@@ -460,34 +510,34 @@ RETURNING job_id::text;
 
 -- name: clean_dead_letters
 -- Only requeued ones: an operator decides about the others.
-DELETE FROM dead_letters
+DELETE FROM holdfast_dead_letters
  WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM dead_letters
+       SELECT ctid FROM holdfast_dead_letters
         WHERE requeued_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
         LIMIT :limit::integer
           FOR UPDATE SKIP LOCKED))
 RETURNING job_id::text;
 
 -- name: clean_steps
-DELETE FROM job_steps
+DELETE FROM holdfast_job_steps
  WHERE ctid = ANY (ARRAY(
-       SELECT step.ctid FROM job_steps AS step
+       SELECT step.ctid FROM holdfast_job_steps AS step
         WHERE finished_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
-          AND NOT EXISTS (SELECT 1 FROM jobs
-                           WHERE jobs.tenant = step.tenant AND jobs.id = step.job_id)
-          AND NOT EXISTS (SELECT 1 FROM dead_letters AS dead
+          AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
+                           WHERE job.tenant = step.tenant AND job.id = step.job_id)
+          AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = step.tenant AND dead.job_id = step.job_id)
         LIMIT :limit::integer))
 RETURNING job_id::text;
 
 -- name: clean_failures
-DELETE FROM job_failures
+DELETE FROM holdfast_job_failures
  WHERE ctid = ANY (ARRAY(
-       SELECT failure.ctid FROM job_failures AS failure
+       SELECT failure.ctid FROM holdfast_job_failures AS failure
         WHERE failed_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
-          AND NOT EXISTS (SELECT 1 FROM jobs
-                           WHERE jobs.tenant = failure.tenant AND jobs.id = failure.job_id)
-          AND NOT EXISTS (SELECT 1 FROM dead_letters AS dead
+          AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
+                           WHERE job.tenant = failure.tenant AND job.id = failure.job_id)
+          AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = failure.tenant AND dead.job_id = failure.job_id)
         LIMIT :limit::integer))
 RETURNING job_id::text;

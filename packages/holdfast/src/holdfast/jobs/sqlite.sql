@@ -5,47 +5,48 @@
 -- name: enqueue
 -- Runs in the caller's transaction. A completed key is not enqueued again. A dead-lettered one is,
 -- and its dead letter is marked as requeued.
-UPDATE dead_letters SET requeued_at = NOW_MS
+UPDATE holdfast_dead_letters SET requeued_at = NOW_MS
  WHERE tenant = :tenant AND job_id = :id AND requeued_at IS NULL;
-INSERT INTO audit_events
+INSERT INTO holdfast_audit_events
        (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
         created_at)
 SELECT :tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :request_id,
        :correlation_id, :audit_at
- WHERE NOT EXISTS (SELECT 1 FROM job_completions WHERE tenant = :tenant AND job_id = :id)
-   AND NOT EXISTS (SELECT 1 FROM jobs WHERE tenant = :tenant AND id = :id);
-INSERT INTO jobs
+ WHERE NOT EXISTS (SELECT 1 FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id)
+   AND NOT EXISTS (SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND id = :id);
+INSERT INTO holdfast_jobs
        (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
         visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at)
 SELECT :tenant, :id, :key, :queue, :type, :resource_id, :payload, :payload_hash, :order_key,
        CASE WHEN :order_key IS NOT NULL AND EXISTS (
-                 SELECT 1 FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+                 SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
             THEN 9000000000000000 ELSE due.at END,
        due.at, :max_attempts, :actor, :request_id, :correlation_id, NOW_MS
   FROM (SELECT CAST(coalesce(:run_at * 1000, NOW_MS) + :delay_seconds * 1000 AS INTEGER) AS at)
        AS due
- WHERE NOT EXISTS (SELECT 1 FROM job_completions WHERE tenant = :tenant AND job_id = :id)
+ WHERE NOT EXISTS (SELECT 1 FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id)
     ON CONFLICT (tenant, id) DO NOTHING
 RETURNING id AS job_id, 0 AS merged;
 
 -- name: enqueue_coalesced
 -- Merges the job into a waiting one with the same coalescing key: that one gets the new payload and
 -- keeps its due time.
-INSERT INTO audit_events
+INSERT INTO holdfast_audit_events
        (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
         created_at)
 SELECT :tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :request_id,
        :correlation_id, :audit_at
- WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE tenant = :tenant AND queue = :queue AND type = :type
-                                        AND waiting_key = :coalesce_key);
-INSERT INTO jobs
+ WHERE NOT EXISTS (SELECT 1 FROM holdfast_jobs
+                    WHERE tenant = :tenant AND queue = :queue AND type = :type
+                      AND waiting_key = :coalesce_key);
+INSERT INTO holdfast_jobs
        (tenant, id, key, queue, type, resource_id, payload, payload_hash, coalesce_key,
         waiting_key, order_key, visible_at, run_at, max_attempts, actor, request_id,
         correlation_id, enqueued_at)
 SELECT :tenant, :id, :key, :queue, :type, :resource_id, :payload, :payload_hash, :coalesce_key,
        :coalesce_key, :order_key,
        CASE WHEN :order_key IS NOT NULL AND EXISTS (
-                 SELECT 1 FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+                 SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
             THEN 9000000000000000 ELSE due.at END,
        due.at, :max_attempts, :actor, :request_id, :correlation_id, NOW_MS
   FROM (SELECT CAST(coalesce(:run_at * 1000, NOW_MS) + :delay_seconds * 1000 AS INTEGER) AS at)
@@ -56,70 +57,88 @@ SELECT :tenant, :id, :key, :queue, :type, :resource_id, :payload, :payload_hash,
 RETURNING id AS job_id, merged;
 
 -- name: is_done
-SELECT 1 AS done FROM job_completions WHERE tenant = :tenant AND job_id = :id;
+SELECT 1 AS done FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id;
 
 -- name: claim
 -- Leases due jobs, oldest first, up to the limit from each queue. A job and its completion marker
 -- never exist at the same time here, because enqueue and completion cannot overlap.
--- If the lease of another worker has expired, a trigger (jobs_attempt_lost) records that attempt as
--- failed.
-UPDATE jobs
-   SET state = 'running', lease = lease + 1, attempts = attempts + 1, worker = :worker,
-       waiting_key = NULL, started_at = NOW_MS,
+-- If the lease of another worker has expired, a trigger (holdfast_jobs_attempt_lost) records that
+-- attempt as failed. It counts only if the worker ran no other job (alone): else any of them may be
+-- the cause.
+UPDATE holdfast_jobs
+   SET state = 'running', lease = lease + 1,
+       attempts = attempts + CASE WHEN state = 'running' AND NOT alone THEN 0 ELSE 1 END,
+       lost = lost + CASE WHEN state = 'running' AND NOT alone THEN 1 ELSE 0 END,
+       alone = :alone, worker = :worker, waiting_key = NULL, started_at = NOW_MS,
        visible_at = NOW_MS + CAST(:lease_seconds * 1000 AS INTEGER)
  WHERE seq IN (
        SELECT due.seq
          FROM json_each(:queues) AS wanted
-         JOIN jobs AS due ON due.seq IN (
-              SELECT seq FROM jobs
+         JOIN holdfast_jobs AS due ON due.seq IN (
+              SELECT seq FROM holdfast_jobs
                WHERE queue = wanted.value AND visible_at <= NOW_MS
                ORDER BY visible_at LIMIT :limit)
         ORDER BY due.visible_at LIMIT :limit)
-RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts,
+RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
           request_id, correlation_id, resource_id, order_key, enqueued_at / 1000.0 AS enqueued_at,
           0 AS completed;
 
 -- name: claim_these
 -- The same for jobs that a broker has named, if they are due and not leased.
-UPDATE jobs
-   SET state = 'running', lease = lease + 1, attempts = attempts + 1, worker = :worker,
-       waiting_key = NULL, started_at = NOW_MS,
+UPDATE holdfast_jobs
+   SET state = 'running', lease = lease + 1,
+       attempts = attempts + CASE WHEN state = 'running' AND NOT alone THEN 0 ELSE 1 END,
+       lost = lost + CASE WHEN state = 'running' AND NOT alone THEN 1 ELSE 0 END,
+       alone = :alone, worker = :worker, waiting_key = NULL, started_at = NOW_MS,
        visible_at = NOW_MS + CAST(:lease_seconds * 1000 AS INTEGER)
  WHERE seq IN (
        SELECT due.seq
          FROM json_each(:jobs) AS wanted
-         JOIN jobs AS due ON due.tenant = json_extract(wanted.value, '$.tenant')
+         JOIN holdfast_jobs AS due ON due.tenant = json_extract(wanted.value, '$.tenant')
                          AND due.id = json_extract(wanted.value, '$.job_id')
         WHERE due.visible_at <= NOW_MS)
-RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts,
+RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
           request_id, correlation_id, resource_id, order_key, enqueued_at / 1000.0 AS enqueued_at,
           0 AS completed;
 
 -- name: still_to_do
 -- Of these jobs, those that are not finished, and in how many seconds each can be leased.
-SELECT jobs.tenant, jobs.id AS job_id,
+SELECT job.tenant, job.id AS job_id,
        CASE WHEN visible_at < 9000000000000000
             THEN max(0, visible_at - NOW_MS) / 1000.0 END AS free_in_seconds
   FROM json_each(:jobs) AS wanted
-  JOIN jobs ON jobs.tenant = json_extract(wanted.value, '$.tenant')
-           AND jobs.id = json_extract(wanted.value, '$.job_id');
+  JOIN holdfast_jobs AS job ON job.tenant = json_extract(wanted.value, '$.tenant')
+           AND job.id = json_extract(wanted.value, '$.job_id');
 
 -- name: due_in
 -- In how many seconds the next job of these queues can be leased.
 SELECT (min(next.at) - NOW_MS) / 1000.0 AS seconds
-  FROM (SELECT (SELECT visible_at FROM jobs
+  FROM (SELECT (SELECT visible_at FROM holdfast_jobs
                  WHERE queue = wanted.value AND visible_at < 9000000000000000
                  ORDER BY visible_at LIMIT 1) AS at
           FROM json_each(:queues) AS wanted) AS next;
 
 -- name: renew
 -- An expired lease is not renewed: another worker may have leased the job since.
-UPDATE jobs
+UPDATE holdfast_jobs
    SET visible_at = NOW_MS + CAST(:lease_seconds * 1000 AS INTEGER)
  WHERE seq IN (
        SELECT job.seq
          FROM json_each(:leases) AS mine
-         JOIN jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
+         JOIN holdfast_jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
+                         AND job.id = json_extract(mine.value, '$.job_id')
+                         AND job.lease = json_extract(mine.value, '$.lease')
+        WHERE job.worker = :worker AND job.visible_at > NOW_MS)
+RETURNING tenant, id AS job_id;
+
+-- name: mark_alone
+-- Records whether the worker runs these jobs alone. Returns no row for a lost lease.
+UPDATE holdfast_jobs
+   SET alone = :alone
+ WHERE seq IN (
+       SELECT job.seq
+         FROM json_each(:leases) AS mine
+         JOIN holdfast_jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
                          AND job.id = json_extract(mine.value, '$.job_id')
                          AND job.lease = json_extract(mine.value, '$.lease')
         WHERE job.worker = :worker AND job.visible_at > NOW_MS)
@@ -127,67 +146,67 @@ RETURNING tenant, id AS job_id;
 
 -- name: complete
 -- Deletes the jobs and writes their completion markers. Returns no row for a lost lease.
-INSERT INTO job_completions
+INSERT INTO holdfast_job_completions
        (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
         request_id, correlation_id, enqueued_at, completed_at)
 SELECT job.tenant, job.id, job.key, job.queue, job.type, job.resource_id, job.payload_hash,
        json_extract(mine.value, '$.result'), job.attempts, job.worker,
        job.request_id, job.correlation_id, job.enqueued_at, NOW_MS
   FROM json_each(:leases) AS mine
-  JOIN jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
+  JOIN holdfast_jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
                   AND job.id = json_extract(mine.value, '$.job_id')
                   AND job.lease = json_extract(mine.value, '$.lease')
  WHERE job.worker = :worker AND job.visible_at > NOW_MS
     ON CONFLICT (tenant, job_id) DO NOTHING;
-DELETE FROM jobs
+DELETE FROM holdfast_jobs
  WHERE seq IN (
        SELECT job.seq
          FROM json_each(:leases) AS mine
-         JOIN jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
+         JOIN holdfast_jobs AS job ON job.tenant = json_extract(mine.value, '$.tenant')
                          AND job.id = json_extract(mine.value, '$.job_id')
                          AND job.lease = json_extract(mine.value, '$.lease')
-         JOIN job_completions AS done ON done.tenant = job.tenant AND done.job_id = job.id
+         JOIN holdfast_job_completions AS done ON done.tenant = job.tenant AND done.job_id = job.id
         WHERE job.worker = :worker)
 RETURNING tenant, id AS job_id;
 
 -- name: complete_one
 -- The same in the transaction of the job's effects. Returns no row if the lease was lost; the
 -- transaction must then be rolled back.
-INSERT INTO job_completions
+INSERT INTO holdfast_job_completions
        (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
         request_id, correlation_id, enqueued_at, completed_at)
 SELECT tenant, id, key, queue, type, resource_id, payload_hash, :result, attempts, worker,
        request_id, correlation_id, enqueued_at, NOW_MS
-  FROM jobs
+  FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
    AND visible_at > NOW_MS
     ON CONFLICT (tenant, job_id) DO NOTHING;
-DELETE FROM jobs
+DELETE FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1
 RETURNING id AS job_id;
 
 -- name: remove_completed
 -- A job whose key was completed before it ran.
-DELETE FROM jobs
+DELETE FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
 RETURNING id AS job_id;
 
 -- name: release_next
 -- Makes the next job of an order key visible.
-UPDATE jobs
+UPDATE holdfast_jobs
    SET visible_at = run_at
  WHERE visible_at = 9000000000000000
-   AND seq = (SELECT min(seq) FROM jobs WHERE tenant = :tenant AND order_key = :order_key)
+   AND seq = (SELECT min(seq) FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
 RETURNING queue;
 
 -- name: retry
-INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
+INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
 SELECT tenant, id, attempts, :reason, :error, :worker, NOW_MS
-  FROM jobs
+  FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
    AND visible_at > NOW_MS;
-UPDATE jobs
-   SET state = 'waiting', worker = NULL,
+UPDATE holdfast_jobs
+   SET state = 'waiting', worker = NULL, lost = 0,
        visible_at = NOW_MS + CAST(:delay_seconds * 1000 AS INTEGER)
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
    AND changes() = 1
@@ -195,7 +214,7 @@ RETURNING id AS job_id;
 
 -- name: release
 -- A worker that stops releases the jobs it cannot finish. The attempt does not count.
-UPDATE jobs
+UPDATE holdfast_jobs
    SET state = 'waiting', worker = NULL, attempts = attempts - 1, visible_at = NOW_MS
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
    AND visible_at > NOW_MS
@@ -204,14 +223,14 @@ RETURNING id AS job_id;
 -- name: dead_letter
 -- A job that was leased after its last attempt has not run again, so it gets no further failure: those
 -- of its lost attempts are recorded already. The audit event shows that the lease was still held.
-INSERT INTO dead_letters
+INSERT INTO holdfast_dead_letters
        (tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
         reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at,
         died_at)
 SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
        :reason, :error, min(attempts, max_attempts), max_attempts, actor, request_id,
        correlation_id, enqueued_at, NOW_MS
-  FROM jobs
+  FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
    AND visible_at > NOW_MS
     ON CONFLICT (tenant, job_id) DO UPDATE
@@ -220,28 +239,28 @@ SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_k
        deaths = deaths + 1, died_at = excluded.died_at, requeued_at = NULL,
        request_id = excluded.request_id, correlation_id = excluded.correlation_id,
        enqueued_at = excluded.enqueued_at;
-INSERT INTO audit_events
+INSERT INTO holdfast_audit_events
        (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
         created_at)
 SELECT tenant, :audit_id, actor, 'job.dead ' || queue || ' ' || type, payload_hash, 500, key,
        request_id, correlation_id, :audit_at
-  FROM jobs
+  FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1;
-INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
+INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
 SELECT tenant, id, attempts, :reason, :error, :worker, NOW_MS
-  FROM jobs
+  FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1
    AND attempts <= max_attempts;
-DELETE FROM jobs
+DELETE FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
-   AND EXISTS (SELECT 1 FROM audit_events WHERE tenant = :tenant AND id = :audit_id)
+   AND EXISTS (SELECT 1 FROM holdfast_audit_events WHERE tenant = :tenant AND id = :audit_id)
 RETURNING id AS job_id;
 
 -- name: save_step
 -- Only the worker that holds the lease may record a step.
-INSERT INTO job_steps (tenant, job_id, name, result, attempt, finished_at)
+INSERT INTO holdfast_job_steps (tenant, job_id, name, result, attempt, finished_at)
 SELECT tenant, id, :name, :result, attempts, NOW_MS
-  FROM jobs
+  FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
    AND visible_at > NOW_MS
     ON CONFLICT (tenant, job_id, name) DO NOTHING
@@ -249,11 +268,11 @@ RETURNING name;
 
 -- name: steps
 SELECT name, result, attempt, finished_at / 1000.0 AS finished_at
-  FROM job_steps WHERE tenant = :tenant AND job_id = :job_id ORDER BY finished_at, name;
+  FROM holdfast_job_steps WHERE tenant = :tenant AND job_id = :job_id ORDER BY finished_at, name;
 
 -- name: failures
 SELECT attempt, reason, error, worker, failed_at / 1000.0 AS failed_at
-  FROM job_failures WHERE tenant = :tenant AND job_id = :job_id ORDER BY seq;
+  FROM holdfast_job_failures WHERE tenant = :tenant AND job_id = :job_id ORDER BY seq;
 
 -- name: list_jobs
 -- Jobs in any state, newest first. An empty tenant matches every tenant.
@@ -262,7 +281,7 @@ SELECT * FROM (
            worker, NULL AS reason, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
            CASE WHEN visible_at < 9000000000000000 THEN visible_at / 1000.0 END AS due_at,
            NULL AS ended_at
-      FROM jobs
+      FROM holdfast_jobs
      WHERE :state IN ('', state) AND (:tenant = '' OR tenant = :tenant)
        AND :queue IN ('', queue) AND :type IN ('', type)
     UNION ALL
@@ -270,7 +289,7 @@ SELECT * FROM (
         SELECT tenant, job_id, key, queue, type, resource_id, 'done', attempts, NULL,
                worker, NULL, request_id, correlation_id, enqueued_at / 1000.0, NULL,
                completed_at / 1000.0
-          FROM job_completions
+          FROM holdfast_job_completions
          WHERE :state IN ('', 'done') AND (:tenant = '' OR tenant = :tenant)
            AND :queue IN ('', queue) AND :type IN ('', type)
          ORDER BY completed_at DESC LIMIT :limit) AS done
@@ -279,7 +298,7 @@ SELECT * FROM (
         SELECT tenant, job_id, key, queue, type, resource_id, 'dead', attempts, max_attempts,
                NULL, reason, request_id, correlation_id, enqueued_at / 1000.0, NULL,
                died_at / 1000.0
-          FROM dead_letters
+          FROM holdfast_dead_letters
          WHERE :state IN ('', 'dead') AND requeued_at IS NULL
            AND (:tenant = '' OR tenant = :tenant)
            AND :queue IN ('', queue) AND :type IN ('', type)
@@ -294,59 +313,92 @@ SELECT tenant, id AS job_id, key, queue, type, resource_id, state, attempts, max
        coalesce_key, order_key, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
        CASE WHEN visible_at < 9000000000000000 THEN visible_at / 1000.0 END AS due_at,
        NULL AS ended_at, 1 AS place
-  FROM jobs WHERE id = :job_id AND (:tenant = '' OR tenant = :tenant)
+  FROM holdfast_jobs WHERE id = :job_id AND (:tenant = '' OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id, key, queue, type, resource_id, 'done', attempts, NULL,
        worker, NULL, NULL, NULL, payload_hash, result, 0,
        NULL, NULL, request_id, correlation_id, enqueued_at / 1000.0, NULL,
        completed_at / 1000.0, 2
-  FROM job_completions WHERE job_id = :job_id AND (:tenant = '' OR tenant = :tenant)
+  FROM holdfast_job_completions WHERE job_id = :job_id AND (:tenant = '' OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id, key, queue, type, resource_id, 'dead', attempts, max_attempts,
        NULL, reason, error, payload, payload_hash, NULL, 0,
        NULL, order_key, request_id, correlation_id, enqueued_at / 1000.0, NULL,
        died_at / 1000.0, 3
-  FROM dead_letters WHERE job_id = :job_id AND (:tenant = '' OR tenant = :tenant)
+  FROM holdfast_dead_letters WHERE job_id = :job_id AND (:tenant = '' OR tenant = :tenant)
  ORDER BY place LIMIT 1;
 
 -- name: requeue
 -- Moves a dead letter back into its queue with all its attempts. The dead letter stays, marked.
-UPDATE dead_letters
+UPDATE holdfast_dead_letters
    SET requeued_at = NOW_MS
  WHERE tenant = :tenant AND job_id = :job_id AND requeued_at IS NULL
-   AND NOT EXISTS (SELECT 1 FROM jobs WHERE tenant = :tenant AND id = :job_id)
-   AND NOT EXISTS (SELECT 1 FROM job_completions WHERE tenant = :tenant AND job_id = :job_id);
-INSERT INTO jobs
+   AND NOT EXISTS (SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND id = :job_id)
+   AND NOT EXISTS (SELECT 1 FROM holdfast_job_completions
+                    WHERE tenant = :tenant AND job_id = :job_id);
+INSERT INTO holdfast_jobs
        (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
         visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at)
 SELECT tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
        CASE WHEN order_key IS NOT NULL AND EXISTS (
-                 SELECT 1 FROM jobs
-                  WHERE jobs.tenant = dead.tenant AND jobs.order_key = dead.order_key)
+                 SELECT 1 FROM holdfast_jobs AS job
+                  WHERE job.tenant = dead.tenant AND job.order_key = dead.order_key)
             THEN 9000000000000000 ELSE NOW_MS END,
        NOW_MS, max_attempts, actor, request_id, correlation_id, enqueued_at
-  FROM dead_letters AS dead
+  FROM holdfast_dead_letters AS dead
  WHERE tenant = :tenant AND job_id = :job_id AND changes() = 1;
-INSERT INTO audit_events
+INSERT INTO holdfast_audit_events
        (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
         created_at)
 SELECT tenant, :audit_id, :actor, 'job.requeued ' || queue || ' ' || type, payload_hash, 202, key,
        request_id, correlation_id, :audit_at
-  FROM dead_letters
+  FROM holdfast_dead_letters
  WHERE tenant = :tenant AND job_id = :job_id AND changes() = 1;
-SELECT tenant, job_id, queue FROM dead_letters
+SELECT tenant, job_id, queue FROM holdfast_dead_letters
  WHERE tenant = :tenant AND job_id = :job_id AND changes() = 1;
 
 -- name: depths
--- For metrics: the jobs of each queue, and for how long the oldest due one has waited.
+-- The jobs of each queue, and for how long the oldest due one has waited. Reads the whole table.
 SELECT queue, state, count(*) AS jobs,
        max(0, (NOW_MS - min(run_at)
                FILTER (WHERE state = 'waiting' AND visible_at <= NOW_MS)) / 1000.0)
          AS oldest_seconds
-  FROM jobs GROUP BY queue, state;
+  FROM holdfast_jobs GROUP BY queue, state;
 
 -- name: dead_count
-SELECT queue, count(*) AS jobs FROM dead_letters WHERE requeued_at IS NULL GROUP BY queue;
+SELECT queue, count(*) AS jobs FROM holdfast_dead_letters WHERE requeued_at IS NULL GROUP BY queue;
+
+-- name: some_depths
+-- The same for metrics, which are read every few seconds: of each queue, at most :most due jobs and
+-- :most others, those that are visible next (among them the running ones), so that a long queue costs
+-- no more than a short one. (The recursion reads one index entry per queue.)
+WITH RECURSIVE queues(queue) AS (
+    SELECT (SELECT queue FROM holdfast_jobs ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.queue FROM holdfast_jobs AS next
+             WHERE next.queue > queues.queue ORDER BY next.queue LIMIT 1)
+      FROM queues WHERE queues.queue IS NOT NULL
+)
+SELECT job.queue, job.state, count(*) AS jobs,
+       max(0, (NOW_MS - min(job.run_at)
+               FILTER (WHERE job.state = 'waiting' AND job.visible_at <= NOW_MS)) / 1000.0)
+         AS oldest_seconds
+  FROM queues
+  JOIN holdfast_jobs AS job ON job.seq IN (
+       SELECT seq FROM (SELECT seq FROM holdfast_jobs
+                         WHERE queue = queues.queue AND visible_at <= NOW_MS
+                         ORDER BY visible_at LIMIT :most)
+       UNION ALL
+       SELECT seq FROM (SELECT seq FROM holdfast_jobs
+                         WHERE queue = queues.queue AND visible_at > NOW_MS
+                         ORDER BY visible_at LIMIT :most))
+ GROUP BY job.queue, job.state;
+
+-- name: some_dead
+SELECT queue, count(*) AS jobs
+  FROM (SELECT queue FROM holdfast_dead_letters WHERE requeued_at IS NULL
+         ORDER BY queue LIMIT :most)
+ GROUP BY queue;
 
 -- name: to_publish
 -- For the relay: due jobs that are not published, or were published and not leased for some time.
@@ -354,8 +406,8 @@ SELECT queue, count(*) AS jobs FROM dead_letters WHERE requeued_at IS NULL GROUP
 -- Only the front of each queue is read, so that a long queue costs no more than a short one.
 SELECT job.tenant, job.id AS job_id, job.queue, job.seq, job.published
   FROM json_each(:queues) AS wanted
-  JOIN jobs AS job ON job.seq IN (
-       SELECT seq FROM jobs
+  JOIN holdfast_jobs AS job ON job.seq IN (
+       SELECT seq FROM holdfast_jobs
         WHERE queue = wanted.value AND visible_at <= NOW_MS
         ORDER BY visible_at LIMIT :front)
  WHERE job.published_at IS NULL
@@ -366,20 +418,20 @@ SELECT job.tenant, job.id AS job_id, job.queue, job.seq, job.published
 -- name: mark_published
 -- A job that was dead-lettered and requeued meanwhile is another row (seq), which has not been
 -- published.
-UPDATE jobs
-   SET published = max(jobs.published, mine.published), published_at = NOW_MS
+UPDATE holdfast_jobs AS job
+   SET published = max(job.published, mine.published), published_at = NOW_MS
   FROM (SELECT json_extract(value, '$.seq') AS seq,
                json_extract(value, '$.published') AS published
           FROM json_each(:jobs)) AS mine
- WHERE jobs.seq = mine.seq AND (jobs.published < mine.published OR jobs.published_at IS NULL);
+ WHERE job.seq = mine.seq AND (job.published < mine.published OR job.published_at IS NULL);
 
 -- name: reset_published
 -- The broker has lost all messages: published jobs are published again, with the next message id.
-UPDATE jobs SET published_at = NULL WHERE published_at IS NOT NULL RETURNING id AS job_id;
+UPDATE holdfast_jobs SET published_at = NULL WHERE published_at IS NOT NULL RETURNING id AS job_id;
 
 -- name: publish_due_in
 SELECT (min(next.at) - NOW_MS) / 1000.0 AS seconds
-  FROM (SELECT (SELECT visible_at FROM jobs
+  FROM (SELECT (SELECT visible_at FROM holdfast_jobs
                  WHERE queue = wanted.value
                    AND visible_at > NOW_MS AND visible_at < 9000000000000000
                  ORDER BY visible_at LIMIT 1) AS at
@@ -390,39 +442,39 @@ SELECT NOW_MS / 1000.0 AS now;
 
 -- name: clean_completions
 -- A key counts as completed until its marker is deleted here.
-DELETE FROM job_completions
- WHERE rowid IN (SELECT rowid FROM job_completions
+DELETE FROM holdfast_job_completions
+ WHERE rowid IN (SELECT rowid FROM holdfast_job_completions
                   WHERE completed_at < NOW_MS - :older_than_seconds * 1000
                   ORDER BY completed_at LIMIT :limit)
 RETURNING job_id;
 
 -- name: clean_dead_letters
 -- Only requeued ones: an operator decides about the others.
-DELETE FROM dead_letters
- WHERE rowid IN (SELECT rowid FROM dead_letters
+DELETE FROM holdfast_dead_letters
+ WHERE rowid IN (SELECT rowid FROM holdfast_dead_letters
                   WHERE requeued_at < NOW_MS - :older_than_seconds * 1000 LIMIT :limit)
 RETURNING job_id;
 
 -- name: clean_steps
-DELETE FROM job_steps
+DELETE FROM holdfast_job_steps
  WHERE (tenant, job_id, name) IN (
-       SELECT tenant, job_id, name FROM job_steps AS step
+       SELECT tenant, job_id, name FROM holdfast_job_steps AS step
         WHERE finished_at < NOW_MS - :older_than_seconds * 1000
-          AND NOT EXISTS (SELECT 1 FROM jobs
-                           WHERE jobs.tenant = step.tenant AND jobs.id = step.job_id)
-          AND NOT EXISTS (SELECT 1 FROM dead_letters AS dead
+          AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
+                           WHERE job.tenant = step.tenant AND job.id = step.job_id)
+          AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = step.tenant AND dead.job_id = step.job_id)
         LIMIT :limit)
 RETURNING job_id;
 
 -- name: clean_failures
-DELETE FROM job_failures
+DELETE FROM holdfast_job_failures
  WHERE seq IN (
-       SELECT seq FROM job_failures AS failure
+       SELECT seq FROM holdfast_job_failures AS failure
         WHERE failed_at < NOW_MS - :older_than_seconds * 1000
-          AND NOT EXISTS (SELECT 1 FROM jobs
-                           WHERE jobs.tenant = failure.tenant AND jobs.id = failure.job_id)
-          AND NOT EXISTS (SELECT 1 FROM dead_letters AS dead
+          AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
+                           WHERE job.tenant = failure.tenant AND job.id = failure.job_id)
+          AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = failure.tenant AND dead.job_id = failure.job_id)
         LIMIT :limit)
 RETURNING job_id;

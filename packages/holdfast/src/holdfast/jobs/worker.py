@@ -6,10 +6,10 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from holdfast.clock import SystemClock
-from holdfast.core.job import Lease
+from holdfast.core.job import Lease, LeasedJob
 from holdfast.errors import ConfigurationError, StoreError
 from holdfast.ids import new_request_id
 from holdfast.jobs.completer import Completer
@@ -19,22 +19,63 @@ from holdfast.jobs.executor import ExecutorConfig, JobExecutor
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.periodic import PeriodicEnqueuer
 from holdfast.jobs.registry import JobRegistry
-from holdfast.observability.noop import NullJobMetrics
-from holdfast.ports import Clock, Delivery, Engine, FaultPoints, JobMetrics, Notifier, Store
+from holdfast.observability.noop import NullJobMetrics, NullStoreMetrics
+from holdfast.ports import (
+    Clock,
+    Delivery,
+    Engine,
+    FaultPoints,
+    JobMetrics,
+    Notifier,
+    Store,
+    StoreMetrics,
+)
 
-__all__ = ["EngineMaker", "Worker"]
+__all__ = ["EngineMaker", "Worker", "WorkerOptions"]
 
 # Makes the engine of one worker from its job store, queues, name and lease time in seconds.
 EngineMaker = Callable[[JobStore, Sequence[str], str, float], Engine]
+
+
+class WorkerOptions(TypedDict, total=False):
+    """Options of ``Worker``, as ``Holdfast.worker`` takes them."""
+
+    # The queues whose jobs it runs; those of the registered handlers by default.
+    queues: Sequence[str] | None
+    # How jobs are delivered: by the database (default), or ``jetstream(url)``.
+    engine: EngineMaker | None
+    # Wakes the worker when this process has enqueued a job.
+    notifier: Notifier | None
+    # The first part of the worker's name; the host's name by default.
+    name: str | None
+    # Jobs that run at the same time.
+    concurrency: int
+    # Seconds after which another worker may take the job of one that does not renew its lease.
+    lease_seconds: float
+    # Seconds between looks into the database when no notification comes; at least 1.
+    poll_seconds: float
+    # Seconds that ``stop`` waits for running jobs.
+    shutdown_seconds: float
+    # The limit for payloads of jobs that jobs enqueue.
+    max_payload_bytes: int
+    metrics: JobMetrics | None
+    clock: Clock | None
+    # For tests.
+    faults: FaultPoints | None
+
 
 # Leases are renewed before half of their time has passed, so that one renewal may fail.
 _RENEW_AFTER_SHARE: Final = 0.3
 _ERROR_SECONDS: Final = 1.0
 _RELEASE_SECONDS: Final = 10.0
+_HURRIED_RELEASE_SECONDS: Final = 1.0
+_IDLE_SECONDS: Final = 0.05
 # A claim of fewer jobs than this costs nearly as much as one of this many.
 _MIN_BATCH: Final = 64
 # Handlers in a transaction hold a connection each; renewals and completions need some as well.
 _HANDLERS_SHARE: Final = 0.75
+# A job that was lost so often beside other jobs is run alone: it may be what ends the worker.
+_MAX_LOST_BESIDE_OTHERS: Final = 2
 
 _log = logging.getLogger("holdfast.jobs")
 
@@ -104,6 +145,7 @@ class Worker:
             registry=registry,
             engine=self.engine,
             metrics=metrics or NullJobMetrics(),
+            store_metrics=metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics(),
             clock=self._clock,
             worker_name=self.name,
             lease_seconds=lease_seconds,
@@ -117,9 +159,16 @@ class Worker:
         # How many of these have run and only wait for the shared commit of their completions.
         self._completing = 0
         self._abandoned: set[asyncio.Task[Any]] = set()
+        # The job that was claimed while no other was running, if it still runs.
+        self._lone: JobExecutor | None = None
+        self._suspects: set[JobExecutor] = set()
+        self._isolation = asyncio.Lock()
+        self._marking: set[asyncio.Task[None]] = set()
         self._slot_freed = asyncio.Event()
         self._is_stopping = False
         self._is_releasing = False
+        self._hurried = asyncio.Event()
+        self._taken = 0
         self._loops: list[asyncio.Task[None]] = []
 
     # -- start and stop -------------------------------------------------------------------------
@@ -127,6 +176,7 @@ class Worker:
     async def start(self) -> None:
         """Connect the engine and start to fetch jobs."""
         self._is_stopping = self._is_releasing = False
+        self._hurried.clear()
         await self.engine.open()
         self._loops = [
             asyncio.create_task(self._fetch(), name="holdfast-jobs-fetch"),
@@ -146,24 +196,54 @@ class Worker:
         self._slot_freed.set()
         # Not cancelled: jobs it has just claimed would wait until their leases expire. On SQLite
         # it may itself wait for a handler that has written.
-        await self._wait_for_all(fetch, self._shutdown_seconds)
+        await self._wait_for_all(fetch, self._shutdown_seconds, unless=self._hurried)
         self._is_releasing = True
         for executor in list(self._executors.values()):
             executor.release()
-        await self._wait_for_all(fetch, _RELEASE_SECONDS)
+        is_hurried = self._hurried.is_set()
+        await self._wait_for_all(
+            fetch, _HURRIED_RELEASE_SECONDS if is_hurried else _RELEASE_SECONDS
+        )
         await _cancel(renew)
-        for task in [fetch, *self._executors, *self._abandoned]:
+        for task in [fetch, *self._executors, *self._abandoned, *self._marking]:
             task.cancel()
         await self.engine.close()
 
-    async def _wait_for_all(self, fetch: asyncio.Task[None], seconds: float) -> None:
-        """Wait until the fetch loop and all executors have ended, for at most ``seconds``."""
-        deadline = self._clock.monotonic() + seconds
-        while running := [task for task in (fetch, *self._executors) if not task.done()]:
-            left = deadline - self._clock.monotonic()
-            if left <= 0:
+    def hurry(self) -> None:
+        """Make a ``stop`` under way release the running jobs now, without waiting for them."""
+        self._hurried.set()
+
+    async def until_idle(self) -> None:
+        """Return when no job of its queues is due and none runs here. Later retries may wait."""
+        await self._periodic.enqueue_due()
+        while True:
+            taken = self._taken
+            due_in = await self.job_store.due_in(self.queues)
+            await asyncio.sleep(_IDLE_SECONDS)
+            is_quiet = not self._executors and taken == self._taken
+            if is_quiet and (due_in is None or due_in > _IDLE_SECONDS):
                 return
-            await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _wait_for_all(
+        self, fetch: asyncio.Task[None], seconds: float, *, unless: asyncio.Event | None = None
+    ) -> None:
+        """Wait until the fetch loop and all executors have ended, for at most ``seconds``.
+
+        Returns early once ``unless`` is set.
+        """
+        deadline = self._clock.monotonic() + seconds
+        interrupt = [] if unless is None else [asyncio.create_task(unless.wait())]
+        try:
+            while running := [task for task in (fetch, *self._executors) if not task.done()]:
+                left = deadline - self._clock.monotonic()
+                if left <= 0 or any(task.done() for task in interrupt):
+                    return
+                await asyncio.wait(
+                    [*running, *interrupt], timeout=left, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            for task in interrupt:
+                task.cancel()
 
     @property
     def running(self) -> int:
@@ -198,7 +278,10 @@ class Worker:
                 await self._slot_freed.wait()
                 continue
             try:
-                deliveries = await self.engine.take(min(free, batch), self._poll_seconds)
+                alone = not self._executors
+                deliveries = await self.engine.take(
+                    min(free, batch), self._poll_seconds, alone=alone
+                )
             except StoreError as error:
                 _log.warning("jobs cannot be fetched, trying again: %s", error)
                 await asyncio.sleep(_ERROR_SECONDS)
@@ -207,24 +290,75 @@ class Worker:
                 _log.exception("jobs cannot be fetched, trying again")
                 await asyncio.sleep(_ERROR_SECONDS)
                 continue
+            if deliveries:
+                self._taken += len(deliveries)
+                await self._mark_shared(deliveries, claimed_alone=alone)
             for delivery in deliveries:
-                self._execute(delivery)
+                executor = self._execute(delivery)
+                if alone and len(deliveries) == 1:
+                    self._lone = executor
 
     def _free_slots(self) -> int:
         """Count free slots. Jobs that are being completed use none, up to ``concurrency``."""
+        if self._suspects:
+            return 0
         completing = min(self._completing, self._concurrency)
         return self._concurrency - len(self._executors) + completing
 
-    def _execute(self, delivery: Delivery) -> None:
+    def _execute(self, delivery: Delivery) -> JobExecutor:
         executor = JobExecutor(self._config, delivery)
-        task = asyncio.create_task(executor.run())
+        if _is_suspect(delivery.job):
+            self._suspects.add(executor)
+            task = asyncio.create_task(self._execute_alone(executor))
+        else:
+            task = asyncio.create_task(executor.run())
         self._executors[task] = executor
         task.add_done_callback(self._executed)
         if self._is_releasing:
             executor.release()
+        return executor
+
+    async def _execute_alone(self, executor: JobExecutor) -> None:
+        """Execute a job that may end the worker, after all others. Nothing is fetched meanwhile."""
+        async with self._isolation:
+            others = [task for task, e in self._executors.items() if e not in self._suspects]
+            if others:
+                await asyncio.wait(others)
+            if self._is_stopping:
+                executor.release()
+            elif not await self.job_store.mark_alone(
+                [executor.job.lease], worker=self.name, alone=True
+            ):
+                executor.lose_lease()
+            await executor.run()
+
+    async def _mark_shared(self, deliveries: Sequence[Delivery], *, claimed_alone: bool) -> None:
+        """Record, before new jobs start, that jobs claimed as alone are not alone any more.
+
+        That is needed only if the worker had no job or one: a busy worker claims none as alone.
+        """
+        lone, self._lone = self._lone, None
+        shared = []
+        if claimed_alone and len(deliveries) > 1:
+            shared = [delivery.job.lease for delivery in deliveries]
+        elif lone is not None and lone in self._executors.values() and not _holds_write_lock(lone):
+            shared = [lone.job.lease]
+        if not shared:
+            return
+        task = asyncio.create_task(self._mark_these_shared(shared))
+        self._marking.add(task)
+        task.add_done_callback(self._marking.discard)
+        # On SQLite it may wait for a handler that writes. The new jobs' leases are not renewed yet.
+        await asyncio.wait({task}, timeout=self._lease_seconds * _RENEW_AFTER_SHARE)
+
+    async def _mark_these_shared(self, leases: Sequence[Lease]) -> None:
+        try:
+            await self.job_store.mark_alone(leases, worker=self.name, alone=False)
+        except StoreError as error:
+            _log.warning("jobs cannot be marked as running beside others: %s", error)
 
     def _executed(self, task: asyncio.Task[None]) -> None:
-        del self._executors[task]
+        self._suspects.discard(self._executors.pop(task))
         self._slot_freed.set()
         if not task.cancelled() and task.exception() is not None:
             _log.error("a job was aborted; its lease will expire", exc_info=task.exception())
@@ -266,6 +400,12 @@ class Worker:
                 await self.job_store.renew_within(
                     unit, leases, worker=self.name, lease_seconds=self._lease_seconds
                 )
+
+
+def _is_suspect(job: LeasedJob) -> bool:
+    """Return whether a job that will run was lost too often beside others."""
+    is_run = not job.completed and job.attempt <= job.max_attempts
+    return is_run and job.lost >= _MAX_LOST_BESIDE_OTHERS
 
 
 def _holds_write_lock(executor: JobExecutor) -> bool:

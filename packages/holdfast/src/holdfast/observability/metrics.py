@@ -8,14 +8,14 @@ would grow without bound, and show every reader of ``/metrics`` who the tenants 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from holdfast.errors import ConfigurationError
-from holdfast.ports import JobOutcome, Outcome
+from holdfast.ports import CommitFailure, JobOutcome, Outcome
 
 __all__ = ["PrometheusMetrics"]
 
@@ -25,13 +25,19 @@ _WAIT_BUCKETS: Final = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 _STORE_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0)
 # From a job that only writes a row to one that calls a slow service.
 _JOB_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 300.0)
+# From a connection that was just released to the longest wait (10 s by default).
+_POOL_BUCKETS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0)
 _SWEEP_BUCKETS: Final = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0)
+
+_FAILED_OUTCOMES: Final[tuple[JobOutcome, ...]] = ("retried", "dead", "lease_lost", "unknown")
 
 _DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class PrometheusMetrics:
-    """Implements ``Metrics`` and ``JobMetrics`` with prometheus_client. Thread-safe.
+    """Implements ``Metrics``, ``JobMetrics`` and ``StoreMetrics`` with prometheus_client.
+
+    Thread-safe.
 
     ``registry`` is a new one by default, so that two instances do not share counts. With
     ``PROMETHEUS_MULTIPROC_DIR`` set (before prometheus_client is first imported), counts go to
@@ -74,6 +80,25 @@ class PrometheusMetrics:
             registry=self.registry,
             buckets=_STORE_BUCKETS,
         )
+        self._pool_wait = Histogram(
+            "holdfast_pool_wait_seconds",
+            "Time that callers waited for a connection because none was free.",
+            registry=self.registry,
+            buckets=_POOL_BUCKETS,
+        )
+        commit_failures = Counter(
+            "holdfast_commit_failures_total",
+            "Commits that were rolled back by the database, or whose outcome is unknown.",
+            ("of", "failure"),
+            registry=self.registry,
+        )
+        # All series exist from the start: a counter that appears with its first failure has no
+        # increase that an alert could see.
+        self._commit_failures = {
+            (of, failure): commit_failures.labels(of, failure)
+            for of in ("request", "job")
+            for failure in get_args(CommitFailure)
+        }
         self._swept_records = Counter(
             "holdfast_sweep_records_total",
             "Expired records removed by the sweep.",
@@ -118,8 +143,9 @@ class PrometheusMetrics:
         """Count the outcome of a guarded request."""
         child = self._request_children.get((endpoint, outcome))
         if child is None:
-            child = self._requests.labels(endpoint, outcome)
-            self._request_children[endpoint, outcome] = child
+            for each in get_args(Outcome):  # see _commit_failures
+                self._request_children[endpoint, each] = self._requests.labels(endpoint, each)
+            child = self._request_children[endpoint, outcome]
         child.inc()
 
     def waited(self, endpoint: str, seconds: float) -> None:
@@ -143,6 +169,14 @@ class PrometheusMetrics:
             child = self._store_children[operation] = self._store.labels(operation)
         child.observe(seconds)
 
+    def pool_waited(self, seconds: float) -> None:
+        """Record how long a caller waited for a connection, because none was free."""
+        self._pool_wait.observe(seconds)
+
+    def commit_failed(self, of: Literal["request", "job"], failure: CommitFailure) -> None:
+        """Count a commit that the database refused, or whose outcome is unknown."""
+        self._commit_failures[of, failure].inc()
+
     def swept(self, records: int, seconds: float) -> None:
         """Count the records that a sweep deleted and record its duration."""
         self._swept_records.inc(records)
@@ -152,8 +186,10 @@ class PrometheusMetrics:
         """Record the outcome and the duration of an attempt at a job."""
         child = self._job_children.get((queue, job_type, outcome))
         if child is None:
-            child = self._jobs.labels(queue, job_type, outcome)
-            self._job_children[queue, job_type, outcome] = child
+            for each in {outcome, *_FAILED_OUTCOMES}:  # see _commit_failures
+                labels = self._jobs.labels(queue, job_type, each)
+                self._job_children[queue, job_type, each] = labels
+            child = self._job_children[queue, job_type, outcome]
         child.observe(seconds)
 
     def job_depths(self, depths: Mapping[str, tuple[int, int, int, float]]) -> None:

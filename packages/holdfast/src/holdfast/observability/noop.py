@@ -1,10 +1,11 @@
 """No-op metrics, the defaults of ``Holdfast`` and of a worker."""
 
 from collections.abc import Mapping
+from typing import Literal
 
-from holdfast.ports import JobOutcome, Outcome
+from holdfast.ports import CommitFailure, JobOutcome, Outcome
 
-__all__ = ["NullJobMetrics", "NullMetrics"]
+__all__ = ["NullJobMetrics", "NullMetrics", "NullStoreMetrics"]
 
 
 class NullMetrics:
@@ -23,6 +24,16 @@ class NullMetrics:
         """Do nothing."""
 
     def swept(self, records: int, seconds: float) -> None:
+        """Do nothing."""
+
+
+class NullStoreMetrics:
+    """Implements ``StoreMetrics`` without recording anything."""
+
+    def pool_waited(self, seconds: float) -> None:
+        """Do nothing."""
+
+    def commit_failed(self, of: Literal["request", "job"], failure: CommitFailure) -> None:
         """Do nothing."""
 
 

@@ -15,12 +15,16 @@ from holdfast.core.outbox_entry import (
     Attempt,
     Claimed,
     ConflictResolution,
+    ConflictResolutionName,
     Entry,
     NewEntry,
     Operation,
+    OperationName,
     Reason,
     Resolution,
+    ResolutionName,
     Status,
+    StatusName,
     Transition,
 )
 from holdfast.outbox.clock import DeviceClock
@@ -29,8 +33,8 @@ from holdfast.outbox.database import AppConnection, Driver
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, EventKind, Listener
-from holdfast.outbox.outbox import AsyncOutbox, EventStream, Outbox
-from holdfast.outbox.payload_migration import PayloadMigration, Rewrite
+from holdfast.outbox.maintenance import PayloadMigration
+from holdfast.outbox.outbox import AsyncOutbox, EventStream, Outbox, OutboxOptions
 from holdfast.outbox.profile import (
     ChainAction,
     Drop,
@@ -41,10 +45,9 @@ from holdfast.outbox.profile import (
     Send,
     TimestampsInBody,
 )
-from holdfast.outbox.queries import Stats
-from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.request_builder import Token
-from holdfast.outbox.sender import AtSend
+from holdfast.outbox.queue import OutboxQueue, Stats
+from holdfast.outbox.resolution import Rewrite
+from holdfast.outbox.sender import AtSend, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
 from holdfast.ports import SyncFaultPoints
@@ -57,6 +60,7 @@ __all__ = [
     "ChainAction",
     "Claimed",
     "ConflictResolution",
+    "ConflictResolutionName",
     "DeviceClock",
     "Drain",
     "DrainReport",
@@ -73,7 +77,9 @@ __all__ = [
     "NewEntry",
     "NoResponse",
     "Operation",
+    "OperationName",
     "Outbox",
+    "OutboxOptions",
     "OutboxQueue",
     "Park",
     "PayloadMigration",
@@ -84,11 +90,13 @@ __all__ = [
     "Request",
     "RequestFormat",
     "Resolution",
+    "ResolutionName",
     "Response",
     "Rewrite",
     "Send",
     "Stats",
     "Status",
+    "StatusName",
     "SyncFaultPoints",
     "TimestampsInBody",
     "Token",

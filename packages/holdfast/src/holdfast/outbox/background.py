@@ -13,7 +13,7 @@ from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.request_builder import Token, bearer_token
+from holdfast.outbox.sender import Token, bearer_token
 
 __all__ = ["IDLE_SECONDS", "BackgroundDrain"]
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -20,8 +21,6 @@ from holdfast.outbox.transaction import Transaction
 
 __all__ = [
     "AttemptResult",
-    "RetryDelay",
-    "claim",
     "claim_some",
     "conflict",
     "expire",
@@ -50,38 +49,7 @@ class AttemptResult(NamedTuple):
     error: str | None = None
 
 
-class RetryDelay(NamedTuple):
-    """How long to wait before the next attempt, and whether there is one."""
-
-    delay_seconds: float | None
-    retry_after_seconds: float | None
-    policy: RetryPolicy
-    random: float
-    give_up: bool
-
-    def seconds(self, attempt: int) -> float:
-        """Return the delay after this many attempts."""
-        floor = self.retry_after_seconds
-        if self.delay_seconds is None:
-            delay = self.policy.delay_seconds(
-                max(attempt, 1), random=self.random, retry_after_seconds=floor
-            )
-        else:
-            delay = max(self.delay_seconds, floor or 0.0)
-        return min(delay, _MAX_DELAY_SECONDS)
-
-
 # -- claiming -------------------------------------------------------------------------------------
-
-
-def claim(tx: Transaction, user_id: str, *, lease_seconds: float, worker: str) -> Claimed | None:
-    """Claim the next entry of a user."""
-    tx.rows("promote_due", user_id=user_id, ms=tx.ms)
-    entry = tx.one("claim", user_id=user_id, **_claim_columns(tx, lease_seconds, worker))
-    if entry is None:
-        return None
-    tx.emit(EventKind.CLAIMED, entry)
-    return Claimed(entry, entry.claim_number, lease_seconds)
 
 
 def claim_some(
@@ -99,7 +67,12 @@ def claim_some(
     far as only the one before blocks them.
     """
     tx.rows("promote_due", user_id=user_id, ms=tx.ms)
-    columns = _claim_columns(tx, lease_seconds, worker)
+    columns = {
+        "claimed_by": worker,
+        "now": tx.now_text,
+        "ms": tx.ms,
+        "lease_ms": tx.ms + int(lease_seconds * 1000),
+    }
     skip = msgspec.json.encode(sorted(skip_profiles)).decode()
     heads = tx.entries("claim_some", user_id=user_id, limit=limit, skip=skip, **columns)
     behind: dict[str, deque[Entry]] = {}
@@ -108,22 +81,13 @@ def claim_some(
         ids = _sendable_behind(tx, head, left, skip) if left > 0 else []
         if ids:
             followers = tx.entries("claim_behind", ids=msgspec.json.encode(ids).decode(), **columns)
-            followers.sort(key=_sequence_number)
+            followers.sort(key=attrgetter("sequence_number"))
             behind[str(head.lane)] = deque(followers)
             left -= len(followers)
     entries = _in_send_order(heads, behind)
     for entry in entries:
         tx.emit(EventKind.CLAIMED, entry)
     return [Claimed(entry, entry.claim_number, lease_seconds) for entry in entries]
-
-
-def _claim_columns(tx: Transaction, lease_seconds: float, worker: str) -> dict[str, Any]:
-    return {
-        "claimed_by": worker,
-        "now": tx.now_text,
-        "ms": tx.ms,
-        "lease_ms": tx.ms + int(lease_seconds * 1000),
-    }
 
 
 def _sendable_behind(tx: Transaction, head: Entry, limit: int, skip: str) -> list[str]:
@@ -153,10 +117,6 @@ def _in_send_order(heads: list[Entry], behind: dict[str, deque[Entry]]) -> list[
             follower = followers.popleft()
             heappush(waiting, (-follower.priority, follower.sequence_number, follower))
     return order
-
-
-def _sequence_number(entry: Entry) -> int:
-    return entry.sequence_number
 
 
 def renew(tx: Transaction, claimed: Claimed) -> None:
@@ -211,17 +171,25 @@ def retry_later(
     tx: Transaction,
     claimed: Claimed,
     result: AttemptResult,
-    delay: RetryDelay,
     *,
+    policy: RetryPolicy,
+    random: float,
+    give_up: bool,
     outcome_unknown: bool,
+    delay_seconds: float | None,
+    retry_after_seconds: float | None,
 ) -> Entry:
     """Return the entry to the queue with a delay, or fail it after its last attempt."""
     attempt = claimed.entry.attempt_count
-    if delay.give_up and delay.policy.gives_up_after(
-        attempt, max_attempts=claimed.entry.max_attempts
-    ):
+    if give_up and policy.gives_up_after(attempt, max_attempts=claimed.entry.max_attempts):
         return fail(tx, claimed, result, reason=Reason.ATTEMPTS, outcome_unknown=outcome_unknown)
-    seconds = delay.seconds(attempt)
+    if delay_seconds is None:
+        seconds = policy.delay_seconds(
+            max(attempt, 1), random=random, retry_after_seconds=retry_after_seconds
+        )
+    else:
+        seconds = max(delay_seconds, retry_after_seconds or 0.0)
+    seconds = min(seconds, _MAX_DELAY_SECONDS)
     entry = _end_claim(
         tx,
         claimed,

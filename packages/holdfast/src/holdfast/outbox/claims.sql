@@ -7,20 +7,8 @@ UPDATE offline_sync_queue SET due_ms = NULL
  WHERE rowid IN (SELECT rowid FROM offline_sync_queue
                   WHERE user_id = :user_id AND due_ms <= :ms ORDER BY due_ms LIMIT 500);
 
--- name: claim
-UPDATE offline_sync_queue
-   SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
-       claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL,
-       maybe_since_ms = coalesce(maybe_since_ms, :ms),
-       maybe_since_at = coalesce(maybe_since_at, :now)
- WHERE rowid = (SELECT rowid FROM offline_sync_queue
-                 WHERE user_id = :user_id
-                   AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
-                 ORDER BY priority DESC, sequence_number LIMIT 1)
-RETURNING ENTRY;
-
 -- name: claim_some
--- The same for several at once, without the profiles in :skip, a JSON array. They come back in no
+-- Claim the heads of lanes, without the profiles in :skip, a JSON array. They come back in no
 -- particular order.
 UPDATE offline_sync_queue
    SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,

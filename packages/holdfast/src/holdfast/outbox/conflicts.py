@@ -12,20 +12,20 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.core.outbox_entry import (
-    Claimed,
     ConflictResolution,
     Entry,
     Operation,
     Resolution,
+    ResolutionName,
+    member_named,
 )
 from holdfast.core.retry import is_transient
 from holdfast.errors import UsageError
-from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.transport import NoResponse, Response
 
-__all__ = ["ConflictPlan", "Merge", "plan_for", "record_conflict", "resolve_conflict"]
+__all__ = ["ConflictPlan", "Merge", "plan_for", "resolve_conflict"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,9 +53,12 @@ class ConflictPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_for(
-    entry: Entry, profile: Profile, read: Read, merge: Merge | None
+    entry: Entry, profile: Profile, refusal: Response, read: Read, merge: Merge | None
 ) -> ConflictPlan | NoResponse | Response:
-    """Read the server's side and decide. A failure to read it is returned as it is."""
+    """Read the server's side and decide. A failure to read it is returned as it is.
+
+    ``refusal`` is the response to the entry; it may name the current version.
+    """
     strategy = entry.conflict_resolution or profile.conflict_resolution
     if entry.operation is Operation.CREATE:
         # There is no entity to read yet.
@@ -71,45 +74,41 @@ def plan_for(
         ):
             return response
         # It cannot be read at all: a person decides, or a strategy that does not need it.
-        if strategy is ConflictResolution.CLIENT_WINS and profile.force_with_version:
-            return ConflictPlan()
-        return _decide(entry, strategy, ConflictPlan(), None)
-    theirs = response.json() if response.status == _OK else None
-    known = ConflictPlan(theirs=theirs, version=_version(response))
+        known = ConflictPlan(version=_current_version(refusal))
+        needs_version = profile.force_with_version and known.version is None
+        if strategy is ConflictResolution.CLIENT_WINS and needs_version:
+            return known
+        return _decide(entry, strategy, known, None)
+    known = ConflictPlan(theirs=None)
+    if response.status == _OK:
+        version = _version(response) or _current_version(refusal)
+        known = ConflictPlan(theirs=response.json(), version=version)
     return _decide(entry, strategy, known, merge)
 
 
-def record_conflict(
-    queue: OutboxQueue, claimed: Claimed, result: AttemptResult, plan: ConflictPlan
-) -> Entry:
-    """Record the conflict, and resolve it if the plan says how, in the caller's transaction."""
-    entry = queue.conflict(
-        claimed, theirs=plan.theirs, theirs_version=plan.version, **result._asdict()
-    )
-    if plan.how is None:
-        return entry
-    return resolve_conflict(queue, entry, plan.how, payload=plan.payload)
-
-
 def resolve_conflict(
-    queue: OutboxQueue, entry: Entry, how: Resolution, *, payload: Any = UNSET
+    queue: OutboxQueue, entry: Entry, how: Resolution | ResolutionName, *, payload: Any = UNSET
 ) -> Entry:
     """End a conflict as a person or a strategy has decided.
 
-    ``MINE`` is sent whatever the server has by then (``If-Match: *``; with the version that was
-    read, where the profile requires one). ``MERGED`` is sent against what was read.
+    Both ``MINE`` and ``MERGED`` are sent with the version that was read, so a change that another
+    client makes in between is a new conflict. If the server has named no version, ``MINE`` is sent
+    with ``If-Match: *``, unless the profile says that the server refuses that.
     """
+    how = member_named(Resolution, how)
     if how not in (Resolution.MINE, Resolution.MERGED):
         return queue.resolve(entry.id, how)
     if how is Resolution.MERGED and payload is UNSET:
         raise UsageError("resolving a conflict by merging needs the merged payload")
-    forced = how is Resolution.MINE and not queue.profiles.get(entry.profile).force_with_version
-    version = "*" if forced else entry.theirs_version
+    version = entry.theirs_version
+    may_force = not queue.profiles.get(entry.profile).force_with_version
+    if how is Resolution.MINE and version is None and may_force:
+        version = "*"
     body = entry.decoded() if payload is UNSET else payload
     return queue.resolve(
         entry.id,
         how,
-        payload=_without_version(body, entry, forced),
+        payload=_without_version(body, version),
         headers=_headers(entry, version),
     )
 
@@ -144,12 +143,24 @@ def _merge(entry: Entry, known: ConflictPlan, merge: Merge) -> ConflictPlan:
 
 
 def _version(response: Response) -> str | None:
+    """Return the version of an entity as ``If-Match`` takes it, from its ETag or its body."""
     tag = response.headers.get("etag")
-    if tag is not None:
+    if tag is not None and not tag.startswith("W/"):  # a weak tag does not identify a version
         return tag
     body = response.json()
-    version = body.get("version") if isinstance(body, dict) else None
-    return None if version is None else f'"{version}"'
+    return _tag(body.get("version")) if isinstance(body, dict) else None
+
+
+def _current_version(refusal: Response) -> str | None:
+    """Return the version that ``concurrency.version_mismatch`` names in its details."""
+    body = refusal.json()
+    details = body.get("details") if isinstance(body, dict) else None
+    return _tag(details.get("currentVersion")) if isinstance(details, dict) else None
+
+
+def _tag(version: Any) -> str | None:
+    is_usable = isinstance(version, int | str) and not isinstance(version, bool)
+    return f'"{version}"' if is_usable else None
 
 
 def _headers(entry: Entry, version: str | None) -> Mapping[str, str]:
@@ -159,8 +170,8 @@ def _headers(entry: Entry, version: str | None) -> Mapping[str, str]:
     return kept | {"If-Match": version}
 
 
-def _without_version(body: Any, entry: Entry, forced: bool) -> Any | UnsetType:
+def _without_version(body: Any, version: str | None) -> Any | UnsetType:
     """Remove the version from a body that names one: it would contradict the header."""
-    if isinstance(body, dict) and "version" in body and (forced or entry.theirs_version):
+    if isinstance(body, dict) and "version" in body and version is not None:
         return {name: value for name, value in body.items() if name != "version"}
     return UNSET if body is None else body

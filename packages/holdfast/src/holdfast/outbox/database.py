@@ -1,4 +1,4 @@
-"""The outbox's file: opening it, encrypted or plain, changing its passphrase, translating errors.
+"""The outbox's file: opening it, encrypted or plain, its schema and its passphrase.
 
 Plain files use the standard library's ``sqlite3``, encrypted ones ``apsw`` (the build with SQLite3
 Multiple Ciphers, in SQLCipher's format). Only this module knows the two drivers; the others use
@@ -8,7 +8,9 @@ Multiple Ciphers, in SQLCipher's format). Only this module knows the two drivers
 import importlib
 import os
 import sqlite3
+from collections.abc import Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote
@@ -19,11 +21,20 @@ from holdfast.errors import (
     FileBusyError,
     FileDamagedError,
     FileReadOnlyError,
+    NewerFileError,
     OutboxFileError,
     UsageError,
     WrongPassphraseError,
 )
 from holdfast.stores.busy_retry import until_free
+from holdfast.stores.migrations import (
+    Migration,
+    Statement,
+    apply_migrations,
+    load_migrations,
+    run_steps,
+    split_statements,
+)
 
 __all__ = [
     "AppConnection",
@@ -44,6 +55,17 @@ _MIN_FILE_BYTES: Final = 512
 _NOT_A_DATABASE: Final = 26
 _REKEY_BUSY_SECONDS: Final = 10.0
 
+_NAMESPACE: Final = "outbox"
+_TABLES: Final = ("users", "offline_sync_queue", "entry_waits", "id_mappings", "attempts")
+_CREATE_META: Final = (
+    "CREATE TABLE IF NOT EXISTS outbox_meta (name TEXT PRIMARY KEY NOT NULL, value) WITHOUT ROWID"
+)
+_READ_VERSION: Final = "SELECT value FROM outbox_meta WHERE name = 'schema'"
+_SAVE_VERSION: Final = (
+    "INSERT INTO outbox_meta (name, value) VALUES ('schema', ?)"
+    " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+)
+
 _PRAGMAS: Final = (
     # With NORMAL a power cut loses acknowledged entries.
     "PRAGMA synchronous = FULL",
@@ -55,13 +77,6 @@ _PRAGMAS: Final = (
     # 8 MB: the inner pages of every index stay in memory with a million entries.
     "PRAGMA cache_size = -8192",
 )
-
-
-class Cursor(Protocol):
-    """The result of a statement."""
-
-    def fetchall(self) -> list[Any]:
-        """Run the statement to its end and return its rows."""
 
 
 class AppConnection(Protocol):
@@ -174,8 +189,32 @@ def open_database(
     driver: Driver,
     vfs: str | None,
     busy_seconds: float,
+    create: bool,
 ) -> Database:
-    """Open or create the file; see ``OutboxQueue.open``."""
+    """Open or create the file, and bring its schema up to date; see ``OutboxQueue.open``."""
+    is_new = not path.exists() or path.stat().st_size == 0
+    if is_new and not create:
+        raise OutboxFileError(f"there is no outbox in {path}")
+    opened = partial(_open, path, passphrase, driver, vfs, busy_seconds, create=create)
+    try:
+        return opened()
+    except (WrongPassphraseError, FileDamagedError):
+        if not is_new or passphrase is None:
+            raise
+        # Another process has created the file meanwhile, with another salt. The key that was
+        # derived with ours does not fit it.
+        return opened()
+
+
+def _open(
+    path: Path,
+    passphrase: str | bytes | None,
+    driver: Driver,
+    vfs: str | None,
+    busy_seconds: float,
+    *,
+    create: bool,
+) -> Database:
     chosen = driver
     if chosen == "auto":
         chosen = "sqlite3" if passphrase is None else "apsw"
@@ -194,6 +233,7 @@ def open_database(
         if key is not None:
             give_key(database, key)
         _check_readable(database, key)
+        _prepare_schema(database, busy_seconds=busy_seconds, create=create)
     except BaseException:
         database.close()
         raise
@@ -271,7 +311,7 @@ def connect(location: Path | str, driver: str, vfs: str | None, busy_seconds: fl
         apsw: Any = importlib.import_module("apsw")
     except ImportError:
         raise ConfigurationError(
-            "an encrypted outbox needs the device extra: pip install 'holdfast[device]'"
+            "an encrypted outbox needs the outbox extra: pip install 'holdfast[outbox]'"
         ) from None
     try:
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
@@ -339,6 +379,88 @@ def key_text(passphrase: str | bytes) -> str:
     if not passphrase or "\0" in passphrase:
         raise ConfigurationError("a passphrase needs at least one character, and no NUL")
     return passphrase
+
+
+# -- the schema ------------------------------------------------------------------------------------
+
+
+def _prepare_schema(database: Database, *, busy_seconds: float, create: bool) -> None:
+    """Create the tables or bring them up to date; safe if several processes open the file.
+
+    With ``create``, a file without an outbox gets one. Raises ``NewerFileError`` for a file of a
+    newer version and ``OutboxFileError`` for one that cannot hold an outbox.
+    """
+    database.configure()
+    migrations = load_migrations(_NAMESPACE, "holdfast.outbox.migrations")
+    newest = migrations[-1].number
+    _check_file(database, newest=newest, create=create)
+    if not database.switch_to_wal(busy_seconds):
+        raise FileReadOnlyError(
+            f"the log of {database.path} cannot be written: the outbox keeps it next to the file"
+        )
+    database.rows("BEGIN IMMEDIATE")
+    try:
+        if _checked_version(database, newest=newest) == 0:
+            _check_tables_absent(database)
+        run_steps(apply_migrations(migrations, _SchemaVersion()), database.rows)
+        database.rows("COMMIT")
+    except BaseException:
+        database.rollback()
+        raise
+
+
+class _SchemaVersion:
+    """The ledger of an outbox: the number of the newest migration, in ``outbox_meta``."""
+
+    def read(self) -> Generator[Statement, Sequence[Sequence[Any]], set[tuple[str, int]]]:
+        yield _CREATE_META, ()
+        rows = yield _READ_VERSION, ()
+        version = int(rows[0][0]) if rows else 0
+        return {(_NAMESPACE, number) for number in range(1, version + 1)}
+
+    def split(self, script: str) -> list[str]:
+        return split_statements(script)
+
+    def record(self, migration: Migration) -> Statement:
+        return _SAVE_VERSION, (migration.number,)
+
+
+def _check_file(database: Database, *, newest: int, create: bool) -> None:
+    """Raise for a file that cannot be used, before anything is written."""
+    if _checked_version(database, newest=newest) == 0:
+        if not create:
+            raise OutboxFileError(f"there is no outbox in {database.path}")
+        _check_tables_absent(database)
+    if database.rows("PRAGMA query_only")[0][0]:
+        raise FileReadOnlyError(f"{database.path} cannot be written")
+
+
+def _checked_version(database: Database, *, newest: int) -> int:
+    """Return the number of the newest migration applied; 0 if there is no outbox yet."""
+    if not database.rows("SELECT 1 FROM sqlite_schema WHERE name = 'outbox_meta'"):
+        return 0
+    found = database.rows(_READ_VERSION)
+    version = int(found[0][0]) if found else 0
+    if version > newest:
+        raise NewerFileError(
+            f"{database.path} was written by a newer version (schema {version}, this one knows "
+            f"{newest}): upgrade Holdfast to open it"
+        )
+    return version
+
+
+def _check_tables_absent(database: Database) -> None:
+    """Raise if the file, which may be the app's database, has tables that the outbox needs."""
+    # One statement, because another process may be creating the outbox at the same time.
+    names = ", ".join(f"'{table}'" for table in _TABLES)
+    found = database.rows(
+        f"SELECT name FROM sqlite_schema WHERE name IN ({names})"  # noqa: S608 - constants
+        " AND NOT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'outbox_meta')"
+    )
+    if found:
+        raise OutboxFileError(
+            f"{database.path} already has a table {found[0][0]!r}: give the outbox another file"
+        )
 
 
 # -- changing the passphrase ----------------------------------------------------------------------

@@ -14,24 +14,23 @@ same order, and the server knows their keys.
 import logging
 from collections import deque
 from threading import Event as Flag
-from typing import Any, Final
+from threading import Thread
+from typing import Final, Self
 
 from holdfast.clock import SystemClock
 from holdfast.core.outbox_entry import Claimed, Entry, Status
-from holdfast.errors import ClaimLostError
+from holdfast.errors import ClaimLostError, HoldfastError
 from holdfast.outbox.conflicts import Merge
 from holdfast.outbox.drain_state import DrainReport, DrainState, Ended
 from holdfast.outbox.events import Event, EventKind
-from holdfast.outbox.lease_renewer import LeaseRenewer
 from holdfast.outbox.outcome import Conflicted, Outcome, RetryLater, Succeeded, WrongOrder, record
 from holdfast.outbox.profile import unknown_profile
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.request_builder import Token
-from holdfast.outbox.sender import AtSend, Retry, Sender
+from holdfast.outbox.sender import AtSend, Retry, Sender, Token
 from holdfast.outbox.transport import Transport
 from holdfast.ports import Clock, SyncFaultPoints
 
-__all__ = ["FAULT_POINTS", "Drain", "drain"]
+__all__ = ["FAULT_POINTS", "Drain", "LeaseRenewer"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,22 +45,6 @@ _MAX_CLAIMS: Final = 64
 
 _POLL_SECONDS: Final = 0.5
 """How often to check whether another process has ended its claims."""
-
-
-def drain(
-    queue: OutboxQueue,
-    user_id: str,
-    transport: Transport,
-    token: Token = None,
-    *,
-    max_seconds: float | None = None,
-    wait: bool | None = None,
-    stop: Flag | None = None,
-    **options: Any,
-) -> DrainReport:
-    """Send what a user's queue holds. ``options`` are those of ``Drain``; see ``Drain.run``."""
-    worker = Drain(queue, transport, token, **options)
-    return worker.run(user_id, max_seconds=max_seconds, wait=wait, stop=stop)
 
 
 class Drain:
@@ -130,6 +113,43 @@ class Drain:
             waits=max_seconds is not None if wait is None else wait,
         )
         return run.run()
+
+
+class LeaseRenewer:
+    """Renews the leases of the claims it holds, three times per lease, on a thread."""
+
+    def __init__(self, queue: OutboxQueue) -> None:
+        self._queue = queue
+        self._held: tuple[Claimed, ...] = ()
+        self._ended = Flag()
+        self._every_seconds = queue.settings.lease_seconds / 3
+        self._thread = Thread(target=self._run, name="outbox-lease", daemon=True)
+
+    def hold(self, claims: tuple[Claimed, ...]) -> None:
+        """Renew these claims from now on, and no others."""
+        self._held = claims
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_seconds):
+            self._renew_all()
+
+    def _renew_all(self) -> None:
+        for held in self._held:
+            try:
+                self._queue.renew(held)
+            except ClaimLostError:
+                # Its outcome was just recorded, or another process has it: recording finds out.
+                continue
+            except HoldfastError:
+                _log.warning("a lease could not be renewed", exc_info=True)
 
 
 class _Run:

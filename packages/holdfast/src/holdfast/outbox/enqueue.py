@@ -1,9 +1,10 @@
-"""Enqueueing: write one entry or several, or merge them into entries that were never sent.
+"""Enqueueing: give entries a lane and a number and write them, or merge them into earlier ones.
 
 Coalescing never reorders: it changes only entries that were never claimed, only at the end of a
 lane, and only those that no entry of another lane waits for.
 """
 
+import re
 from collections.abc import Sequence
 from datetime import UTC
 from typing import Any, Final
@@ -12,7 +13,7 @@ import msgspec
 
 from holdfast.core.canonical_json import canonical_json
 from holdfast.core.outbox_entry import Entry, NewEntry, Operation, Reason, Status
-from holdfast.errors import EntryInvalidError
+from holdfast.errors import EntryInvalidError, QueueFullError
 from holdfast.ids import new_id
 from holdfast.outbox.dependencies import (
     BatchIndex,
@@ -23,13 +24,12 @@ from holdfast.outbox.dependencies import (
     park_dependents,
 )
 from holdfast.outbox.events import EventKind
-from holdfast.outbox.lanes import QueueQuota, explicit_lane, lane_of, next_number, position
 from holdfast.outbox.resolution import settle_unclaimed
 from holdfast.outbox.sql import created_by, instant, json_text
 from holdfast.outbox.transaction import Transaction
 from holdfast.outbox.validation import Draft, check_name
 
-__all__ = ["add_user", "enqueue", "enqueue_many"]
+__all__ = ["QueueQuota", "add_user", "enqueue", "enqueue_many"]
 
 _MERGE_WITHIN_MS: Final = 86_400_000
 """Changes are merged only into entries of the last day: they would inherit an older age."""
@@ -39,6 +39,37 @@ _MAX_CANCELLED: Final = 100
 
 _CHANGES: Final = (Operation.UPDATE, Operation.PATCH)
 _NO_DEPENDENCIES: Final = Dependencies((), (), (), has_dead_parent=False)
+
+# Path segments with a digit look like ids; the version of an API does not.
+_HAS_DIGIT: Final = re.compile(r"^(?!v[0-9]+$).*[0-9]")
+
+
+class QueueQuota:
+    """Limit of unsettled entries per user, checked without counting them at every enqueue.
+
+    Sequence numbers are never reused, so a user has at most as many entries as numbers were given
+    since the last count. Entries are counted again only when that exceeds the limit.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        self._max = max_entries
+        self._limits: dict[str, int] = {}
+
+    def check(self, tx: Transaction, user_id: str, last: int) -> None:
+        """Raise ``QueueFullError`` if the user cannot add an entry after number ``last``."""
+        if self.is_certain(user_id, last):
+            return
+        entries = tx.rows("count_open", user_id=user_id)[0][0]
+        if entries >= self._max:
+            raise QueueFullError(
+                f"the queue of {user_id} has {entries} unsettled entries, the maximum: send or "
+                "discard some first"
+            )
+        self._limits[user_id] = last + self._max - entries
+
+    def is_certain(self, user_id: str, last: int) -> bool:
+        """Return whether ``check`` would pass without counting."""
+        return last < self._limits.get(user_id, self._max)
 
 
 def add_user(tx: Transaction, user_id: str) -> None:
@@ -83,9 +114,9 @@ def _may_depend(draft: Draft) -> bool:
 
 def _insert_simple(tx: Transaction, draft: Draft, quota: QueueQuota) -> Entry:
     new = draft.new
-    lane = lane_of(tx, draft)
-    last, taken = position(tx, new.user_id, lane)
-    number = next_number(last, new)
+    lane = _lane_of(tx, draft)
+    last, taken = _read_position(tx, new.user_id, lane)
+    number = _next_number(last, new)
     quota.check(tx, new.user_id, last)
     entry = _new_entry(
         tx, draft, _NO_DEPENDENCIES, id=new_id(tx.now), lane=lane, sequence_number=number
@@ -135,7 +166,7 @@ class Batch:
             if known is not None:
                 queued = (known.user_id, known.operation.value, known.endpoint, known.payload)
                 return _same_request(known, queued, draft)
-        lane = lane_of(tx, draft)
+        lane = _lane_of(tx, draft)
         dependencies = self._dependencies_of(draft, entry_id)
         if coalesce and not dependencies.has_dead_parent:
             merged = _coalesce(tx, draft, lane, dependencies)
@@ -173,10 +204,10 @@ class Batch:
         tx, user_id = self._tx, new.user_id
         last = self._last.get(user_id)
         if last is None:
-            last, taken = position(tx, user_id, lane)
+            last, taken = _read_position(tx, user_id, lane)
         else:
             taken = lane is not None and self._is_taken(user_id, lane)
-        number = next_number(last, new)
+        number = _next_number(last, new)
         if not self._quota.is_certain(user_id, last):
             self.write()  # so that the count includes this batch
             self._quota.check(tx, user_id, last)
@@ -196,7 +227,7 @@ class Batch:
         """Look up all lanes at once that follow from the entries alone."""
         lanes: dict[str, set[str]] = {}
         for draft in drafts:
-            lane = explicit_lane(draft)
+            lane = _explicit_lane(draft)
             if lane is not None:
                 lanes.setdefault(draft.new.user_id, set()).add(lane)
         for user_id, names in lanes.items():
@@ -238,7 +269,7 @@ class Batch:
             nodes.append((entry_id, draft, parents))
         if forward:
             check_acyclic(
-                (entry_id, (draft.new.user_id, lane_of(self._tx, draft)), parents)
+                (entry_id, (draft.new.user_id, _lane_of(self._tx, draft)), parents)
                 for entry_id, draft, parents in nodes
             )
 
@@ -258,6 +289,69 @@ def _same_request(known: Entry, queued: tuple[Any, ...], draft: Draft) -> Entry:
 
 def _canonical(payload: str | None) -> bytes | None:
     return None if payload is None else canonical_json(payload.encode())
+
+
+# -- lanes and numbers ----------------------------------------------------------------------------
+
+
+def _read_position(tx: Transaction, user_id: str, lane: str | None) -> tuple[int, bool]:
+    """Return the user's last sequence number, and whether the lane has an unsettled entry."""
+    found = tx.rows("place", user_id=user_id, lane=lane)
+    if not found:
+        raise EntryInvalidError(
+            "user_id_must_reference_existing_user", f"there is no user {user_id}: add_user first"
+        )
+    last, taken = found[0]
+    return last, bool(taken)
+
+
+def _next_number(last: int, new: NewEntry) -> int:
+    """Return the entry's sequence number: the next one, or its own if that is higher."""
+    if new.sequence_number is None:
+        return last + 1
+    if new.sequence_number <= last:
+        raise EntryInvalidError(
+            "sequence_number_must_be_monotonic",
+            f"sequence number {new.sequence_number} is not higher than the last one, {last}",
+        )
+    return new.sequence_number
+
+
+def _lane_of(tx: Transaction, draft: Draft) -> str | None:
+    """Return the lane of an entry; entries of one lane are sent in order, None is independent.
+
+    Entries about one entity share a lane, whichever of its ids they use.
+    """
+    lane = _explicit_lane(draft)
+    if lane is not None:
+        return lane
+    new = draft.new
+    entity: str | int | None = new.server_id
+    if entity is None:
+        if draft.operation is Operation.CREATE:
+            return None
+        entity = _entity_in(draft.request.endpoint.partition("?")[0])
+    text = str(entity)
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None  # noqa: PLR2004
+    found = tx.rows("local_of_server_id", user_id=new.user_id, text=text, number=number)
+    entity = found[0][0] if found else entity
+    return f"{new.entity_type}/{entity}"
+
+
+def _explicit_lane(draft: Draft) -> str | None:
+    """Return the lane if it follows from the entry alone, without reading the queue."""
+    if draft.profile.strict_order:
+        return draft.profile.name
+    if draft.new.lane is not None:
+        return draft.new.lane
+    return None if draft.local_id is None else f"{draft.new.entity_type}/{draft.local_id}"
+
+
+def _entity_in(path: str) -> str:
+    """Return what names the entity in a path: ``5`` in ``/notes/5`` and in ``/notes/5/pin``."""
+    parts = path.split("/")
+    named = (part for part in reversed(parts) if _HAS_DIGIT.search(part))
+    return next(named, parts[-1])
 
 
 # -- rows -----------------------------------------------------------------------------------------

@@ -1,30 +1,40 @@
 """Maintenance of the queue: server time, expiry, pruning, purging, files of earlier versions."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from holdfast.core.outbox_entry import DEFAULT_PROFILE_NAME, Entry, Reason, Status
-from holdfast.errors import UnsentEntriesError
+from holdfast.errors import EntryInvalidError, UnsentEntriesError
+from holdfast.ids import new_uuid4
 from holdfast.outbox.clock import update_from_server
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.profile import FORMER_DEFAULT_NAME
-from holdfast.outbox.resolution import settle_unclaimed
+from holdfast.outbox.resolution import Rewrite, park, settle_unclaimed
 from holdfast.outbox.settings import QueueSettings
+from holdfast.outbox.sql import json_text
 from holdfast.outbox.transaction import Transaction
+from holdfast.outbox.validation import Request
 
 __all__ = [
     "KEY_EXPIRED",
     "PRUNE_BATCH",
-    "PrunePosition",
+    "PayloadMigration",
     "adopt_default_profile",
     "expire_stale",
     "key_expired",
     "key_may_be_expired",
     "learn_server_time",
     "may_prune",
+    "migrate_payloads",
     "prune",
     "purge_user",
 ]
+
+Write = Callable[[str], AbstractContextManager[Transaction]]
+"""Begins a transaction of its own for the named operation."""
 
 PRUNE_BATCH: Final = 500
 """Entries removed per commit, so that each takes milliseconds."""
@@ -40,6 +50,7 @@ _MAX_TRANSIT: Final = timedelta(minutes=10)
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _PAGE: Final = 200
+_MIGRATION_BATCH: Final = 200
 _PRUNED: Final = (Status.SUCCEEDED, Status.DISCARDED, Status.EXPIRED)
 
 
@@ -94,12 +105,9 @@ def expire_stale(tx: Transaction, user_id: str, cap: timedelta) -> list[Entry]:
             entry = tx.entry(entry_id)
             if entry.status is not Status.PENDING:  # parked when an earlier one expired
                 continue
-            if not outcome_unknown:
-                expired.append(settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, None))
-            elif _key_expired(tx, entry, maybe_since_ms):
-                expired.append(
-                    settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, KEY_EXPIRED)
-                )
+            if not outcome_unknown or _key_expired(tx, entry, maybe_since_ms):
+                error = KEY_EXPIRED if outcome_unknown else None
+                expired.append(settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, error))
         if len(page) < _PAGE:
             return expired
 
@@ -123,40 +131,35 @@ def learn_server_time(tx: Transaction, server_now: datetime) -> bool:
 # -- removal --------------------------------------------------------------------------------------
 
 
-class PrunePosition:
-    """How far a pruning has got, so that no batch reads the same rows again."""
+def prune(write: Write, settings: QueueSettings, limit: int | None) -> int:
+    """Remove entries that were settled long enough ago, in small transactions."""
+    removed = 0
+    for status in _PRUNED:
+        after, has_more = 0, True
+        while has_more and (limit is None or removed < limit):
+            size = PRUNE_BATCH if limit is None else min(PRUNE_BATCH, limit - removed)
+            with write("prune") as tx:
+                page = _prune_page(tx, settings, status, after, size)
+            removed += len(page)
+            has_more = len(page) == size
+            after = page[-1][0] if page else after
+    return removed
 
-    def __init__(self) -> None:
-        self.statuses = list(_PRUNED)
-        self.after = 0
 
-    @property
-    def done(self) -> bool:
-        """Whether all rows were read."""
-        return not self.statuses
-
-
-def prune(tx: Transaction, settings: QueueSettings, position: PrunePosition, size: int) -> int:
-    """Remove up to ``size`` entries that were settled long enough ago, and move the position."""
-    status = position.statuses[0]
+def _prune_page(
+    tx: Transaction, settings: QueueSettings, status: Status, after: int, size: int
+) -> list[Any]:
+    before_ms = tx.ms - int(_kept_for(settings, status).total_seconds() * 1000)
     page = tx.rows(
-        "prunable",
-        status=status.value,
-        after=position.after,
-        settled_before=tx.ms - int(_kept_for(settings, status).total_seconds() * 1000),
-        limit=size,
+        "prunable", status=status.value, after=after, settled_before=before_ms, limit=size
     )
-    for rowid, entry_id, user_id, sequence_number in page:
+    for _, entry_id, user_id, sequence_number in page:
         tx.rows("raise_floor", user_id=user_id, sequence_number=sequence_number)
         tx.rows("forget_awaited", id=entry_id)
         tx.rows("remove", id=entry_id)
-        position.after = rowid
-    if len(page) < size:
-        position.statuses.pop(0)
-        position.after = 0
     if page:
         tx.events.append(Event(kind=EventKind.PRUNED, at=tx.now, count=len(page)))
-    return len(page)
+    return page
 
 
 def may_prune(tx: Transaction, settings: QueueSettings) -> bool:
@@ -209,3 +212,71 @@ def adopt_default_profile(tx: Transaction) -> None:
     ):
         tx.rows("rename_profile", old=FORMER_DEFAULT_NAME, new=DEFAULT_PROFILE_NAME)
     tx.rows("former_default_checked")
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadMigration:
+    """The app's format, and a function that migrates an older entry to it.
+
+    ``migrate`` gets each entry whose ``payload_version`` is lower. If it raises, that entry becomes
+    ``failed`` with reason ``migration``; the others are migrated.
+
+    Entries that were never sent keep their key. Those that were sent and got a response get a new
+    one, because the server may know the old one with the old payload. Those sent without a response
+    stay as they are: only the same key and body can find out their outcome; they are migrated at a
+    later opening.
+    """
+
+    version: int
+    migrate: Callable[[Entry], Rewrite]
+    max_payload_bytes: int = 1_048_576
+
+
+def migrate_payloads(write: Write, migration: PayloadMigration) -> int:
+    """Migrate all older entries; returns how many were read.
+
+    Works in small transactions, and continues where it was interrupted.
+    """
+    count, after, more = 0, 0, True
+    while more:
+        with write("migrate_payloads") as tx:
+            page = tx.entries(
+                "outdated_payloads", after=after, version=migration.version, limit=_MIGRATION_BATCH
+            )
+            for entry in page:
+                _migrate(tx, entry, migration)
+            if page:
+                after = tx.rows("rowid_of", id=page[-1].id)[0][0]
+            count += len(page)
+            more = len(page) == _MIGRATION_BATCH
+    return count
+
+
+def _migrated_request(tx: Transaction, entry: Entry, migration: PayloadMigration) -> Request:
+    request = migration.migrate(entry).applied_to(tx, entry, migration.max_payload_bytes)
+    if request.refers_to.placeholders - set(entry.local_refs):
+        raise EntryInvalidError(
+            "dependency_ids_must_exist_in_queue",
+            "a migrated payload cannot refer to other local ids than before",
+        )
+    return request
+
+
+def _migrate(tx: Transaction, entry: Entry, migration: PayloadMigration) -> None:
+    try:
+        request = _migrated_request(tx, entry, migration)
+    except Exception as error:  # noqa: BLE001 - the app's own code may raise anything
+        if entry.status is Status.PENDING:
+            why = f"{type(error).__name__}: {error}"
+            park(tx, entry.id, reason=Reason.MIGRATION, error=why)
+        return
+    tx.rows(
+        "migrated_payload",
+        id=entry.id,
+        payload=request.payload,
+        headers=json_text(request.headers),
+        endpoint=request.endpoint,
+        key=entry.idempotency_key if entry.claim_number == 0 else new_uuid4(),
+        local_refs=json_text(entry.local_refs),
+        version=migration.version,
+    )

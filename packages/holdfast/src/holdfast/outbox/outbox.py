@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from threading import Condition, Lock, RLock, Thread
 from threading import Event as Flag
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 from msgspec import UNSET
 
-from holdfast.core.outbox_entry import Entry, NewEntry, Resolution
+from holdfast.core.outbox_entry import Entry, NewEntry, Resolution, ResolutionName
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import UsageError
 from holdfast.outbox.background import IDLE_SECONDS, BackgroundDrain
@@ -29,15 +29,14 @@ from holdfast.outbox.conflicts import Merge, resolve_conflict
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, Listener
-from holdfast.outbox.payload_migration import PayloadMigration
+from holdfast.outbox.maintenance import PayloadMigration
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.request_builder import Token
-from holdfast.outbox.sender import AtSend, Retry
+from holdfast.outbox.sender import AtSend, Retry, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, Transport
 
-__all__ = ["AsyncOutbox", "EventStream", "Outbox"]
+__all__ = ["AsyncOutbox", "EventStream", "Outbox", "OutboxOptions"]
 
 _MAX_EVENTS: Final = 10_000
 """Events kept for a slow reader; beyond that the oldest are dropped."""
@@ -108,6 +107,21 @@ class _Run:
             return
 
 
+class OutboxOptions(TypedDict, total=False):
+    """Options of ``Outbox`` that ``Outbox.open`` passes on."""
+
+    # The app's own conflict strategy, for entries with the strategy ``merge``.
+    merge: Merge | None
+    # Called before each send; it may replace the request or refuse it.
+    at_send: AtSend | None
+    # Delays between attempts, in place of the profile's.
+    retry: Retry | None
+    # How long the background drain sleeps when there is nothing to send.
+    idle_seconds: float
+    # Delays after the server was not reachable.
+    back_off: RetryPolicy
+
+
 class Outbox:
     """A queue, the server it is for, and the drain that sends from one to the other."""
 
@@ -155,7 +169,7 @@ class Outbox:
         payloads: PayloadMigration | None = None,
         profiles: Iterable[Profile] = (),
         tls: ssl.SSLContext | None = None,
-        **options: Any,
+        **options: Unpack[OutboxOptions],
     ) -> Self:
         """Open or create the file, for one server.
 
@@ -214,7 +228,9 @@ class Outbox:
         """Queue several mutations in one commit."""
         return self.queue.enqueue_many(news, coalesce=coalesce)
 
-    def resolve(self, entry_id: str, how: Resolution, *, payload: Any = UNSET) -> Entry:
+    def resolve(
+        self, entry_id: str, how: Resolution | ResolutionName, *, payload: Any = UNSET
+    ) -> Entry:
         """End a conflict as a person has decided. See ``OutboxQueue.resolve``."""
         return resolve_conflict(self.queue, self.queue.get(entry_id), how, payload=payload)
 
@@ -319,7 +335,9 @@ class AsyncOutbox:
         """Queue several mutations in one commit."""
         return await asyncio.to_thread(self.outbox.enqueue_many, list(news), coalesce=coalesce)
 
-    async def resolve(self, entry_id: str, how: Resolution, *, payload: Any = UNSET) -> Entry:
+    async def resolve(
+        self, entry_id: str, how: Resolution | ResolutionName, *, payload: Any = UNSET
+    ) -> Entry:
         """End a conflict as a person has decided."""
         return await asyncio.to_thread(self.outbox.resolve, entry_id, how, payload=payload)
 

@@ -9,9 +9,8 @@ from msgspec import UNSET
 from holdfast.core.outbox_entry import Claimed, Entry, Reason, Status
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import OutcomeUnknownError
-from holdfast.outbox import conflicts
 from holdfast.outbox.claims import AttemptResult
-from holdfast.outbox.conflicts import ConflictPlan
+from holdfast.outbox.conflicts import ConflictPlan, resolve_conflict
 from holdfast.outbox.maintenance import KEY_EXPIRED
 from holdfast.outbox.profile import ChainAction, Drop, Park, Recovery, Send
 from holdfast.outbox.queue import OutboxQueue
@@ -135,8 +134,17 @@ def record(  # noqa: PLR0911 - one for each outcome
         case Expired():
             return queue.expire(claimed, **outcome.result._asdict())
         case Conflicted():
+            plan = outcome.plan
             with queue.transaction():
-                return conflicts.record_conflict(queue, claimed, outcome.result, outcome.plan)
+                entry = queue.conflict(
+                    claimed,
+                    theirs=plan.theirs,
+                    theirs_version=plan.version,
+                    **outcome.result._asdict(),
+                )
+                if plan.how is None:
+                    return entry
+                return resolve_conflict(queue, entry, plan.how, payload=plan.payload)
         case WrongOrder():
             with queue.transaction():
                 pending = _pending_entries(queue, claimed.entry.user_id)

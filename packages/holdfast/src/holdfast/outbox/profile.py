@@ -156,8 +156,8 @@ class Profile:
     """Strategy for conflicts of entries that name none."""
 
     force_with_version: bool = False
-    """How ``client_wins`` overrides the server. False: ``If-Match: *``. True: the server refuses
-    that, so the current version is read and sent as ``If-Match``."""
+    """What ``client_wins`` does if the server has named no version. False: it sends
+    ``If-Match: *``. True: the server refuses that, so a person decides."""
 
     codes: Mapping[str, Verdict] = field(default_factory=dict)
     """What the API's own error codes mean with status 409 or 422. They take precedence over the

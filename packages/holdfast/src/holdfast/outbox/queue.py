@@ -9,50 +9,80 @@ One queue object may be used from several threads; several processes may each op
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from random import random
 from time import monotonic
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.core.outbox_entry import (
+    OPEN,
     Attempt,
     Claimed,
     Entry,
     NewEntry,
     Reason,
     Resolution,
+    ResolutionName,
     Status,
+    StatusName,
+    member_named,
 )
 from holdfast.core.retry import QUEUE, RetryPolicy
-from holdfast.errors import FileDamagedError, OutboxFileError, WrongPassphraseError
-from holdfast.outbox import claims, enqueue, maintenance, queries, resolution
-from holdfast.outbox.claims import AttemptResult, RetryDelay
+from holdfast.errors import OutboxFileError, UsageError
+from holdfast.outbox import claims, enqueue, maintenance, resolution
+from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.clock import SystemDeviceClock, update_from_server
-from holdfast.outbox.database import AppConnection, Database, Driver, open_database, rekey
+from holdfast.outbox.database import (
+    AppConnection,
+    Database,
+    Driver,
+    open_database,
+    rekey,
+)
+from holdfast.outbox.enqueue import QueueQuota
 from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
-from holdfast.outbox.lanes import QueueQuota
-from holdfast.outbox.payload_migration import PayloadMigration, migrate_payloads
+from holdfast.outbox.maintenance import PayloadMigration, migrate_payloads
 from holdfast.outbox.profile import Profile, ProfileRegistry
-from holdfast.outbox.queries import Stats
-from holdfast.outbox.schema import prepare_schema
+from holdfast.outbox.resolution import Rewrite
 from holdfast.outbox.settings import QueueSettings
-from holdfast.outbox.sql import attempt_of, created_by
-from holdfast.outbox.transaction import Transaction, Transactions
+from holdfast.outbox.sql import COLUMNS, attempt_of, created_by, entry_of
+from holdfast.outbox.transaction import Transactions
 from holdfast.outbox.validation import check_new
 from holdfast.ports import Clock, SyncFaultPoints
 
-__all__ = ["OutboxQueue"]
+__all__ = ["OutboxQueue", "Stats"]
 
 _PRUNE_INTERVAL_SECONDS: Final = 3600.0
 
 _log = logging.getLogger(__name__)
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a queue."""
+
+    # By status; every status is present.
+    counts: dict[Status, int]
+    # Pending entries that could be claimed now.
+    ready: int
+    # Pending entries that wait for their next attempt.
+    waiting: int
+    # Pending entries behind another one in their lane, or behind what they depend on.
+    blocked: int
+    # Seconds since the oldest pending entry was queued, as far as is certain.
+    oldest_pending_seconds: float | None
+    # Bytes of the file and its log.
+    file_bytes: int
+
+    @property
+    def unsent(self) -> int:
+        """Entries that are not settled."""
+        return sum(self.counts[status] for status in OPEN)
 
 
 class OutboxQueue:
@@ -80,6 +110,8 @@ class OutboxQueue:
         self.settings = settings
         self.profiles = profiles
         self._transactions = Transactions(database, clock, events, profiles, fault_points)
+        self._read = self._transactions.read
+        self._write = self._transactions.write
         self._events = events
         self._chance = chance
         self._worker = worker
@@ -122,33 +154,14 @@ class OutboxQueue:
         ``FileReadOnlyError``, ``DiskFullError`` or ``FileBusyError``, and leaves the file as it is.
         """
         chosen = settings or QueueSettings()
-
-        def prepared() -> Database:
-            database = open_database(
-                Path(path),
-                passphrase=passphrase,
-                driver=driver,
-                vfs=vfs,
-                busy_seconds=chosen.busy_seconds,
-            )
-            try:
-                prepare_schema(database, busy_seconds=chosen.busy_seconds, create=create)
-            except BaseException:
-                database.close()
-                raise
-            return database
-
-        is_new = not Path(path).exists() or Path(path).stat().st_size == 0
-        if is_new and not create:
-            raise OutboxFileError(f"there is no outbox in {path}")
-        try:
-            database = prepared()
-        except (WrongPassphraseError, FileDamagedError):
-            if not is_new or passphrase is None:
-                raise
-            # Another process has created the file meanwhile, with another salt. The key that was
-            # derived with ours does not fit it.
-            database = prepared()
+        database = open_database(
+            Path(path),
+            passphrase=passphrase,
+            driver=driver,
+            vfs=vfs,
+            busy_seconds=chosen.busy_seconds,
+            create=create,
+        )
         try:
             queue = cls(
                 database,
@@ -177,26 +190,12 @@ class OutboxQueue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _write(
-        self, operation: str, connection: AppConnection | None = None
-    ) -> AbstractContextManager[Transaction]:
-        return self._transactions.write(operation, connection)
-
-    def _read(self) -> AbstractContextManager[Transaction]:
-        return self._transactions.read()
 
     # ------------------------------------------------------------------ transactions and events
 
-    @contextmanager
-    def transaction(self, *, savepoints: bool = True) -> Iterator[AppConnection]:
+    def transaction(self, *, savepoints: bool = True) -> AbstractContextManager[AppConnection]:
         """Make everything inside one commit: all of it or nothing.
 
         Two uses. The app writes its own rows in the same file, on the connection it is given, and
@@ -209,8 +208,7 @@ class OutboxQueue:
 
         Events are delivered after the commit.
         """
-        with self._transactions.group(savepoints=savepoints) as connection:
-            yield connection
+        return self._transactions.group(savepoints=savepoints)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` with every event from now on; returns a function that unsubscribes it.
@@ -310,13 +308,8 @@ class OutboxQueue:
         The claim holds until the lease expires (2 minutes by default); ``renew`` restarts it.
         ``attempt_count`` of the returned entry counts this send.
         """
-        with self._write("claim") as tx:
-            return claims.claim(
-                tx,
-                user_id,
-                lease_seconds=lease_seconds or self.settings.lease_seconds,
-                worker=self._worker,
-            )
+        claimed = self.claim_some(user_id, 1, lease_seconds=lease_seconds)
+        return claimed[0] if claimed else None
 
     def claim_some(
         self,
@@ -397,10 +390,12 @@ class OutboxQueue:
                 tx,
                 claimed,
                 AttemptResult(http_status, code, request_id, error),
-                RetryDelay(
-                    delay_seconds, retry_after_seconds, policy, self._chance(), give_up=give_up
-                ),
+                policy=policy,
+                random=self._chance(),
+                give_up=give_up,
                 outcome_unknown=outcome_unknown,
+                delay_seconds=delay_seconds,
+                retry_after_seconds=retry_after_seconds,
             )
 
     def release(
@@ -504,7 +499,7 @@ class OutboxQueue:
     def resolve(
         self,
         entry_id: str,
-        how: Resolution,
+        how: Resolution | ResolutionName,
         *,
         payload: Any = UNSET,
         headers: Mapping[str, str] | UnsetType = UNSET,
@@ -516,9 +511,10 @@ class OutboxQueue:
         with a new key, with the server's side as its base. Both may come with new ``headers``,
         for example another ``If-Match``. Raises ``TransitionError`` unless it is in ``conflict``.
         """
-        changes = resolution.Changes(payload, headers)
+        rewrite = Rewrite(payload=payload, headers=headers)
         with self._write("resolve") as tx:
-            return resolution.resolve(tx, entry_id, how, changes, self.settings)
+            chosen = member_named(Resolution, how)
+            return resolution.resolve(tx, entry_id, chosen, rewrite, self.settings)
 
     def edit_payload(
         self,
@@ -537,9 +533,11 @@ class OutboxQueue:
         ``EntryInvalidError``, and ``OutcomeUnknownError`` if it was sent without a conclusive
         response (with ``force`` it is edited anyway, and may then happen twice).
         """
-        changes = resolution.Changes(payload, headers, endpoint, depends_on)
+        rewrite = Rewrite(payload=payload, endpoint=endpoint, headers=headers)
         with self._write("edit_payload") as tx:
-            return resolution.edit(tx, entry_id, changes, self.settings, force=force)
+            return resolution.edit(
+                tx, entry_id, rewrite, self.settings, depends_on=depends_on, force=force
+            )
 
     def retry(self, entry_id: str) -> Entry:
         """Send a failed entry again: same key, all its attempts, and its dependents revived.
@@ -604,7 +602,7 @@ class OutboxQueue:
         self,
         user_id: str | None = None,
         *,
-        status: Status | Iterable[Status] | None = None,
+        status: Status | StatusName | Iterable[Status | StatusName] | None = None,
         entity_type: str | None = None,
         limit: int = 100,
         after: str | None = None,
@@ -613,10 +611,31 @@ class OutboxQueue:
 
         ``after`` is the id of the last entry of the page before.
         """
+        if limit < 1:
+            raise UsageError("limit must be at least 1")
+        conditions, params = ["1"], dict[str, Any](limit=limit)
+        if user_id is not None:
+            conditions.append("user_id = :user_id")
+            params["user_id"] = user_id
+        if status is not None:
+            given = [status] if isinstance(status, str) else status
+            wanted = [member_named(Status, name) for name in given]
+            names = [f":status_{number}" for number in range(len(wanted))]
+            conditions.append(f"status IN ({', '.join(names)})")
+            params |= {f"status_{number}": name.value for number, name in enumerate(wanted)}
+        if entity_type is not None:
+            conditions.append("entity_type = :entity_type")
+            params["entity_type"] = entity_type
+        if after is not None:
+            conditions.append("rowid > (SELECT rowid FROM offline_sync_queue WHERE id = :after)")
+        sql = (
+            f"SELECT {', '.join(COLUMNS)} FROM offline_sync_queue"  # noqa: S608 - constants only
+            f" WHERE {' AND '.join(conditions)} ORDER BY rowid LIMIT :limit"
+        )
         with self._read() as tx:
-            return queries.list_entries(
-                tx, user_id, status=status, entity_type=entity_type, limit=limit, after=after
-            )
+            if after is not None:
+                params["after"] = tx.entry(after).id
+            return [entry_of(row) for row in tx.query(sql, params)]
 
     def next_eligible(self, user_id: str) -> Entry | None:
         """Return what ``claim`` would claim now."""
@@ -697,7 +716,26 @@ class OutboxQueue:
     def stats(self, user_id: str | None = None) -> Stats:
         """Count entries, of one user or of all."""
         with self._read() as tx:
-            return queries.count_entries(tx, user_id)
+            counts = dict.fromkeys(Status, 0)
+            users: set[str] = set()
+            for owner, status, count in tx.rows("counts", user_id=user_id):
+                counts[Status(status)] += count
+                users.add(owner)
+            ready = tx.rows("count_ready", user_id=user_id)[0][0]
+            in_back_off, due = tx.rows("count_waiting", user_id=user_id, ms=tx.ms)[0]
+            oldest = [
+                found[0][0]
+                for owner in users
+                if (found := tx.rows("oldest_unsent", user_id=owner))[0][0] is not None
+            ]
+            return Stats(
+                counts=counts,
+                ready=ready + due,
+                waiting=in_back_off - due,
+                blocked=counts[Status.PENDING] - ready - in_back_off,
+                oldest_pending_seconds=(tx.ms - min(oldest)) / 1000 if oldest else None,
+                file_bytes=tx.file_bytes(),
+            )
 
     # ------------------------------------------------------------------ maintenance
 
@@ -745,14 +783,7 @@ class OutboxQueue:
         Mappings stay. Works in small transactions; ``limit`` bounds how many entries are removed.
         Returns how many were.
         """
-        removed = 0
-        batch = maintenance.PRUNE_BATCH
-        position = maintenance.PrunePosition()
-        while not position.done and (limit is None or removed < limit):
-            size = batch if limit is None else min(batch, limit - removed)
-            with self._write("prune") as tx:
-                removed += maintenance.prune(tx, self.settings, position, size)
-        return removed
+        return maintenance.prune(self._write, self.settings, limit)
 
     def prune_if_due(self) -> bool:
         """Prune a batch if the last check was an hour ago; returns whether there is more to prune.

@@ -1,8 +1,9 @@
 """What a person, or a strategy, does to entries: retry, edit, resolve, cancel, discard, park."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, assert_never
+from typing import Any, assert_never
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.core.outbox_entry import Entry, Reason, Resolution, Status, Transition, after
@@ -19,18 +20,30 @@ from holdfast.outbox.events import EventKind
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.sql import created_by, json_text
 from holdfast.outbox.transaction import Transaction
-from holdfast.outbox.validation import check_request
+from holdfast.outbox.validation import Request, check_request
 
-__all__ = ["Changes", "cancel", "discard", "edit", "park", "resolve", "retry", "settle_unclaimed"]
+__all__ = ["Rewrite", "cancel", "discard", "edit", "park", "resolve", "retry", "settle_unclaimed"]
 
 
-class Changes(NamedTuple):
-    """New parts of a request; UNSET keeps the old."""
+class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
+    """The new request of an entry. What is left out stays."""
 
     payload: Any = UNSET
-    headers: Mapping[str, str] | UnsetType = UNSET
     endpoint: str | UnsetType = UNSET
-    depends_on: Sequence[str] | UnsetType = UNSET
+    headers: Mapping[str, str] | UnsetType = UNSET
+
+    def applied_to(self, tx: Transaction, entry: Entry, max_payload_bytes: int) -> Request:
+        """Return the request of an entry after the change, or raise ``EntryInvalidError``."""
+        payload = self.payload
+        if payload is UNSET:
+            payload = None if entry.payload is None else entry.payload.encode()
+        return check_request(
+            tx.profiles.get(entry.profile),
+            entry.endpoint if self.endpoint is UNSET else self.endpoint,
+            payload,
+            entry.headers if self.headers is UNSET else self.headers,
+            max_payload_bytes,
+        )
 
 
 def retry(tx: Transaction, entry_id: str) -> Entry:
@@ -50,13 +63,19 @@ def retry(tx: Transaction, entry_id: str) -> Entry:
 
 
 def edit(
-    tx: Transaction, entry_id: str, changes: Changes, settings: QueueSettings, *, force: bool
+    tx: Transaction,
+    entry_id: str,
+    rewrite: Rewrite,
+    settings: QueueSettings,
+    *,
+    depends_on: Sequence[str] | UnsetType,
+    force: bool,
 ) -> Entry:
     """Change the request of an entry, and with it its key."""
     entry = tx.entry(entry_id)
     after(Transition.EDIT, entry.status)
     _check_outcome(entry, "edited", force=force)
-    entry = _rewrite(tx, entry, changes, settings)
+    entry = _rewrite(tx, entry, rewrite, settings, depends_on=depends_on)
     tx.emit(EventKind.EDITED, entry)
     if entry.status is Status.PENDING:
         revive_dependents(tx, entry)
@@ -66,7 +85,7 @@ def edit(
 
 
 def resolve(
-    tx: Transaction, entry_id: str, how: Resolution, changes: Changes, settings: QueueSettings
+    tx: Transaction, entry_id: str, how: Resolution, rewrite: Rewrite, settings: QueueSettings
 ) -> Entry:
     """End a conflict."""
     entry = tx.entry(entry_id)
@@ -82,12 +101,12 @@ def resolve(
             return entry
         case Resolution.MINE:
             _check_conflict(entry, Transition.RESEND)
-            entry = _rewrite(tx, entry, changes, settings, forced=True)
+            entry = _rewrite(tx, entry, rewrite, settings, forced=True)
         case Resolution.MERGED:
-            if changes.payload is UNSET:
+            if rewrite.payload is UNSET:
                 raise UsageError("resolving a conflict by merging needs the merged payload")
             _check_conflict(entry, Transition.RESEND)
-            entry = _rewrite(tx, entry, changes, settings, rebased=True)
+            entry = _rewrite(tx, entry, rewrite, settings, rebased=True)
         case _:
             assert_never(how)
     tx.emit(EventKind.RESOLVED, entry)
@@ -153,28 +172,18 @@ def settle_unclaimed(
 def _rewrite(
     tx: Transaction,
     entry: Entry,
-    changes: Changes,
+    rewrite: Rewrite,
     settings: QueueSettings,
     *,
+    depends_on: Sequence[str] | UnsetType = UNSET,
     forced: bool = False,
     rebased: bool = False,
 ) -> Entry:
-    payload = changes.payload
-    if payload is UNSET:
-        payload = None if entry.payload is None else entry.payload.encode()
-    headers = entry.headers if changes.headers is UNSET else changes.headers
-    endpoint = entry.endpoint if changes.endpoint is UNSET else changes.endpoint
-    depends_on = entry.dependency_ids if changes.depends_on is UNSET else changes.depends_on
-    profile = tx.profiles.get(entry.profile)
-    request = check_request(profile, endpoint, payload, headers, settings.max_payload_bytes)
-    ref = EntryRef(
-        entry.id,
-        entry.user_id,
-        entry.operation,
-        entry.local_id,
-        strict_order=profile.strict_order,
-    )
-    dependencies = find_dependencies(tx, ref, tuple(depends_on), request.refers_to, BatchIndex())
+    request = rewrite.applied_to(tx, entry, settings.max_payload_bytes)
+    strict_order = tx.profiles.get(entry.profile).strict_order
+    ref = EntryRef(entry.id, entry.user_id, entry.operation, entry.local_id, strict_order)
+    wanted = entry.dependency_ids if depends_on is UNSET else tuple(depends_on)
+    dependencies = find_dependencies(tx, ref, wanted, request.refers_to, BatchIndex())
     _check_still_acyclic(tx, entry, dependencies.awaited)
     tx.rows("forget_waits", entry_id=entry.id)
     tx.many("insert_wait", [(awaited, entry.id) for awaited in dependencies.awaited])

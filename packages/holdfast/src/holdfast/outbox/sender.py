@@ -1,4 +1,6 @@
-"""Send one entry: request → response → outcome. Recording the outcome is left to the drain.
+"""Build the request of an entry, send it, and turn the response into an outcome for the drain.
+
+The request is the same on every send, except for its submission time.
 
 Everything that takes time, such as reading the server's side of a conflict, happens here, so that
 the drain can record outcomes and claim the next entries in one short transaction.
@@ -7,12 +9,16 @@ the drain can record outcomes and claim the next entries in one short transactio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from random import random
 from typing import Final, assert_never
 from urllib.parse import urlsplit
 
-from holdfast.core.outbox_entry import Claimed, Entry, Operation, Reason, Transition
+import msgspec
+
+from holdfast.core.local_ids import replace_in_body, replace_in_headers, replace_in_path
+from holdfast.core.outbox_entry import METHODS, Claimed, Entry, Operation, Reason, Transition
 from holdfast.core.response_classification import (
     BY_CODE,
     Conflicting,
@@ -26,7 +32,7 @@ from holdfast.core.response_classification import (
     classify,
 )
 from holdfast.core.retry import RetryPolicy, parse_retry_after
-from holdfast.errors import EntryInvalidError
+from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox import conflicts
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.conflicts import ConflictPlan, Merge
@@ -45,11 +51,11 @@ from holdfast.outbox.outcome import (
 )
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.request_builder import Token, bearer_token, build_request, entity_path
+from holdfast.outbox.sql import instant
 from holdfast.outbox.transport import NoResponse, Request, Response, Transport
 from holdfast.ports import Clock, SyncFaultPoints
 
-__all__ = ["UNREACHABLE", "AtSend", "Retry", "Sender"]
+__all__ = ["UNREACHABLE", "AtSend", "Retry", "Sender", "Token", "bearer_token", "build_request"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,11 +79,17 @@ _UNCOUNTED: Final = frozenset({Transition.RELEASE, Transition.WATCHDOG})
 _MAX_INTEGER: Final = 2**63
 _SIGN_IN: Final = "the server does not accept the token: sign in"
 
+Token = str | Callable[[str], str | None] | None
+"""A token, or a function that returns the token of a user at each send; None for none."""
+
 AtSend = Callable[[Entry], Mapping[str, str]]
 """Returns headers that are made anew for each send of an entry, such as an attestation."""
 
 Retry = RetryPolicy | Callable[[Profile], RetryPolicy]
 """One policy for all entries, or one by profile."""
+
+_Ids = Mapping[str, str | int]
+_Mappings = Callable[[str, Iterable[str]], _Ids]
 
 
 class Sender:
@@ -174,10 +186,10 @@ class Sender:
             raise
         self.reach("drain.after_send")
         state.report.sent += 1
-        if queue.has_listeners:
-            self._emit_sent(entry, response)
         if isinstance(response, NoResponse):
+            self._emit(EventKind.SENT, entry, response.reason)
             return self._no_response(entry, state, response)
+        self._emit(EventKind.SENT, entry, str(response.status))
         self._learn_time(response, state)
         try:
             return self._outcome(entry, state, response, token)
@@ -252,7 +264,7 @@ class Sender:
     def _redirect(self, entry: Entry, state: DrainState, response: Response) -> Outcome:
         """Fail on a moved path, retry after a captive portal. Neither redirect is followed."""
         where = response.headers.get("location", "")
-        path = entity_path(entry, self._queue.mappings)
+        path = _entity_path(entry, self._queue.mappings)
         if _is_same_path(where, getattr(self._transport, "origin", None), path):
             why = f"the server has this under another path ({response.status}): {where}"
             return Failed(_result(response, why), outcome_unknown=entry.outcome_unknown)
@@ -361,7 +373,8 @@ class Sender:
         plan = conflicts.plan_for(
             entry,
             queue.profiles.get(entry.profile),
-            lambda: self._read(entity_path(entry, queue.mappings), entry, token),
+            response,
+            lambda: self._read(_entity_path(entry, queue.mappings), entry, token),
             merge,
         )
         if isinstance(plan, Response | NoResponse):
@@ -421,7 +434,7 @@ class Sender:
 
     def _ask_time(self, entry: Entry, state: DrainState, token: str | None) -> Outcome | None:
         """Learn how long the device was off, from the ``Date`` of any response to a read."""
-        response = self._read(entity_path(entry, self._queue.mappings), entry, token)
+        response = self._read(_entity_path(entry, self._queue.mappings), entry, token)
         if isinstance(response, NoResponse):
             return self._no_response(entry, state, response)
         self._learn_time(response, state)
@@ -456,14 +469,84 @@ class Sender:
         if now.tzinfo is not None and self._queue.learn_server_time(now):
             state.note_missed_time()
 
-    def _emit_sent(self, entry: Entry, response: Response | NoResponse) -> None:
-        if isinstance(response, NoResponse):
-            self._emit(EventKind.SENT, entry, response.reason)
-        else:
-            self._emit(EventKind.SENT, entry, str(response.status))
-
     def _emit(self, kind: EventKind, entry: Entry, detail: str) -> None:
-        self._queue.emit(event_about(kind, entry, self._clock.now(), detail=detail))
+        if self._queue.has_listeners:
+            self._queue.emit(event_about(kind, entry, self._clock.now(), detail=detail))
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+def build_request(
+    entry: Entry,
+    profile: Profile,
+    mappings: _Mappings,
+    *,
+    now: Callable[[], datetime],
+    extra: Mapping[str, str],
+) -> Request:
+    """Return the request of an entry; ``extra`` are headers made anew at each send.
+
+    ``now`` returns the server's time, for request formats that carry the submission time. Raises
+    ``EntryInvalidError`` if a local id has no server id yet, or one that cannot be written there.
+    """
+    ids = _resolve_ids(entry, mappings)
+    target = replace_in_path(entry.endpoint, ids) if ids else entry.endpoint
+    headers = replace_in_headers(entry.headers, ids) if ids else dict(entry.headers)
+    headers["Idempotency-Key"] = entry.idempotency_key
+    if profile.request_format is None:
+        headers["X-Client-Generated-At"] = instant(entry.client_generated_at)
+        body = _body(entry, ids)
+    else:
+        payload = replace_in_body(entry.decoded(), ids)
+        # Not before it was made, even if the device's clock was set back in between.
+        submitted_at = max(now(), entry.client_generated_at)
+        added, value = profile.request_format.build(entry, payload, submitted_at)
+        headers |= added
+        body = None if value is None else msgspec.json.encode(value)
+    if body is not None and not any(name.lower() == "content-type" for name in headers):
+        headers["Content-Type"] = "application/json"
+    return Request(METHODS[entry.operation], target, headers | dict(extra), body)
+
+
+def _entity_path(entry: Entry, mappings: _Mappings) -> str:
+    """Return the path of the entity that an entry changes, without a query."""
+    ids = _resolve_ids(entry, mappings)
+    target = replace_in_path(entry.endpoint, ids) if ids else entry.endpoint
+    return target.partition("?")[0]
+
+
+def bearer_token(token: Token, user_id: str) -> str | None:
+    """Return the user's current token; None if they are not signed in."""
+    found = token(user_id) if callable(token) else token
+    if found is not None and not (found.isascii() and found.isprintable() and " " not in found):
+        # Not shown: it was meant to be a secret.
+        raise UsageError("token contains whitespace or non-ASCII characters")
+    return found
+
+
+def _resolve_ids(entry: Entry, mappings: _Mappings) -> _Ids:
+    if not entry.local_refs:
+        return {}
+    ids = mappings(entry.user_id, entry.local_refs)
+    missing = [local_id for local_id in entry.local_refs if local_id not in ids]
+    if missing:
+        raise EntryInvalidError(
+            "local_id_resolution_before_replay",
+            f"the local id {missing[0]} has no server id yet",
+        )
+    return ids
+
+
+def _body(entry: Entry, ids: _Ids) -> bytes | None:
+    if entry.payload is None:
+        return None
+    if not ids:
+        return entry.payload.encode()
+    return msgspec.json.encode(replace_in_body(entry.decoded(), ids))
+
+
+# -- responses -------------------------------------------------------------------------------------
 
 
 def _result(response: Response, error: str | None = None) -> AttemptResult:

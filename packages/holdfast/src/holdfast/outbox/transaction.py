@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from threading import RLock, get_ident
-from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -33,6 +32,8 @@ from holdfast.outbox.sql import entry_of, instant, statement
 from holdfast.ports import Clock, SyncFaultPoints
 
 __all__ = ["Transaction", "Transactions"]
+
+_CLOSED: Final = "the outbox is closed"
 
 
 class Transaction:
@@ -218,7 +219,7 @@ class Transactions:
         if connection is not None:
             return self._write_on(connection)
         if self.in_group():
-            return self._write_in_group(operation)
+            return self._in_group(operation)
         return _Write(self, operation)
 
     def in_group(self) -> bool:
@@ -231,12 +232,6 @@ class Transactions:
             yield self._transaction(guest)
 
     @contextmanager
-    def _write_in_group(self, operation: str) -> Iterator[Transaction]:
-        with self._locked(), self._undoable() as tx:
-            yield tx
-            self._reach(f"{operation}.before_commit")
-
-    @contextmanager
     def group(self, *, savepoints: bool = True) -> Iterator[AppConnection]:
         """Make all operations inside one commit; a nested group joins the outer one.
 
@@ -245,7 +240,7 @@ class Transactions:
         if self.in_group():
             outside, self._savepoints = self._savepoints, True
             try:
-                with self._locked(), self._undoable():
+                with self._in_group():
                     self._savepoints = savepoints
                     yield self._database.connection
             finally:
@@ -262,20 +257,24 @@ class Transactions:
             self.end("transaction", tx, undo=undo)
 
     @contextmanager
-    def _undoable(self) -> Iterator[Transaction]:
-        """Yield the group's transaction; work and events of the block are undone if it raises."""
-        tx = self._group
+    def _in_group(self, operation: str | None = None) -> Iterator[Transaction]:
+        """Yield the group's transaction; with savepoints the block is undone if it raises.
+
+        This thread has the lock already: the group holds it.
+        """
+        self._check_usable()
+        tx, is_undoable = self._group, self._savepoints
         assert tx is not None  # noqa: S101 - called inside a group only
-        if not self._savepoints:
-            yield tx
-            return
         before = len(tx.events)
         try:
-            with _savepoint(self._database):
+            with _savepoint(self._database) if is_undoable else nullcontext():
                 yield tx
+                if operation is not None:
+                    self._reach(f"{operation}.before_commit")
         except BaseException:
-            del tx.events[before:]
-            tx.reset_clock()
+            if is_undoable:
+                del tx.events[before:]
+                tx.reset_clock()
             raise
 
     def begin(self) -> Transaction:
@@ -357,12 +356,17 @@ class Transactions:
             self._lock.release()
 
     def _acquire(self) -> None:
+        self._check_usable()
+        self._lock.acquire()
+        if self._closed:  # while this thread waited
+            self._lock.release()
+            raise UsageError(_CLOSED)
+
+    def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise UsageError("an outbox cannot be used across fork(): open it in each process")
-        self._lock.acquire()
         if self._closed:
-            self._lock.release()
-            raise UsageError("the outbox is closed")
+            raise UsageError(_CLOSED)
 
     def _transaction(self, database: Database) -> Transaction:
         return Transaction(
@@ -387,12 +391,7 @@ class _Write:
         self._tx = self._owner.begin()
         return self._tx
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._owner.end(self._operation, self._tx, undo=error is not None)
 
 

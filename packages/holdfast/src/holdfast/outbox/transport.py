@@ -4,7 +4,8 @@ The default does not follow redirects, keep cookies, read without limit, log bod
 accept an invalid certificate.
 
 It uses the standard library's ``http.client``: on a fast network most of the time of a send is the
-client's own, and this one needs less than half of what httpx does. Proxies are left to httpx.
+client's own, and this one needs less than half of what httpx does. Proxies are left to httpx, which
+is imported only then.
 """
 
 import http.client
@@ -18,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -26,7 +27,18 @@ import msgspec
 
 from holdfast.errors import ConfigurationError
 
-__all__ = ["HttpTransport", "NoResponse", "Request", "Response", "ServerUrl", "Transport"]
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = [
+    "HttpTransport",
+    "HttpxTransport",
+    "NoResponse",
+    "Request",
+    "Response",
+    "ServerUrl",
+    "Transport",
+]
 
 _MAX_RESPONSE_BYTES: Final = 4_194_304
 """Longer bodies are not read to their end."""
@@ -40,8 +52,12 @@ _MAX_IDLE: Final = 8
 
 _INFORMATIONAL: Final = range(100, 200)
 
-# Not compressed: a small response could expand to a very large one.
-_HEADERS: Final = "Accept: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: holdfast"
+_HEADERS: Final = {
+    "Accept": "application/json",
+    # Not compressed: a small response could expand to a very large one.
+    "Accept-Encoding": "identity",
+    "User-Agent": "holdfast",
+}
 _FIELD: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+: [\t\x20-\x7e]*")
 _TARGET: Final = re.compile(r"/[\x21-\x7e]*")
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
@@ -110,6 +126,14 @@ _TOO_LONG: Final = NoResponse("no response: the server took too long")
 _TOO_SLOW: Final = NoResponse("no response: it was not complete in time")
 _CLOSED: Final = NoResponse("no response: the connection was closed")
 _BROKE: Final = NoResponse("no response: the connection broke")
+# The text of the error itself would repeat the header.
+_BAD_HEADER: Final = NoResponse(
+    "the request has a header that cannot be sent", may_have_been_sent=False
+)
+
+
+def _not_connected(why: str) -> NoResponse:
+    return NoResponse(f"could not connect: {why}", may_have_been_sent=False)
 
 
 class Transport(Protocol):
@@ -157,9 +181,9 @@ class ServerUrl(NamedTuple):
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
-    def text(self) -> str:
-        """The URL without a slash at its end."""
-        return f"{self.scheme}://{self.authority}{self.path}"
+    def origin(self) -> str:
+        """Scheme and authority: the URL without its path."""
+        return f"{self.scheme}://{self.authority}"
 
     @property
     def is_proxied(self) -> bool:
@@ -189,16 +213,15 @@ class HttpTransport:
         url = ServerUrl.parse(server)
         self._timeout_seconds = timeout_seconds
         self._max_response_bytes = max_response_bytes
-        self.origin = f"{url.scheme}://{url.authority}"
+        self.origin = url.origin
         self._path = url.path
-        self._fixed = f"Host: {url.authority}\r\n{_HEADERS}"
+        fixed = {"Host": url.authority} | _HEADERS
+        self._fixed = "\r\n".join(f"{name}: {value}" for name, value in fixed.items())
         self._idle: deque[tuple[float, _Connection]] = deque()
         self._new = _connector(url, min(connect_seconds, timeout_seconds), tls)
         self._closed = False
-        self._by_proxy: Any = None
+        self._by_proxy: HttpxTransport | None = None
         if url.is_proxied:
-            from holdfast.outbox.httpx_transport import HttpxTransport  # noqa: PLC0415 - see above
-
             self._by_proxy = HttpxTransport(
                 server,
                 timeout_seconds=timeout_seconds,
@@ -224,22 +247,19 @@ class HttpTransport:
     def send(self, request: Request) -> Response | NoResponse:
         """Send a request once."""
         if self._by_proxy is not None:
-            return self._by_proxy.send(request)  # type: ignore[no-any-return]
+            return self._by_proxy.send(request)
         deadline = time.monotonic() + self._timeout_seconds
         try:
             written = self._written(request)
         except ValueError:
-            # The error's own text would repeat the header that it is about.
-            return NoResponse(
-                "the request has a header that cannot be sent", may_have_been_sent=False
-            )
+            return _BAD_HEADER
         connection = self._connection()
         if connection.sock is None:
             try:
                 connection.connect()
             except OSError as error:
                 connection.close()
-                return NoResponse(f"could not connect: {_reason(error)}", may_have_been_sent=False)
+                return _not_connected(_reason(error))
         reusable = False
         try:
             response, reusable = self._exchange(connection.sock, request.method, written, deadline)
@@ -404,3 +424,94 @@ def _reason(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "the server took too long"
     return error.strerror or type(error).__name__
+
+
+class HttpxTransport:
+    """Sends to one server with httpx: through a proxy, or with any transport of httpx.
+
+    It keeps the same rules as ``HttpTransport``, which is faster and the default without a proxy.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        timeout_seconds: float = 30.0,
+        connect_seconds: float = 10.0,
+        max_response_bytes: int = _MAX_RESPONSE_BYTES,
+        tls: ssl.SSLContext | None = None,
+        transport: "httpx.BaseTransport | None" = None,
+    ) -> None:
+        """See ``HttpTransport``; ``transport`` is one of httpx's transports."""
+        import httpx  # noqa: PLC0415 - an optional dependency
+
+        url = ServerUrl.parse(server)
+        self.origin = url.origin
+        self._prefix = f"{url.origin}{url.path}"
+        self._timeout_seconds = timeout_seconds
+        self._max_response_bytes = max_response_bytes
+        self._http = httpx.Client(
+            verify=tls if tls is not None else True,
+            timeout=httpx.Timeout(timeout_seconds, connect=min(connect_seconds, timeout_seconds)),
+            follow_redirects=False,
+            limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE_SECONDS),
+            transport=transport,
+        )
+        self._http.headers = httpx.Headers(_HEADERS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._http.close()
+
+    def send(self, request: Request) -> Response | NoResponse:  # noqa: PLR0911 - one for each error
+        """Send a request once."""
+        import httpx  # noqa: PLC0415 - an optional dependency
+
+        deadline = time.monotonic() + self._timeout_seconds
+        try:
+            built = self._http.build_request(
+                request.method,
+                self._prefix + request.target,
+                headers=request.headers,
+                content=request.body,
+            )
+            response = self._http.send(built, stream=True)
+            try:
+                return self._read(response, deadline)
+            finally:
+                response.close()
+                # A cookie of one user must not be sent with another's request.
+                self._http.cookies.clear()
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            return _not_connected(str(error) or type(error).__name__)
+        except (httpx.ProxyError, httpx.PoolTimeout, httpx.UnsupportedProtocol) as error:
+            return _not_connected(type(error).__name__)
+        except httpx.LocalProtocolError:
+            return _BAD_HEADER
+        except (httpx.ReadTimeout, httpx.WriteTimeout):
+            return _TOO_LONG
+        except (httpx.ReadError, httpx.WriteError):
+            return _BROKE
+        except httpx.RemoteProtocolError:
+            return _CLOSED
+        except httpx.TransportError as error:
+            return NoResponse(f"no response: {type(error).__name__}")
+
+    def _read(self, response: "httpx.Response", deadline: float) -> Response | NoResponse:
+        most, body = self._max_response_bytes, bytearray()
+        # Responses of httpx's mock transports have been read already.
+        stream = [response.content] if response.is_stream_consumed else response.iter_raw()
+        for part in stream:
+            body += part
+            if len(body) > most:
+                break
+            if time.monotonic() > deadline:
+                return _TOO_SLOW
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return Response(response.status_code, headers, bytes(body[:most]), len(body) > most)

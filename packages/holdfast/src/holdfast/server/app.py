@@ -4,26 +4,39 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, Unpack, cast, overload
 
 from holdfast.clock import SystemClock
 from holdfast.core.breaker import Breaker
+from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.job import EnqueueOutcome
 from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
-from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, new_job
+from holdfast.jobs.depth_reporter import DepthReporter
+from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, JobOptions, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry
-from holdfast.jobs.worker import Worker
-from holdfast.observability.noop import NullMetrics
+from holdfast.jobs.worker import Worker, WorkerOptions
+from holdfast.observability.noop import NullJobMetrics, NullMetrics
 from holdfast.observability.traces import Spans
-from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache, Store
+from holdfast.ports import (
+    Clock,
+    FaultPoints,
+    JobMetrics,
+    Metrics,
+    RecordCache,
+    Store,
+    StoreMetrics,
+    Transaction,
+    TransactionT_co,
+)
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guarded_endpoint import refuse_unguarded
 from holdfast.server.guarded_request import Principal
 from holdfast.server.idempotency import Idempotency
+from holdfast.server.options import HoldfastOptions
 from holdfast.server.request_head import Identify, RequestHead, anonymous
 from holdfast.server.route_table import (
     Guard,
@@ -34,7 +47,7 @@ from holdfast.server.route_table import (
     mark_guarded,
 )
 from holdfast.server.sweeper import Sweeper
-from holdfast.stores.factory import open_store
+from holdfast.stores.factory import store_of
 
 __all__ = ["Holdfast"]
 
@@ -46,7 +59,7 @@ _LAST_MESSAGES: Final = frozenset(
 )
 
 
-class Holdfast:
+class Holdfast(Generic[TransactionT_co]):
     """Exactly-once effects for the guarded operations of one app.
 
     ::
@@ -54,13 +67,27 @@ class Holdfast:
         holdfast = Holdfast("sqlite:///shop.db")
         app = FastAPI()
         holdfast.install(app)
+
+    Its type says what ``transaction`` is: ``Holdfast[Transaction]`` for a URL, else what the
+    store gives to handlers, such as ``Holdfast[AsyncSession]``.
     """
+
+    @overload
+    def __init__(
+        self: "Holdfast[Transaction]", store: str, **options: Unpack[HoldfastOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self, store: Store[TransactionT_co], **options: Unpack[HoldfastOptions]
+    ) -> None: ...
 
     def __init__(
         self,
         store: Store | str,
         *,
         policy: Policy | None = None,
+        error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
         identify: Identify | None = None,
         principal: Callable[..., Any] | None = None,
         cache: RecordCache | None = None,
@@ -76,12 +103,15 @@ class Holdfast:
     ) -> None:
         """Take a store or its URL. Nothing is opened before ``open`` or the first request.
 
-        ``principal`` is a FastAPI dependency that returns the ``Principal`` of the caller. With it,
-        guarded handlers claim their key after the app's own dependencies have run. ``identify``
-        gets only the head of the request, and needs no framework.
+        ``error_format`` formats all errors, except those of policies that have the envelope format
+        or their own function. ``principal`` is a FastAPI dependency that returns the ``Principal``
+        of the caller. With it, guarded handlers claim their key after the app's own dependencies
+        have run. ``identify`` gets only the head of the request, and needs no framework.
         """
-        self.store = open_store(store) if isinstance(store, str) else store
-        self.policy = policy or Policy()
+        self.store = store_of(store)
+        check_error_format(error_format)
+        self.error_format = error_format
+        self.policy = self.policy_or_default(policy or Policy())
         self.identify = identify or (anonymous if principal is None else _refuse_to_identify)
         self.principal = principal
         self.metrics = metrics or NullMetrics()
@@ -104,6 +134,10 @@ class Holdfast:
         self.jobs = JobRegistry()
         self.job_store = JobStore(self.store)
         self.notifier = self.store.notifier()
+        if isinstance(self.metrics, StoreMetrics) and hasattr(self.store, "report_to"):
+            self.store.report_to(self.metrics)
+        self.job_metrics = self.metrics if isinstance(self.metrics, JobMetrics) else None
+        self.depths = DepthReporter(self.store, self.jobs, self.job_metrics or NullJobMetrics())
         self.max_payload_bytes = max_payload_bytes
         self._guarded: list[Callable[..., Any]] = []
         self._explicit: list[GuardedRoute] = []
@@ -116,9 +150,10 @@ class Holdfast:
     # -- inside a handler -------------------------------------------------------------------
 
     @property
-    def transaction(self) -> Any:
+    def transaction(self) -> TransactionT_co:
         """The transaction the guarded handler must write in. It commits with the response."""
-        return current_execution().transaction
+        transaction: TransactionT_co = current_execution().transaction
+        return transaction
 
     @property
     def execution(self) -> Execution:
@@ -170,7 +205,7 @@ class Holdfast:
         queue: str | None = None,
         tenant: str | None = None,
         max_attempts: int | None = None,
-        **options: Any,
+        **options: Unpack[JobOptions],
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of the given execution. Same options as ``enqueue``."""
         request = execution.request
@@ -195,9 +230,10 @@ class Holdfast:
         execution.after_commit(self.notifier.notify)
         return outcome
 
-    def worker(self, **options: Any) -> Worker:
+    def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
         """Return a worker for the jobs of this app. Takes the options of ``Worker``."""
         options.setdefault("notifier", self.notifier)
+        options.setdefault("metrics", self.job_metrics)
         options.setdefault("clock", self.clock)
         options.setdefault("max_payload_bytes", self.max_payload_bytes)
         return Worker(self.store, self.jobs, **options)
@@ -216,6 +252,7 @@ class Holdfast:
         The endpoint is part of every stored key: name it if the path may change. ``principal`` is
         a FastAPI dependency that returns the caller, in place of the one given to ``Holdfast``.
         """
+        chosen = self.policy_or_default(policy)
         dependency = principal or self.principal
 
         def mark(handler: Handler) -> Handler:
@@ -229,7 +266,7 @@ class Holdfast:
 
                 guarded = claim_after_dependencies(handler, dependency)
             is_late = dependency is not None
-            mark_guarded(guarded, Guard(policy or self.policy, endpoint, is_late))
+            mark_guarded(guarded, Guard(chosen, endpoint, is_late))
             self._guarded.append(guarded)
             self._table = None  # a route added after the first request is guarded too
             return cast("Handler", guarded)
@@ -241,9 +278,17 @@ class Holdfast:
     ) -> None:
         """Guard an operation by method and path template, in any ASGI app."""
         self._explicit.append(
-            GuardedRoute(method.upper(), path, Guard(policy or self.policy, endpoint))
+            GuardedRoute(method.upper(), path, Guard(self.policy_or_default(policy), endpoint))
         )
         self._table = None
+
+    def policy_or_default(self, policy: Policy | None) -> Policy:
+        """Return the policy of a guard, with the app's error format in place of problems."""
+        if policy is None:
+            return self.policy
+        if policy.error_format is ErrorFormat.PROBLEM:
+            return policy.replace(error_format=self.error_format)
+        return policy
 
     def install(self, app: Any) -> None:
         """Guard a FastAPI or Starlette app. Call it once; routes may be added afterwards."""
@@ -265,6 +310,7 @@ class Holdfast:
             metrics=self.metrics,
             limiter=self.limiter,
             spans=self.spans,
+            error_format=self.error_format,
         )
 
     def use_table(self, table: RouteTable) -> None:
@@ -317,6 +363,8 @@ class Holdfast:
                 self.route_table()
                 await self.store.open()
                 self._sweeper.start()
+                if self.job_metrics is not None:
+                    self.depths.start()
                 self._is_open = True
 
     async def close(self) -> None:
@@ -325,6 +373,7 @@ class Holdfast:
             if self._is_open:
                 self._is_open = False
                 await self._sweeper.stop()
+                await self.depths.stop()
                 await self.notifier.close()
                 await self.idempotency.close()
                 if self.idempotency.cache is not None:

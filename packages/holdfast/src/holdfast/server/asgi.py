@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 
-from holdfast.core.error_formats import render_error
+from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, render_error
 from holdfast.core.fingerprint import short_hash
 from holdfast.core.idempotency_record import Record, Response
 from holdfast.core.policy import Policy
@@ -98,6 +98,7 @@ class GuardMiddleware:
         metrics: Metrics,
         limiter: RateLimiter | None = None,
         spans: Spans | None = None,
+        error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
     ) -> None:
         """Wrap an app. ``idempotency`` and ``table`` are first called when a request arrives."""
         self._app = app
@@ -107,6 +108,7 @@ class GuardMiddleware:
         self._metrics = metrics
         self._limiter = limiter
         self._spans = spans
+        self._error_format = error_format
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -120,6 +122,8 @@ class GuardMiddleware:
             path = path[len(root) :]
         head = RequestHead(method, path, scope.get("query_string", b""), scope["headers"])
         scope["holdfast.head"] = head
+        # The format of errors outside guarded operations; set already in an app with several.
+        scope.setdefault("holdfast.error_format", self._error_format)
         scope[MIDDLEWARE_KEY] = self
         match = None if method in SAFE_METHODS else self._table().find(method, path)
         if match is None:

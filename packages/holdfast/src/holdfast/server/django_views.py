@@ -1,51 +1,90 @@
-"""Django middleware that guards views, in ``transaction.atomic()`` of the project's database.
+"""Django: ``@guard(…)`` decides around the view, after middleware, decorators and permissions.
+
+The guard is a ``transaction.atomic()`` of the project's database around the view.
 
 ::
 
-    # settings.py
-    MIDDLEWARE = ["holdfast.server.django_views.HoldfastMiddleware", …]
-
-    # views.py
-    @guard()
+    @login_required
+    @guard("orders.create")
     def create_order(request): …
+
+    class OrderViewSet(ModelViewSet):
+        @guard("orders.create")
+        def create(self, request): …
 """
 
-from collections.abc import Callable
-from functools import cache
-from importlib import import_module
-from typing import Any, Final, TypeVar
+import json
+from collections.abc import Callable, Mapping
+from functools import cache, partial, wraps
+from typing import Any, Final, TypeVar, cast
 
 from django.conf import settings as django_settings
-from django.http import HttpRequest, HttpResponse
-from django.urls import Resolver404, resolve
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.core.handlers.exception import response_for_exception
+from django.core.signals import setting_changed
+from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException
+from django.http.multipartparser import MultiPartParserError
+from django.utils.module_loading import import_string
 
 from holdfast.core.idempotency_record import Response
 from holdfast.core.policy import Policy
-from holdfast.errors import RequestError, StoreError, StreamingResponseError
+from holdfast.errors import (
+    ConfigurationError,
+    HoldfastError,
+    NotAuthenticatedError,
+    RequestError,
+    StoreUnavailableError,
+    StreamingResponseError,
+)
 from holdfast.server.app import Holdfast
-from holdfast.server.asgi import SCOPE_KEY
-from holdfast.server.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
-from holdfast.server.sync_bridge import Bridge, SyncExecution, run_in_request_thread
-from holdfast.server.wsgi import scope_of
+from holdfast.server.guarded_request import Principal
+from holdfast.server.request_thread import run_in_request_thread
+from holdfast.server.route_table import SAFE_METHODS, Guard, Match, mark_guarded
+from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
+from holdfast.server.view_guard import (
+    EndpointNames,
+    check_endpoint,
+    check_rate_limit,
+    name_of_view,
+    refuse_coroutine,
+    render_unguarded,
+)
+from holdfast.server.wsgi import parsed_form, scope_of, with_content_type
 from holdfast.stores.django import DjangoStore
 
-__all__ = ["HoldfastMiddleware", "django_holdfast", "execution", "guard"]
+__all__ = ["HoldfastMiddleware", "django_holdfast", "execution", "guard", "user_principal"]
 
 View = TypeVar("View", bound=Callable[..., Any])
+# Takes the request, of Django REST framework where the view is one of its views.
+GetPrincipal = Callable[[Any], Principal]
 
-_REQUEST: Final = "holdfast.request"
-# Attribute of a guarded request: the Holdfast error that its view raised, or None.
-_GUARDED: Final = "_holdfast_error"
+_WRITING_HANDLERS: Final = ("post", "put", "patch", "delete")
+_WRITING_ACTIONS: Final = ("create", "update", "partial_update", "destroy")
+# Django turns these into responses outside the view, where the guard could not store them.
+_HANDLED: Final = (
+    Http404,
+    PermissionDenied,
+    BadRequest,
+    SuspiciousOperation,
+    MultiPartParserError,
+)
 
 
-def guard(endpoint: str | None = None, *, policy: Policy | None = None) -> Callable[[View], View]:
-    """Guard a view, for all methods except GET, HEAD, OPTIONS and TRACE."""
+def guard(
+    endpoint: str | None = None,
+    *,
+    policy: Policy | None = None,
+    principal: GetPrincipal | None = None,
+) -> Callable[[View], View]:
+    """Guard a view, for all methods except GET, HEAD, OPTIONS and TRACE.
 
-    def mark(view: View) -> View:
-        mark_guarded(view, Guard(policy or Policy(), endpoint))
-        return view
-
-    return mark
+    Goes on a function, a method of a class-based view or viewset, or the class; on functions below
+    ``@api_view`` and below decorators that check the caller. ``principal`` takes the request and
+    returns the caller; the default is ``user_principal``.
+    """
+    check_endpoint(endpoint)
+    chosen = _ViewGuard(endpoint, policy, principal)
+    return cast("Callable[[View], View]", chosen.wrap)
 
 
 def execution() -> SyncExecution:
@@ -53,99 +92,281 @@ def execution() -> SyncExecution:
     return django_holdfast().bridge.execution
 
 
+def user_principal(request: Any) -> Principal:
+    """Return ``request.user``: its primary key is tenant and actor. Raises if it is anonymous."""
+    user = getattr(request, "user", None)
+    if user is None or not user.is_authenticated:
+        raise NotAuthenticatedError("sign in first")
+    return Principal(tenant=str(user.pk), actor=str(user.pk))
+
+
 class _DjangoHoldfast:
     """Holdfast on the project's database, one per process."""
 
     def __init__(self) -> None:
-        options: dict[str, Any] = dict(getattr(django_settings, "HOLDFAST", {}))
-        using = options.pop("USING", "default")
-        identify = options.pop("IDENTIFY", None)
-        if isinstance(identify, str):
-            module, _, name = identify.rpartition(".")
-            identify = getattr(import_module(module), name)
-        given = {} if identify is None else {"identify": identify}
-        store = DjangoStore(run_in_request_thread, using=using)
+        given: Mapping[str, Any] = getattr(django_settings, "HOLDFAST", {})
+        options = {str(name).lower(): value for name, value in given.items()}
+        for name in ("identify", "principal", "error_format", "policy"):
+            if isinstance(options.get(name), str):
+                options[name] = import_string(options[name])
+        self.using: str = options.pop("using", "default")
+        self.principal: GetPrincipal | None = options.pop("principal", None)
+        self.has_identify = "identify" in options
+        names = {name: options.pop(name) for name in ("table_prefix", "schema") if name in options}
+        self.store = DjangoStore(run_in_request_thread, using=self.using, **names)
         # A sweep here would need its own thread and connection: sweep with manage.py or a worker.
-        self.holdfast = Holdfast(store, sweep_every_seconds=None, **given, **options)
+        # Records in memory would outlive a test's transaction, which Django rolls back.
+        options = {"sweep_every_seconds": None, "memory_bytes": 0} | options
+        try:
+            self.holdfast = Holdfast(self.store, **options)
+        except TypeError as error:
+            raise ConfigurationError(f"settings.HOLDFAST: {error}") from error
         self.bridge = Bridge(self.holdfast)
+        self.names = EndpointNames()
 
 
 @cache
 def django_holdfast() -> _DjangoHoldfast:
     """Return Holdfast as configured by ``settings.HOLDFAST``, created once per process."""
+    setting_changed.connect(_forget, dispatch_uid="holdfast")  # sent by override_settings of tests
     return _DjangoHoldfast()
 
 
-class _Urls:
-    """The guarded routes of a Django project, from its URL configuration."""
-
-    def find(self, method: str, path: str) -> Match | None:
-        """Return the guarded view of a request, or None."""
-        try:
-            found = resolve(path)
-        except Resolver404:
-            return None
-        chosen = guard_of(found.func) or guard_of(getattr(found.func, "view_class", None))
-        if chosen is None or method in SAFE_METHODS:
-            return None
-        params = {name: str(value) for name, value in found.kwargs.items()}
-        params |= {f"arg{index}": str(value) for index, value in enumerate(found.args)}
-        return Match(chosen.endpoint or f"{method} /{found.route}", chosen.policy, params)
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting in ("HOLDFAST", "DATABASES") and django_holdfast.cache_info().currsize:
+        configured = django_holdfast()
+        django_holdfast.cache_clear()
+        configured.bridge.close()
 
 
 class HoldfastMiddleware:
-    """Guards the views that are marked with ``guard``. Comes first in ``MIDDLEWARE``."""
-
-    sync_capable = True
-    async_capable = False
+    """Optional: turns Holdfast's errors into responses in views that are not guarded."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self._get_response = get_response
-        self._urls = _Urls()
-        configured = django_holdfast()
-        self._bridge = configured.bridge
-        configured.holdfast.use_table(self._urls)
-        self._middleware = configured.holdfast.middleware(self._inner)
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         """Serve one Django request."""
-        method = request.method or "GET"
-        match = None if method in SAFE_METHODS else self._urls.find(method, request.path_info)
-        if match is None:
-            return self._get_response(request)
-        limit = match.policy.max_body_bytes
-        length = request.META.get("CONTENT_LENGTH") or "0"
-        # A body over the limit is not read: the middleware refuses it by its length.
-        is_too_long = length.isdigit() and int(length) > limit
-        body = b"" if is_too_long else request.body
-        scope = scope_of(request.META, method, request.path_info) | {_REQUEST: request}
-        status, headers, content = self._bridge.serve(self._middleware, scope, body)
-        response = HttpResponse(content, status=status)
-        del response["Content-Type"]
-        for name, value in headers:
-            response[name.decode("latin-1")] = value.decode("latin-1")
-        return response
+        return self._get_response(request)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
-        """Keep Holdfast's errors from becoming Django's 500: the middleware renders them."""
-        if not isinstance(error, (RequestError, StoreError)) or not hasattr(request, _GUARDED):
+        """Respond with a Holdfast error that a view raised."""
+        if not isinstance(error, RequestError | StoreUnavailableError):
             return None
-        setattr(request, _GUARDED, error)
-        return HttpResponse(status=500)  # never sent: the error is raised again below
+        scope = scope_of(request.META, request.method or "GET", request.path_info)
+        response = render_unguarded(error, django_holdfast().holdfast.error_format, scope)
+        return _django_response(
+            Served(response.status, list(response.headers), response.body, is_own=False)
+        )
 
-    async def _inner(self, scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        request = scope[_REQUEST]
+
+class _ViewGuard:
+    """One ``guard(…)``."""
+
+    def __init__(
+        self, endpoint: str | None, policy: Policy | None, principal: GetPrincipal | None
+    ) -> None:
+        self._endpoint = endpoint
+        self._policy = policy
+        self._principal = principal
+        # One guard for all handlers of a class, which may then share a name.
+        self._is_of_class = False
+
+    # -- what can be guarded ------------------------------------------------------------------
+
+    def wrap(self, view: Any) -> Any:
+        """Return the guarded function, or the class with its writing handlers guarded."""
+        if isinstance(view, type):
+            return self._wrap_class(view)
+        if hasattr(view, "view_class") or hasattr(view, "cls"):
+            raise ConfigurationError(
+                f"guard is above as_view() or @api_view of {view.__module__}.{view.__name__}, "
+                "where it would decide before the view has authenticated its caller: put @guard "
+                "below @api_view, or on the class or its methods"
+            )
+        refuse_coroutine(view)
+        if not isinstance(view, partial):  # method_decorator makes one for each request
+            name_of_view(view)  # refuses handlers of GET
+
+        @wraps(view)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return self._call(view, args, kwargs)
+
+        mark_guarded(guarded, Guard(self._policy or Policy(), self._endpoint))
+        return _non_atomic(guarded)
+
+    def _wrap_class(self, view: type) -> type:
+        found = [
+            name
+            for name in (*_WRITING_HANDLERS, *_WRITING_ACTIONS, *_extra_actions(view))
+            if callable(getattr(view, name, None))
+        ]
+        if not found:
+            raise ConfigurationError(
+                f"{view.__module__}.{view.__qualname__} is guarded, but has no handler of POST, "
+                "PUT, PATCH or DELETE"
+            )
+        self._is_of_class = True
+        for name in found:
+            setattr(view, name, self.wrap(getattr(view, name)))
+        inherited = getattr(view, "dispatch")  # noqa: B009 - of View, which is not known here
+
+        @wraps(inherited)
+        def dispatch(instance: Any, *args: Any, **kwargs: Any) -> Any:
+            return inherited(instance, *args, **kwargs)
+
+        setattr(view, "dispatch", _non_atomic(dispatch))  # noqa: B010
+        return view
+
+    # -- one request --------------------------------------------------------------------------
+
+    def _call(self, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        instance, request = _instance_and_request(view, args)
+        if request.method in SAFE_METHODS or django_holdfast().bridge.is_serving:
+            # Inside a guarded view, e.g. partial_update that calls update, the outer guard counts.
+            return view(*args, **kwargs)
+        if getattr(view, "__name__", "") != "dispatch":
+            return self._serve(view, instance, request, args, kwargs)
+        # Around dispatch the guard would decide before mixins and REST framework have checked the
+        # caller. So it is put around the handler that dispatch calls.
+        if instance is None:
+            raise ConfigurationError(
+                "guard on dispatch must be the innermost decorator: the last in the list of "
+                "method_decorator"
+            )
+        self._is_of_class = True
+        name = request.method.lower()
+        handler = getattr(instance, name, None)
+        if handler is not None:
+            setattr(instance, name, wraps(handler)(partial(self._handler, handler, instance)))
+        return view(*args, **kwargs)
+
+    def _handler(self, handler: Any, instance: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._serve(handler, instance, request, (request, *args), kwargs)
+
+    def _serve(
+        self,
+        view: Any,
+        instance: Any,
+        request: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        configured = django_holdfast()
+        owner = None if instance is None else type(instance)
+        name = name_of_view(view, owner)
+        if self._endpoint is not None:
+            configured.names.add(
+                self._endpoint, name.rpartition(".")[0] if owner and self._is_of_class else name
+            )
+        # REST framework's request wraps Django's.
+        plain: HttpRequest = getattr(request, "_request", request)
+        policy = configured.holdfast.policy_or_default(self._policy)
+        if policy.rate_limit is not None:
+            check_rate_limit(configured.holdfast.limiter, policy, name)
+        own: list[Any] = []
 
         def handle() -> Response:
-            setattr(request, _GUARDED, None)
-            response = self._get_response(request)
-            error = getattr(request, _GUARDED)
-            if error is not None:
-                raise error
+            response = _response_of(view, request, args, kwargs)
+            own.append(response)
             return _collected(response)
 
-        await self._bridge.run_handler(scope[SCOPE_KEY], handle, send)
+        scope, body = _scope_and_body(request, plain, policy.max_body_bytes)
+        served = configured.bridge.serve(
+            SyncRequest(
+                scope=scope,
+                match=_match(plain, self._endpoint, policy, name, kwargs),
+                body=body,
+                handle=handle,
+                principal=self._principal_of(configured, request),
+            )
+        )
+        return _django_response(served, own[-1] if served.is_own else None)
+
+    def _principal_of(
+        self, configured: _DjangoHoldfast, request: Any
+    ) -> Callable[[], Principal] | None:
+        chosen = self._principal or configured.principal
+        if chosen is None:
+            if configured.has_identify or not hasattr(request, "user"):
+                return None  # ``Holdfast.identify`` finds the caller in the head
+            chosen = user_principal
+        return partial(chosen, request)
+
+
+def _instance_and_request(view: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Return the instance of a class-based view, or None, and the request."""
+    instance = None
+    if isinstance(view, partial):  # of method_decorator: a bound method
+        instance = getattr(view.func, "__self__", None)
+    elif args and not _is_request(args[0]):
+        instance, args = args[0], args[1:]
+    if not args or not _is_request(args[0]):
+        raise ConfigurationError(f"{name_of_view(view)} is guarded, but is not a view")
+    return instance, args[0]
+
+
+def _is_request(value: Any) -> bool:
+    return isinstance(getattr(value, "_request", value), HttpRequest)
+
+
+def _extra_actions(view: type) -> list[str]:
+    """Return the methods of a viewset with ``@action`` that write."""
+    found: set[str] = set()
+    for name in dir(view):
+        methods = getattr(getattr(view, name, None), "mapping", None)
+        if isinstance(methods, Mapping):
+            found |= {methods[method] for method in _WRITING_HANDLERS if method in methods}
+    return sorted(found)
+
+
+def _non_atomic(view: Any) -> Any:
+    """Exclude a view from ``ATOMIC_REQUESTS``: the guard begins the transaction."""
+    view._non_atomic_requests = _NonAtomic(getattr(view, "_non_atomic_requests", ()))  # noqa: SLF001
+    return view
+
+
+class _NonAtomic(set[str]):
+    """Databases that are excluded, and Holdfast's: its alias is looked up when it is needed."""
+
+    def __contains__(self, alias: object) -> bool:
+        return super().__contains__(alias) or alias == django_holdfast().using
+
+
+def _match(
+    request: HttpRequest,
+    endpoint: str | None,
+    policy: Policy,
+    name: str,
+    kwargs: dict[str, Any],
+) -> Match:
+    found = request.resolver_match
+    params = {key: str(value) for key, value in kwargs.items()}
+    if found is not None:
+        params |= {f"arg{index}": str(value) for index, value in enumerate(found.args)}
+    route = name if found is None else f"/{found.route}"
+    return Match(endpoint or f"{request.method} {route}", policy, params)
+
+
+def _response_of(view: Any, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the view and return its response, rendered. Errors of Django become responses too."""
+    rest_view = getattr(request, "parser_context", {}).get("view")
+    try:
+        response = view(*args, **kwargs)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        if rest_view is not None:
+            response = rest_view.handle_exception(error)  # raises what it does not handle
+        elif isinstance(error, _HANDLED):
+            response = response_for_exception(request, error)
+        else:
+            raise
+    if rest_view is not None:
+        response = rest_view.finalize_response(request, response, *args[1:], **kwargs)
+    if getattr(response, "is_rendered", True) is False:
+        response = response.render()
+    return response
 
 
 def _collected(response: Any) -> Response:
@@ -163,3 +384,43 @@ def _collected(response: Any) -> Response:
         for morsel in response.cookies.values()
     ]
     return Response(response.status_code, tuple(headers), bytes(response.content))
+
+
+def _django_response(served: Served, own: Any = None) -> Any:
+    if own is not None:
+        for name, value in served.headers:
+            if name in (b"x-request-id", b"x-correlation-id"):
+                own[name.decode("latin-1")] = value.decode("latin-1")
+        return own
+    response = HttpResponse(served.body, status=served.status)
+    del response["Content-Type"]
+    for name, value in served.headers:
+        response[name.decode("latin-1")] = value.decode("latin-1")
+    return response
+
+
+def _scope_and_body(request: Any, plain: HttpRequest, limit: int) -> tuple[dict[str, Any], bytes]:
+    """Return the head of the request as an ASGI scope, and its body."""
+    scope = scope_of(plain.META, plain.method or "GET", plain.path_info)
+    length = plain.META.get("CONTENT_LENGTH") or "0"
+    if length.isdigit() and int(length) > limit:
+        return scope, b""  # refused by its length
+    try:
+        return scope, plain.body
+    except RawPostDataException:
+        return _parsed_body(request, plain, scope)
+
+
+def _parsed_body(
+    request: Any, plain: HttpRequest, scope: dict[str, Any]
+) -> tuple[dict[str, Any], bytes]:
+    """Return a body that was parsed before the guard, e.g. to check a CSRF token: as JSON."""
+    data = plain.POST if request is plain else request.data
+    files = plain.FILES if request is plain else request.FILES
+    if not hasattr(data, "lists"):  # parsed by REST framework, not a form
+        return with_content_type(scope, b"application/json"), json.dumps(data, default=str).encode()
+    fields = [(name, str(value)) for name, values in data.lists() for value in values]
+    contents = [(name, file.name or "", file) for name, found in files.lists() for file in found]
+    return with_content_type(scope, b"application/x-www-form-urlencoded"), parsed_form(
+        fields, contents
+    )

@@ -1,6 +1,7 @@
 """One run of a guarded handler: the transaction it writes in and what it sets for the commit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any
 
@@ -8,7 +9,13 @@ from holdfast.errors import NoTransactionError
 from holdfast.ports import Transaction, UnitOfWork
 from holdfast.server.guarded_request import GuardedRequest
 
-__all__ = ["Execution", "current_execution", "find_execution", "set_current_execution"]
+__all__ = [
+    "Execution",
+    "current_execution",
+    "executing",
+    "find_execution",
+    "set_current_execution",
+]
 
 _current: ContextVar["Execution"] = ContextVar("holdfast_execution")
 
@@ -31,6 +38,16 @@ def find_execution() -> "Execution | None":
 def set_current_execution(execution: "Execution") -> "Token[Execution]":
     """Make an execution the current one of this task."""
     return _current.set(execution)
+
+
+@contextmanager
+def executing(execution: "Execution") -> Iterator[None]:
+    """Make an execution the current one of this thread, for the duration of a sync handler."""
+    token = _current.set(execution)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 class Execution:

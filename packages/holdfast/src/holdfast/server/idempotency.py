@@ -36,6 +36,7 @@ from holdfast.errors import (
     StoreUnavailableError,
     SupersededError,
 )
+from holdfast.observability.noop import NullStoreMetrics
 from holdfast.ports import (
     Claim,
     Claimed,
@@ -46,10 +47,13 @@ from holdfast.ports import (
     RecordCache,
     SessionStore,
     Store,
+    StoreMetrics,
 )
+from holdfast.server.cache_epoch import CacheEpoch
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, generated_at, stale_error
 from holdfast.server.record_lru_cache import RecordLruCache
+from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
 
 __all__ = ["FAULT_POINTS", "Idempotency", "Replay"]
@@ -97,16 +101,19 @@ class Idempotency:
         self.session_store = store if isinstance(store, SessionStore) else None
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
+        self.epoch = CacheEpoch(store, clock, self._forget_cached)
         self.in_flight = SingleFlight()
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
+        self._store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
         self.new_id = new_id
         self.faults = faults
         self._cache_writes: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Wait up to two seconds for writes to the cache."""
+        await self.epoch.close()
         if self._cache_writes:
             await asyncio.wait(self._cache_writes, timeout=2)
 
@@ -132,6 +139,9 @@ class Idempotency:
         while True:
             now = self.clock.now()
             record = self.memory.get(record_id, now)
+            if record is not None and self.epoch.is_due():
+                await self.epoch.check()
+                record = self.memory.get(record_id, now)
             if record is None and not self.in_flight.lead(record_id):
                 if deadline is None:
                     deadline = self._deadline(request)
@@ -196,13 +206,19 @@ class Idempotency:
         """Claim the key; while another process holds it, poll without holding a connection."""
         pause = _POLL_FIRST_SECONDS
         while True:
-            cached = None if self.cache is None else await self.cache.get(record_id, now)
+            cached = None
+            if self.cache is not None:
+                await self.epoch.check()
+            generation = self.epoch.generation
+            if self.cache is not None:
+                cached = await self.cache.get(record_id, now)
             if cached is not None:
-                self.memory.put(cached)
+                if generation == self.epoch.generation:
+                    self.memory.put(cached)
                 return Found(cached)
             claiming = self.store.claim(record_id, now, **sharing)
             claim: Claim = await self._call_store("claim", claiming)
-            if isinstance(claim, Found):
+            if isinstance(claim, Found) and generation == self.epoch.generation:
                 self._remember(claim.record)
             if not isinstance(claim, Held):
                 return claim
@@ -211,7 +227,7 @@ class Idempotency:
             left = deadline - self.clock.monotonic()
             if left <= 0:
                 raise self._in_progress(request)
-            await asyncio.sleep(min(pause, left))
+            await sleep(min(pause, left))
             pause = min(pause * 2, _POLL_MAX_SECONDS)
             now = self.clock.now()
 
@@ -355,7 +371,14 @@ class Idempotency:
         if self.faults:
             await self.faults.reach("before_commit")
         started = self.clock.monotonic()
-        await execution.unit.commit(record, audit)
+        try:
+            await execution.unit.commit(record, audit)
+        except CommitUnknownError:
+            self._store_metrics.commit_failed("request", "unknown")
+            raise
+        except StoreUnavailableError:
+            self._store_metrics.commit_failed("request", "rolled_back")
+            raise
         self.metrics.store_time("commit", self.clock.monotonic() - started)
         if self.faults:
             await self.faults.reach("after_commit")
@@ -467,13 +490,23 @@ class Idempotency:
             version=execution.version,
         )
 
+    def _forget_cached(self, epoch: str) -> None:
+        """Drop copies of records: one of them was removed, or the database was restored."""
+        self.memory.clear()
+        if self.cache is not None:
+            self.cache.use_epoch(epoch)
+
     def _remember(self, record: Record) -> None:
         """Keep a committed record in memory, and write it to the cache in the background."""
         self.memory.put(record)
         if self.cache is not None:
-            task = asyncio.ensure_future(self.cache.put(record, self.clock.now()))
+            task = asyncio.ensure_future(self._cache(record, self.epoch.generation))
             self._cache_writes.add(task)
             task.add_done_callback(self._cache_writes.discard)
+
+    async def _cache(self, record: Record, generation: int) -> None:
+        if self.cache is not None and generation == self.epoch.generation:
+            await self.cache.put(record, self.clock.now())
 
     # -- the store, behind its breaker -----------------------------------------------------
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.core.error_formats import CODES
+from holdfast.core.error_formats import CODES, ErrorFormat, ErrorFormatter
 from holdfast.core.keys import KeyFormat
-from holdfast.core.policy import ErrorFormat, Policy
+from holdfast.core.policy import Policy
 from holdfast.server.route_table import Guard, GuardedRoute, GuardTable
 
 __all__ = ["document", "error_schema"]
@@ -44,7 +44,8 @@ def document(app: Any, table: Callable[[], GuardTable]) -> None:
             components = schema.setdefault("components", {}).setdefault("schemas", {})
             for route in table().routes:
                 error_format = route.guard.policy.error_format
-                components[_SCHEMA_NAME[error_format]] = error_schema(error_format)
+                if isinstance(error_format, ErrorFormat):
+                    components[_SCHEMA_NAME[error_format]] = error_schema(error_format)
                 operation = schema.get("paths", {}).get(route.path, {}).get(route.method.lower())
                 if operation is not None:
                     _describe(operation, route)
@@ -86,12 +87,15 @@ def _describe(operation: dict[str, Any], route: GuardedRoute) -> None:
             "description": f"{description}: {', '.join(f'`{code}`' for code in codes)}",
             "headers": {"X-Request-ID": _header("Id of this request.")}
             | ({"Retry-After": _header("Seconds to wait.")} if status in (409, 429, 503) else {}),
-            "content": {
-                _MEDIA_TYPE[policy.error_format]: {
-                    "schema": {"$ref": f"#/components/schemas/{_SCHEMA_NAME[policy.error_format]}"}
-                }
-            },
+            "content": _error_content(policy.error_format),
         }
+
+
+def _error_content(error_format: ErrorFormat | ErrorFormatter) -> dict[str, Any]:
+    if not isinstance(error_format, ErrorFormat):  # the app's own format: its shape is not known
+        return {"application/json": {"schema": {"type": "object"}}}
+    reference = f"#/components/schemas/{_SCHEMA_NAME[error_format]}"
+    return {_MEDIA_TYPE[error_format]: {"schema": {"$ref": reference}}}
 
 
 def _errors(guard: Guard) -> dict[int, tuple[str, list[str]]]:

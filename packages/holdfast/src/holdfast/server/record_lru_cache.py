@@ -42,5 +42,10 @@ class RecordLruCache:
         while self.size_bytes > self._max_bytes:
             self._drop(next(iter(self._records)))
 
+    def clear(self) -> None:
+        """Drop all records."""
+        self._records.clear()
+        self.size_bytes = 0
+
     def _drop(self, record_id: RecordId) -> None:
         self.size_bytes -= self._records.pop(record_id).cost_bytes

@@ -1,8 +1,11 @@
 """One leader per key in this process; duplicates wait on a future, not on the database."""
 
 import asyncio
+from concurrent.futures import Future
+from typing import Any
 
 from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.server.request_thread import is_in_request_thread, run_in_request_thread
 
 __all__ = ["SingleFlight"]
 
@@ -11,7 +14,8 @@ class SingleFlight:
     """The keys whose handlers run in this process, each with one leader."""
 
     def __init__(self) -> None:
-        self._running: dict[RecordId, asyncio.Future[Record | None] | None] = {}
+        # The value is None until the first duplicate waits.
+        self._running: dict[RecordId, Any] = {}
 
     def __len__(self) -> int:
         return len(self._running)
@@ -33,11 +37,16 @@ class SingleFlight:
         if future is None:
             if record_id not in self._running:
                 return None
-            future = asyncio.get_running_loop().create_future()
+            future = (
+                Future() if is_in_request_thread() else asyncio.get_running_loop().create_future()
+            )
             self._running[record_id] = future
+        if isinstance(future, Future):
+            return await run_in_request_thread(lambda: future.result(seconds))
         async with asyncio.timeout(seconds):
             # Shielded: the time-out of one waiter must not cancel the others.
-            return await asyncio.shield(future)
+            record: Record | None = await asyncio.shield(future)
+            return record
 
     def leave(self, record_id: RecordId, record: Record | None) -> None:
         """End the lead and pass its record, or None, to the duplicates that wait."""

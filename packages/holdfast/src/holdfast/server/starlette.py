@@ -7,8 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount
 
-from holdfast.core.error_formats import render_error
-from holdfast.core.policy import ErrorFormat
+from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, render_error
 from holdfast.errors import (
     ConfigurationError,
     NoTransactionError,
@@ -127,10 +126,12 @@ async def _respond(request: Request, error: Exception) -> Response:
     return Response(rendered.body, rendered.status, headers)
 
 
-def error_format_of(request: Request) -> ErrorFormat:
+def error_format_of(request: Request) -> ErrorFormat | ErrorFormatter:
     """Return ``scope["holdfast.error_format"]``, or the problem format where an app sets none."""
-    chosen = request.scope.get("holdfast.error_format")
-    return chosen if isinstance(chosen, ErrorFormat) else ErrorFormat.PROBLEM
+    chosen: ErrorFormat | ErrorFormatter = request.scope.get(
+        "holdfast.error_format", ErrorFormat.PROBLEM
+    )
+    return chosen
 
 
 def _routes(routes: Any, prefix: str) -> Iterator[GuardedRoute | OpenRoute]:

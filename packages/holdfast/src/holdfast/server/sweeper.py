@@ -1,6 +1,7 @@
 """Deletes expired records in small batches, so that live traffic is not slowed down."""
 
 import asyncio
+import contextvars
 import logging
 from contextlib import suppress
 from typing import Final
@@ -38,7 +39,11 @@ class Sweeper:
     def start(self) -> None:
         """Sweep periodically in a background task."""
         if self._every_seconds is not None and self._task is None:
-            self._task = asyncio.create_task(self._forever(self._every_seconds))
+            # Not in the context of the request that has opened the store: its thread will have
+            # ended, and stores with sync connections would wait for it.
+            self._task = asyncio.create_task(
+                self._forever(self._every_seconds), context=contextvars.Context()
+            )
 
     async def stop(self) -> None:
         """Cancel the background task."""

@@ -1,53 +1,79 @@
-"""Runs the ASGI middleware for sync frameworks: on its own event loop, the handler in its thread.
+"""Runs the ASGI middleware around a sync function: a view, or a whole WSGI app.
 
-The checks, the claim and the commit are the same code as for ASGI. The request's thread passes the
-request to the loop and waits; when the middleware calls the handler, it runs in that thread, where
-the framework expects it, and the loop waits.
+The checks, the claim and the commit are the same code as for ASGI; only the thread differs. Stores
+that work in the request's thread, such as Django's, need no event loop. For other stores the
+middleware runs on an event loop in its own thread, and the function runs in the request's thread,
+where the framework expects it.
 
 ::
 
-    request thread  ──scope─────▶  loop: GuardMiddleware ──▶ claim
-         handler    ◀──run───────  loop
+    request thread  ──request───▶  loop: GuardMiddleware ──▶ claim
+         view       ◀──run───────  loop
                     ──response──▶  loop ──▶ commit
                     ◀──response──  loop
 """
 
 import asyncio
+import inspect
 import os
-import queue
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 from holdfast.core.idempotency_record import Response
-from holdfast.errors import NoTransactionError
+from holdfast.core.job import EnqueueOutcome
+from holdfast.errors import ConfigurationError, NoTransactionError
+from holdfast.jobs.enqueue import EnqueueOptions
 from holdfast.ports import Params, Row, Transaction
 from holdfast.server.app import Holdfast
-from holdfast.server.execution import Execution
-from holdfast.server.guarded_request import GuardedRequest
-from holdfast.server.response_buffer import Send
+from holdfast.server.asgi import SCOPE_KEY, GuardMiddleware
+from holdfast.server.execution import Execution, executing
+from holdfast.server.guarded_request import GuardedRequest, Principal
+from holdfast.server.idempotency import Idempotency
+from holdfast.server.request_head import RequestHead
+from holdfast.server.request_thread import (
+    DirectThread,
+    QueueThread,
+    RequestThread,
+    run_in_request_thread,
+    serving_in,
+    serving_thread,
+)
+from holdfast.server.route_table import Match
 
-__all__ = ["Bridge", "RequestThread", "SyncExecution", "SyncTransaction", "run_in_request_thread"]
+__all__ = ["Bridge", "Served", "SyncExecution", "SyncRequest", "SyncTransaction"]
 
 T = TypeVar("T")
 
 _CLOSE_SECONDS: Final = 30.0
 
-# The thread of the request being served; set in that thread and in its tasks on the loop.
-_request_thread: ContextVar["RequestThread"] = ContextVar("holdfast_request_thread")
 # The execution of the handler that runs in this thread.
 _sync_execution: ContextVar["SyncExecution"] = ContextVar("holdfast_sync_execution")
+# The request being served.
+_sync_request: ContextVar["SyncRequest"] = ContextVar("holdfast_sync_request")
 
 
-async def run_in_request_thread(work: Callable[[], T]) -> T:
-    """Run a function in the thread of the request being served, or in a pool without one.
+class SyncRequest(NamedTuple):
+    """A guarded request of a sync framework, and what to run for it."""
 
-    For stores whose connections belong to that thread.
-    """
-    thread = _request_thread.get(None)
-    return await (asyncio.to_thread(work) if thread is None else thread.run(work))
+    # The ASGI scope of its head.
+    scope: dict[str, Any]
+    match: Match
+    body: bytes
+    # Runs the view.
+    handle: Callable[[], Response]
+    # Returns the caller. None: ``Holdfast.identify`` does, from the head.
+    principal: Callable[[], Principal] | None = None
+
+
+class Served(NamedTuple):
+    """The response to send; ``is_own`` says that the handler made it."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    is_own: bool
 
 
 class SyncTransaction:
@@ -76,7 +102,13 @@ class SyncExecution:
     def __init__(self, bridge: "Bridge", execution: Execution) -> None:
         self._bridge = bridge
         self._execution = execution
-        self.transaction = SyncTransaction(bridge, execution.statements)
+
+    @property
+    def transaction(self) -> Any:
+        """The transaction to write in: the app's own session, where the store has a sync one."""
+        if getattr(self._execution.unit, "is_sync", False):
+            return self._execution.transaction
+        return SyncTransaction(self._bridge, self._execution.statements)
 
     @property
     def request(self) -> GuardedRequest:
@@ -92,43 +124,25 @@ class SyncExecution:
         self._execution.keep_writes_on_error()
 
     def after_commit(self, callback: Callable[[], None]) -> None:
-        """Call this after the commit, in the thread of the event loop."""
+        """Call this after the commit. It must not block: other requests wait for it."""
         self._execution.after_commit(callback)
 
-    def enqueue(self, job_type: str, payload: Any = None, **options: Any) -> Any:
+    def enqueue(
+        self, job_type: str, payload: Any = None, **options: Unpack[EnqueueOptions]
+    ) -> EnqueueOutcome:
         """Enqueue a job in this transaction. Takes the options of ``Holdfast.enqueue``."""
         return self._bridge.enqueue(self._execution, job_type, payload, options)
 
 
-class RequestThread:
-    """The thread of one request: runs the functions that the loop sends it."""
+class _TableOfOne:
+    """The route of the request being served, which its framework has found already."""
 
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
-            queue.SimpleQueue()
-        )
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run a function in the request's thread. Call it on the loop."""
-        done: Future[T] = Future()
-        self._work.put((work, done))
-        return await asyncio.wrap_future(done)
-
-    def serve_until(self, finished: Future[Any]) -> None:
-        """Run what the loop sends until the future is done. Call it in the thread."""
-        finished.add_done_callback(lambda _: self._work.put(None))
-        while (item := self._work.get()) is not None:
-            work, done = item
-            if not done.set_running_or_notify_cancel():
-                continue
-            try:
-                done.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - raised again on the loop
-                done.set_exception(error)
+    def find(self, method: str, path: str) -> Match | None:  # noqa: ARG002
+        return _sync_request.get().match
 
 
 class Bridge:
-    """One loop on one thread, for all requests of a process."""
+    """Guards functions of the sync apps of one process."""
 
     def __init__(self, holdfast: Holdfast) -> None:
         # The loop starts at the first request: servers fork after the app is loaded.
@@ -137,6 +151,27 @@ class Bridge:
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._starting = threading.Lock()
+        # Whether all the async code can run in the request's thread. Caches and limiters cannot.
+        self._is_direct = (
+            getattr(holdfast.store, "runs_in_request_thread", False)
+            and holdfast.idempotency.cache is None
+            and holdfast.limiter is None
+        )
+        # Held for each step of the async code that runs in request threads.
+        self._steps = threading.RLock()
+        self._is_open = False
+        self._opening = threading.Lock()
+        table = _TableOfOne()
+        self._middleware = GuardMiddleware(
+            self._run_handler,
+            idempotency=self._ready,
+            table=lambda: table,
+            identify=self._identify,
+            metrics=holdfast.metrics,
+            limiter=holdfast.limiter,
+            spans=holdfast.spans,
+            error_format=holdfast.error_format,
+        )
 
     @property
     def execution(self) -> SyncExecution:
@@ -148,70 +183,126 @@ class Bridge:
                 "there is no guarded request here: guard the operation first"
             ) from None
 
-    def serve(
-        self,
-        middleware: Callable[..., Awaitable[None]],
-        scope: dict[str, Any],
-        body: bytes,
-    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """Serve one request; the app inside the middleware has to call ``run_handler``."""
-        thread = RequestThread()
+    @property
+    def is_serving(self) -> bool:
+        """Whether a guarded handler runs in this thread."""
+        return _sync_execution.get(None) is not None
+
+    def serve(self, request: SyncRequest) -> Served:
+        """Replay, refuse or run one request. Raises what its handler raises."""
         messages: list[Any] = []
 
         async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": request.body, "more_body": False}
 
         async def send(message: Any) -> None:
             messages.append(message)
 
         async def served() -> None:
-            await middleware(scope, receive, send)
+            await self._middleware(request.scope, receive, send)
 
-        # The task on the loop copies the context it was created in.
-        token = _request_thread.set(thread)
+        token = _sync_request.set(request)
         try:
-            finished = asyncio.run_coroutine_threadsafe(served(), self.loop())
-            thread.serve_until(finished)
-            finished.result()
+            thread = self._new_thread()
+            with serving_in(thread):
+                thread.wait(served())
         finally:
-            _request_thread.reset(token)
+            _sync_request.reset(token)
         start = messages[0]
         content = b"".join(message.get("body", b"") for message in messages[1:])
-        return start["status"], list(start["headers"]), content
-
-    async def run_handler(
-        self, execution: Execution, handler: Callable[[], Response], send: Send
-    ) -> None:
-        """Run a sync handler in the request's thread and send its response."""
-
-        def run() -> Response:
-            token = _sync_execution.set(SyncExecution(self, execution))
-            try:
-                return handler()
-            finally:
-                _sync_execution.reset(token)
-
-        response = await _request_thread.get().run(run)
-        start = {"status": response.status, "headers": response.headers}
-        await send({"type": "http.response.start", **start})
-        await send({"type": "http.response.body", "body": response.body})
+        own: Response | None = request.scope.get("holdfast.own_response")
+        is_own = (
+            own is not None
+            and (own.status, own.body) == (start["status"], content)
+            and not any(name == b"idempotency-replayed" for name, _ in start["headers"])
+        )
+        return Served(start["status"], list(start["headers"]), content, is_own)
 
     def wait(self, work: Awaitable[T]) -> T:
-        """Run a coroutine on the loop and wait for it in the request's thread."""
+        """Run a coroutine to its end. Call it in the thread of a guarded request."""
 
         async def done() -> T:
             return await work
 
-        future = asyncio.run_coroutine_threadsafe(done(), self.loop())
-        # The store may need this thread for the coroutine, so it goes on running functions.
-        _request_thread.get().serve_until(future)
-        return future.result()
+        return serving_thread().wait(done())
 
     def enqueue(
-        self, execution: Execution, job_type: str, payload: Any, options: dict[str, Any]
-    ) -> Any:
+        self, execution: Execution, job_type: str, payload: Any, options: EnqueueOptions
+    ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of an execution."""
         return self.wait(self.holdfast.enqueue_in(execution, job_type, payload, **options))
+
+    def close(self) -> None:
+        """Close the store, stop the loop and wait for its thread."""
+        self._is_open = False
+        loop, self._loop = self._loop, None
+        thread, self._thread = self._thread, None
+        if loop is None or thread is None or self._pid != os.getpid():
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self.holdfast.close(), loop).result(_CLOSE_SECONDS)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(_CLOSE_SECONDS)
+
+    # -- inside the middleware ----------------------------------------------------------------
+
+    async def _run_handler(self, scope: Any, _receive: Any, send: Any) -> None:
+        """Run the handler in the request's thread; the app inside the middleware."""
+        request = _sync_request.get()
+        execution = SyncExecution(self, scope[SCOPE_KEY])
+
+        def run() -> Response:
+            token = _sync_execution.set(execution)
+            try:
+                with executing(scope[SCOPE_KEY]):
+                    return request.handle()
+            finally:
+                _sync_execution.reset(token)
+
+        response = scope["holdfast.own_response"] = await run_in_request_thread(run)
+        start = {"status": response.status, "headers": response.headers}
+        await send({"type": "http.response.start", **start})
+        await send({"type": "http.response.body", "body": response.body})
+
+    async def _identify(self, head: RequestHead) -> Principal:
+        """Identify the caller in the request's thread, where the app's sign-in has its data."""
+        chosen = _sync_request.get().principal
+
+        def identify() -> Principal:
+            found: Any = self.holdfast.identify(head) if chosen is None else chosen()
+            if inspect.isawaitable(found):
+                found = asyncio.run_coroutine_threadsafe(_result(found), self.loop()).result()
+            if not isinstance(found, Principal):
+                raise ConfigurationError(
+                    f"the caller must be a Principal(tenant=…, actor=…), not {found!r}"
+                )
+            return found
+
+        return await run_in_request_thread(identify)
+
+    # -- threads ------------------------------------------------------------------------------
+
+    def _new_thread(self) -> RequestThread:
+        if self._is_direct:
+            return DirectThread(self._steps)
+        return QueueThread(self.loop)
+
+    async def _ready(self) -> Idempotency:
+        if not self._is_direct:
+            return await self.holdfast.ready()
+        if not self._is_open or self._pid != os.getpid():
+            await run_in_request_thread(self._open)
+        return self.holdfast.idempotency
+
+    def _open(self) -> None:
+        """Open Holdfast once per process, on the loop: its sweep runs there."""
+        with self._opening:
+            if not self._is_open or self._pid != os.getpid():
+                thread = QueueThread(self.loop)
+                with serving_in(thread):
+                    thread.wait(self.holdfast.open())
+                self._is_open = True
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop of this process, starting it if needed."""
@@ -222,17 +313,9 @@ class Bridge:
                     self._pid = os.getpid()
         return self._loop
 
-    def close(self) -> None:
-        """Close the store, stop the loop and wait for its thread."""
-        loop, self._loop = self._loop, None
-        thread, self._thread = self._thread, None
-        if loop is None or thread is None or self._pid != os.getpid():
-            return
-        try:
-            asyncio.run_coroutine_threadsafe(self.holdfast.close(), loop).result(_CLOSE_SECONDS)
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(_CLOSE_SECONDS)
+
+async def _result(work: Awaitable[T]) -> T:
+    return await work
 
 
 def _start_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:

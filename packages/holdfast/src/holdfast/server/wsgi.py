@@ -1,36 +1,34 @@
-"""WSGI middleware for Flask, Bottle or any WSGI app. Nothing is sent before the commit.
+"""WSGI middleware for any WSGI app, by method and path. Nothing is sent before the commit.
 
 ::
 
-    app = Flask(__name__)
-    guard = WsgiGuard(app.wsgi_app, Holdfast("sqlite:///shop.db"))
-    guard.holdfast.guard_path("POST", "/orders")
-    app.wsgi_app = guard
+    holdfast = Holdfast("sqlite:///shop.db", identify=…)
+    holdfast.guard_path("POST", "/orders")
+    guard = WsgiGuard(app, holdfast)     # serve this one
 
-    @app.post("/orders")
-    def order():
-        guard.transaction.execute("INSERT …", {…})
+The caller is identified from the request's head. Flask and Django have their own integrations,
+which decide after the app's sign-in: ``holdfast.flask`` and ``holdfast.django``.
 """
 
+import hashlib
 import io
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import IO, Any
+
+import msgspec
 
 from holdfast.core.idempotency_record import Response
 from holdfast.errors import ResponseTooLargeError
 from holdfast.server.app import Holdfast
-from holdfast.server.asgi import SCOPE_KEY
 from holdfast.server.route_table import SAFE_METHODS, Match
-from holdfast.server.sync_bridge import Bridge, SyncExecution, SyncTransaction
+from holdfast.server.sync_bridge import Bridge, SyncExecution, SyncRequest
 
-__all__ = ["WsgiGuard", "scope_of"]
+__all__ = ["WsgiGuard", "parsed_form", "scope_of", "with_content_type"]
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
-
-_ENVIRON: Final = "holdfast.environ"
 
 
 class WsgiGuard:
@@ -41,7 +39,6 @@ class WsgiGuard:
         self.holdfast = holdfast
         self._app = app
         self._bridge = Bridge(holdfast)
-        self._middleware = holdfast.middleware(self._inner)
 
     @property
     def execution(self) -> SyncExecution:
@@ -49,7 +46,7 @@ class WsgiGuard:
         return self._bridge.execution
 
     @property
-    def transaction(self) -> SyncTransaction:
+    def transaction(self) -> Any:
         """The transaction the guarded handler must write in. It commits with the response."""
         return self.execution.transaction
 
@@ -63,27 +60,20 @@ class WsgiGuard:
         match = None if method in SAFE_METHODS else self.holdfast.table().find(method, path)
         if match is None:
             return self._app(environ, start_response)
-        scope = scope_of(environ, method, path) | {_ENVIRON: environ}
-        status, headers, body = self._bridge.serve(
-            self._middleware, scope, _read_body(environ, match)
+        body = _read_body(environ, match)
+        served = self._bridge.serve(
+            SyncRequest(
+                scope=scope_of(environ, method, path),
+                match=match,
+                body=body,
+                handle=lambda: _collect(self._app, environ, body, match.policy.max_response_bytes),
+            )
         )
         start_response(
-            f"{status} {_reason(status)}",
-            [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers],
+            f"{served.status} {_reason(served.status)}",
+            [(name.decode("latin-1"), value.decode("latin-1")) for name, value in served.headers],
         )
-        return [body]
-
-    async def _inner(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run the WSGI app in the request's thread; the app inside the ASGI middleware."""
-        message = await receive()
-        environ, body = scope[_ENVIRON], message["body"]
-        execution = scope[SCOPE_KEY]
-        max_bytes = execution.request.policy.max_response_bytes
-
-        def handle() -> Response:
-            return _collect(self._app, environ, body, max_bytes)
-
-        await self._bridge.run_handler(execution, handle, send)
+        return [served.body]
 
 
 def _collect(app: WsgiApp, environ: Environ, body: bytes, max_bytes: int) -> Response:
@@ -140,6 +130,30 @@ def scope_of(environ: Environ, method: str, path: str) -> dict[str, Any]:
     }
 
 
+def parsed_form(
+    fields: Iterable[tuple[str, str]], files: Iterable[tuple[str, str, IO[bytes]]]
+) -> bytes:
+    """Return one form as bytes to hash, where the framework has read the body already.
+
+    Files are triples of field, file name and content; the content is read from its start.
+    """
+    digests = []
+    for field, name, content in files:
+        content.seek(0)
+        digest = hashlib.sha256()
+        while chunk := content.read(64 * 1024):
+            digest.update(chunk)
+        content.seek(0)
+        digests.append((field, name, digest.hexdigest()))
+    return msgspec.json.encode([list(fields), digests])
+
+
+def with_content_type(scope: dict[str, Any], content_type: bytes) -> dict[str, Any]:
+    """Return a scope with another content type, in place of one with a random boundary."""
+    headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+    return {**scope, "headers": [*headers, (b"content-type", content_type)]}
+
+
 def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
     """Restore the names of the headers. WSGI has joined equal ones with a comma."""
     found = []
@@ -150,7 +164,9 @@ def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
             field = name
         else:
             continue
-        if value != "":
+        # Servers set these two to "" when the client sent none; any other empty header was sent,
+        # and an empty key is refused, not taken for no key.
+        if value != "" or name.startswith("HTTP_"):
             header = field.replace("_", "-").lower().encode("latin-1")
             found += [(header, part) for part in _split(header, str(value))]
     return found

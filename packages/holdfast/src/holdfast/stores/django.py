@@ -16,8 +16,8 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from django.db.transaction import Atomic, get_connection
 
 from holdfast.core.decision import HELD, Held
-from holdfast.core.fingerprint import lock_number
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -35,6 +35,9 @@ from holdfast.stores.migrations import (
     run_steps,
 )
 from holdfast.stores.notifier import LocalNotifier
+from holdfast.stores.parameters import named_parameters
+from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literal
+from holdfast.stores.psycopg_message import can_send_messages, send_message
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.rows import record_values, to_text
@@ -45,6 +48,15 @@ RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 _DATABASES: Final = {"sqlite": "sqlite", "postgresql": "postgres"}
 _SUPERSEDED_STATE: Final = "HF002"
+_ABORTED_STATE: Final = "25P02"
+_ABORTED: Final = "a statement failed, the view went on, and everything is rolled back"
+# Classes of errors after which a COMMIT may have happened: none, connection, operator, system.
+_UNKNOWN_STATES: Final = frozenset({"", "08", "57", "58", "XX"})
+# holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
+_CLAIMED_ROWS: Final = {0: False, 3: True}
+_HELD_ROWS: Final = 2
+# A larger body is sent as a parameter: as a literal it takes twice the bytes.
+_INLINE_BODY_BYTES: Final = 16 * 1024
 _OUTAGES: Final = (OperationalError, InterfaceError)
 # Finds ``$1``, ``?`` and ``:name``; skips strings and casts.
 _PARAMETER: Final = re.compile(r"'(?:[^']|'')*'|::|\$(\d+)|(\?)|:([A-Za-z_]\w*)|(%)")
@@ -70,14 +82,23 @@ def _with_django_parameters(sql: str) -> str:
 class DjangoStore:
     """Uses a database of the project's settings, with Django's connection and transaction."""
 
+    # Its methods never wait for an event loop, so requests need none.
+    runs_in_request_thread = True
+
     def __init__(
         self,
         run_in_thread: RunInThread,
         *,
         using: str = "default",
+        table_prefix: str = DEFAULT_PREFIX,
+        schema: str | None = None,
         migrations: Sequence[Migration] = (),
     ) -> None:
-        """Use the database with the alias ``using`` in Django's settings."""
+        """Use the database with the alias ``using`` in Django's settings.
+
+        Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
+        ``schema``, which is created if it is missing.
+        """
         vendor = connections[using].vendor
         if vendor not in _DATABASES:
             raise ConfigurationError(f"{vendor} is not supported: use PostgreSQL or SQLite")
@@ -86,9 +107,12 @@ class DjangoStore:
         self.name: str = vendor
         self.using = using
         self.is_sqlite = vendor == "sqlite"
-        self.sql = load_queries(f"holdfast.stores.{_DATABASES[vendor]}")
+        self._package = f"holdfast.stores.{_DATABASES[vendor]}"
+        self._use_names(
+            MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
+        )
         self._migrations = [
-            *load_migrations("core", f"holdfast.stores.{_DATABASES[vendor]}.migrations"),
+            *load_migrations("core", f"{self._package}.migrations"),
             *migrations,
         ]
         self._run = run_in_thread
@@ -97,7 +121,7 @@ class DjangoStore:
     async def open(self) -> None:
         """Migrate the schema."""
         if not self._is_open:
-            await self._do(self._migrate)
+            await self.in_thread(self.migrate)
             self._is_open = True
 
     async def close(self) -> None:
@@ -110,7 +134,7 @@ class DjangoStore:
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
-        found: Record | None = await self._do(lambda: self._find(record_id, now))
+        found: Record | None = await self.in_thread(lambda: self._find(record_id, now))
         return found
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
@@ -118,30 +142,33 @@ class DjangoStore:
 
         def take() -> Claimed | Found | Held:
             unit = DjangoUnit(self)
+            after_expiry = False
             try:
-                if not self.is_sqlite and not self._locked(record_id):
-                    unit.undo()
-                    return HELD
-                record = self._find(record_id, now)
+                rows = 1 if self.is_sqlite else self._claim_on_postgres(unit, record_id, now)
+                if rows in _CLAIMED_ROWS:
+                    after_expiry = _CLAIMED_ROWS[rows]
+                    return Claimed(unit, after_expiry=after_expiry)
+                record = None if rows == _HELD_ROWS else self._find(record_id, now)
+                if record is None and self.is_sqlite:
+                    return Claimed(unit)
             except BaseException:
                 unit.undo()
                 raise
-            if record is not None:
-                unit.undo()
-                return Found(record)
-            return Claimed(unit)
+            unit.undo()
+            # No record although there was one: it expired and was swept in between.
+            return HELD if record is None else Found(record)
 
-        claim: Claimed | Found | Held = await self._do(take)
+        claim: Claimed | Found | Held = await self.in_thread(take)
         return claim
 
     async def begin(self, *, idle_seconds: float | None = None) -> "DjangoUnit":  # noqa: ARG002
         """Open a transaction without a key."""
-        unit: DjangoUnit = await self._do(lambda: DjangoUnit(self))
+        unit: DjangoUnit = await self.in_thread(lambda: DjangoUnit(self))
         return unit
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query outside any guarded request."""
-        rows: Sequence[Row] = await self._do(lambda: self.fetch(sql, params))
+        rows: Sequence[Row] = await self.in_thread(lambda: self.fetch(sql, params))
         return rows
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -155,7 +182,7 @@ class DjangoStore:
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records."""
         values = (self.instant(now), limit)
-        deleted: int = await self._do(lambda: self.run(self.sql["sweep_records"], values)[1])
+        deleted: int = await self.in_thread(lambda: self.run(self.sql["sweep_records"], values)[1])
         return deleted
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
@@ -167,7 +194,7 @@ class DjangoStore:
             names = ("tenant", "endpoint", "key", "after_at")
             more = ("after_tenant", "after_endpoint", "after_key", "limit")
             values = dict(zip((*names, *more), values, strict=True))
-        rows = await self._do(lambda: self.run(self.sql["list_records"], values)[0])
+        rows = await self.in_thread(lambda: self.run(self.sql["list_records"], values)[0])
         return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
 
     async def secret(self) -> bytes:
@@ -193,7 +220,7 @@ class DjangoStore:
         """Convert parameters to types that this database stores."""
         return {
             name: self.instant(value) if isinstance(value, datetime) else value
-            for name, value in (params or {}).items()
+            for name, value in named_parameters(params).items()
         }
 
     def fetch(self, sql: str, params: Params = None) -> list[Row]:
@@ -207,9 +234,6 @@ class DjangoStore:
 
     async def in_thread(self, work: Callable[[], Any]) -> Any:
         """Run a function in the request's thread. Raises outages as ``StoreUnavailableError``."""
-        return await self._do(work)
-
-    async def _do(self, work: Callable[[], Any]) -> Any:
         try:
             return await self._run(work)
         except _OUTAGES as error:
@@ -226,15 +250,34 @@ class DjangoStore:
         rows, _ = self.run(self.sql["find_record"], (*record_id, self.instant(now)))
         return record_of(record_id, rows[0]) if rows else None
 
-    def _locked(self, record_id: RecordId) -> bool:
-        rows, _ = self.run("SELECT pg_try_advisory_xact_lock($1)", (lock_number(*record_id),))
-        return bool(rows[0][0])
+    def _claim_on_postgres(self, unit: "DjangoUnit", record_id: RecordId, now: datetime) -> int:
+        """Begin, lock and look up; return the number of rows of ``holdfast_claim``."""
+        lock = self.table_names.lock_number(*record_id)
+        if not unit.has_messages:
+            values = (lock, *record_id, now)
+            call = f"SELECT {self._claim_function}($1, $2, $3, $4, $5)"
+            return len(self.run(call, values)[0])
+        tenant, endpoint, key = map(text_literal, record_id)
+        at = instant_literal(now)
+        result = send_message(
+            unit.transaction,
+            f"BEGIN;SELECT {self._claim_function}({lock},{tenant},{endpoint},{key},{at})",
+        )
+        rows: int = result.ntuples
+        return rows
 
-    def _migrate(self) -> None:
+    def migrate(self) -> None:
         """Apply missing migrations. Processes that start at once wait for the lock."""
+        in_test = is_in_test_case(get_connection(self.using))
         unit = DjangoUnit(self)
 
         def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+            if values and in_test:  # records a migration, so there was one to apply
+                raise ConfigurationError(
+                    "Holdfast's tables are missing in the test database, and a table made in a "
+                    "TestCase is gone after it: add 'holdfast.django' to INSTALLED_APPS, and "
+                    "migrate creates them"
+                )
             if values:
                 return self.run(sql, values)[0]
             with connections[self.using].cursor() as cursor:
@@ -244,14 +287,25 @@ class DjangoStore:
         try:
             if not self.is_sqlite:
                 self.run("SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
-            run_steps(
-                apply_migrations(self._migrations, MigrationTable(is_sqlite=self.is_sqlite)),
-                execute,
-            )
+            ledger = MigrationTable(self.table_names, is_sqlite=self.is_sqlite)
+            run_steps(apply_migrations(self._migrations, ledger), execute)
         except BaseException:
             unit.undo()
             raise
         unit.end()
+        self._use_names(ledger.names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        self.sql = load_queries(self._package, names=names)
+        self._claim_function = names.table("claim")
+        self.finish_function = names.table("finish")
+
+
+def is_in_test_case(connection: Any) -> bool:
+    """Return whether the innermost transaction is the one of Django's ``TestCase``."""
+    blocks = connection.atomic_blocks
+    return bool(blocks) and blocks[-1]._from_testcase  # noqa: SLF001 - as Atomic itself does
 
 
 class DjangoStatements:
@@ -285,26 +339,28 @@ class DjangoUnit:
         """Begin; on SQLite with the write lock, so that a read cannot go stale before a write."""
         self._store = store
         self._ended = False
-        connection = get_connection(store.using)
-        if connection.in_atomic_block:
+        # Django's connection of this thread, which the ORM uses.
+        self.transaction = connection = get_connection(store.using)
+        if connection.in_atomic_block and not is_in_test_case(connection):
             raise ConfigurationError(
-                "a transaction is open already: put Holdfast's middleware before everything that "
-                "begins one, and turn ATOMIC_REQUESTS off for guarded views"
+                "a transaction is open already, but the guard begins and commits its own. If "
+                "ATOMIC_REQUESTS is on, guard the class instead of its methods, or add "
+                '@method_decorator(transaction.non_atomic_requests, name="dispatch") to it; '
+                "otherwise move transaction.atomic() into the view"
             )
-        self._atomic = Atomic(store.using, savepoint=False, durable=True)
+        # A savepoint only where Django's TestCase has begun a transaction around each test.
+        self._atomic = Atomic(store.using, savepoint=True, durable=True)
         self._atomic.__enter__()
+        # BEGIN and the claim, and the record and COMMIT, then share one message each.
+        self.has_messages = not store.is_sqlite and can_send_messages(connection)
         if store.is_sqlite:
             try:
-                store.run("UPDATE holdfast_migrations SET name = name WHERE 0")
+                migrations = store.table_names.table("migrations")
+                store.run(f"UPDATE {migrations} SET name = name WHERE 0")  # noqa: S608
             except OperationalError as error:
                 if "no such table" not in str(error):
                     self.undo()
                     raise
-
-    @property
-    def transaction(self) -> Any:
-        """Django's connection, which the ORM uses."""
-        return connections[self._store.using]
 
     @property
     def statements(self) -> DjangoStatements:
@@ -343,8 +399,7 @@ class DjangoUnit:
         """Roll back, in the request's thread."""
         if not self._ended:
             self._ended = True
-            connection = connections[self._store.using]
-            connection.set_rollback(True)
+            self.transaction.set_rollback(True)
             with suppress(DatabaseError):
                 self._atomic.__exit__(None, None, None)
 
@@ -355,10 +410,8 @@ class DjangoUnit:
 
     def _refuse_aborted(self) -> None:
         """Raise if a statement has failed: COMMIT would roll back without an error."""
-        if connections[self._store.using].needs_rollback:
-            raise StoreUnavailableError(
-                "a statement failed, the view went on, and everything is rolled back"
-            )
+        if self.transaction.needs_rollback:
+            raise StoreUnavailableError(_ABORTED)
 
     def _save(self, record: Record | None, audit: AuditEvent | None) -> None:
         store = self._store
@@ -372,17 +425,42 @@ class DjangoUnit:
                 self._save_audit(audit)
         elif record is not None:
             try:
-                store.run(store.sql["finish"], finish_values(record, audit))
+                self._finish_on_postgres(record, audit)
             except DatabaseError as error:
-                if getattr(error.__cause__, "sqlstate", None) == _SUPERSEDED_STATE:
+                state = _state_of(error)
+                if state == _SUPERSEDED_STATE:
                     raise SupersededError(
                         "another request with this key was committed first"
                     ) from None
+                if state == _ABORTED_STATE:
+                    raise StoreUnavailableError(_ABORTED) from error
                 raise
         elif audit is not None:
             self._save_audit(audit)
+
+    def _finish_on_postgres(self, record: Record, audit: AuditEvent | None) -> None:
+        """Write the record; where one message can do it, also commit."""
+        store = self._store
+        if not self.has_messages or len(record.body) > _INLINE_BODY_BYTES:
+            store.run(store.sql["finish"], finish_values(record, audit))
+            return
+        try:
+            result = send_message(
+                self.transaction, f"{finish_statement(store.finish_function, record, audit)};COMMIT"
+            )
+        except _OUTAGES as error:
+            if _state_of(error)[:2] in _UNKNOWN_STATES:
+                raise CommitUnknownError(str(error)) from error
+            raise
+        if result.command_status != b"COMMIT":
+            raise StoreUnavailableError("the database rolled the transaction back")
 
     def _save_audit(self, audit: AuditEvent) -> None:
         store = self._store
         values = audit_values(audit, store.instant(audit.created_at))
         store.run(store.sql["save_audit_event"], values)
+
+
+def _state_of(error: BaseException) -> str:
+    """Return the SQLSTATE of an error of Django, or an empty text."""
+    return getattr(error.__cause__, "sqlstate", None) or ""

@@ -1,46 +1,80 @@
 """Open the store that a URL names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from holdfast.errors import ConfigurationError
-from holdfast.ports import Store
+from holdfast.ports import Store, Transaction
 from holdfast.stores.migrations import Migration, load_migrations
+from holdfast.stores.urls import parse_store_url
 
-__all__ = ["migrations_for", "open_store"]
+__all__ = ["migrations_for", "open_store", "store_of"]
 
 
 def open_store(
-    url: str, *, migration_packages: Sequence[tuple[str, str]] = (), **options: Any
-) -> Store:
+    url: str,
+    *,
+    table_prefix: str | None = None,
+    schema: str | None = None,
+    migration_packages: Sequence[tuple[str, str]] = (),
+    **options: Any,
+) -> Store[Transaction]:
     """Return the store of a URL: ``sqlite:///file.db`` or ``postgresql://…``. Connects nothing.
+
+    On PostgreSQL the driver is asyncpg, or psycopg for ``postgresql+psycopg://…``.
+
+    Names of Holdfast's tables begin with ``table_prefix`` (default: ``holdfast_``). On PostgreSQL
+    they are in ``schema``. Both may be written into the URL instead: ``…?table_prefix=acme_``.
 
     ``migration_packages`` are ``(namespace, package)`` pairs; their migrations run after the
     core's. Each package has a ``sqlite`` and a ``postgres`` folder of numbered ``.sql`` files.
     """
-    scheme, _, _ = url.partition(":")
-    if scheme == "sqlite":
+    target = parse_store_url(url)
+    names = target.names(table_prefix, schema)
+    if target.database == "sqlite":
         from holdfast.stores.sqlite import SqliteStore  # noqa: PLC0415 - adapters are optional
 
-        path = url.removeprefix("sqlite:///")
-        if path == url or not path:
-            raise ConfigurationError(
-                "SQLite URL has no file: write sqlite:///file.db or sqlite:////full/path"
-            )
-        return SqliteStore(path, migrations=migrations_for("sqlite", migration_packages), **options)
-    if scheme in ("postgresql", "postgres"):
-        try:
-            from holdfast.stores.postgres import PostgresStore  # noqa: PLC0415
-        except ImportError as error:
-            raise ConfigurationError(
-                'PostgreSQL needs its driver: pip install "holdfast[postgres]"'
-            ) from error
-        return PostgresStore(
-            url, migrations=migrations_for("postgres", migration_packages), **options
+        return SqliteStore(
+            target.location,
+            table_prefix=names.prefix,
+            migrations=migrations_for("sqlite", migration_packages),
+            **options,
         )
-    raise ConfigurationError(
-        f"database {scheme!r} is not supported: use sqlite:///… or postgresql://…"
+    return _postgres_store(target.driver)(
+        target.location,
+        table_prefix=names.prefix,
+        schema=names.schema,
+        migrations=migrations_for("postgres", migration_packages),
+        **options,
     )
+
+
+def store_of(given: Store | str) -> Store:
+    """Return a store as it is, and the store of a URL. Raises ``ConfigurationError``."""
+    if isinstance(given, str):
+        return open_store(given)
+    if not hasattr(given, "claim"):
+        raise ConfigurationError(
+            f"Holdfast takes a database URL or a store, not a {type(given).__name__}: for your own "
+            'engine write Holdfast(SqlAlchemyStore(engine)), for a file Holdfast("sqlite:///…")'
+        )
+    return given
+
+
+def _postgres_store(driver: str) -> Callable[..., Store[Transaction]]:
+    """Return the store on a driver: psycopg if the URL names it, or if there is no asyncpg."""
+    has_asyncpg = find_spec("asyncpg") is not None
+    has_psycopg = find_spec("psycopg") is not None
+    if driver.startswith("psycopg") or (not driver and has_psycopg and not has_asyncpg):
+        if not has_psycopg:
+            raise ConfigurationError('psycopg is missing: pip install "holdfast[psycopg]"')
+        from holdfast.stores.psycopg import PsycopgStore  # noqa: PLC0415 - adapters are optional
+
+        return PsycopgStore
+    from holdfast.stores.postgres import PostgresStore  # noqa: PLC0415
+
+    return PostgresStore
 
 
 def migrations_for(database: str, migration_packages: Sequence[tuple[str, str]]) -> list[Migration]:

@@ -2,21 +2,24 @@
 
 ``apply_migrations`` decides what to run and yields it, one statement at a time; it does no I/O.
 A store runs it inside one transaction that excludes other processes, with ``run_steps`` or
-``run_steps_async`` and a function that executes a statement with its driver.
+``run_steps_async`` and a function that executes a statement with its driver. Afterwards
+``MigrationTable.names`` are the names of the database's tables.
 """
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any, Final, Protocol
 
+from holdfast.core.table_names import DEFAULT_NAMES, DEFAULT_PREFIX, TableNames
 from holdfast.errors import ConfigurationError
 from holdfast.stores.sql_loader import without_comments
 
 __all__ = [
     "MIGRATION_LOCK",
+    "MOVED",
     "Ledger",
     "Migration",
     "MigrationTable",
@@ -33,11 +36,14 @@ __all__ = [
 # The advisory lock of PostgreSQL that every store takes before it migrates: "hold" in ASCII.
 MIGRATION_LOCK: Final = 0x686F6C64
 
-_SQLITE_COLUMNS: Final = "SELECT name FROM pragma_table_info('holdfast_migrations')"
-_POSTGRES_COLUMNS: Final = (
-    "SELECT attname FROM pg_attribute"
-    " WHERE attrelid = 'holdfast_migrations'::regclass AND attnum > 0 AND NOT attisdropped"
-)
+# Recorded when the tables are created with a prefix. A database that has the first migration but
+# not this one has the names of version 0.1; that version refuses a database that has it.
+_PREFIXED: Final = ("core", 0)
+_FIRST: Final = ("core", 1)
+
+# Recorded while a database is moved and in the source afterwards, so that no server starts on it.
+# The number is unknown to every version, and an unknown number is refused.
+MOVED: Final = ("core", 2_147_483_647)
 
 Rows = Sequence[Sequence[Any]]
 Statement = tuple[str, tuple[Any, ...]]
@@ -76,6 +82,11 @@ def pending_migrations(applied: Applied, known: Sequence[Migration]) -> list[Mig
     Raises ``ConfigurationError`` if a known namespace has migrations applied that are unknown
     here: a newer version has changed the schema. Unknown namespaces are ignored.
     """
+    if MOVED in applied:
+        raise ConfigurationError(
+            "the database was moved with holdfast move, or the move is not finished: finish it "
+            "and use the new database, or use the old one again with holdfast move --undo"
+        )
     namespaces = {migration.namespace for migration in known}
     unknown = sorted(
         f"{namespace} {number:04}"
@@ -117,28 +128,36 @@ class Ledger(Protocol):
 class MigrationTable:
     """The table ``holdfast_migrations``, for SQLite and for PostgreSQL."""
 
-    def __init__(self, *, is_sqlite: bool) -> None:
+    def __init__(self, names: TableNames = DEFAULT_NAMES, *, is_sqlite: bool) -> None:
+        """Raise ``ConfigurationError`` for a schema on SQLite, which has none."""
+        if is_sqlite and names.schema is not None:
+            raise ConfigurationError("SQLite has no schemas: use table_prefix instead of schema")
+        # The names that the tables have; ``read`` finds out if they are those of version 0.1.
+        self.names = names
         self._is_sqlite = is_sqlite
+        self._table = names.table("migrations")
 
     def read(self) -> Generator[Statement, Rows, Applied]:
         """Create the table if it is missing; return the applied (namespace, number) pairs."""
-        timestamp = "TEXT" if self._is_sqlite else "timestamptz"
-        create = (
-            "CREATE TABLE IF NOT EXISTS holdfast_migrations (namespace TEXT NOT NULL,"
-            f" number INTEGER NOT NULL, name TEXT NOT NULL, applied_at {timestamp} NOT NULL,"
-            " PRIMARY KEY (namespace, number))"
-        )
-        yield create, ()
+        columns = {row[0] for row in (yield self._columns(), ())}
+        if not columns:  # looked up first: a role that may not create tables can use them
+            yield from self._create()
         # In databases of version 0.1.0 the first column is called "room".
-        columns = yield _SQLITE_COLUMNS if self._is_sqlite else _POSTGRES_COLUMNS, ()
-        if "room" in {row[0] for row in columns}:
-            yield "ALTER TABLE holdfast_migrations RENAME COLUMN room TO namespace", ()
-        rows = yield "SELECT namespace, number FROM holdfast_migrations", ()
-        return {(row[0], row[1]) for row in rows}
+        elif "room" in columns:
+            yield f"ALTER TABLE {self._table} RENAME COLUMN room TO namespace", ()
+        rows = yield f"SELECT namespace, number FROM {self._table}", ()  # noqa: S608
+        applied = {(row[0], row[1]) for row in rows}
+        if _FIRST not in applied:
+            self.names = replace(self.names, is_unprefixed=False)
+            yield self.record(Migration(*_PREFIXED, "table_names", ""))
+        elif _PREFIXED not in applied and self.names.prefix == DEFAULT_PREFIX:
+            self.names = replace(self.names, is_unprefixed=True)
+        return applied - {_PREFIXED}
 
     def split(self, script: str) -> Iterable[str]:
         """Return single statements on SQLite; PostgreSQL takes a whole script at once."""
-        return split_statements(script) if self._is_sqlite else (script,)
+        sql = self.names.render(script)
+        return split_statements(sql) if self._is_sqlite else (sql,)
 
     def record(self, migration: Migration) -> Statement:
         """Return the statement that records a migration as applied now."""
@@ -146,10 +165,32 @@ class MigrationTable:
         applied_at = f"{now:%Y-%m-%dT%H:%M:%S.%fZ}" if self._is_sqlite else now
         placeholders = "?, ?, ?, ?" if self._is_sqlite else "$1, $2, $3, $4"
         insert = (
-            "INSERT INTO holdfast_migrations (namespace, number, name, applied_at)"  # noqa: S608
+            f"INSERT INTO {self._table} (namespace, number, name, applied_at)"  # noqa: S608
             f" VALUES ({placeholders})"
         )
         return insert, (migration.namespace, migration.number, migration.name, applied_at)
+
+    def _columns(self) -> str:
+        if self._is_sqlite:
+            return f"SELECT name FROM pragma_table_info('{self._table}')"  # noqa: S608
+        return (
+            "SELECT attname FROM pg_attribute"  # noqa: S608
+            f" WHERE attrelid = to_regclass('{self._table}') AND attnum > 0 AND NOT attisdropped"
+        )
+
+    def _create(self) -> Generator[Statement, Rows, None]:
+        schema = self.names.schema
+        if schema is not None:
+            found = yield f"SELECT 1 FROM pg_namespace WHERE nspname = '{schema}'", ()  # noqa: S608
+            if not found:
+                yield f'CREATE SCHEMA "{schema}"', ()
+        timestamp = "TEXT" if self._is_sqlite else "timestamptz"
+        create = (
+            f"CREATE TABLE {self._table} (namespace TEXT NOT NULL,"
+            f" number INTEGER NOT NULL, name TEXT NOT NULL, applied_at {timestamp} NOT NULL,"
+            " PRIMARY KEY (namespace, number))"
+        )
+        yield create, ()
 
 
 def apply_migrations(known: Sequence[Migration], ledger: Ledger) -> Steps:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 _log = logging.getLogger("holdfast.cache")
 
 # Part of the MAC. Change it when the encoding of records changes.
-_CONTEXT: Final = b"holdfast record 1"
+_CONTEXT: Final = b"holdfast record 2"
 _MAC_BYTES: Final = 32
 _MAX_CONNECTIONS: Final = 32
 _MAX_BATCH: Final = 500
@@ -64,6 +64,7 @@ class RedisRecords:
         self._prefix = f"idempo:{environment}"
         self._read_secret = secret
         self._secret: bytes | None = None
+        self._epoch = ""
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         # One failure is enough: a second without the cache is cheaper than another timeout.
@@ -84,18 +85,22 @@ class RedisRecords:
             raise ConfigurationError(f"not a Redis URL: {error}") from error
         self._redis: Redis = Redis(connection_pool=pool)
 
+    def use_epoch(self, epoch: str) -> None:
+        """Return no record any more that was put under another epoch."""
+        self._epoch = epoch
+
     async def get(self, record_id: RecordId, now: datetime) -> Record | None:
         """Return a verified record, or None."""
-        secret = await self._known_secret()
+        epoch, secret = self._epoch, await self._known_secret()
         if secret is None:
             return None
         name = self._name(record_id)
         value = await self._try(lambda: self._redis.get(name))
         if value is None:
             return None
-        record = _verified(value, record_id, secret)
+        record = _verified(value, record_id, secret, epoch)
         if record is None:
-            _log.warning("a cached record does not verify and was dropped")
+            _log.warning("a cached record does not verify, or is from before a removal: dropped")
         if record is None or record.expires_at <= now:
             await self._try(lambda: self._redis.delete(name))
             return None
@@ -104,14 +109,15 @@ class RedisRecords:
     async def put(self, record: Record, now: datetime) -> None:
         """Cache a committed record until it expires. Never raises."""
         life_ms = int((record.expires_at - now).total_seconds() * 1000)
-        secret = await self._known_secret()
+        # The epoch of now: it may change while this waits, and the record may be removed then.
+        epoch, secret = self._epoch, await self._known_secret()
         if secret is None or life_ms <= 0:
             return
         try:
             payload = _encode(record)
         except UnicodeEncodeError:  # a lone surrogate in a name
             return
-        value = _mac(secret, record.id, payload) + payload
+        value = _mac(secret, epoch, record.id, payload) + payload
         name = self._name(record.id)
         await self._try(lambda: self._redis.set(name, value, px=life_ms))
 
@@ -164,10 +170,10 @@ class RedisRecords:
         return _utf8(f"{self._prefix}:{record_id.tenant}:{record_id.endpoint}:{record_id.key}")
 
 
-def _verified(value: bytes, record_id: RecordId, secret: bytes) -> Record | None:
-    """Return the record in a value if its MAC is valid for this id."""
+def _verified(value: bytes, record_id: RecordId, secret: bytes, epoch: str) -> Record | None:
+    """Return the record in a value if its MAC is valid for this id and epoch."""
     mac, payload = value[:_MAC_BYTES], value[_MAC_BYTES:]
-    if not hmac.compare_digest(mac, _mac(secret, record_id, payload)):
+    if not hmac.compare_digest(mac, _mac(secret, epoch, record_id, payload)):
         return None
     try:
         return _decode(payload)
@@ -175,11 +181,10 @@ def _verified(value: bytes, record_id: RecordId, secret: bytes) -> Record | None
         return None
 
 
-def _mac(secret: bytes, record_id: RecordId, payload: bytes) -> bytes:
-    """Authenticate id and payload; each part is preceded by its length."""
-    identity = b"".join(
-        len(part).to_bytes(4, "big") + part for part in (_CONTEXT, *map(_utf8, record_id))
-    )
+def _mac(secret: bytes, epoch: str, record_id: RecordId, payload: bytes) -> bytes:
+    """Authenticate epoch, id and payload; each part is preceded by its length."""
+    parts = (_CONTEXT, *map(_utf8, (epoch, *record_id)))
+    identity = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.new(secret, identity + payload, sha256).digest()
 
 

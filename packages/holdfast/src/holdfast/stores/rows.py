@@ -1,7 +1,7 @@
 """Conversion between records and database rows, shared by the stores."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -25,6 +25,8 @@ def record_of(record_id: RecordId, row: Sequence[Any]) -> Record:
     if isinstance(created_at, str):  # SQLite
         created_at = datetime.fromisoformat(created_at)
         expires_at = datetime.fromisoformat(expires_at)
+    elif created_at.tzinfo is not UTC:  # psycopg returns instants in the zone of the session
+        created_at, expires_at = created_at.astimezone(UTC), expires_at.astimezone(UTC)
     return Record(
         id=record_id,
         fingerprint=RequestFingerprint(row[0], row[1]),
@@ -71,4 +73,5 @@ def audit_values(event: AuditEvent, created_at: Any) -> tuple[Any, ...]:
         event.request_id,
         event.correlation_id,
         created_at,
+        event.reason,
     )

@@ -1,10 +1,11 @@
-"""Load named SQL statements from ``.sql`` files."""
+"""Load named SQL statements from ``.sql`` files, with the names that a database's tables have."""
 
 import re
 from functools import cache
 from importlib.resources import files
 from typing import Final
 
+from holdfast.core.table_names import DEFAULT_NAMES, TableNames
 from holdfast.errors import ConfigurationError
 
 __all__ = ["Queries", "load_queries", "without_comments"]
@@ -30,10 +31,18 @@ def without_comments(sql: str) -> str:
 
 
 @cache
-def load_queries(package: str, file: str = "queries.sql") -> Queries:
-    """Read a file of statements, each preceded by a line ``-- name: …``."""
+def load_queries(
+    package: str, file: str = "queries.sql", *, names: TableNames = DEFAULT_NAMES
+) -> Queries:
+    """Read a file of statements, each preceded by a line ``-- name: …``.
+
+    The file names Holdfast's tables as they are called by default (``holdfast_jobs``); ``names``
+    are the names in the database at hand.
+    """
     text = files(package).joinpath(file).read_text(encoding="utf-8")
     parts = _NAME.split(text)
     named = zip(parts[1::2], parts[2::2], strict=True)
-    statements = {name: without_comments(sql).strip().rstrip(";") for name, sql in named}
+    statements = {
+        name: names.render(without_comments(sql).strip().rstrip(";")) for name, sql in named
+    }
     return Queries(f"{package}/{file}", statements)

@@ -2,21 +2,26 @@
 
 import asyncio
 import logging
-import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import StaticPool, event
+from sqlalchemy import Engine, StaticPool, event
 from sqlalchemy import exc as sa_errors
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, make_transient
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+)
+from sqlalchemy.orm import Session, make_transient, scoped_session, sessionmaker
 from sqlalchemy.util import await_only
 
 from holdfast.core.decision import HELD, Held
-from holdfast.core.fingerprint import lock_number
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -25,7 +30,7 @@ from holdfast.errors import (
     SupersededError,
     UsageError,
 )
-from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.ports import Claimed, Found, Params, RecordQuery, Row, StoreMetrics
 from holdfast.stores.asyncpg_messages import SharedTransaction, begin_with
 from holdfast.stores.connection_gate import ConnectionGate, Visit
 from holdfast.stores.migrations import (
@@ -46,7 +51,8 @@ from holdfast.stores.postgres.params import (
 )
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
-from holdfast.stores.sqlite.rows import is_outage, record_values, to_text, to_values
+from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage, translating_outages
+from holdfast.stores.sqlite.rows import record_values, to_text, to_values
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
 
@@ -56,9 +62,6 @@ _log = logging.getLogger("holdfast.stores")
 
 _DRIVERS: Final = {("sqlite", "aiosqlite"): "sqlite", ("postgresql", "asyncpg"): "postgres"}
 _SYNCHRONOUS_FULL: Final = 2
-
-# Holdfast's SQLSTATE, and the one of PostgreSQL if the engine is REPEATABLE READ.
-_SUPERSEDED_STATES: Final = frozenset({"HF002", "40001"})
 
 # The parameters of SQLite's list_records, in the order of PostgreSQL's.
 _LIST_NAMES: Final = (
@@ -74,7 +77,6 @@ _WROTE: Final = "holdfast_wrote"
 # holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
 _CLAIMED_ROWS: Final = {0: False, 3: True}
 _HELD_ROWS: Final = 2
-_CLAIM: Final = "SELECT holdfast_claim($1,$2,$3,$4,$5)"
 
 # Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
 _INLINE_BODY_BYTES: Final = 16 * 1024
@@ -85,8 +87,6 @@ _ROLLBACK_SECONDS: Final = 5.0
 _DRIVER_OUTAGES: Final = frozenset({"InterfaceError", "InternalClientError"})
 # SQLSTATE of a statement in an aborted transaction.
 _ABORTED_STATE: Final = "25P02"
-# SQLSTATEs: shutdown, starting up, too many connections, a standby; and an aborted transaction.
-_OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006", "25P02"})
 
 
 class SqlAlchemyStore:
@@ -111,11 +111,19 @@ class SqlAlchemyStore:
 
     def __init__(
         self,
-        sessions: async_sessionmaker[AsyncSession],
+        sessions: async_sessionmaker[AsyncSession] | AsyncEngine,
         *,
+        table_prefix: str = DEFAULT_PREFIX,
+        schema: str | None = None,
         migrations: Sequence[Migration] = (),
     ) -> None:
-        """``sessions`` is the app's session maker. ``open`` connects."""
+        """``sessions`` is the app's session maker, or its engine. ``open`` connects.
+
+        Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
+        ``schema``, which is created if it is missing; without it, in the first schema of the
+        ``search_path``.
+        """
+        sessions = _session_maker(sessions)
         bind = sessions().get_bind()
         self.name: str = bind.dialect.name
         database = _DRIVERS.get((bind.dialect.name, bind.dialect.driver))
@@ -133,12 +141,16 @@ class SqlAlchemyStore:
         self._session_class = _guarded_class(type(sessions().sync_session), database == "sqlite")
         self._pool_events: Any = bind.engine
         self.gate = self._new_gate()
-        self._sql = load_queries(f"holdfast.stores.{database}")
+        self._package = f"holdfast.stores.{database}"
+        self._use_names(
+            MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
+        )
         self._migrations = [
-            *load_migrations("core", f"holdfast.stores.{database}.migrations"),
+            *load_migrations("core", f"{self._package}.migrations"),
             *migrations,
         ]
         self._turn = asyncio.Lock()
+        self._metrics: StoreMetrics | None = None
         self._ending_tasks: set[asyncio.Task[Any]] = set()
         self._is_open = False
 
@@ -153,6 +165,10 @@ class SqlAlchemyStore:
         pool: Any = self._sessions().get_bind().engine.pool
         overflow: int = getattr(pool, "_max_overflow", -1)
         return None if overflow < 0 else pool.size() + overflow
+
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Report waits for a connection of the engine's pool to ``metrics``."""
+        self._metrics = metrics
 
     async def open(self) -> None:
         """Migrate the schema, in one transaction of the app's engine."""
@@ -216,6 +232,8 @@ class SqlAlchemyStore:
             unit.guard()
             return Claimed(unit)
         async with _rolling_back(unit):
+            if self._metrics is not None:
+                await self._connect(unit.transaction)
             rows = await unit.transaction.run_sync(unit.begin_and_claim)
             if rows in _CLAIMED_ROWS:
                 unit.guard()
@@ -244,7 +262,7 @@ class SqlAlchemyStore:
         unit.guard()
         if not self.is_sqlite:
             async with _rolling_back(unit):
-                connection = await unit.transaction.connection()
+                connection = await self._connect(unit.transaction)
                 await connection.exec_driver_sql("SELECT 1")
                 await _refuse_autocommit(connection)
         return unit
@@ -356,7 +374,7 @@ class SqlAlchemyStore:
             try:
                 await connection.exec_driver_sql(self._sql["finish"], finish_values(record, audit))
             except sa_errors.DBAPIError as error:
-                if getattr(error.orig, "sqlstate", None) in _SUPERSEDED_STATES:
+                if getattr(error.orig, "sqlstate", None) in SUPERSEDED_STATES:
                     raise SupersededError(_SUPERSEDED) from error
                 raise
         elif audit is not None:
@@ -382,6 +400,18 @@ class SqlAlchemyStore:
     def _pool_listeners(self) -> tuple[tuple[str, Callable[..., None]], ...]:
         return ("checkout", self.gate.on_checkout), ("checkin", self.gate.on_checkin)
 
+    async def _connect(self, session: AsyncSession) -> AsyncConnection:
+        """Return the session's connection; report the wait if none was free."""
+        metrics, limit = self._metrics, self.max_connections
+        pool: Any = session.get_bind().engine.pool
+        if metrics is None or limit is None or pool.checkedout() < limit:
+            return await session.connection()
+        started = time.monotonic()
+        try:
+            return await session.connection()
+        finally:
+            metrics.pool_waited(time.monotonic() - started)
+
     def _unit(
         self, record_id: RecordId | None, claimed_at: Any, session: AsyncSession | None = None
     ) -> "SqlAlchemyUnit":
@@ -397,7 +427,7 @@ class SqlAlchemyStore:
         options: Any = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         session = self._sessions()
         try:
-            with _translating_outages():
+            with translating_outages():
                 yield await session.connection(execution_options=options)
         finally:
             await self.run_to_end(session.close())
@@ -436,9 +466,15 @@ class SqlAlchemyStore:
             result = await connection.exec_driver_sql(sql, values)
             return result.all() if result.returns_rows else ()
 
-        await run_steps_async(
-            apply_migrations(self._migrations, MigrationTable(is_sqlite=self.is_sqlite)), execute
-        )
+        ledger = MigrationTable(self.table_names, is_sqlite=self.is_sqlite)
+        await run_steps_async(apply_migrations(self._migrations, ledger), execute)
+        self._use_names(ledger.names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        self.claim_function = names.table("claim")
+        self.finish_function = names.table("finish")
+        self._sql = load_queries(self._package, names=names)
 
 
 class SessionStatements:
@@ -450,7 +486,7 @@ class SessionStatements:
 
     async def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
-        with _translating_outages():
+        with translating_outages():
             connection = await self._session.connection()
             if self._is_sqlite:
                 result = await connection.exec_driver_sql(sql, to_values(params))
@@ -461,7 +497,7 @@ class SessionStatements:
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
-        with _translating_outages():
+        with translating_outages():
             connection = await self._session.connection()
             return await _fetch(connection, sql, params, is_sqlite=self._is_sqlite)
 
@@ -524,17 +560,20 @@ class SqlAlchemyUnit:
         """
         assert self._record_id is not None  # noqa: S101 - without a key there is no claim
         tenant, endpoint, key = self._record_id
-        number, now = lock_number(tenant, endpoint, key), self._claimed_at
+        number, now = self._store.table_names.lock_number(tenant, endpoint, key), self._claimed_at
+        claim = self._store.claim_function
         connection = session.connection()
         sent = begin_with(
             connection,
-            f"SELECT holdfast_claim({number},{text_literal(tenant)},{text_literal(endpoint)},"
+            f"SELECT {claim}({number},{text_literal(tenant)},{text_literal(endpoint)},"
             f"{text_literal(key)},{instant_literal(now)})",
         )
         if sent is not None:
             self._shared_transaction, tag = sent
             return rows_changed(tag)
-        found = connection.exec_driver_sql(_CLAIM, (number, tenant, endpoint, key, now)).all()
+        found = connection.exec_driver_sql(
+            f"SELECT {claim}($1,$2,$3,$4,$5)", (number, tenant, endpoint, key, now)
+        ).all()
         driver: Any = connection.connection.driver_connection
         _check_transaction(driver)
         return len(found)
@@ -568,7 +607,7 @@ class SqlAlchemyUnit:
             if shared is None or record is None:
                 await session.commit()
             else:
-                last_statement = finish_statement(record, audit)
+                last_statement = finish_statement(self._store.finish_function, record, audit)
                 await session.run_sync(self._flush_and_commit, shared, last_statement)
         except BaseException as error:
             is_sent = self._may_end  # an error of the flush comes before COMMIT
@@ -659,7 +698,7 @@ class SqlAlchemyUnit:
     def begin_on(self, connection: Any) -> None:
         """Begin on SQLite; raise ``SupersededError`` if the key has a record by now."""
         self.take_turn()
-        with _translating_outages():
+        with translating_outages():
             taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
         if taken:
             self.superseded = True
@@ -777,9 +816,34 @@ def _end_transaction(session: Session) -> bool:
     return inserted is None
 
 
+def _session_maker(given: Any) -> async_sessionmaker[AsyncSession]:
+    """Return the session maker of an engine. Raises ``ConfigurationError`` for anything else."""
+    if isinstance(given, async_sessionmaker):
+        return given
+    if isinstance(given, AsyncEngine):
+        return async_sessionmaker(given, expire_on_commit=False)
+    if isinstance(given, str):
+        raise ConfigurationError(
+            "SqlAlchemyStore takes an engine, not a URL: write create_async_engine(url), or use "
+            "open_store(url)"
+        )
+    if isinstance(given, Engine | Session | sessionmaker | scoped_session):
+        raise ConfigurationError(
+            f"SqlAlchemyStore takes an asynchronous engine, not a synchronous {_kind(given)}: "
+            "write create_async_engine(…), or use holdfast.stores.sqlalchemy_sync"
+        )
+    raise ConfigurationError(
+        f"SqlAlchemyStore takes an async_sessionmaker or an AsyncEngine, not a {_kind(given)}"
+    )
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
 def _flush_error(error: BaseException) -> BaseException:
     """Return what to raise for an error before the commit."""
-    if isinstance(error, Exception) and _is_outage(error):
+    if isinstance(error, Exception) and is_outage(error):
         return StoreUnavailableError(f"the database is unavailable: {error}")
     return error
 
@@ -789,11 +853,11 @@ def _commit_error(error: BaseException) -> BaseException:
     if not isinstance(error, Exception):
         return error
     state = getattr(getattr(error, "orig", error), "sqlstate", None)
-    if state in _SUPERSEDED_STATES:
+    if state in SUPERSEDED_STATES:
         return SupersededError(_SUPERSEDED)
     if state == _ABORTED_STATE:
         return StoreUnavailableError(f"the database is unavailable: {error}")
-    if _is_outage(error):
+    if is_outage(error):
         return CommitUnknownError(f"the connection was lost in COMMIT: {error}")
     return error
 
@@ -812,39 +876,11 @@ def _check_transaction(driver: Any) -> None:
         )
 
 
-def _is_outage(error: BaseException) -> bool:
-    """Check whether an error is about the database, not about a statement."""
-    if isinstance(error, OSError | sa_errors.TimeoutError | sa_errors.PendingRollbackError):
-        return True
-    cause: BaseException | None = error
-    if isinstance(error, sa_errors.DBAPIError):
-        if error.connection_invalidated:
-            return True
-        cause = error.orig
-    if isinstance(cause, sqlite3.OperationalError):
-        return is_outage(cause) or "no such savepoint: holdfast" in str(cause)
-    if type(cause).__name__ in _DRIVER_OUTAGES and type(cause).__module__.startswith("asyncpg"):
-        return True
-    state = str(getattr(cause, "sqlstate", None) or "")
-    return state.startswith("08") or state in _OUTAGE_STATES
-
-
-@contextmanager
-def _translating_outages() -> Iterator[None]:
-    """Raise outages as ``StoreUnavailableError`` and other errors unchanged."""
-    try:
-        yield
-    except Exception as error:
-        if _is_outage(error):
-            raise StoreUnavailableError(f"the database is unavailable: {error}") from error
-        raise
-
-
 @asynccontextmanager
 async def _rolling_back(unit: SqlAlchemyUnit) -> AsyncIterator[None]:
     """Roll back if the block raises. For everything before COMMIT."""
     try:
-        with _translating_outages():
+        with translating_outages():
             yield
     except BaseException:
         await unit.rollback()

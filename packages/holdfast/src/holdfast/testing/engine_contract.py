@@ -130,7 +130,7 @@ class EngineHarness:
         """Wait until no job is left."""
 
         async def none_left() -> bool:
-            return await self.count("jobs") == 0
+            return await self.count("holdfast_jobs") == 0
 
         await self.eventually(none_left)
 
@@ -247,7 +247,7 @@ class EngineContract:
         async with asyncio.timeout(self.timeout_seconds):
             await asyncio.gather(*(lane(engine) for engine in engines))
         assert taken == Counter(ids)
-        assert await harness.count("job_completions") == len(ids)
+        assert await harness.count("holdfast_job_completions") == len(ids)
 
     async def test_notify_and_wake_end_a_long_wait(self, harness: EngineHarness) -> None:
         engine = await harness.engine()
@@ -299,7 +299,7 @@ class EngineContract:
         while len(deliveries) < len(ids):
             deliveries += await harness.take(engine)
         await harness.store.write(
-            "UPDATE jobs SET lease = lease + 1 WHERE payload = :payload", {"payload": "1"}
+            "UPDATE holdfast_jobs SET lease = lease + 1 WHERE payload = :payload", {"payload": "1"}
         )
         held = await engine.renew(deliveries)
         assert held == {(_TENANT, ids[0]), (_TENANT, ids[2])}
@@ -313,7 +313,7 @@ class EngineContract:
         await harness.complete(engine, delivery)
         await engine.settle(delivery, Finished())
         assert await harness.delivers_nothing(engine, other)
-        assert await harness.count("jobs") == 0
+        assert await harness.count("holdfast_jobs") == 0
 
     async def test_retried_job_is_delivered_after_its_delay(self, harness: EngineHarness) -> None:
         engine = await harness.engine("one")
@@ -382,8 +382,8 @@ class EngineContract:
         rows = await harness.store.read("SELECT name, attempt FROM contract_effects")
         effects = Counter((row["name"], row["attempt"]) for row in rows)
         assert effects == Counter([*((str(n), 1) for n in range(30)), ("flaky", 2)])
-        assert await harness.count("job_completions") == len(rows)
-        assert await harness.count("dead_letters") == 1
+        assert await harness.count("holdfast_job_completions") == len(rows)
+        assert await harness.count("holdfast_dead_letters") == 1
 
     async def test_handler_that_outlasts_its_lease_runs_once(self, harness: EngineHarness) -> None:
         _register(harness.jobs)

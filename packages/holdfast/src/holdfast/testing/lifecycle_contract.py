@@ -4,6 +4,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -13,6 +14,7 @@ from holdfast.errors import (
     HoldfastError,
     NoTransactionError,
     StoreUnavailableError,
+    UsageError,
 )
 from holdfast.ports import Store, UnitOfWork
 from holdfast.testing.samples import NOW, a_record, claimed, commit
@@ -66,11 +68,24 @@ class LifecycleContract:
 
     async def count_audit_events(self, store: Store) -> int:
         """Count committed audit events."""
-        return int((await store.read("SELECT count(*) AS n FROM audit_events"))[0]["n"])
+        table = store.table_names.table("audit_events")
+        return int((await store.read(f"SELECT count(*) AS n FROM {table}"))[0]["n"])  # noqa: S608
 
     async def test_store_has_a_name_and_can_be_pinged(self, store: Store) -> None:
         assert store.name in ("sqlite", "postgresql")
         await store.ping()
+
+    async def test_parameters_without_names_are_refused(self, store: Store) -> None:
+        unit = await store.begin()
+        without_names: tuple[Any, ...] = (("a",), ["a"], "a")
+        for params in without_names:
+            for placeholder in ("?", "%s", ":value"):
+                query = f"SELECT {placeholder} AS value"
+                with pytest.raises(UsageError, match="write :name"):
+                    await store.read(query, params)
+                with pytest.raises(UsageError, match="write :name"):
+                    await unit.statements.fetch_one(query, params)
+        await unit.rollback()
 
     async def test_all_stores_on_a_database_have_the_same_secret(
         self, store: Store, new_store: Callable[[], Store]
@@ -143,7 +158,8 @@ class LifecycleContract:
         stores = [new_store() for _ in range(4)]
         try:
             await asyncio.gather(*(store.open() for store in stores))
-            rows = await stores[0].read("SELECT namespace, number FROM holdfast_migrations")
+            names = stores[0].table_names
+            rows = await stores[0].read(names.render(_APPLIED))
             steps = [(row["namespace"], row["number"]) for row in rows]
             assert ("core", 1) in steps
             assert len(steps) == len(set(steps))
@@ -158,8 +174,10 @@ class LifecycleContract:
         unit = await store.begin()
         await self.execute(
             unit,
-            "INSERT INTO holdfast_migrations (namespace, number, name, applied_at)"
-            " VALUES ('core', 9999, 'from_the_future', '2999-01-01T00:00:00.000000Z')",
+            store.table_names.render(
+                "INSERT INTO holdfast_migrations (namespace, number, name, applied_at)"
+                " VALUES ('core', 9999, 'from_the_future', '2999-01-01T00:00:00.000000Z')"
+            ),
         )
         await unit.commit(None, None)
         late = new_store()
@@ -170,20 +188,25 @@ class LifecycleContract:
     async def test_migration_column_of_version_0_1_is_renamed(
         self, store: Store, new_store: Callable[[], Store]
     ) -> None:
-        applied = await store.read(_APPLIED)
+        render = store.table_names.render
+        applied = await store.read(render(_APPLIED))
         instant = "TEXT" if store.name == "sqlite" else "timestamptz"
         unit = await store.begin()
-        await self.execute(unit, "DROP TABLE holdfast_migrations")
+        await self.execute(unit, render("DROP TABLE holdfast_migrations"))
         await self.execute(
             unit,
-            "CREATE TABLE holdfast_migrations (room TEXT NOT NULL, number INTEGER NOT NULL,"
-            f" name TEXT NOT NULL, applied_at {instant} NOT NULL, PRIMARY KEY (room, number))",
+            render(
+                "CREATE TABLE holdfast_migrations (room TEXT NOT NULL, number INTEGER NOT NULL,"
+                f" name TEXT NOT NULL, applied_at {instant} NOT NULL, PRIMARY KEY (room, number))"
+            ),
         )
         for row in applied:
             await self.execute(
                 unit,
-                "INSERT INTO holdfast_migrations (room, number, name, applied_at) VALUES"  # noqa: S608
-                f" ('{row['namespace']}', {row['number']}, '{row['name']}', '2026-01-01')",
+                render(
+                    "INSERT INTO holdfast_migrations (room, number, name, applied_at) VALUES"  # noqa: S608
+                    f" ('{row['namespace']}', {row['number']}, '{row['name']}', '2026-01-01')"
+                ),
             )
         await unit.commit(None, None)
         record = a_record()
@@ -192,7 +215,7 @@ class LifecycleContract:
         try:
             await asyncio.gather(*(each.open() for each in stores))
             for each in stores:
-                assert await each.read(_APPLIED) == applied
+                assert await each.read(render(_APPLIED)) == applied
                 assert await each.find(record.id, NOW) == record
         finally:
             for each in stores:

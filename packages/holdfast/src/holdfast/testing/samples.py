@@ -12,7 +12,7 @@ NOW: Final = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 _DAY: Final = timedelta(days=1)
 
 AWKWARD_NAMES: Final = (
-    "o'; DROP TABLE idempotency_records; --",
+    "o'; DROP TABLE holdfast_idempotency_records; --",
     "\\",
     "\\x27",
     '"quoted"',
@@ -28,7 +28,7 @@ BODIES: Final = (
     b"",
     b"\x00",
     b"\xff\xfe\x00\x80 not text",
-    b"'; DROP TABLE idempotency_records; --\\",
+    b"'; DROP TABLE holdfast_idempotency_records; --\\",
     bytes(range(256)) * 3600,  # 900 KB: above every inline limit
 )
 

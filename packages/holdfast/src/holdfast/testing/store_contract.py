@@ -22,10 +22,13 @@ from typing import ClassVar, Final
 import pytest
 from msgspec.structs import replace
 
+from holdfast.clock import SystemClock
 from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.errors import SupersededError
 from holdfast.ports import Claimed, Found, RecordQuery, Store
+from holdfast.server.cache_epoch import CacheEpoch
+from holdfast.server.record_removal import RecordRemoval
 from holdfast.testing.lifecycle_contract import LifecycleContract
 from holdfast.testing.samples import (
     AWKWARD_NAMES,
@@ -173,7 +176,7 @@ class StoreContract(LifecycleContract):
         await unit.rollback()
         assert await self.count_audit_events(store) == 0
         await commit(store, record, audit=True)
-        rows = await store.read("SELECT * FROM audit_events")
+        rows = await store.read(f"SELECT * FROM {store.table_names.table('audit_events')}")  # noqa: S608
         assert len(rows) == 1
         stored = dict(rows[0])
         stored.pop("created_at")
@@ -197,6 +200,23 @@ class StoreContract(LifecycleContract):
         assert await self.count_business_rows(store, "row") == 0
 
     # -- expiry ----------------------------------------------------------------------------
+
+    async def test_removed_record_is_gone_and_renews_the_cache_epoch(self, store: Store) -> None:
+        record = a_record()
+        await commit(store, record)
+        epochs: list[str] = []
+        await CacheEpoch(store, SystemClock(), epochs.append).check()
+        removal = RecordRemoval(store, SystemClock())
+        removed = await removal.remove(record.id, actor="an operator", reason="a mistake")
+        assert removed is not None
+        assert removed.record == record
+        assert await store.find(record.id, NOW) is None
+        await CacheEpoch(store, SystemClock(), epochs.append).check()
+        assert len(set(epochs)) == 2  # noqa: PLR2004 - before and after
+        sql = "SELECT actor, reason FROM holdfast_audit_events WHERE id = :id"
+        (event,) = await store.read(store.table_names.render(sql), {"id": removed.audit_id})
+        assert (event["actor"], event["reason"]) == ("an operator", "a mistake")
+        assert await removal.remove(record.id, actor="an operator", reason="again") is None
 
     async def test_expired_record_is_treated_as_absent(self, store: Store) -> None:
         record = a_record()

@@ -36,7 +36,7 @@ settings.configure(
     ROOT_URLCONF=__name__,
     USE_TZ=True,
     DATABASES={"default": _database()},
-    MIDDLEWARE=["holdfast.server.django_views.HoldfastMiddleware"],
+    MIDDLEWARE=["holdfast.django.HoldfastMiddleware"],
 )
 
 import django  # noqa: E402
@@ -83,8 +83,8 @@ def _count() -> HttpResponse:
     with connection.cursor() as cursor:
         for name, table in (
             ("orders", "orders"),
-            ("records", "idempotency_records"),
-            ("jobs", "jobs"),
+            ("records", "holdfast_idempotency_records"),
+            ("jobs", "holdfast_jobs"),
         ):
             cursor.execute(f"SELECT count(*) FROM {table}")
             found[name] = cursor.fetchone()[0]

@@ -40,8 +40,8 @@ async def create(request: Request, tx: Tx) -> Any:
 @app.get("/orders")
 async def count() -> dict[str, int]:
     orders = await holdfast.store.read("SELECT count(*) AS n FROM orders")
-    records = await holdfast.store.read("SELECT count(*) AS n FROM idempotency_records")
-    jobs = await holdfast.store.read("SELECT count(*) AS n FROM jobs")
+    records = await holdfast.store.read("SELECT count(*) AS n FROM holdfast_idempotency_records")
+    jobs = await holdfast.store.read("SELECT count(*) AS n FROM holdfast_jobs")
     return {"orders": orders[0]["n"], "records": records[0]["n"], "jobs": jobs[0]["n"]}
 
 

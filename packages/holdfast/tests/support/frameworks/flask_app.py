@@ -9,18 +9,16 @@ from flask import Flask, request
 from werkzeug.serving import make_server
 
 from holdfast import Holdfast, Policy, ServiceError, open_store
-from holdfast.server.wsgi import WsgiGuard
+from holdfast.flask import FlaskGuard
 from packages.holdfast.tests.support.frameworks.words import CREATE, LIMIT
 
 app = Flask(__name__)
-app.config["PROPAGATE_EXCEPTIONS"] = True
 holdfast = Holdfast(sys.argv[1], policy=Policy().replace(max_body_bytes=LIMIT))
-holdfast.guard_path("POST", "/orders", endpoint="orders.create")
-guard = WsgiGuard(app.wsgi_app, holdfast)
-app.wsgi_app = guard  # type: ignore[method-assign]
+guard = FlaskGuard(holdfast, app)
 
 
 @app.post("/orders")
+@guard("orders.create")
 def create() -> Any:
     option = request.headers.get("x-do", "")
     item = request.get_json()["item"]
@@ -37,7 +35,7 @@ def create() -> Any:
     if option == "slow":
         time.sleep(0.4)
     if option == "enqueue":
-        guard.execution.enqueue("order.made", {"item": item}, resource_id=item)
+        guard.enqueue("order.made", {"item": item}, resource_id=item)
     return {"item": item, "n": row["n"]}, 201, {"location": f"/orders/{item}"}
 
 
@@ -49,8 +47,8 @@ def count() -> Any:
         found = {}
         for name, table in (
             ("orders", "orders"),
-            ("records", "idempotency_records"),
-            ("jobs", "jobs"),
+            ("records", "holdfast_idempotency_records"),
+            ("jobs", "holdfast_jobs"),
         ):
             found[name] = (await store.read(f"SELECT count(*) AS n FROM {table}"))[0]["n"]
         await store.close()

@@ -36,16 +36,17 @@ Growth = tuple[dict[str, float], list[Point]]
 # Indexes are dropped and rebuilt at each step: updating them takes about twice as long.
 # md5 of the number is as random as a UUID, and ten times as fast.
 _POSTGRES_FILL = """
-ALTER TABLE idempotency_records DROP CONSTRAINT idempotency_records_pkey;
-DROP INDEX idx_idempotency_records_expires_at;
-INSERT INTO idempotency_records
+ALTER TABLE holdfast_idempotency_records DROP CONSTRAINT holdfast_idempotency_records_pkey;
+DROP INDEX idx_holdfast_idempotency_records_expires_at;
+INSERT INTO holdfast_idempotency_records
 SELECT 'tenant-' || n % 1000, '{endpoint}', md5(n::text)::uuid::text,
        repeat('a', 64), repeat('b', 64), 201, convert_to(repeat('x', 80), 'UTF8'),
        '{{"content-type":"application/json"}}'::jsonb, repeat('r', 32), repeat('r', 32), NULL,
        now(), now() + CASE WHEN n % {share} = 0 THEN interval '-1 minute' ELSE interval '1 day' END
   FROM generate_series({first}, {last}) AS n;
-ALTER TABLE idempotency_records ADD PRIMARY KEY (tenant, endpoint, idempotency_key);
-CREATE INDEX idx_idempotency_records_expires_at ON idempotency_records (expires_at);
+ALTER TABLE holdfast_idempotency_records ADD PRIMARY KEY (tenant, endpoint, idempotency_key);
+CREATE INDEX idx_holdfast_idempotency_records_expires_at
+    ON holdfast_idempotency_records (expires_at);
 """
 # In the order of the index: inserting keys at random takes several times as long.
 _SQLITE_FILL = """
@@ -55,7 +56,7 @@ sorted AS MATERIALIZED (
     SELECT 'tenant-' || (n % 1000) AS tenant, lower(hex(randomblob(16))) AS key, n
       FROM count ORDER BY 1, 2
 )
-INSERT INTO idempotency_records
+INSERT INTO holdfast_idempotency_records
 SELECT tenant, :endpoint, key,
        :hash, :hash, 201, zeroblob(80), '{"content-type":"application/json"}', :id, :id, NULL,
        :now, CASE WHEN n % :share = 0 THEN :past ELSE :future END
@@ -123,12 +124,12 @@ def _on_postgres(full_url: str, empty_url: str, connection: Any) -> _Pair:
         await connection.execute("SET maintenance_work_mem = '512MB'")
         of = {"endpoint": ENDPOINT, "share": EXPIRED_SHARE, "first": first, "last": last}
         await connection.execute(_POSTGRES_FILL.format(**of), timeout=900)
-        await connection.execute("VACUUM ANALYZE idempotency_records", timeout=900)
+        await connection.execute("VACUUM ANALYZE holdfast_idempotency_records", timeout=900)
         # Otherwise pending writes would disturb the look-ups.
         await connection.execute("CHECKPOINT", timeout=900)
 
     async def size() -> int:
-        sql = "SELECT pg_total_relation_size('idempotency_records')"
+        sql = "SELECT pg_total_relation_size('holdfast_idempotency_records')"
         return int(await connection.fetchval(sql))
 
     return _Pair(

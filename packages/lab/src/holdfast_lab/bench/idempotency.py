@@ -16,7 +16,7 @@ CREATE = "CREATE TABLE orders (id text PRIMARY KEY, item text NOT NULL, quantity
 
 
 def postgres(url: str, rounds: int, seconds: float, step: Callable[[], None]) -> dict[str, Any]:
-    asyncio.run(_create(url))
+    asyncio.run(create_orders(url))
     idemkit = Path(sys.executable).parent / "idemkit"
     subprocess.run([idemkit, "init-pg", url], check=True, capture_output=True)
     contenders = [
@@ -33,7 +33,7 @@ def postgres(url: str, rounds: int, seconds: float, step: Callable[[], None]) ->
 
 
 def sqlalchemy(url: str, rounds: int, seconds: float, step: Callable[[], None]) -> dict[str, Any]:
-    asyncio.run(_create(url))
+    asyncio.run(create_orders(url))
     contenders = [
         Contender("bare", "bare_sqlalchemy", url),
         Contender("guarded", "guarded_sqlalchemy", url),
@@ -62,7 +62,7 @@ def sqlite(
     return _race(contenders, rounds, seconds, step)
 
 
-async def _create(url: str) -> None:
+async def create_orders(url: str) -> None:
     connection = await asyncpg.connect(url)
     await connection.execute(CREATE)
     await connection.close()

@@ -108,7 +108,12 @@ class HoldfastJobs:
         await self.table.enqueue(tx, job)
 
     async def fill(self, jobs: int) -> None:
-        for table in ("jobs", "job_completions", "audit_events", "orders"):
+        for table in (
+            "holdfast_jobs",
+            "holdfast_job_completions",
+            "holdfast_audit_events",
+            "orders",
+        ):
             empty = "DELETE FROM" if self.store.name == "sqlite" else "TRUNCATE"
             await self.store.write(f"{empty} {table}")
         unit = await self.store.begin()
@@ -116,7 +121,7 @@ class HoldfastJobs:
             await self._place(unit.statements)
         await unit.commit(None, None)
         if self.store.name != "sqlite":
-            await self.store.write("VACUUM ANALYZE jobs")
+            await self.store.write("VACUUM ANALYZE holdfast_jobs")
 
     async def work(self, jobs: int) -> float:
         from holdfast.jobs.worker import Worker
@@ -323,16 +328,21 @@ class BareSqlite(HoldfastJobs):
     def _loop(self, jobs: int) -> float:
         now = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
         claim = f"""
-            UPDATE jobs SET state = 'running', lease = lease + 1, attempts = attempts + 1,
+            UPDATE holdfast_jobs SET state = 'running', lease = lease + 1, attempts = attempts + 1,
                             worker = 'bare', visible_at = {now} + 30000
-             WHERE seq = (SELECT seq FROM jobs WHERE queue = 'default' AND visible_at <= {now}
+             WHERE seq = (SELECT seq FROM holdfast_jobs
+                           WHERE queue = 'default' AND visible_at <= {now}
                            ORDER BY visible_at LIMIT 1)
             RETURNING tenant, id, lease, key, queue, type, payload_hash, attempts, worker,
                       request_id, correlation_id, enqueued_at"""
-        delete = "DELETE FROM jobs WHERE tenant = ? AND id = ? AND lease = ? AND worker = 'bare'"
+        delete = (
+            "DELETE FROM holdfast_jobs"
+            " WHERE tenant = ? AND id = ? AND lease = ? AND worker = 'bare'"
+        )
         mark = f"""
-            INSERT INTO job_completions (tenant, job_id, key, queue, type, payload_hash, attempts,
-                   worker, request_id, correlation_id, enqueued_at, completed_at)
+            INSERT INTO holdfast_job_completions
+                   (tenant, job_id, key, queue, type, payload_hash, attempts, worker,
+                    request_id, correlation_id, enqueued_at, completed_at)
             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now})"""
         db = sqlite3.connect(self._path, isolation_level=None, timeout=60)
         db.execute("PRAGMA journal_mode=WAL")

@@ -29,12 +29,12 @@ _SCHEDULED = (
 )
 _POSTGRES = {
     "finished": f"""
-        INSERT INTO job_completions ({_DONE}, enqueued_at)
+        INSERT INTO holdfast_job_completions ({_DONE}, enqueued_at)
         SELECT 'tenant-' || n % 1000, gen_random_uuid(), 'job:' || n, 'default', 'order.placed',
                repeat('a', 64), 1, repeat('r', 32), repeat('r', 32), now()
           FROM generate_series(1, $1::bigint) AS n""",
     "scheduled": f"""
-        INSERT INTO jobs ({_SCHEDULED}, visible_at, run_at)
+        INSERT INTO holdfast_jobs ({_SCHEDULED}, visible_at, run_at)
         SELECT 'tenant-' || n % 1000, gen_random_uuid(), 'job:' || n, 'default', 'order.placed',
                '{{}}', repeat('a', 64), 5, 'someone', repeat('r', 32), repeat('r', 32),
                now() + interval '1 day', now() + interval '1 day'
@@ -43,12 +43,12 @@ _POSTGRES = {
 _COUNT = "WITH RECURSIVE count(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < ?1) "
 _SQLITE = {
     "finished": f"""{_COUNT}
-        INSERT INTO job_completions ({_DONE}, enqueued_at, completed_at)
+        INSERT INTO holdfast_job_completions ({_DONE}, enqueued_at, completed_at)
         SELECT 'tenant-' || (n % 1000), lower(hex(randomblob(16))), 'job:' || n, 'default',
                'order.placed', ?2, 1, 'r', 'r', ?3, ?3
           FROM count""",
     "scheduled": f"""{_COUNT}
-        INSERT INTO jobs ({_SCHEDULED}, visible_at, run_at, enqueued_at)
+        INSERT INTO holdfast_jobs ({_SCHEDULED}, visible_at, run_at, enqueued_at)
         SELECT 'tenant-' || (n % 1000), lower(hex(randomblob(16))), 'job:' || n, 'default',
                'order.placed', '{{}}', ?2, 5, 'someone', 'r', 'r',
                ?3 + 86400000, ?3 + 86400000, ?3
@@ -93,7 +93,7 @@ async def _fill_postgres(connection: Any, what: str, rows: int) -> None:
 
 async def _vacuum(connection: Any) -> None:
     """Remove the dead rows of earlier claims, which would slow down one side only."""
-    for table in ("jobs", "job_completions"):
+    for table in ("holdfast_jobs", "holdfast_job_completions"):
         await connection.execute(f"VACUUM ANALYZE {table}", timeout=900)
 
 

@@ -7,6 +7,7 @@ import uvloop
 
 from holdfast_lab.bench import (
     fingerprint,
+    flask_race,
     growth,
     idempotency,
     job_growth,
@@ -15,6 +16,7 @@ from holdfast_lab.bench import (
     outbox_suite,
     patches,
     planning,
+    sync_frameworks,
     walk,
 )
 from holdfast_lab.bench.curves import Curve
@@ -62,6 +64,32 @@ def measure_sqlite(environment: Environment) -> list[Measurement]:
     }
     return [
         measurement("idempotency on SQLite ÷ bare handler", name, row, targets.get(name))
+        for name, row in found.items()
+    ]
+
+
+def measure_flask(environment: Environment) -> list[Measurement]:
+    found = flask_race.postgres(
+        environment.database(), 2 * environment.rounds, environment.seconds, lambda: None
+    )
+    return [
+        measurement(
+            "sync handlers (Flask, one insert, PostgreSQL) ÷ bare",
+            name,
+            row,
+            at_least(0.7) if name.endswith("guarded") else None,
+        )
+        for name, row in found.items()
+    ]
+
+
+def measure_django(environment: Environment) -> list[Measurement]:
+    found = sync_frameworks.django(
+        environment.database, 2 * environment.rounds, environment.seconds, lambda: None
+    )
+    targets = {"guarded": at_least(0.70)}
+    return [
+        measurement("Django on PostgreSQL ÷ bare view", name, row, targets.get(name))
         for name, row in found.items()
     ]
 
@@ -175,6 +203,8 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "postgres": measure_postgres,
     "sqlalchemy": measure_sqlalchemy,
     "sqlite": measure_sqlite,
+    "flask": measure_flask,
+    "django": measure_django,
     "fingerprint": measure_fingerprint,
     "jobs": measure_jobs,
     "idle": measure_idle_workers,

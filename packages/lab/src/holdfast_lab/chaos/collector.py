@@ -24,13 +24,15 @@ from holdfast_lab.proxy import Exchange
 __all__ = ["jobs_left", "read_history", "response_of"]
 
 _ROUTES: Final = "SELECT tenant, request_id, status, payload FROM route_requests"
-_WAITING: Final = "SELECT tenant, id AS job_id, resource_id FROM jobs WHERE type = 'route.generate'"
+_WAITING: Final = (
+    "SELECT tenant, id AS job_id, resource_id FROM holdfast_jobs WHERE type = 'route.generate'"
+)
 _DONE: Final = (
-    "SELECT tenant, job_id, resource_id, attempts FROM job_completions"
+    "SELECT tenant, job_id, resource_id, attempts FROM holdfast_job_completions"
     " WHERE type = 'route.generate'"
 )
 _DEAD: Final = (
-    "SELECT tenant, job_id, resource_id FROM dead_letters"
+    "SELECT tenant, job_id, resource_id FROM holdfast_dead_letters"
     " WHERE type = 'route.generate' AND requeued_at IS NULL"
 )
 _STORED_ERRORS: Final = tuple(f"/api/v1/{kind}" for kind in ("activities", "contacts", "expenses"))

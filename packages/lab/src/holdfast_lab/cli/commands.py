@@ -150,6 +150,31 @@ def conform(  # noqa: PLR0917 - typer turns them into options
         Path | None,
         typer.Option(metavar="FILE", help="JSON file that describes a guarded operation."),
     ] = None,
+    path: Annotated[
+        str | None,
+        typer.Option(help="Instead of a profile: the path of the guarded operation."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="The method of the operation. Default: POST.")
+    ] = None,
+    body: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="A valid body with {unique} in one of its texts, or @FILE.",
+        ),
+    ] = None,
+    other_path: Annotated[
+        str | None,
+        typer.Option(help="The path for the other tenant, if it contains an id. Default: --path."),
+    ] = None,
+    other_body: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="A body that is valid for the other tenant, or @FILE. Default: --body.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Check over HTTP whether a server implements the protocol.
@@ -162,9 +187,13 @@ def conform(  # noqa: PLR0917 - typer turns them into options
         holdfast conform http://127.0.0.1:8000
 
         holdfast conform https://staging.example --profile orders.json --token "$TOKEN"
+
+        holdfast conform http://127.0.0.1:8000 --path /payments --token "$ADA" --other-token "$BOB"
+        --body '{"account": "ada-1", "note": "{unique}"}'
+        --other-body '{"account": "bob-1", "note": "{unique}"}'
     """
     from holdfast.cli.signals import run_until_interrupted
-    from holdfast_lab.cli.conform import run_conform
+    from holdfast_lab.cli.conform import Operation, run_conform
     from holdfast_lab.conformance import SignIn
 
     raise typer.Exit(
@@ -174,6 +203,13 @@ def conform(  # noqa: PLR0917 - typer turns them into options
                 sign_in=SignIn(token=token, other_token=other_token, secret=secret),
                 service=service,
                 profile_file=profile,
+                operation=Operation(
+                    method=method,
+                    path=path,
+                    body=body,
+                    other_path=other_path,
+                    other_body=other_body,
+                ),
                 as_json=json,
             )
         )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,13 +28,25 @@ from holdfast_lab.conformance import (
     read_profile,
 )
 
-__all__ = ["run_conform"]
+__all__ = ["Operation", "run_conform"]
 
 _BAD_INPUT: Final = 2
 _STYLES: Final = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SKIP: "yellow"}
 
+_VERSION: Final = 1
+
 _OnResult = Callable[[Result], None]
 _OnCheck = Callable[[str], None]
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """The guarded operation as the command line describes it. Bodies are JSON, or @file."""
+
+    method: str | None = None
+    path: str | None = None
+    body: str | None = None
+    other_path: str | None = None
+    other_body: str | None = None
 
 
 def run_conform(
@@ -43,6 +55,7 @@ def run_conform(
     sign_in: SignIn,
     service: str | None,
     profile_file: Path | None,
+    operation: Operation = Operation(),
     as_json: bool,
 ) -> int:
     """Check a server; returns the exit code, 1 if a check failed."""
@@ -53,7 +66,7 @@ def run_conform(
         raise CommandError(
             "--service and --profile exclude each other: give one of them", _BAD_INPUT
         )
-    profile = None if profile_file is None else _profile(profile_file)
+    profile = _chosen_profile(profile_file, operation, service)
     if profile is None and sign_in == SignIn():
         sign_in = _local_sign_in(host)
     plans = plan_checks(profile, service)
@@ -111,6 +124,13 @@ def _print_line(result: Result) -> None:
     cells = (result.verdict, result.service, result.section, result.check)
     text = f"expected {result.expected}; actual {result.actual}"
     print("\t".join([*cells, printable(text)]), flush=True)
+    for name, explanation in _explanations(result):
+        print("\t".join([name, *cells[1:], explanation]), flush=True)
+
+
+def _explanations(result: Result) -> list[tuple[str, str]]:
+    found = (("why", result.why), ("change", result.change))
+    return [(name, text) for name, text in found if text is not None]
 
 
 def _print_summary(counts: Counter[Verdict], *, is_table: bool, results: Sequence[Result]) -> None:
@@ -128,6 +148,7 @@ def _print_summary(counts: Counter[Verdict], *, is_table: bool, results: Sequenc
 def _print_table(results: Sequence[Result]) -> None:
     from rich import box
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -144,7 +165,15 @@ def _print_table(results: Sequence[Result]) -> None:
             Text(result.expected, style="dim"),
             Text(printable(result.actual), style=style if result.verdict is Verdict.FAIL else ""),
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for result in results:
+        if result.verdict is Verdict.FAIL:
+            console.print(Text(f"{result.service}: {result.check}", style="bold red"))
+            for name, text in _explanations(result):
+                label = "why it matters" if name == "why" else "what to change"
+                console.print(Padding(Text.assemble((f"{label}: ", "cyan"), text), (0, 0, 0, 2)))
+            console.print()
 
 
 def _host(url: str) -> str:
@@ -158,13 +187,61 @@ def _host(url: str) -> str:
     return host
 
 
-def _profile(path: Path) -> Profile:
+def _chosen_profile(file: Path | None, operation: Operation, service: str | None) -> Profile | None:
+    """Return the profile of a file or of the options; None for the built-in services."""
+    if operation == Operation():
+        return None if file is None else _read_profile(str(file), _read(file))
+    if service is not None:
+        raise CommandError(
+            "--service has its own requests: leave out --path and --body", _BAD_INPUT
+        )
+    document: dict[str, Any] = {"version": _VERSION}
+    if file is not None:
+        if operation.path or operation.body or operation.method:
+            raise CommandError(
+                "the profile has the request: leave out --method, --path and --body", _BAD_INPUT
+            )
+        document = msgspec.to_builtins(_read_profile(str(file), _read(file)))
+    elif operation.path is None or operation.body is None:
+        raise CommandError("give both --path and --body, or --profile", _BAD_INPUT)
+    else:
+        document["request"] = {"path": operation.path, "body": _json("--body", operation.body)}
+        if operation.method is not None:
+            document["request"]["method"] = operation.method.upper()
+    if operation.other_path is not None or operation.other_body is not None:
+        other = dict(document.get("other_request") or document["request"])
+        if operation.other_path is not None:
+            other["path"] = operation.other_path
+        if operation.other_body is not None:
+            other["body"] = _json("--other-body", operation.other_body)
+        document["other_request"] = other
+    return _read_profile(
+        "the options" if file is None else str(file), msgspec.json.encode(document)
+    )
+
+
+def _json(option: str, text: str) -> Any:
+    raw = _read(Path(text[1:])) if text.startswith("@") else text.encode()
     try:
-        return read_profile(path.read_bytes())
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CommandError(
+            f"{option} is not JSON: {error} (give JSON, or @file)", _BAD_INPUT
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}", _BAD_INPUT) from error
+
+
+def _read_profile(source: str, raw: bytes) -> Profile:
+    try:
+        return read_profile(raw)
     except ProfileError as error:
-        raise CommandError(f"{path}: {error}", _BAD_INPUT) from error
+        raise CommandError(f"{source}: {error}", _BAD_INPUT) from error
 
 
 def _local_sign_in(host: str) -> SignIn:

@@ -11,21 +11,46 @@ from holdfast_lab.conformance.harness import Check, Harness
 __all__ = ["CHECKS"]
 
 _NESTED: Final = b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)
-_ADDED: Final[dict[str, bytes]] = {
-    "duplicate keys in JSON": b'"twice":1,"twice":1',
-    "nested deeper than 128": b'"deep":' + _NESTED,
-    "invalid UTF-8": b'"bad":"\xff"',
-    "a number too large for a double": b'"huge":1e400',
-    "NaN": b'"n":NaN',
-    "half a surrogate pair": b'"s":"\\ud800"',
+_ADDED: Final[dict[str, tuple[bytes, str]]] = {
+    "duplicate keys in JSON": (
+        b'"twice":1,"twice":1',
+        "One parser uses the first member and another the last: they see two requests in one body.",
+    ),
+    "nested deeper than 128": (
+        b'"deep":' + _NESTED,
+        "Deep nesting exhausts the stack of a recursive parser: one request ends the process.",
+    ),
+    "invalid UTF-8": (
+        b'"bad":"\xff"',
+        "Parsers replace such bytes differently, so two servers hash one request differently.",
+    ),
+    "a number too large for a double": (
+        b'"huge":1e400',
+        "Many parsers read it as infinity, which has no JSON form and no canonical hash.",
+    ),
+    "NaN": (b'"n":NaN', "It is not JSON; some parsers accept it and others fail."),
+    "half a surrogate pair": (
+        b'"s":"\\ud800"',
+        "It cannot be encoded as UTF-8: storing or hashing it fails later, inside the handler.",
+    ),
 }
-_WHOLE: Final[dict[str, bytes]] = {
-    "malformed JSON": b'{"unfinished":',
-    "a byte order mark": b"\xef\xbb\xbf{}",
+_WHOLE: Final[dict[str, tuple[bytes, str]]] = {
+    "malformed JSON": (
+        b'{"unfinished":',
+        "A truncated request must not use up its key: the complete one follows with the same key.",
+    ),
+    "a byte order mark": (
+        b"\xef\xbb\xbf{}",
+        "JSON on the network has none (RFC 8259); some parsers skip it and others fail.",
+    ),
 }
+_CHANGE: Final = (
+    "Parse the body strictly before the key is claimed (RFC 8785 requires I-JSON) and respond 400 "
+    "in the operation's error format; store nothing."
+)
 
 
-def _check(name: str, *, added: bytes | None = None, whole: bytes | None = None) -> Check:
+def _check(name: str, why: str, *, added: bytes | None = None, whole: bytes | None = None) -> Check:
     async def run(harness: Harness) -> str:
         request, key = await harness.new_request(), harness.new_key()
         good = msgspec.json.encode(request.body)
@@ -38,10 +63,12 @@ def _check(name: str, *, added: bytes | None = None, whole: bytes | None = None)
             f"; the key is still unused: {again.summary()}" if again else ""
         )
 
-    return Check(name, "Fingerprint", "400, in the operation's error format", run)
+    return Check(
+        name, "Fingerprint", "400, in the operation's error format", run, why=why, change=_CHANGE
+    )
 
 
 CHECKS: Final = (
-    *(_check(name, whole=text) for name, text in _WHOLE.items()),
-    *(_check(name, added=text) for name, text in _ADDED.items()),
+    *(_check(name, why, whole=text) for name, (text, why) in _WHOLE.items()),
+    *(_check(name, why, added=text) for name, (text, why) in _ADDED.items()),
 )

@@ -40,13 +40,26 @@ async def _walk(harness: Harness) -> str:
     return f"{first.summary()} twice, not replayed"
 
 
+_STORED: Final = (
+    "Do not store this response: roll back and free the key, so that the next request with it runs."
+)
 ROUTES_CHECKS: Final = (
     Check(
-        "errors are not stored", "Stored responses", "422 twice, then the key can be used", _routes
+        "errors are not stored",
+        "Stored responses",
+        "422 twice, then the key can be used",
+        _routes,
+        why="The client corrects its request and sends it again with the same key.",
+        change=_STORED,
     ),
 )
 WALK_CHECKS: Final = (
     Check(
-        "errors of the handler are not stored", "Stored responses", "422 twice, not replayed", _walk
+        "errors of the handler are not stored",
+        "Stored responses",
+        "422 twice, not replayed",
+        _walk,
+        why="What is refused now may be allowed when an earlier action has arrived.",
+        change=_STORED,
     ),
 )

@@ -31,7 +31,14 @@ JSON: Final = "application/json"
 
 
 class CheckFailedError(Exception):
-    """The response is not as specified; the message describes it."""
+    """The response is not as specified; the message describes it.
+
+    ``change`` says what to change in the server, if it is more specific than the check's own.
+    """
+
+    def __init__(self, actual: str, *, change: str | None = None) -> None:
+        super().__init__(actual)
+        self.change = change
 
 
 class CheckSkippedError(Exception):
@@ -121,6 +128,9 @@ class RequestFactory(Protocol):
     async def new_request(self, harness: "Harness") -> Request:
         """Return a valid request that was not sent before."""
 
+    def other_request(self) -> Request | None:
+        """Return a valid request of the second tenant; None if it may send the first one's."""
+
 
 class Harness:
     """Sends the requests of the checks to one server."""
@@ -153,6 +163,10 @@ class Harness:
     async def new_request(self) -> Request:
         """Return a valid request that was not sent before."""
         return await self._factory.new_request(self)
+
+    def other_request(self) -> Request | None:
+        """Return a valid request of the second tenant; None if it may send the first one's."""
+        return self._factory.other_request()
 
     def new_key(self) -> str:
         """Return an unused key; a UUID version 4 is valid in both formats."""
@@ -224,18 +238,21 @@ def unique() -> str:
 class Check(msgspec.Struct, frozen=True):
     """One check. ``run`` returns a description of the response or raises ``CheckFailedError``.
 
-    ``section`` is a heading of docs/reference/protocol.md, or empty.
+    ``section`` is a heading of docs/reference/protocol.md, or empty. ``why`` and ``change`` explain
+    a failure: why the rule matters, and what to change in the server.
     """
 
     name: str
     section: str
     expected: str
     run: Callable[[Harness], Awaitable[str]]
+    why: str
+    change: str
     applies: Callable[[Profile], bool] = lambda _profile: True
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one check."""
+    """The outcome of one check. ``why`` and ``change`` are set if it failed."""
 
     service: str
     check: str
@@ -243,3 +260,5 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     expected: str
     actual: str
     verdict: Verdict
+    why: str | None = None
+    change: str | None = None

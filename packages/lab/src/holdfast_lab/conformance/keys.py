@@ -71,19 +71,67 @@ async def _quoted(harness: Harness) -> str:
 
 
 CHECKS: Final = (
-    Check("key missing", "Key", "400 key_required", _missing, lambda profile: profile.key_required),
+    Check(
+        "key missing",
+        "Key",
+        "400 key_required",
+        _missing,
+        why="A request without a key that runs anyway runs again with each retry.",
+        change="Respond 400 key_required before the handler if there is no Idempotency-Key. If the "
+        "key is optional on purpose, set key_required to false in the profile.",
+        applies=lambda profile: profile.key_required,
+    ),
     Check(
         "key omitted where it is optional",
         "Key",
         "executed twice: without a key a retry is a new request",
         _left_out,
-        lambda profile: not profile.key_required,
+        why="Two requests without a key may be two orders; a server cannot know that they are one.",
+        change="Run each request without a key. If the key is required, set key_required to true "
+        "in the profile.",
+        applies=lambda profile: not profile.key_required,
     ),
-    Check("key empty", "Key", "400 key_invalid", _empty),
-    Check("key malformed", "Key", "400 key_invalid for each", _malformed),
-    Check("two different keys in one request", "Key", "400 key_invalid", _two_values),
     Check(
-        "the same key twice in one request", "Key", "one key: executed, then replayed", _same_twice
+        "key empty",
+        "Key",
+        "400 key_invalid",
+        _empty,
+        why="If an empty key is a key, all clients with that bug share one response.",
+        change="Respond 400 key_invalid to an empty Idempotency-Key; do not treat it as missing.",
     ),
-    Check("bare and quoted key are equal", "Key", "a replay", _quoted),
+    Check(
+        "key malformed",
+        "Key",
+        "400 key_invalid for each",
+        _malformed,
+        why="Two spellings of one key, such as an upper-case UUID, would run as two requests.",
+        change="Accept exactly the format that the profile names (key_format) and respond 400 "
+        "key_invalid to anything else: uuid4 is a lower-case UUID version 4, opaque is 1 to 128 "
+        "visible ASCII characters.",
+    ),
+    Check(
+        "two different keys in one request",
+        "Key",
+        "400 key_invalid",
+        _two_values,
+        why="A proxy and the server could each use another one of them, so a retry runs again.",
+        change="Read all values of the header and respond 400 key_invalid if they differ.",
+    ),
+    Check(
+        "the same key twice in one request",
+        "Key",
+        "one key: executed, then replayed",
+        _same_twice,
+        why="Some proxies repeat a header. Joined with a comma it would be another key.",
+        change="Read the values of the header one by one; equal values are one key.",
+    ),
+    Check(
+        "bare and quoted key are equal",
+        "Key",
+        "a replay",
+        _quoted,
+        why="The IETF draft quotes keys and many clients do not; a retry through another client "
+        "would run again.",
+        change="Remove the quotes of a quoted key (RFC 8941 string) before it is looked up.",
+    ),
 )

@@ -45,10 +45,40 @@ async def _unknown_path(harness: Harness) -> str:
 
 
 CHECKS: Final = (
-    Check("health", "", "200 without sign-in", _health),
-    Check("metrics", "", "Prometheus format, no raw key", _metrics),
-    Check("OpenAPI", "", "/openapi.json exists", _openapi),
+    Check(
+        "health",
+        "",
+        "200 without sign-in",
+        _health,
+        why="Load balancers and orchestrators have no token.",
+        change="Serve /healthz, /readyz and /docs without authentication.",
+    ),
+    Check(
+        "metrics",
+        "",
+        "Prometheus format, no raw key",
+        _metrics,
+        why="Keys in labels create a time series per request and show the keys to every reader.",
+        change="Serve /metrics in the Prometheus text format; label with a truncated hash, if at "
+        "all.",
+    ),
+    Check(
+        "OpenAPI",
+        "",
+        "/openapi.json exists",
+        _openapi,
+        why="Clients are generated from it.",
+        change="Serve an OpenAPI 3 document with the paths of the server at /openapi.json.",
+    ),
 )
 PATH_CHECKS: Final = (
-    Check("an unknown path", "Error codes", "404 in the error format", _unknown_path),
+    Check(
+        "an unknown path",
+        "Error codes",
+        "404 in the error format",
+        _unknown_path,
+        why="Clients decide by the code in the body, and the framework's own 404 has none.",
+        change="Register a handler for the framework's 404 that renders the operation's error "
+        "format.",
+    ),
 )

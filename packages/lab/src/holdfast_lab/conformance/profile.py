@@ -36,6 +36,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     version: int
     request: RequestTemplate
+    # The same operation as the second tenant calls it: with ids of resources that it owns.
+    other_request: RequestTemplate | None = None
     name: str = "profile"
     error_format: ErrorFormat = ErrorFormat.PROBLEM
     key_format: KeyFormat = KeyFormat.OPAQUE
@@ -56,17 +58,21 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         if self.version != _VERSION:
             raise ValueError(f"version should be {_VERSION}")
-        if not self.request.path.startswith("/"):
-            raise ValueError('request.path should begin with "/"')
-        headers = (
-            *self.request.headers.items(),
-            *self.sign_in.items(),
-            *self.other_sign_in.items(),
-        )
+        headers = [*self.sign_in.items(), *self.other_sign_in.items()]
+        for name, template in self._templates():
+            if not template.path.startswith("/"):
+                raise ValueError(f'{name}.path should begin with "/"')
+            if _UNIQUE not in msgspec.json.encode(template.body).decode():
+                raise ValueError(f"{name}.body should have {_UNIQUE} in one of its texts")
+            headers += template.headers.items()
         if not all(text.isascii() and text.isprintable() for pair in headers for text in pair):
             raise ValueError("headers should have only visible ASCII characters")
-        if _UNIQUE not in msgspec.json.encode(self.request.body).decode():
-            raise ValueError(f"request.body should have {_UNIQUE} in one of its texts")
+
+    def _templates(self) -> list[tuple[str, RequestTemplate]]:
+        found = [("request", self.request)]
+        if self.other_request is not None:
+            found.append(("other_request", self.other_request))
+        return found
 
 
 def read_profile(raw: bytes) -> Profile:

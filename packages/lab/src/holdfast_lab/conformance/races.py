@@ -83,11 +83,18 @@ CHECKS: Final = (
         "Guarded request",
         "one is executed; the others get its response, or 409 in_progress with Retry-After",
         _identical,
+        why="A client that retries while its first request still runs would cause two effects.",
+        change="Claim the key before the handler runs: a unique constraint or a lock in the "
+        "transaction of the effect, across all processes. A look-up before the insert is not "
+        "enough. Others wait, or get 409 in_progress with Retry-After.",
     ),
     Check(
         "concurrent requests with one key and two bodies",
         "Guarded request",
         "one body is executed, the other gets 409 payload_mismatch",
         _two_bodies,
+        why="Both effects would happen, and only one of them would be known to the client.",
+        change="Claim the key before the handler runs, and compare the fingerprint after the "
+        "claim, not before it.",
     ),
 )

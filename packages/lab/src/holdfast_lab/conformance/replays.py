@@ -125,60 +125,95 @@ def _reversed(value: Any) -> Any:
 
 CHECKS: Final = (
     Check(
-        "first request", "Headers", "executed, not marked as a replay, echoes X-Request-ID", _first
+        "first request",
+        "Headers",
+        "executed, not marked as a replay, echoes X-Request-ID",
+        _first,
+        why="Request ids connect the log of a client with that of the server.",
+        change="Return the X-Request-ID of the request, or a new one, and an X-Correlation-ID with "
+        "every response.",
     ),
     Check(
         "replay",
         "Guarded request",
         "stored status, body, Content-Type, ETag and Location; marked; own and original request id",
         _replay,
+        why="A client that lost the first response gets the id of what was created only here.",
+        change="Store status, headers and bytes of the response in the transaction of the effect, "
+        "and respond with them to every later request with the key.",
     ),
     Check(
         "replay with other formatting",
         "Fingerprint",
         "order of members and whitespace do not matter",
         _other_formatting,
+        why="A client that serializes its retry again would get a conflict for its own request.",
+        change="Hash the canonical form of the JSON body (RFC 8785), not the bytes that arrived.",
     ),
     Check(
         "volatile fields",
         "Fingerprint",
         "a replay, whatever their values",
         _volatile,
-        lambda profile: bool(profile.volatile_fields),
+        why="These fields are new in every attempt; hashing them turns each retry into a conflict.",
+        change="Leave these top-level fields out of the hash, or set volatile_fields in the "
+        "profile to those of the server ([] if there are none).",
+        applies=lambda profile: bool(profile.volatile_fields),
     ),
     Check(
         "same key, other body",
         "Guarded request",
         "409 payload_mismatch with both hashes, nothing written",
         _mismatch,
+        why="A replay of another request would confirm something that never happened.",
+        change="Store the SHA-256 of the canonical body with the key; if it differs respond "
+        "payload_mismatch with expectedHash and receivedHash, and keep the first response.",
     ),
-    Check("same key, other query", "Fingerprint", "409 payload_mismatch", _other_query),
+    Check(
+        "same key, other query",
+        "Fingerprint",
+        "409 payload_mismatch",
+        _other_query,
+        why="The query selects what the request is about, as the path does.",
+        change="Include method, path and query in the fingerprint, not only the body.",
+    ),
     Check(
         "GET with a known key",
         "Guarded request",
         "never replayed",
         _get,
-        lambda profile: profile.gives_location,
+        why="A replayed GET shows an old state for as long as the record lives.",
+        change="Guard only requests that write: do not look keys up for GET. If the operation "
+        "sends no Location, set gives_location to false in the profile.",
+        applies=lambda profile: profile.gives_location,
     ),
     Check(
         "nested fields count",
         "Fingerprint",
         "409 payload_mismatch",
         _nested,
-        lambda profile: profile.takes_any_member,
+        why="Two different orders that differ only inside an object would get one response.",
+        change="Hash the whole body. JSON.stringify with a list of top-level names drops nested "
+        "members.",
+        applies=lambda profile: profile.takes_any_member,
     ),
     Check(
         "integers beyond 2^53 keep their digits",
         "Fingerprint",
         "409 payload_mismatch",
         _large_numbers,
-        lambda profile: profile.takes_any_member,
+        why="Two ids that differ only in their last digits would be one request.",
+        change="Parse integers as integers, not as doubles, before the body is hashed.",
+        applies=lambda profile: profile.takes_any_member,
     ),
     Check(
         "equal numbers and escapes are equal",
         "Fingerprint",
         "a replay",
         _equal_texts,
-        lambda profile: profile.takes_any_member,
+        why="Serializers write 100 or 1e2, and escape characters or not; the request is the same.",
+        change="Hash the canonical form (RFC 8785): numbers as ECMAScript prints them, characters "
+        "without needless escapes.",
+        applies=lambda profile: profile.takes_any_member,
     ),
 )

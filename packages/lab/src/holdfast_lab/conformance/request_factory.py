@@ -11,32 +11,33 @@ from holdfast_lab.conformance.harness import (
     Request,
     unique,
 )
-from holdfast_lab.conformance.profile import RequestTemplate
+from holdfast_lab.conformance.profile import Profile, RequestTemplate
 
 __all__ = ["TemplateRequests", "WalkRequests", "timestamp"]
 
 
 class TemplateRequests:
-    """Requests from the template of a profile."""
+    """Requests from the templates of a profile."""
 
-    def __init__(self, template: RequestTemplate) -> None:
-        self._template = template
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
 
     async def new_request(self, harness: Harness) -> Request:
         """Return the template with new random values."""
         del harness
-        template = self._template
-        return Request(
-            method=template.method,
-            path=template.path,
-            headers=template.headers,
-            body=_filled(template.body, unique()),
-            other_body=_filled(template.body, unique()),
-        )
+        return _request(self._profile.request)
+
+    def other_request(self) -> Request | None:
+        """Return the second tenant's template with new random values."""
+        template = self._profile.other_request
+        return None if template is None else _request(template)
 
 
 class WalkRequests:
     """Advances quests step by step; starts and completes them as needed."""
+
+    def other_request(self) -> None:
+        """Return None: every walker may send the same request."""
 
     async def new_request(self, harness: Harness) -> Request:
         """Return the next possible step of the walker."""
@@ -73,6 +74,16 @@ def _advance(quest: str, step: int) -> Request:
         path=f"/quest/{quest}/step/{step}/advance",
         body={"clientGeneratedAt": timestamp()},
         other_body={"clientGeneratedAt": timestamp(timedelta(seconds=1))},
+    )
+
+
+def _request(template: RequestTemplate) -> Request:
+    return Request(
+        method=template.method,
+        path=template.path,
+        headers=template.headers,
+        body=_filled(template.body, unique()),
+        other_body=_filled(template.body, unique()),
     )
 
 

@@ -32,7 +32,7 @@ from holdfast_lab.conformance.harness import (
     Verdict,
     unique,
 )
-from holdfast_lab.conformance.profile import BUILT_IN, Profile
+from holdfast_lab.conformance.profile import BUILT_IN, Profile, RequestTemplate
 from holdfast_lab.conformance.request_factory import TemplateRequests, WalkRequests
 
 __all__ = ["NotSignedInError", "Plan", "SignIn", "UnreachableError", "conform", "plan_checks"]
@@ -54,6 +54,10 @@ _HOUR: Final = timedelta(hours=1)
 _UNAUTHORIZED: Final = 401
 # A duplicate may wait for the first request, by default up to 10 seconds.
 _TIMEOUT_SECONDS: Final = 30.0
+_NO_RESPONSE: Final = (
+    "Find out why the connection ended or took longer than 30 seconds: read the log of the server. "
+    "Every request needs a complete response, errors included."
+)
 
 
 class UnreachableError(Exception):
@@ -144,7 +148,7 @@ def _harness(client: httpx.AsyncClient, profile: Profile, sign_in: SignIn) -> Ha
         else sign_in.credentials(sign_in.other_token)
     )
     is_walk = profile is BUILT_IN["walk"]
-    factory: RequestFactory = WalkRequests() if is_walk else TemplateRequests(profile.request)
+    factory: RequestFactory = WalkRequests() if is_walk else TemplateRequests(profile)
     return Harness(
         client,
         profile,
@@ -156,12 +160,15 @@ def _harness(client: httpx.AsyncClient, profile: Profile, sign_in: SignIn) -> Ha
 
 async def _sign_in(harness: Harness) -> None:
     """Check the credentials with a request without key and body, which has no effect."""
-    template = harness.profile.request
-    request = Request(method=template.method, path=template.path, body=None, other_body=None)
-    callers = [("--token or --secret", harness.credentials)]
+    profile = harness.profile
+    callers: list[tuple[str, Credentials, RequestTemplate]] = [
+        ("--token or --secret", harness.credentials, profile.request)
+    ]
     with suppress(CheckSkippedError):
-        callers.append(("--other-token or --secret", harness.other_credentials))
-    for option, credentials in callers:
+        other = profile.other_request or profile.request
+        callers.append(("--other-token or --secret", harness.other_credentials, other))
+    for option, credentials, template in callers:
+        request = Request(method=template.method, path=template.path, body=None, other_body=None)
         with suppress(httpx.HTTPError):  # the checks will report it
             response = await harness.send(request, credentials=credentials)
             if response.status == _UNAUTHORIZED:
@@ -172,14 +179,17 @@ async def _sign_in(harness: Harness) -> None:
 
 
 async def _run_check(harness: Harness, check: Check) -> Result:
+    change = check.change
     try:
         actual, verdict = await check.run(harness), Verdict.PASS
     except CheckFailedError as error:
         actual, verdict = str(error), Verdict.FAIL
+        change = error.change or change
     except CheckSkippedError as error:
         actual, verdict = str(error), Verdict.SKIP
     except httpx.HTTPError as error:
         actual, verdict = f"no response ({type(error).__name__} {error})".rstrip(), Verdict.FAIL
+        change = _NO_RESPONSE
     except (KeyError, TypeError, ValueError) as error:
         actual, verdict = f"an unreadable response ({error!r})", Verdict.FAIL
     return Result(
@@ -189,6 +199,8 @@ async def _run_check(harness: Harness, check: Check) -> Result:
         expected=check.expected,
         actual=actual,
         verdict=verdict,
+        why=check.why if verdict is Verdict.FAIL else None,
+        change=change if verdict is Verdict.FAIL else None,
     )
 
 

@@ -82,18 +82,53 @@ def _not_stale(harness: Harness, response: Response) -> None:
 
 CHECKS: Final = (
     Check(
-        "an action past the cap", "Staleness", "422 STALE_ACTION with details, then replayed", _old
+        "an action past the cap",
+        "Staleness",
+        "422 STALE_ACTION with details, then replayed",
+        _old,
+        why="An old action would change a state that has moved on without it.",
+        change="Compare clientGeneratedAt with the server's clock after the record look-up and "
+        "before the handler; store the 422 with its details.",
     ),
-    Check("an action from the future", "Staleness", "422 STALE_ACTION", _future),
-    Check("an action just inside the cap", "Staleness", "not stale", _young_enough),
+    Check(
+        "an action from the future",
+        "Staleness",
+        "422 STALE_ACTION",
+        _future,
+        why="A wrong clock on a device would keep an action valid for too long.",
+        change="Respond 422 STALE_ACTION if clientGeneratedAt is more than 6 hours ahead.",
+    ),
+    Check(
+        "an action just inside the cap",
+        "Staleness",
+        "not stale",
+        _young_enough,
+        why="A device that was offline for a week would lose what its user did.",
+        change="Accept actions up to 7 days and 6 hours old, and up to 6 hours ahead.",
+    ),
     Check(
         "an action without a valid timestamp",
         "Staleness",
         "400 if missing, without zone, or not a string",
         _invalid_timestamp,
+        why="The age of an action without a time zone is a guess of up to a day.",
+        change="Require clientGeneratedAt as ISO 8601 text with a zone; otherwise respond 400.",
     ),
-    Check("submitted before it was generated", "Staleness", "400", _sent_before_made),
     Check(
-        "submitted days after it was generated", "Staleness", "not stale, not 400", _queued_for_days
+        "submitted before it was generated",
+        "Staleness",
+        "400",
+        _sent_before_made,
+        why="An action cannot be sent before it was made, so one of the two times is wrong.",
+        change="Respond 400 if clientSubmittedAt is more than 6 hours before clientGeneratedAt.",
+    ),
+    Check(
+        "submitted days after it was generated",
+        "Staleness",
+        "not stale, not 400",
+        _queued_for_days,
+        why="This is the normal case of an action that was queued offline.",
+        change="Do not limit how long after clientGeneratedAt an action is submitted; the age "
+        "limit covers it.",
     ),
 )

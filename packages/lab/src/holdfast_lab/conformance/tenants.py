@@ -17,6 +17,15 @@ from holdfast_lab.conformance.harness import (
 
 __all__ = ["CHECKS"]
 
+_OWN_BODY: Final = (
+    "If the body names resources of the first tenant, the server is right to refuse it: give the "
+    "second tenant's own body with --other-body, or other_request in the profile. Otherwise accept "
+    "the request: the key is new for this tenant."
+)
+_OWN_BODY_REFUSED: Final = (
+    "The second tenant's own request is refused: correct --other-path and --other-body, or "
+    "other_request in the profile, or accept the request: the key is new for this tenant."
+)
 _HINTS: Final = ("payload_mismatch", "in_progress")
 
 
@@ -62,8 +71,22 @@ async def _not_replayed(harness: Harness) -> str:
     first = expect_first(await harness.send(request, key))
     response = await harness.send(request, key, credentials=other)
     _expect_no_hint(harness, response)
-    if harness.profile.responses_are_unique:
+    own = harness.other_request()
+    if own is not None:
+        # The first tenant's body may be refused: it can name resources of the first tenant. The
+        # refusal may be stored, so the second tenant's own body needs another key.
+        key = harness.new_key()
+        first = expect_first(await harness.send(request, key))
+        response = await harness.send(own, key, credentials=other)
+        _expect_no_hint(harness, response)
+    if own is not None or harness.profile.responses_are_unique:
+        expect(
+            response.is_success,
+            f"{response.summary()}, expected a success",
+            change=_OWN_BODY if own is None else _OWN_BODY_REFUSED,
+        )
         expect_first(response)
+    if harness.profile.responses_are_unique:
         expect(
             response.body != first.body,
             f"{response.summary()}: the body of another tenant's response",
@@ -76,8 +99,10 @@ async def _not_revealed(harness: Harness) -> str:
     other = harness.other_credentials
     request, key = await harness.new_request(), harness.new_key()
     expect_first(await harness.send(request, key))
-    content = msgspec.json.encode(request.other_body)
-    response = await harness.send(request, key, credentials=other, content=content)
+    own = harness.other_request()
+    if own is None:
+        own = msgspec.structs.replace(request, body=request.other_body)
+    response = await harness.send(own, key, credentials=other)
     _expect_no_hint(harness, response)
     return f"{response.summary()}, as if the key were new"
 
@@ -107,20 +132,53 @@ def _expect_no_hint(harness: Harness, response: Response) -> None:
 
 
 CHECKS: Final = (
-    Check("not signed in", "Guarded request", "401, with or without a key", _unsigned),
-    Check("an invalid token", "Guarded request", "401", _bad_token),
     Check(
-        "a replay needs sign-in", "Guarded request", "401 for a known key", _replay_needs_sign_in
+        "not signed in",
+        "Guarded request",
+        "401, with or without a key",
+        _unsigned,
+        why="An anonymous caller must neither write nor learn which keys exist.",
+        change="Authenticate before the key is read, and respond 401 in the error format.",
     ),
     Check(
-        "another tenant's key is not replayed", "Names", "executed as a new request", _not_replayed
+        "an invalid token",
+        "Guarded request",
+        "401",
+        _bad_token,
+        why="A token with an invalid signature must not choose a tenant.",
+        change="Verify the signature of the token before the key is read, and respond 401.",
     ),
-    Check("another tenant's key is not revealed", "Names", "no 409 about the key", _not_revealed),
+    Check(
+        "a replay needs sign-in",
+        "Guarded request",
+        "401 for a known key",
+        _replay_needs_sign_in,
+        why="A stored response holds data of the tenant; a key alone is not a password.",
+        change="Authenticate every request, replays included, before the record is looked up.",
+    ),
+    Check(
+        "another tenant's key is not replayed",
+        "Names",
+        "executed as a new request",
+        _not_replayed,
+        why="One tenant would read the stored response of another.",
+        change="Make the tenant the first part of the record's primary key and of every look-up.",
+    ),
+    Check(
+        "another tenant's key is not revealed",
+        "Names",
+        "no 409 about the key",
+        _not_revealed,
+        why="A 409 shows one tenant that another has used the key.",
+        change="Make the tenant the first part of the record's primary key and of every look-up.",
+    ),
     Check(
         "another tenant's resource",
         "Guarded request",
         "404, never 403",
         _not_found,
-        lambda profile: profile.gives_location,
+        why="A 200 leaks data, and a 403 confirms that the resource exists.",
+        change="Select by tenant and id together, and respond 404 if there is no such row.",
+        applies=lambda profile: profile.gives_location,
     ),
 )

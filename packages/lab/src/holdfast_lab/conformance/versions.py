@@ -143,34 +143,105 @@ async def _not_theirs(harness: Harness) -> str:
     return response.summary()
 
 
+_ATOMIC: Final = (
+    "Check and write in one statement, UPDATE … WHERE version = …, and respond 409 "
+    "version_mismatch if it changed no row."
+)
 _BOTH: Final = (
-    Check("a create", "Versions", "201 with Location, ETag and version", _created),
-    Check("If-Match with the current ETag", "Versions", "changed, with a new ETag", _current),
-    Check("version in the body", "Versions", "changed, then 409 version_mismatch", _in_body),
+    Check(
+        "a create",
+        "Versions",
+        "201 with Location, ETag and version",
+        _created,
+        why="Without the version of what it created, a client cannot make its next change.",
+        change="Respond 201 with Location, with ETag and with version in the body; GET of the "
+        "Location sends the same ETag.",
+    ),
+    Check(
+        "If-Match with the current ETag",
+        "Versions",
+        "changed, with a new ETag",
+        _current,
+        why="The next change of the client is based on the version that this one produced.",
+        change="Increment the version with every change and send it as the ETag of the response.",
+    ),
+    Check(
+        "version in the body",
+        "Versions",
+        "changed, then 409 version_mismatch",
+        _in_body,
+        why="Clients that cannot set headers name the version in the body.",
+        change="Read the body's version where there is no If-Match. " + _ATOMIC,
+    ),
     Check(
         "If-Match with an outdated ETag",
         "Versions",
         "409 version_mismatch, stored and replayed",
         _outdated,
+        why="The change of another person would be overwritten without notice.",
+        change=_ATOMIC,
     ),
     Check(
         "replay of a change with an outdated ETag",
         "Versions",
         "the stored response, not 409",
         _replay_of_a_change,
+        why="The change has happened; a 409 would make the client send it a second time.",
+        change="Look the key up before the version is compared.",
     ),
-    Check("malformed If-Match", "Versions", "400", _unreadable),
-    Check("four writers with one ETag", "Versions", "one wins, the others 409", _race),
-    Check("a change of another tenant's resource", "Versions", "404, never 403", _not_theirs),
+    Check(
+        "malformed If-Match",
+        "Versions",
+        "400",
+        _unreadable,
+        why="A weak or unquoted tag that is ignored turns a safe change into a blind one.",
+        change="Accept strong tags only (a quoted text), and respond 400 if If-Match and the "
+        "body's version differ.",
+    ),
+    Check(
+        "four writers with one ETag",
+        "Versions",
+        "one wins, the others 409",
+        _race,
+        why="Reading the version first and writing later lets two writers win.",
+        change=_ATOMIC,
+    ),
+    Check(
+        "a change of another tenant's resource",
+        "Versions",
+        "404, never 403",
+        _not_theirs,
+        why="A 403 or 409 confirms that the resource exists.",
+        change="Select by tenant and id together, and respond 404 if there is no such row.",
+    ),
 )
 PLANNING_CHECKS: Final = (
-    Check("a change without a version", "Versions", "428 version_required", _required),
+    Check(
+        "a change without a version",
+        "Versions",
+        "428 version_required",
+        _required,
+        why="A change without a version overwrites what others have written since.",
+        change="Respond 428 version_required if neither If-Match nor the body names a version.",
+    ),
     *_BOTH,
 )
 FIELD_CHECKS: Final = (
     Check(
-        "a change without a version", "Versions", "changed: field does not require one", _left_out
+        "a change without a version",
+        "Versions",
+        "changed: field does not require one",
+        _left_out,
+        why="Devices may change what they have never read.",
+        change="Accept a change without a version as one of the current version.",
     ),
-    Check("If-Match: *", "Versions", "changed, whatever the version", _forced),
+    Check(
+        "If-Match: *",
+        "Versions",
+        "changed, whatever the version",
+        _forced,
+        why="A person who has chosen to overwrite sends a star.",
+        change="Accept If-Match: * as any version (allow_any=True of update_with_version).",
+    ),
     *_BOTH,
 )

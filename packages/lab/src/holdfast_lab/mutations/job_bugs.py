@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from holdfast.core.table_names import TableNames
 from holdfast.jobs import job_store
 from holdfast.jobs.executor import JobExecutor
 from holdfast.jobs.job_store import JobStore
@@ -17,8 +18,8 @@ def _sql(name: str, change: Any) -> list[Replacement]:
     """Change the statements of one query of the job store."""
     right = JOB_STORE._statements
 
-    def statements(database: str, query: str) -> Any:
-        found = right(database, query)
+    def statements(database: str, names: TableNames, query: str) -> Any:
+        found = right(database, names, query)
         if query != name:
             return found
         wrong = tuple(change(found))
@@ -70,8 +71,8 @@ def marker_in_another_transaction() -> list[Replacement]:
 def coalesced_into_a_running_job() -> list[Replacement]:
     right = JOB_STORE._statements
 
-    def statements(database: str, query: str) -> Any:
-        found = right(database, query)
+    def statements(database: str, names: TableNames, query: str) -> Any:
+        found = right(database, names, query)
         if query not in {"claim", "claim_these"}:
             return found
         wrong = tuple(text.replace("waiting_key = NULL,", "") for text in found)
@@ -108,14 +109,14 @@ def dead_letters_not_written() -> list[Replacement]:
 def rows_deleted_when_published() -> list[Replacement]:
     def delete(_statements: Any) -> Any:
         numbers = "SELECT json_extract(value, '$.seq') FROM json_each(:jobs)"
-        return [f"DELETE FROM jobs WHERE seq IN ({numbers})"]
+        return [f"DELETE FROM holdfast_jobs WHERE seq IN ({numbers})"]
 
     return _sql("mark_published", delete)
 
 
 @bug
 def failed_jobs_forgotten() -> list[Replacement]:
-    async def fail(self: Any, reason: str, error: str, *, floor: float = 0.0) -> Any:
+    async def fail(self: Any, reason: str, error: str, **_options: Any) -> Any:
         await self._roll_back()
         config = self._config
         await config.job_store.remove_completed(self.job, worker=config.worker_name)

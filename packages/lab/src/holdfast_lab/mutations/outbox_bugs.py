@@ -15,14 +15,12 @@ from holdfast.outbox import (
     claims,
     database,
     enqueue,
-    lanes,
     maintenance,
-    request_builder,
     sender,
     transaction,
 )
 from holdfast.outbox.claims import AttemptResult
-from holdfast.outbox.lease_renewer import LeaseRenewer
+from holdfast.outbox.drain import LeaseRenewer
 from holdfast.outbox.outcome import Succeeded
 from holdfast.outbox.resolution import settle_unclaimed
 from holdfast.outbox.sender import Sender
@@ -32,16 +30,14 @@ from holdfast.outbox.transport import NoResponse
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 from holdfast_lab.simulation.determinism import SimulatedLeaseRenewer
 
-CLAIMS, CLASSIFY, DATABASE, ENQUEUE, LANES, MAINTENANCE, REQUESTS, SENDER, TRANSACTION = (
+CLAIMS, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, SENDER, TRANSACTION = (
     untyped(module)
     for module in (
         claims,
         classify,
         database,
         enqueue,
-        lanes,
         maintenance,
-        request_builder,
         sender,
         transaction,
     )
@@ -170,14 +166,14 @@ def order_of_walk_ignored() -> list[Replacement]:
             return lane
         return None if draft.local_id is None else f"{draft.new.entity_type}/{draft.local_id}"
 
-    return [(LANES, "explicit_lane", explicit_lane)]
+    return [(ENQUEUE, "_explicit_lane", explicit_lane)]
 
 
 @bug
 def newest_first() -> list[Replacement]:
     backwards = ("ORDER BY priority DESC, sequence_number", "ORDER BY sequence_number DESC")
     last = ("ORDER BY sequence_number LIMIT 1", "ORDER BY sequence_number DESC LIMIT 1")
-    return _sql({"claim": backwards, "claim_some": backwards, "pass_turn": last})
+    return _sql({"claim_some": backwards, "pass_turn": last})
 
 
 @bug
@@ -208,9 +204,7 @@ def retry_after_ignored() -> list[Replacement]:
 
 @bug
 def local_ids_not_resolved() -> list[Replacement]:
-    return [
-        (REQUESTS, "replace_in_path", lambda path, _ids: path.replace("{", "").replace("}", ""))
-    ]
+    return [(SENDER, "replace_in_path", lambda path, _ids: path.replace("{", "").replace("}", ""))]
 
 
 @bug

@@ -11,6 +11,7 @@ from holdfast.core.policy import Policy
 from holdfast.server import app, guarded_request, idempotency
 from holdfast.server.execution import Execution
 from holdfast.server.idempotency import Idempotency
+from holdfast.stores.sql_loader import Queries
 from holdfast.stores.sqlite import store, unit_of_work
 from holdfast.stores.sqlite.rows import find_any
 from holdfast.stores.sqlite.store import SqliteStore
@@ -89,12 +90,13 @@ def sweep_of_live_records() -> list[Replacement]:
 
 @bug
 def replay_of_another_tenants_record() -> list[Replacement]:
-    def find(db: Any, record_id: RecordId) -> Any:
+    def find(db: Any, sql: Queries, record_id: RecordId) -> Any:
         row = db.execute(
-            "SELECT tenant FROM idempotency_records WHERE endpoint = ? AND idempotency_key = ?",
+            "SELECT tenant FROM holdfast_idempotency_records"
+            " WHERE endpoint = ? AND idempotency_key = ?",
             (record_id.endpoint, record_id.key),
         ).fetchone()
-        return None if row is None else find_any(db, record_id._replace(tenant=row[0]))
+        return None if row is None else find_any(db, sql, record_id._replace(tenant=row[0]))
 
     return [(STORE, "find_any", find)]
 
@@ -163,11 +165,16 @@ def job_enqueued_after_the_commit() -> list[Replacement]:
 
 @bug
 def second_process_not_noticed() -> list[Replacement]:
-    wrong = UNIT_OF_WORK._SAVE.replace(
-        " WHERE idempotency_records.expires_at <= excluded.created_at", ""
-    )
-    assert wrong != UNIT_OF_WORK._SAVE
-    return [(UNIT_OF_WORK, "exists", lambda *_: False), (UNIT_OF_WORK, "_SAVE", wrong)]
+    right = STORE.load_queries
+    condition = " WHERE holdfast_idempotency_records.expires_at <= excluded.created_at"
+
+    def load(package: str, **options: Any) -> Queries:
+        found = right(package, **options)
+        wrong = found["save_record"].replace(condition, "")
+        assert wrong != found["save_record"]
+        return Queries(package, found | {"save_record": wrong})
+
+    return [(UNIT_OF_WORK, "exists", lambda *_: False), (STORE, "load_queries", load)]
 
 
 @bug

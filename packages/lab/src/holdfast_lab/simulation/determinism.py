@@ -13,14 +13,13 @@ from typing import Any, Final, Self
 
 from holdfast import ids
 from holdfast.jobs.engines import relay
-from holdfast.outbox import drain, lease_renewer, schema
+from holdfast.outbox import database, drain
 from holdfast.stores.migrations import load_migrations
 from holdfast.stores.sqlite import store
 
 __all__ = ["SimulatedLeaseRenewer", "deterministic"]
 
 _RELAY_POLL_SECONDS: Final = 20.0
-_load_steps: Final = cache(schema.load_steps)
 _load_migrations: Final = cache(load_migrations)
 
 
@@ -33,7 +32,7 @@ def deterministic(rng: random.Random) -> Iterator[None]:
         # Polling every virtual second would be slow and find nothing.
         (relay, "_LOOK_SECONDS", _RELAY_POLL_SECONDS),
         # Read once: a restarted process would read the same files.
-        (schema, "load_steps", _load_steps),
+        (database, "load_migrations", _load_migrations),
         (store, "load_migrations", _load_migrations),
     )
     before = [getattr(module, name) for module, name, _ in replacements]
@@ -51,7 +50,7 @@ def deterministic(rng: random.Random) -> Iterator[None]:
         ids._entropy._turn_page()  # noqa: SLF001
 
 
-class SimulatedLeaseRenewer(lease_renewer.LeaseRenewer):
+class SimulatedLeaseRenewer(drain.LeaseRenewer):
     """Renews leases in virtual time, without a thread."""
 
     def __init__(self, queue: Any) -> None:

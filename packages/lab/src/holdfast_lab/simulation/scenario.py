@@ -306,7 +306,7 @@ class World:
                 app.process.resume()
 
     def _is_finished(self) -> bool:
-        waits = self._reader.execute("SELECT 1 FROM jobs LIMIT 1").fetchone()
+        waits = self._reader.execute("SELECT 1 FROM holdfast_jobs LIMIT 1").fetchone()
         return waits is None and not any(device.unfinished_count() for device in self.devices)
 
     def _unfinished(self) -> list[str]:
@@ -316,7 +316,7 @@ class World:
             for device in self.devices
             if (count := device.unfinished_count())
         ]
-        jobs = self._reader.execute("SELECT count(*) FROM jobs").fetchone()[0]
+        jobs = self._reader.execute("SELECT count(*) FROM holdfast_jobs").fetchone()[0]
         return [*found, f"{jobs} jobs are waiting"] if jobs else found
 
     def _history(self) -> History:
@@ -352,11 +352,11 @@ class World:
     def _jobs(self) -> list[JobState]:
         found: dict[tuple[str, str], dict[str, Any]] = {}
         rows = self._reader.execute(
-            "SELECT tenant, id, type, resource_id, 'is_waiting', 1 FROM jobs"
+            "SELECT tenant, id, type, resource_id, 'is_waiting', 1 FROM holdfast_jobs"
             " UNION ALL SELECT tenant, job_id, type, resource_id, 'marker', attempts"
-            " FROM job_completions"
+            " FROM holdfast_job_completions"
             " UNION ALL SELECT tenant, job_id, type, resource_id, 'is_dead', 1"
-            " FROM dead_letters WHERE requeued_at IS NULL"
+            " FROM holdfast_dead_letters WHERE requeued_at IS NULL"
         )
         for tenant, job_id, job_type, action, what, value in rows:
             facts = found.setdefault((tenant, job_id), {"writes": job_type == "follow"})
@@ -368,7 +368,7 @@ class World:
         """Compare the counts of the jobs with the rows, except for dead-lettered jobs."""
         rows = self._reader.execute(
             "SELECT tenant, count(*), (SELECT seen FROM counts WHERE tenant = effects.tenant)"
-            " FROM effects WHERE tenant NOT IN (SELECT tenant FROM dead_letters"
+            " FROM effects WHERE tenant NOT IN (SELECT tenant FROM holdfast_dead_letters"
             " WHERE type = 'count') GROUP BY tenant"
         )
         return [
@@ -439,6 +439,8 @@ class _ErrorLogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         process = CURRENT_PROCESS.get()
         if process is not None and not process.alive:  # from a ``finally`` of a dead process
+            return
+        if hasattr(record, "reason"):  # a failed attempt at a job: the checker looks at the jobs
             return
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]

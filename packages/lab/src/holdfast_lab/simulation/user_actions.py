@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.core.outbox_entry import NewEntry
+from holdfast.core.outbox_entry import ConflictResolutionName, NewEntry
 from holdfast_lab.history import Expect, UserAction
 
 __all__ = ["Bias", "PlannedAction", "make_uuid", "plan_actions"]
@@ -27,7 +27,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     payload: dict[str, Any]
     local_id: str | None = None
     note: str | None = None
-    strategy: str | None = None
+    strategy: ConflictResolutionName | None = None
     expect: Expect = Expect.EFFECT
     acknowledged: bool = False
     # How often the user has retried it.

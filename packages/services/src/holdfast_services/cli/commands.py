@@ -1,17 +1,20 @@
-"""The options of ``holdfast serve``, ``worker`` and ``token``."""
+"""The options of ``holdfast serve`` and ``token``, and the services' part of ``worker``."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from holdfast.cli.worker import WorkerOptions
+
+__all__ = ["default_worker", "register"]
 
 _DATABASE = "sqlite:///holdfast.db"
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this package to ``holdfast``."""
-    for command in (serve, worker, token):
+    for command in (serve, token):
         app.command()(command)
 
 
@@ -80,67 +83,23 @@ def serve(  # noqa: PLR0917 - typer turns them into options
     )
 
 
-def worker(
-    database: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HOLDFAST_DATABASE_URL",
-            metavar="URL",
-            help="sqlite:///file.db or postgresql://…",
-            show_default=_DATABASE,
-        ),
-    ] = None,
-    nats: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HOLDFAST_NATS_URL",
-            metavar="URL",
-            help="NATS server that delivers jobs.",
-        ),
-    ] = None,
-    queue: Annotated[
-        list[str] | None, typer.Option(help="Run jobs of this queue only. May be repeated.")
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=10_000,
-            help="Number of jobs to run at the same time.",
-            show_default="HOLDFAST_JOBS_CONCURRENCY or 8",
-        ),
-    ] = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=65535,
-            help="Serve Prometheus metrics on this loopback port.",
-            show_default="off",
-        ),
-    ] = None,
-) -> None:
-    """Run the jobs of all services in a process of its own.
+def default_worker(
+    *,
+    database: str | None,
+    nats: str | None,
+    concurrency: int | None,
+    drain_seconds: float | None,
+    options: "WorkerOptions",
+) -> int:
+    """Run the jobs of all services: ``holdfast worker`` without ``--app``."""
+    from holdfast_services.cli.worker import run_services_worker
 
-    Prints one line when it is ready. Ctrl-C or SIGTERM finishes the running jobs, releases those
-    that do not end in time, and exits with code 0.
-
-    For example:
-
-        holdfast worker --database postgresql://me@localhost/shop
-
-        holdfast worker --queue routes --concurrency 4
-    """
-    from holdfast_services.cli.worker import run_worker
-
-    raise typer.Exit(
-        run_worker(
-            database=database,
-            nats=nats,
-            queues=queue or [],
-            concurrency=concurrency,
-            metrics_port=metrics_port,
-        )
+    return run_services_worker(
+        database=database,
+        nats=nats,
+        concurrency=concurrency,
+        drain_seconds=drain_seconds,
+        options=options,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Response
 
 from holdfast.core.staleness import parse_instant
+from holdfast.core.table_names import TableNames
 from holdfast.ports import Row, Store
 from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.planning.aggregates import AggregateService, json_response
@@ -30,9 +31,9 @@ _CONDITIONS: Final = {
 # The index to use on SQLite, the most selective first. Without a hint SQLite scans the table, which
 # is ordered by id too. PostgreSQL chooses the index without a hint.
 _INDEXES: Final = {
-    "resource": "idx_audit_events_resource",
-    "actor": "idx_audit_events_actor",
-    "endpoint": "idx_audit_events_endpoint",
+    "resource": "idx_holdfast_audit_events_resource",
+    "actor": "idx_holdfast_audit_events_actor",
+    "endpoint": "idx_holdfast_audit_events_endpoint",
 }
 # An id contains the milliseconds of the server's clock, but the times of jobs are the database's,
 # so they may differ. The ids only limit the range; the conditions on times decide.
@@ -104,16 +105,19 @@ async def _events(
         "before": bound if before is None else min(before, bound),
         "limit": limit,
     }
-    return await store.read(_query(tuple(given), is_sqlite=store.name == "sqlite"), values)
+    query = _query(tuple(given), store.table_names, is_sqlite=store.name == "sqlite")
+    return await store.read(query, values)
 
 
 @cache
-def _query(given: tuple[str, ...], *, is_sqlite: bool) -> str:
+def _query(given: tuple[str, ...], names: TableNames, *, is_sqlite: bool) -> str:
     """Return the SQL of a page with these filters."""
     conditions = "\n   ".join(_CONDITIONS[name] for name in given)
     text = sql("audit_page").replace("/* more */", conditions)
     index = next((_INDEXES[name] for name in _INDEXES if name in given), None)
-    return text.replace("/* by */", f"INDEXED BY {index}") if is_sqlite and index else text
+    if is_sqlite and index:
+        text = text.replace("/* by */", f"INDEXED BY {index}")
+    return names.render(text)
 
 
 def _first_id(at: datetime, slack: timedelta) -> str:

@@ -173,7 +173,7 @@ DELETE FROM planning_search WHERE tenant = :tenant AND mission_id = :mission_id;
 -- planning are selected.
 SELECT id, actor, endpoint, resource, version, status, payload_hash, request_id, correlation_id,
        created_at
-  FROM audit_events /* by */
+  FROM holdfast_audit_events /* by */
  WHERE tenant = :tenant AND id >= :least AND id < :before
    AND (endpoint LIKE '% /v1/%' OR endpoint LIKE 'job.% planning %')
    /* more */

@@ -13,7 +13,7 @@ their messages are published again, but loses none: the rows stay until the jobs
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
 
 import msgspec
@@ -32,7 +32,7 @@ from holdfast.jobs.engines.relay import Relay
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Delivery, Ending, Engine, FaultPoints, Finished, Notifier, Retry
 
-__all__ = ["JetStreamEngine", "jetstream"]
+__all__ = ["JetStreamEngine", "JetStreamOptions", "jetstream"]
 
 _ACK: Final = b"+ACK"
 _TERM: Final = b"+TERM"
@@ -128,7 +128,9 @@ class JetStreamEngine:
 
     # -- fetching ---------------------------------------------------------------------------------
 
-    async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
+    async def take(
+        self, limit: int, wait_seconds: float, *, alone: bool = True
+    ) -> Sequence[Delivery]:
         """Wait for messages and lease the jobs they name. May return none before the time is up.
 
         Only waits while the broker is down.
@@ -140,11 +142,13 @@ class JetStreamEngine:
                 await self._broker.acknowledge(message.receipt, _TERM)
             else:
                 named.append((message, job))
-        return await self._lease(named) if named else []
+        return await self._lease(named, alone=alone) if named else []
 
-    async def _lease(self, named: Sequence[tuple[Message, tuple[str, str]]]) -> list[Delivery]:
+    async def _lease(
+        self, named: Sequence[tuple[Message, tuple[str, str]]], *, alone: bool
+    ) -> list[Delivery]:
         try:
-            leased = await self._claim({job for _, job in named})
+            leased = await self._claim({job for _, job in named}, alone=alone)
         except StoreError:
             for message, _ in named:
                 await self._broker.acknowledge(message.receipt, nak(_ERROR_SECONDS))
@@ -160,9 +164,11 @@ class JetStreamEngine:
             await self._return(others)
         return deliveries
 
-    async def _claim(self, jobs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], LeasedJob]:
+    async def _claim(
+        self, jobs: Iterable[tuple[str, str]], *, alone: bool
+    ) -> dict[tuple[str, str], LeasedJob]:
         leased = await self._job_store.claim_these(
-            jobs, worker=self._worker, lease_seconds=self._lease_seconds
+            jobs, worker=self._worker, lease_seconds=self._lease_seconds, alone=alone
         )
         return {(job.lease.tenant, job.lease.job_id): job for job in leased}
 
@@ -228,7 +234,30 @@ class JetStreamEngine:
             _log.warning("NATS has lost its stream: %d jobs are published again", lost)
 
 
-def jetstream(url: str, **options: Any) -> Callable[[JobStore, Sequence[str], str, float], Engine]:
+class JetStreamOptions(TypedDict, total=False):
+    """Options of ``JetStreamEngine`` that ``jetstream`` passes on."""
+
+    # Wakes the workers of this process.
+    notifier: Notifier | None
+    # The name of the stream.
+    stream: str
+    # The prefix of all subjects.
+    subject: str
+    # Copies of the stream: 3 by default, or 1 with fewer than three nodes.
+    replicas: int | None
+    # Seconds after which a message that was not acknowledged is delivered again.
+    again_after_seconds: float
+    # False if another worker of the same queues publishes the jobs.
+    relay: bool
+    # Options of ``nats.connect``.
+    options: Mapping[str, Any] | None
+    # For tests.
+    faults: FaultPoints | None
+
+
+def jetstream(
+    url: str, **options: Unpack[JetStreamOptions]
+) -> Callable[[JobStore, Sequence[str], str, float], Engine]:
     """Return an ``EngineMaker``: ``Worker(store, jobs, engine=jetstream(url))``."""
 
     def make(jobs: JobStore, queues: Sequence[str], worker: str, lease_seconds: float) -> Engine:

@@ -36,17 +36,19 @@ class SqlEngine:
         """Stop listening."""
         await self._notifier.close()
 
-    async def take(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
+    async def take(
+        self, limit: int, wait_seconds: float, *, alone: bool = True
+    ) -> Sequence[Delivery]:
         """Lease due jobs. If there are none, wait for a notification or the next due time.
 
         Returns an empty list after the wait; the worker calls again.
         """
-        jobs = await self._claim(limit)
+        jobs = await self._claim(limit, alone=alone)
         if jobs or wait_seconds <= 0:
             return jobs
         due_in = await self._job_store.due_in(self._queues)
         if due_in == 0:  # became due just now, or another worker has locked the row
-            jobs = await self._claim(limit)
+            jobs = await self._claim(limit, alone=alone)
             if jobs:
                 return jobs
             due_in = None
@@ -74,8 +76,12 @@ class SqlEngine:
         """Make a waiting ``take`` return."""
         self._notifier.notify()
 
-    async def _claim(self, limit: int) -> list[Delivery]:
+    async def _claim(self, limit: int, *, alone: bool) -> list[Delivery]:
         jobs = await self._job_store.claim(
-            self._queues, worker=self._worker, limit=limit, lease_seconds=self._lease_seconds
+            self._queues,
+            worker=self._worker,
+            limit=limit,
+            lease_seconds=self._lease_seconds,
+            alone=alone,
         )
         return [Delivery(job) for job in jobs]

@@ -1,4 +1,4 @@
-"""The PostgreSQL store, with asyncpg: for several processes and machines."""
+"""The PostgreSQL store, with asyncpg by default: for several processes and machines."""
 
 from holdfast.stores.postgres.store import PostgresStore
 

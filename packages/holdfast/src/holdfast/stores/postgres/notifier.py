@@ -13,18 +13,17 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
-import asyncpg
-
 from holdfast.errors import StoreError
 from holdfast.ids import new_request_id
 from holdfast.stores.notifier import LocalNotifier
-from holdfast.stores.postgres.errors import OUTAGES
 
-__all__ = ["PostgresNotifier"]
+__all__ = ["Listen", "PostgresNotifier"]
 
-_CHANNEL: Final = "holdfast_jobs"
+# Listens on a connection to a channel, and raises when the connection is lost. The first function
+# gets the payloads; the second is called once, when nothing can be missed any more.
+Listen = Callable[[Any, str, Callable[[str], None], Callable[[], None]], Awaitable[None]]
+
 _RECONNECT_SECONDS: Final = 1.0
-_ALIVE_SECONDS: Final = 10.0
 # Between two notifications of one process. Each makes workers look for all jobs.
 _INTERVAL_SECONDS: Final = 0.01
 
@@ -38,9 +37,19 @@ class PostgresNotifier(LocalNotifier):
         self,
         connect: Callable[[], Awaitable[Any]],
         run: Callable[[str], Awaitable[Any]],
+        *,
+        listen: Listen,
+        channel: str,
+        errors: tuple[type[BaseException], ...],
     ) -> None:
-        """Listen on a connection from ``connect``; notify with ``run``."""
+        """Listen on a connection from ``connect``; notify with ``run``.
+
+        ``errors`` are those that a driver raises: of the server, and if it is unavailable.
+        """
         super().__init__()
+        self._listen_on = listen
+        self._errors = errors
+        self._channel = channel
         self._connect = connect
         self._run = run
         self._sender_id = new_request_id()
@@ -83,29 +92,25 @@ class PostgresNotifier(LocalNotifier):
                 await asyncio.sleep(self._last_sent + _INTERVAL_SECONDS - time.monotonic())
                 self._send_again = False
                 self._last_sent = time.monotonic()
-                with suppress(StoreError, asyncpg.PostgresError):  # other processes poll
-                    await self._run(f"SELECT pg_notify('{_CHANNEL}', '{self._sender_id}')")
+                with suppress(StoreError, *self._errors):  # other processes poll
+                    await self._run(f"SELECT pg_notify('{self._channel}', '{self._sender_id}')")
                 if not self._send_again:
                     return
         finally:
             self._sending = None
 
     async def _listen(self, listening: asyncio.Future[None]) -> None:
+        def ready() -> None:
+            LocalNotifier.notify(self)  # one may have been missed meanwhile
+            if not listening.done():
+                listening.set_result(None)
+
         while True:
             connection = None
             try:
                 connection = await self._connect()
-                lost = asyncio.Event()
-                connection.add_termination_listener(lambda _connection, end=lost.set: end())
-                await connection.add_listener(_CHANNEL, self._receive)
-                LocalNotifier.notify(self)  # one may have been missed meanwhile
-                if not listening.done():
-                    listening.set_result(None)
-                while not lost.is_set():
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(lost.wait(), _ALIVE_SECONDS)
-                    await connection.fetchval("SELECT 1", timeout=_ALIVE_SECONDS)
-            except (asyncpg.PostgresError, *OUTAGES) as error:
+                await self._listen_on(connection, self._channel, self._receive, ready)
+            except self._errors as error:
                 _log.info("not listening for jobs, polling once a second instead: %s", error)
                 if not listening.done():
                     listening.set_result(None)
@@ -114,6 +119,6 @@ class PostgresNotifier(LocalNotifier):
                     connection.terminate()
             await asyncio.sleep(_RECONNECT_SECONDS)
 
-    def _receive(self, _connection: Any, _process: int, _channel: str, sender: str) -> None:
+    def _receive(self, sender: str) -> None:
         if sender != self._sender_id:  # this process was woken already
             LocalNotifier.notify(self)

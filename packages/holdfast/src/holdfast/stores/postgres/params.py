@@ -14,6 +14,7 @@ from typing import Any
 from holdfast.core.idempotency_record import AuditEvent, Record
 from holdfast.errors import UsageError
 from holdfast.ports import Params
+from holdfast.stores.parameters import named_parameters
 from holdfast.stores.rows import encode_headers
 
 __all__ = [
@@ -32,6 +33,8 @@ _TOKEN = re.compile(
     r"|\$(\w*)\$.*?\$\1\$|::|:([A-Za-z_]\w*)",
     re.DOTALL,
 )
+# How other libraries write parameters.
+_PLACEHOLDER = re.compile(r"%s|%\(\w+\)s|\$\d+|\?")
 # Statements that would end the transaction; ROLLBACK TO a savepoint is allowed.
 _ENDS_TRANSACTION = re.compile(
     r"(?:\s|;|--[^\n]*\n|/\*.*?\*/)*"
@@ -62,9 +65,14 @@ def _compile(sql: str) -> tuple[str, tuple[str, ...]]:
 def positional(sql: str, params: Params) -> tuple[str, list[Any]]:
     """Return the statement with numbered parameters, and their values in order."""
     text, names = _compile(sql)
+    given = named_parameters(params)
     if not names:
+        if given and (placeholder := _PLACEHOLDER.search(sql)) is not None:
+            raise UsageError(
+                f"the statement has a parameter {placeholder[0]}, but parameters have names: "
+                "write :name"
+            )
         return text, []
-    given = params or {}
     try:
         return text, [given[name] for name in names]
     except KeyError as missing:
@@ -103,7 +111,7 @@ def instant_literal(value: datetime) -> str:
     return f"'{value.isoformat()}'"
 
 
-def finish_statement(record: Record, audit: AuditEvent | None) -> str:
+def finish_statement(function: str, record: Record, audit: AuditEvent | None) -> str:
     """Return the call of ``holdfast_finish`` with literals, to share a message with COMMIT."""
     text = text_literal
     tenant, endpoint, key = record.id
@@ -114,7 +122,7 @@ def finish_statement(record: Record, audit: AuditEvent | None) -> str:
         else "NULL,NULL,NULL,NULL"
     )
     return (
-        f"SELECT holdfast_finish({text(tenant)},{text(endpoint)},{text(key)},"
+        f"SELECT {function}({text(tenant)},{text(endpoint)},{text(key)},"
         f"{text(body_hash)},{text(request_hash)},"
         f"{int_literal(record.status)},{bytes_literal(record.body)},{text(encode_headers(record))},"
         f"{text(record.request_id)},{text(record.correlation_id)},"

@@ -6,6 +6,7 @@ the connection, so nothing has to be reset.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,9 +17,17 @@ __all__ = ["ConnectionPool"]
 class ConnectionPool:
     """Lends connections, last used first, up to a limit; above it, callers wait in order."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Any]], *, limit: int) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Any]],
+        *,
+        limit: int,
+        on_wait: Callable[[float], None] | None = None,
+    ) -> None:
+        """``on_wait`` gets the seconds that a caller waited, served or not; 0 is not reported."""
         self._connect = connect
         self._limit = limit
+        self._on_wait = on_wait
         self._idle: list[Any] = []
         self._busy: set[Any] = set()
         self._connecting = 0
@@ -40,8 +49,13 @@ class ConnectionPool:
                 return connection
             if self._has_capacity():
                 return await self._open()
-        async with asyncio.timeout(timeout_seconds):
-            return await self._wait()
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await self._wait()
+        finally:
+            if self._on_wait is not None:
+                self._on_wait(time.monotonic() - started)
 
     def release(self, connection: Any) -> None:
         """Return a connection, and serve the next waiting caller. A closed one is dropped."""

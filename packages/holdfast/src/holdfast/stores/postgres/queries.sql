@@ -2,23 +2,23 @@
 -- The record of a key unless it is expired.
 SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
        request_id, correlation_id, audit_id, created_at, expires_at
-  FROM idempotency_records
+  FROM holdfast_idempotency_records
  WHERE tenant = $1 AND endpoint = $2 AND idempotency_key = $3 AND expires_at > $4;
 
 -- name: finish
 SELECT holdfast_finish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
 
 -- name: save_audit_event
-INSERT INTO audit_events
+INSERT INTO holdfast_audit_events
        (tenant, id, actor, endpoint, payload_hash, status, resource, version,
-        request_id, correlation_id, created_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
+        request_id, correlation_id, created_at, reason)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: sweep_records
 -- A batch of the records that expired first. Rows that another sweep has locked are skipped.
-DELETE FROM idempotency_records
+DELETE FROM holdfast_idempotency_records
  WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM idempotency_records
+       SELECT ctid FROM holdfast_idempotency_records
         WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2
           FOR UPDATE SKIP LOCKED));
 
@@ -26,7 +26,7 @@ DELETE FROM idempotency_records
 SELECT tenant, endpoint, idempotency_key,
        canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
        request_id, correlation_id, audit_id, created_at, expires_at
-  FROM idempotency_records
+  FROM holdfast_idempotency_records
  WHERE ($1::text IS NULL OR tenant = $1)
    AND ($2::text IS NULL OR endpoint = $2)
    AND ($3::text IS NULL OR idempotency_key = $3)

@@ -4,15 +4,22 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final
-
-import asyncpg
+from typing import Any, Final, Generic, TypedDict, Unpack
 
 from holdfast.core.decision import HELD, Held
-from holdfast.core.fingerprint import lock_number
 from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
-from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.ports import (
+    Claimed,
+    Found,
+    Notifier,
+    Params,
+    RecordQuery,
+    Row,
+    StoreMetrics,
+    TransactionT_co,
+)
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -21,32 +28,41 @@ from holdfast.stores.migrations import (
     load_migrations,
     run_steps_async,
 )
+from holdfast.stores.postgres.driver import Driver, DriverMaker, Pool
 from holdfast.stores.postgres.dsn import check_dsn
-from holdfast.stores.postgres.errors import OUTAGES, translate_error, unavailable
-from holdfast.stores.postgres.notifier import PostgresNotifier
+from holdfast.stores.postgres.errors import unavailable
 from holdfast.stores.postgres.params import (
     instant_literal,
     positional,
     rows_changed,
     text_literal,
 )
-from holdfast.stores.postgres.pool import ConnectionPool
-from holdfast.stores.postgres.unit_of_work import PostgresUnit
+from holdfast.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
 from holdfast.stores.rows import record_of
 from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.urls import parse_store_url
 
-__all__ = ["PostgresStore"]
-
-_SQL: Final = load_queries("holdfast.stores.postgres")
-_FIND: Final = _SQL["find_record"]
+__all__ = ["BasePostgresStore", "PostgresOptions", "PostgresStore"]
 
 # holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
 _CLAIMED_TAGS: Final = {"SELECT 0": False, "SELECT 3": True}
 _HELD_TAG: Final = "SELECT 2"
 
 
-class PostgresStore:
-    """The store for many processes.
+class PostgresOptions(TypedDict, total=False):
+    """Options of the stores on PostgreSQL; see ``BasePostgresStore``."""
+
+    table_prefix: str | None
+    schema: str | None
+    migrations: Sequence[Migration]
+    min_connections: int
+    max_connections: int
+    acquire_seconds: float
+    connect_seconds: float
+
+
+class BasePostgresStore(Generic[TransactionT_co]):
+    """The store on PostgreSQL, on any driver.
 
     BEGIN and the claim share one message; so do the record, the audit event and COMMIT. Both are
     sent as text with literals (see ``params``), because asyncpg cannot pipeline.
@@ -58,20 +74,34 @@ class PostgresStore:
         self,
         url: str,
         *,
+        driver: DriverMaker,
+        table_prefix: str | None = None,
+        schema: str | None = None,
         migrations: Sequence[Migration] = (),
         min_connections: int = 1,
         max_connections: int = 16,
         acquire_seconds: float = 10.0,
         connect_seconds: float = 5.0,
     ) -> None:
-        """Check the URL, which may raise ``ConfigurationError``. ``open`` connects."""
-        check_dsn(url)
-        self._url = url
+        """Check the URL, which may raise ``ConfigurationError``. ``open`` connects.
+
+        Names of Holdfast's tables begin with ``table_prefix`` (default: ``holdfast_``). They are
+        in ``schema``, which is created if it is missing; without it, in the first schema of the
+        ``search_path``. Both may be options of the URL instead.
+        """
+        target = parse_store_url(url)
+        if target.database != "postgresql":
+            raise ConfigurationError(
+                f"{type(self).__name__} needs a URL such as postgresql://user@host/name"
+            )
+        check_dsn(target.location)
+        self._use_names(target.names(table_prefix, schema))
+        self.driver: Driver = driver(target.location, connect_seconds)
         self._min = min_connections
         self._max = max_connections
         self._acquire_seconds = acquire_seconds
-        self._connect_seconds = connect_seconds
-        self._pool: ConnectionPool | None = None
+        self._pool: Pool | None = None
+        self._metrics: StoreMetrics | None = None
         self._migrations = [
             *load_migrations("core", "holdfast.stores.postgres.migrations"),
             *migrations,
@@ -82,18 +112,24 @@ class PostgresStore:
         """How many transactions can be open at once."""
         return self._max
 
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Report waits for a connection to ``metrics``. Call it before ``open``."""
+        self._metrics = metrics
+
     async def open(self) -> None:
         """Connect and bring the schema up to date."""
         if self._pool is not None:
             return
-        pool = ConnectionPool(self._connect, limit=self._max)
+        on_wait = None if self._metrics is None else self._metrics.pool_waited
+        pool = self.driver.new_pool(self._max, on_wait)
+        refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
         try:
             await pool.fill(self._min)
-        except OUTAGES as error:
+        except self.driver.outages as error:
             if isinstance(error, ValueError):  # asyncpg: the URL, not the server
                 raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
             raise unavailable(error) from error
-        except (asyncpg.PostgresError, ValueError) as error:
+        except refusals as error:
             raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
         self._pool = pool
         try:
@@ -118,9 +154,12 @@ class PostgresStore:
         """Look a key up outside any transaction."""
         connection = await self._acquire()
         try:
-            row = await connection.fetchrow(_FIND, *record_id, now)
-        except OUTAGES as error:
+            row = await connection.fetchrow(self.sql["find_record"], *record_id, now)
+        except self.driver.outages as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return None if row is None else record_of(record_id, row)
@@ -129,9 +168,10 @@ class PostgresStore:
         """Begin, lock and look up in one round trip. Never waits for another holder."""
         tenant, endpoint, key = record_id
         connection = await self._acquire()
+        lock = self.table_names.lock_number(tenant, endpoint, key)
         try:
             tag = await connection.execute(
-                f"BEGIN;SELECT holdfast_claim({lock_number(tenant, endpoint, key)},"
+                f"BEGIN;SELECT {self._claim_function}({lock},"
                 f"{text_literal(tenant)},{text_literal(endpoint)},{text_literal(key)},"
                 f"{instant_literal(now)})"
             )
@@ -139,18 +179,18 @@ class PostgresStore:
                 return Claimed(PostgresUnit(self, connection), after_expiry=_CLAIMED_TAGS[tag])
             row = None
             if tag != _HELD_TAG:
-                row = await connection.fetchrow(_FIND, *record_id, now)
+                row = await connection.fetchrow(self.sql["find_record"], *record_id, now)
             await connection.execute("ROLLBACK")
         except BaseException as error:  # or cancelled: the state of the connection is unknown
             await self.undo(connection)
-            if isinstance(error, (asyncpg.PostgresError, *OUTAGES)):
+            if isinstance(error, (*self.driver.errors, *self.driver.outages)):
                 raise unavailable(error) from error
             raise
         self.release(connection)
         # No row although there was one: it expired and was swept in between.
         return Found(record_of(record_id, row)) if row is not None else HELD
 
-    async def begin(self, *, idle_seconds: float | None = None) -> PostgresUnit:
+    async def begin(self, *, idle_seconds: float | None = None) -> PostgresUnit[TransactionT_co]:
         """Open a transaction without a key."""
         connection = await self._acquire()
         begin = "BEGIN"
@@ -160,7 +200,7 @@ class PostgresStore:
             await connection.execute(begin)
         except BaseException as error:
             await self.undo(connection)
-            if isinstance(error, OUTAGES):
+            if isinstance(error, self.driver.outages):
                 raise unavailable(error) from error
             raise
         return PostgresUnit(self, connection, is_kept_alive=idle_seconds is not None)
@@ -171,8 +211,13 @@ class PostgresStore:
         try:
             text, values = positional(sql, params)
             return [dict(row) for row in await connection.fetch(text, *values)]
-        except OUTAGES as error:
-            translate_error(error)
+        except self.driver.outages as error:
+            self.driver.translate_error(error)
+        except asyncio.CancelledError:
+            # Without this, asyncpg asks the server over a second connection to cancel the query,
+            # and a loop that is ending would leave both open.
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
 
@@ -180,17 +225,20 @@ class PostgresStore:
         """Run one statement, which commits at once."""
         return await self.read(sql, params)
 
-    def notifier(self) -> PostgresNotifier:
+    def notifier(self) -> Notifier:
         """Return a notifier for the processes that use this database."""
-        return PostgresNotifier(self._connect, self.read)
+        return self.driver.notifier(self.read, self.table_names.channel)
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records."""
         connection = await self._acquire()
         try:
-            tag: str = await connection.execute(_SQL["sweep_records"], now, limit)
-        except OUTAGES as error:
+            tag: str = await connection.execute(self.sql["sweep_records"], now, limit)
+        except self.driver.outages as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return rows_changed(tag)
@@ -201,17 +249,25 @@ class PostgresStore:
         connection = await self._acquire()
         try:
             rows = await connection.fetch(
-                _SQL["list_records"], query.tenant, query.endpoint, query.key, *after, query.limit
+                self.sql["list_records"],
+                query.tenant,
+                query.endpoint,
+                query.key,
+                *after,
+                query.limit,
             )
-        except OUTAGES as error:
+        except self.driver.outages as error:
             raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
         finally:
             self.release(connection)
         return [record_of(RecordId(row[0], row[1], row[2]), tuple(row)[3:]) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""
-        return bytes((await self.read(_SQL["read_secret"]))[0]["secret"])
+        return bytes((await self.read(self.sql["read_secret"]))[0]["secret"])
 
     # -- connections ----------------------------------------------------------------------
 
@@ -220,9 +276,9 @@ class PostgresStore:
             raise StoreUnavailableError("the store is not open")
         try:
             return await self._pool.acquire(self._acquire_seconds)
-        except OUTAGES as error:
+        except self.driver.outages as error:
             raise unavailable(error) from error
-        except asyncpg.PostgresError as error:
+        except self.driver.errors as error:
             raise unavailable(error) from error
 
     def release(self, connection: Any) -> None:
@@ -232,19 +288,12 @@ class PostgresStore:
         else:
             self._pool.release(connection)
 
-    async def _connect(self) -> Any:
-        return await asyncpg.connect(
-            self._url,
-            timeout=self._connect_seconds,
-            server_settings={"application_name": "holdfast"},
-        )
-
     async def undo(self, connection: Any) -> None:
         """Roll back and release the connection; close it if the rollback fails."""
         try:
-            await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=5)
+            await self.driver.roll_back(connection)
         except BaseException as error:
-            with suppress(asyncpg.InterfaceError):  # closed already
+            with suppress(*self.driver.outages):  # closed already
                 connection.terminate()
             self.release(connection)
             if not isinstance(error, Exception):
@@ -263,13 +312,39 @@ class PostgresStore:
             rows: Sequence[Any] = await connection.fetch(sql, *values)
             return rows
 
+        ledger = MigrationTable(self.table_names, is_sqlite=False)
         try:
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-                await run_steps_async(
-                    apply_migrations(self._migrations, MigrationTable(is_sqlite=False)), execute
-                )
-        except OUTAGES as error:
+                await run_steps_async(apply_migrations(self._migrations, ledger), execute)
+        except self.driver.outages as error:
             raise unavailable(error) from error
         finally:
             self.release(connection)
+        self._use_names(ledger.names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        self.sql = load_queries("holdfast.stores.postgres", names=names)
+        self.finish_function = names.table("finish")
+        self._claim_function = names.table("claim")
+
+
+class PostgresStore(BasePostgresStore[PostgresTransaction]):
+    """The store for many processes, on asyncpg. A handler gets a ``PostgresTransaction``."""
+
+    def __init__(self, url: str, **options: Unpack[PostgresOptions]) -> None:
+        """Check the URL, which may raise ``ConfigurationError``. ``open`` connects."""
+        super().__init__(url, driver=_asyncpg_driver(), **options)
+
+
+def _asyncpg_driver() -> DriverMaker:
+    """Return the driver asyncpg. Raises ``ConfigurationError`` if it is not installed."""
+    try:
+        from holdfast.stores.postgres.asyncpg_driver import AsyncpgDriver  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigurationError(
+            'PostgreSQL needs a driver: pip install "holdfast[postgres]" for asyncpg, or '
+            '"holdfast[psycopg]" and a URL such as postgresql+psycopg://user@host/name'
+        ) from error
+    return AsyncpgDriver

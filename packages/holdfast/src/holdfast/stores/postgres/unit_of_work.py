@@ -3,26 +3,18 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
-
-import asyncpg
+from typing import Any, Final, Generic, Protocol
 
 from holdfast.core.idempotency_record import AuditEvent, Record
 from holdfast.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
-from holdfast.ports import Params, Row
-from holdfast.stores.postgres.errors import (
-    ABORTED,
-    OUTAGES,
-    translate_commit_error,
-    translate_error,
-)
+from holdfast.ports import Params, Row, TransactionT_co
+from holdfast.stores.postgres.driver import Driver
+from holdfast.stores.postgres.errors import ABORTED, translate_commit_error
 from holdfast.stores.postgres.params import finish_statement, positional, rows_changed
 from holdfast.stores.rows import audit_values, finish_values
-from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sql_loader import Queries
 
 __all__ = ["PostgresTransaction", "PostgresUnit", "SharedPostgresTransaction"]
-
-_SQL: Final = load_queries("holdfast.stores.postgres")
 
 # Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
 _INLINE_BODY_BYTES: Final = 16 * 1024
@@ -30,6 +22,10 @@ _INLINE_BODY_BYTES: Final = 16 * 1024
 
 class _Connections(Protocol):
     """Takes connections back; implemented by ``PostgresStore``."""
+
+    sql: Queries
+    finish_function: str
+    driver: Driver
 
     def release(self, connection: Any) -> None:
         """Return a connection to the pool."""
@@ -49,42 +45,48 @@ _ENDED: Final = _Ended()
 
 
 class PostgresTransaction:
-    """The ``Transaction`` of a handler. ``connection`` is asyncpg's, for everything else."""
+    """The ``Transaction`` of a handler. ``connection`` is the driver's, for everything else."""
 
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
+    def __init__(self, connection: Any, driver: Driver) -> None:
+        self._on = connection
+        self._driver = driver
+        self.connection = driver.raw(connection)
+
+    def end(self) -> None:
+        """Refuse further statements: the connection may serve another request by now."""
+        self._on = self.connection = _ENDED
 
     async def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
         text, values = positional(sql, params)
         try:
-            return rows_changed(await self.connection.execute(text, *values))
-        except OUTAGES as error:
-            translate_error(error)
+            return rows_changed(await self._on.execute(text, *values))
+        except self._driver.outages as error:
+            self._driver.translate_error(error)
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
         text, values = positional(sql, params)
         try:
-            return [dict(row) for row in await self.connection.fetch(text, *values)]
-        except OUTAGES as error:
-            translate_error(error)
+            return [dict(row) for row in await self._on.fetch(text, *values)]
+        except self._driver.outages as error:
+            self._driver.translate_error(error)
 
     async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
         """Return the first row of a query, or None."""
         text, values = positional(sql, params)
         try:
-            row = await self.connection.fetchrow(text, *values)
-        except OUTAGES as error:
-            translate_error(error)
+            row = await self._on.fetchrow(text, *values)
+        except self._driver.outages as error:
+            self._driver.translate_error(error)
         return None if row is None else dict(row)
 
 
 class SharedPostgresTransaction(PostgresTransaction):
     """Shares its connection with ``keep_alive``: asyncpg runs one statement at a time."""
 
-    def __init__(self, connection: Any) -> None:
-        super().__init__(connection)
+    def __init__(self, connection: Any, driver: Driver) -> None:
+        super().__init__(connection, driver)
         self.lock = asyncio.Lock()
 
     async def execute(self, sql: str, params: Params = None) -> int:
@@ -103,7 +105,7 @@ class SharedPostgresTransaction(PostgresTransaction):
             return await super().fetch_one(sql, params)
 
 
-class PostgresUnit:
+class PostgresUnit(Generic[TransactionT_co]):
     """Owns a connection with an open transaction until commit or rollback."""
 
     superseded = False
@@ -115,17 +117,19 @@ class PostgresUnit:
         self._connection = connection
         self._ended = False
         self._is_ending = False
+        self.is_sync = store.driver.is_sync
         kind = SharedPostgresTransaction if is_kept_alive else PostgresTransaction
-        self.transaction: PostgresTransaction = kind(connection)
+        self.statements: PostgresTransaction = kind(connection, store.driver)
+        self._transaction: TransactionT_co = store.driver.handler_transaction(self.statements)
 
     @property
-    def statements(self) -> PostgresTransaction:
-        """The same transaction."""
-        return self.transaction
+    def transaction(self) -> TransactionT_co:
+        """What the handler gets. It depends on the driver."""
+        return self._transaction
 
     async def keep_alive(self) -> None:
         """Run a query so that the transaction is not idle, unless a statement is running."""
-        shared = self.transaction
+        shared = self.statements
         if (
             not isinstance(shared, SharedPostgresTransaction)
             or self._is_ending
@@ -134,7 +138,7 @@ class PostgresUnit:
             return
         async with shared.lock:
             with suppress(Exception):  # the next statement fails
-                await shared.connection.execute("SELECT 1")
+                await self._connection.execute("SELECT 1")
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Write record and audit event and commit, in one round trip."""
@@ -146,25 +150,27 @@ class PostgresUnit:
             if record is None:
                 if audit is not None:
                     await connection.execute(
-                        _SQL["save_audit_event"], *audit_values(audit, audit.created_at)
+                        self._store.sql["save_audit_event"], *audit_values(audit, audit.created_at)
                     )
                 tag = await connection.execute("COMMIT")
             elif len(record.body) <= _INLINE_BODY_BYTES:
-                tag = await connection.execute(f"{finish_statement(record, audit)};COMMIT")
+                tag = await connection.execute(
+                    f"{finish_statement(self._store.finish_function, record, audit)};COMMIT"
+                )
             else:
-                await connection.execute(_SQL["finish"], *finish_values(record, audit))
+                await connection.execute(self._store.sql["finish"], *finish_values(record, audit))
                 tag = await connection.execute("COMMIT")
-        except asyncpg.PostgresError as error:
+        except self._store.driver.errors as error:
             await self._fail()
-            translate_commit_error(error)
-        except OUTAGES as error:
+            translate_commit_error(error, self._store.driver.outages)
+        except self._store.driver.outages as error:
             await self._fail()
             raise CommitUnknownError(str(error)) from error
         except BaseException:
             await self._fail()
             raise
         self._ended = True
-        self.transaction.connection = _ENDED
+        self.statements.end()
         self._store.release(connection)
         if tag == "ROLLBACK":
             raise StoreUnavailableError(ABORTED)
@@ -177,13 +183,13 @@ class PostgresUnit:
     async def _stop_keep_alive(self) -> None:
         """Wait for a ``keep_alive`` under way, and refuse further ones."""
         self._is_ending = True
-        if isinstance(self.transaction, SharedPostgresTransaction):
-            async with self.transaction.lock:
+        if isinstance(self.statements, SharedPostgresTransaction):
+            async with self.statements.lock:
                 pass
 
     async def _fail(self) -> None:
         self._ended = True
         if not self._is_ending:
             await self._stop_keep_alive()
-        self.transaction.connection = _ENDED
+        self.statements.end()
         await self._store.undo(self._connection)

@@ -14,20 +14,25 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.core.table_names import DEFAULT_NAMES
 from holdfast.stores.notifier import LocalNotifier
 
 __all__ = ["SocketNotifier"]
 
 _FAMILY: Final = getattr(socket, "AF_UNIX", None)
+_DEFAULT_CHANNEL: Final = DEFAULT_NAMES.channel
 
 
 class SocketNotifier(LocalNotifier):
     """Wakes the workers of this user's processes that use the file."""
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, database: str, *, channel: str = _DEFAULT_CHANNEL) -> None:
         super().__init__()
+        place = os.path.realpath(database)
+        if channel != _DEFAULT_CHANNEL:
+            place = f"{place}#{channel}"
         # Not next to the file: the path of a socket must fit into about 100 bytes.
-        name = sha256(os.path.realpath(database).encode()).hexdigest()[:16]
+        name = sha256(place.encode()).hexdigest()[:16]
         self._folder = Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}-{name}"
         self._own: Path | None = None
         self._socket: Any = None

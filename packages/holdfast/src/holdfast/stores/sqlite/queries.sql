@@ -2,25 +2,25 @@
 -- The record of a key unless it is expired.
 SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
        request_id, correlation_id, audit_id, created_at, expires_at
-  FROM idempotency_records
+  FROM holdfast_idempotency_records
  WHERE tenant = ? AND endpoint = ? AND idempotency_key = ? AND expires_at > ?;
 
 -- name: live_record_exists
 -- Runs in the write transaction, so that no other record can be committed after it.
-SELECT 1 FROM idempotency_records
+SELECT 1 FROM holdfast_idempotency_records
  WHERE tenant = ? AND endpoint = ? AND idempotency_key = ? AND expires_at > ?;
 
 -- name: find_any_record
 -- The record of a key, expired or not.
 SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
        request_id, correlation_id, audit_id, created_at, expires_at
-  FROM idempotency_records
+  FROM holdfast_idempotency_records
  WHERE tenant = ? AND endpoint = ? AND idempotency_key = ?;
 
 -- name: save_record
 -- The primary key decides: if the key has a live record, this changes no row, and the transaction
 -- must not commit. An expired record is overwritten.
-INSERT INTO idempotency_records
+INSERT INTO holdfast_idempotency_records
        (tenant, endpoint, idempotency_key, canonical_body_hash, request_fingerprint,
         response_status, response_body, response_headers,
         request_id, correlation_id, audit_id, created_at, expires_at)
@@ -36,26 +36,26 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
        audit_id            = excluded.audit_id,
        created_at          = excluded.created_at,
        expires_at          = excluded.expires_at
- WHERE idempotency_records.expires_at <= excluded.created_at;
+ WHERE holdfast_idempotency_records.expires_at <= excluded.created_at;
 
 -- name: save_audit_event
-INSERT INTO audit_events
+INSERT INTO holdfast_audit_events
        (tenant, id, actor, endpoint, payload_hash, status, resource, version,
-        request_id, correlation_id, created_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+        request_id, correlation_id, created_at, reason)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: sweep_records
 -- A batch of the records that expired first.
-DELETE FROM idempotency_records
+DELETE FROM holdfast_idempotency_records
  WHERE (tenant, endpoint, idempotency_key) IN
-       (SELECT tenant, endpoint, idempotency_key FROM idempotency_records
+       (SELECT tenant, endpoint, idempotency_key FROM holdfast_idempotency_records
          WHERE expires_at <= ? ORDER BY expires_at LIMIT ?);
 
 -- name: list_records
 SELECT tenant, endpoint, idempotency_key,
        canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
        request_id, correlation_id, audit_id, created_at, expires_at
-  FROM idempotency_records
+  FROM holdfast_idempotency_records
  WHERE (:tenant IS NULL OR tenant = :tenant)
    AND (:endpoint IS NULL OR endpoint = :endpoint)
    AND (:key IS NULL OR idempotency_key = :key)

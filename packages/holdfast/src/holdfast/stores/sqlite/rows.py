@@ -3,12 +3,13 @@
 import sqlite3
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.ports import Params, Row
+from holdfast.stores.parameters import named_parameters
 from holdfast.stores.rows import encode_headers, record_of
-from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sql_loader import Queries
 
 __all__ = [
     "exists",
@@ -21,10 +22,6 @@ __all__ = [
     "to_values",
 ]
 
-_SQL: Final = load_queries("holdfast.stores.sqlite")
-_FIND_ANY: Final = _SQL["find_any_record"]
-_EXISTS: Final = _SQL["live_record_exists"]
-
 
 @lru_cache(maxsize=256)  # one instant is formatted several times per request
 def to_text(instant: datetime) -> str:
@@ -34,11 +31,11 @@ def to_text(instant: datetime) -> str:
 
 def to_values(params: Params) -> dict[str, Any]:
     """Convert parameters to types that SQLite stores."""
-    if not params:
+    if params is None:
         return {}
     return {
         name: to_text(value) if isinstance(value, datetime) else value
-        for name, value in params.items()
+        for name, value in named_parameters(params).items()
     }
 
 
@@ -61,15 +58,15 @@ def rows_of(cursor: sqlite3.Cursor) -> list[Row]:
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
-def find_any(db: sqlite3.Connection, record_id: RecordId) -> Record | None:
+def find_any(db: sqlite3.Connection, sql: Queries, record_id: RecordId) -> Record | None:
     """Return the record of a key, expired or not."""
-    row = db.execute(_FIND_ANY, record_id).fetchone()
+    row = db.execute(sql["find_any_record"], record_id).fetchone()
     return None if row is None else record_of(record_id, row)
 
 
-def exists(db: sqlite3.Connection, record_id: RecordId, instant: str) -> bool:
+def exists(db: sqlite3.Connection, sql: Queries, record_id: RecordId, instant: str) -> bool:
     """Check whether a key has a record that is not expired."""
-    return db.execute(_EXISTS, (*record_id, instant)).fetchone() is not None
+    return db.execute(sql["live_record_exists"], (*record_id, instant)).fetchone() is not None
 
 
 def record_values(record: Record) -> tuple[Any, ...]:

@@ -4,10 +4,11 @@ import sqlite3
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.busy_retry import until_free
@@ -35,8 +36,6 @@ from holdfast.stores.sqlite.unit_of_work import SqliteUnit
 
 __all__ = ["SqliteStore"]
 
-_SQL: Final = load_queries("holdfast.stores.sqlite")
-
 
 class SqliteStore:
     """The store for one machine.
@@ -53,14 +52,23 @@ class SqliteStore:
         self,
         path: str | Path,
         *,
+        table_prefix: str = DEFAULT_PREFIX,
         migrations: Sequence[Migration] = (),
         busy_seconds: float = 20.0,
     ) -> None:
-        """``:memory:`` is refused, because two connections share the database."""
+        """``:memory:`` is refused, because two connections share the database.
+
+        Names of Holdfast's tables begin with ``table_prefix``.
+        """
         if not str(path) or ":memory:" in str(path):
             raise ConfigurationError("SQLite needs a file: sqlite:///holdfast.db")
+        if "://" in str(path):
+            raise ConfigurationError(
+                "SqliteStore takes the path of a file: give a URL to open_store instead"
+            )
         self._path = str(path)
         self._busy_seconds = busy_seconds
+        self._use_names(TableNames(table_prefix))
         self._migrations = [
             *load_migrations("core", "holdfast.stores.sqlite.migrations"),
             *migrations,
@@ -115,14 +123,14 @@ class SqliteStore:
         record = await self._probe(record_id)
         if record is not None and record.expires_at > now:
             return Found(record)
-        unit = SqliteUnit(self._writer, record_id, to_text(now))
+        unit = SqliteUnit(self._writer, self._sql, record_id, to_text(now))
         return Claimed(unit, after_expiry=record is not None)
 
     async def begin(self, *, idle_seconds: float | None = None) -> SqliteUnit:  # noqa: ARG002
         """Open a transaction without a key. SQLite cannot end an idle one."""
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
-        return SqliteUnit(self._writer, None, "")
+        return SqliteUnit(self._writer, self._sql, None, "")
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query on the reading connection."""
@@ -138,13 +146,13 @@ class SqliteStore:
 
     def notifier(self) -> SocketNotifier:
         """Return a notifier for the processes that use this file."""
-        return SocketNotifier(self._path)
+        return SocketNotifier(self._path, channel=self.table_names.channel)
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records, in its own transaction."""
         instant = to_text(now)
         deleted: int = await self._in_transaction(
-            lambda db: db.execute(_SQL["sweep_records"], (instant, limit)).rowcount
+            lambda db: db.execute(self._sql["sweep_records"], (instant, limit)).rowcount
         )
         return deleted
 
@@ -161,12 +169,12 @@ class SqliteStore:
             "after_endpoint": after[2] if after else None,
             "after_key": after[3] if after else None,
         }
-        rows = await self._read(lambda db: db.execute(_SQL["list_records"], values).fetchall())
+        rows = await self._read(lambda db: db.execute(self._sql["list_records"], values).fetchall())
         return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""
-        row = await self._read(lambda db: db.execute(_SQL["read_secret"]).fetchone())
+        row = await self._read(lambda db: db.execute(self._sql["read_secret"]).fetchone())
         return bytes(row[0])
 
     def _make_threads(self) -> None:
@@ -175,7 +183,7 @@ class SqliteStore:
         self._writer = Writer(self._writing, busy_seconds=self._busy_seconds)
 
     async def _in_transaction(self, work: Any) -> Any:
-        unit = SqliteUnit(self._writer, None, "")
+        unit = SqliteUnit(self._writer, self._sql, None, "")
         try:
             result = await unit.run(work)
         except BaseException:
@@ -188,9 +196,9 @@ class SqliteStore:
         if self._lookup is None:
             raise StoreUnavailableError("the store is not open")
         try:
-            return find_any(self._lookup, record_id)
+            return find_any(self._lookup, self._sql, record_id)
         except sqlite3.OperationalError:  # SQLite would have to wait, which must not block the loop
-            record: Record | None = await self._read(lambda db: find_any(db, record_id))
+            record: Record | None = await self._read(lambda db: find_any(db, self._sql, record_id))
             return record
 
     # -- the two threads ------------------------------------------------------------------
@@ -237,9 +245,10 @@ class SqliteStore:
         """Apply missing migrations. Processes that open the file at once wait for the lock."""
         db.execute(f"PRAGMA busy_timeout={int(self._busy_seconds * 1000)}")
         db.execute("BEGIN IMMEDIATE")
+        ledger = MigrationTable(self.table_names, is_sqlite=True)
         try:
             run_steps(
-                apply_migrations(self._migrations, MigrationTable(is_sqlite=True)),
+                apply_migrations(self._migrations, ledger),
                 lambda sql, values: db.execute(sql, values).fetchall(),
             )
             db.execute("COMMIT")
@@ -249,3 +258,8 @@ class SqliteStore:
             raise
         finally:
             db.execute("PRAGMA busy_timeout=0")
+        self._use_names(ledger.names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        self._sql = load_queries("holdfast.stores.sqlite", names=names)

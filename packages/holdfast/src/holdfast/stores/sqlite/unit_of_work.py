@@ -10,7 +10,7 @@ from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import NoTransactionError, StoreUnavailableError, SupersededError, UsageError
 from holdfast.ports import Params, Row
 from holdfast.stores.rows import audit_values
-from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sql_loader import Queries
 from holdfast.stores.sqlite.group_commit import Writer
 from holdfast.stores.sqlite.rows import (
     exists,
@@ -23,9 +23,6 @@ from holdfast.stores.sqlite.rows import (
 
 __all__ = ["SqliteTransaction", "SqliteUnit"]
 
-_SQL: Final = load_queries("holdfast.stores.sqlite")
-_SAVE: Final = _SQL["save_record"]
-_AUDIT: Final = _SQL["save_audit_event"]
 # The transaction is shared (see ``group_commit``), so a handler must not end it.
 _ENDS_TRANSACTION: Final = re.compile(
     r"(?:\s|;|--[^\n]*\n|/\*.*?\*/)*(?:BEGIN|COMMIT|END|ROLLBACK(?!.*\bTO\b))\b",
@@ -77,13 +74,17 @@ class SqliteUnit:
         "_ended",
         "_has_turn",
         "_record_id",
+        "_sql",
         "_transaction",
         "_writer",
         "superseded",
     )
 
-    def __init__(self, writer: Writer, record_id: RecordId | None, claimed_at: str) -> None:
+    def __init__(
+        self, writer: Writer, sql: Queries, record_id: RecordId | None, claimed_at: str
+    ) -> None:
         self._writer = writer
+        self._sql = sql
         self._record_id = record_id
         self._claimed_at = claimed_at
         self._has_turn = False
@@ -130,11 +131,15 @@ class SqliteUnit:
         """Write record and audit event and commit; may share the commit with other requests."""
 
         def write_record(db: sqlite3.Connection) -> None:
-            if record is not None and db.execute(_SAVE, record_values(record)).rowcount == 0:
+            sql = self._sql
+            if (
+                record is not None
+                and db.execute(sql["save_record"], record_values(record)).rowcount == 0
+            ):
                 self.superseded = True
                 raise SupersededError("another request with this key was committed first")
             if audit is not None:
-                db.execute(_AUDIT, audit_values(audit, to_text(audit.created_at)))
+                db.execute(sql["save_audit_event"], audit_values(audit, to_text(audit.created_at)))
 
         if self._ended:
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
@@ -169,7 +174,9 @@ class SqliteUnit:
 
     async def _begin(self, work: Any, *, is_quick: bool) -> Any:
         def check_and_work(db: sqlite3.Connection) -> Any:
-            if self._record_id is not None and exists(db, self._record_id, self._claimed_at):
+            if self._record_id is not None and exists(
+                db, self._sql, self._record_id, self._claimed_at
+            ):
                 self.superseded = True
                 raise SupersededError("another request with this key was committed first")
             return work(db)

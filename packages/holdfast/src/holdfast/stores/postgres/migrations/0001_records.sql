@@ -6,7 +6,7 @@
 -- Not partitioned by time: a unique constraint of a partitioned table must contain the partition
 -- key, and the constraint on (tenant, endpoint, idempotency_key) alone is what makes a second
 -- effect impossible. See docs/decisions/0005-expiry-at-100-million-records.md.
-CREATE TABLE idempotency_records (
+CREATE TABLE holdfast_idempotency_records (
     tenant              text        COLLATE "C" NOT NULL,
     endpoint            text        COLLATE "C" NOT NULL,
     idempotency_key     text        COLLATE "C" NOT NULL,
@@ -28,10 +28,10 @@ CREATE TABLE idempotency_records (
 );
 
 -- For the sweep, which deletes the oldest first.
-CREATE INDEX idx_idempotency_records_expires_at ON idempotency_records (expires_at);
+CREATE INDEX idx_holdfast_idempotency_records_expires_at ON holdfast_idempotency_records (expires_at);
 
 -- Who did what. Outlives the record. Ids sort by time, so pages by id are pages by time.
-CREATE TABLE audit_events (
+CREATE TABLE holdfast_audit_events (
     tenant         text        COLLATE "C" NOT NULL,
     id             text        COLLATE "C" NOT NULL,
     actor          text        NOT NULL,
@@ -72,7 +72,7 @@ BEGIN
         RETURN QUERY SELECT generate_series(1, 2);
         RETURN;
     END IF;
-    SELECT expires_at INTO v_expires_at FROM idempotency_records
+    SELECT expires_at INTO v_expires_at FROM holdfast_idempotency_records
      WHERE tenant = p_tenant AND endpoint = p_endpoint AND idempotency_key = p_key;
     IF v_expires_at > p_now THEN
         RETURN NEXT 1;
@@ -90,7 +90,7 @@ CREATE FUNCTION holdfast_finish(
     p_audit_id text, p_actor text, p_resource text, p_version bigint
 ) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
-    INSERT INTO idempotency_records AS old
+    INSERT INTO holdfast_idempotency_records AS old
            (tenant, endpoint, idempotency_key, canonical_body_hash, request_fingerprint,
             response_status, response_body, response_headers,
             request_id, correlation_id, audit_id, created_at, expires_at)
@@ -113,7 +113,7 @@ BEGIN
         RAISE EXCEPTION 'the key was recorded by another' USING ERRCODE = 'HF002';
     END IF;
     IF p_audit_id IS NOT NULL THEN
-        INSERT INTO audit_events
+        INSERT INTO holdfast_audit_events
                (tenant, id, actor, endpoint, payload_hash, status, resource, version,
                 request_id, correlation_id, created_at)
         VALUES (p_tenant, p_audit_id, p_actor, p_endpoint, p_body_hash, p_status, p_resource,

@@ -4,7 +4,7 @@
 -- visible_at is when a worker may lease the job: its due time, or, while it runs, the end of its
 -- lease. So the job of a dead worker becomes available without any action. Jobs that wait for another
 -- one of their order_key are visible at infinity until they are first.
-CREATE TABLE jobs (
+CREATE TABLE holdfast_jobs (
     tenant         text        COLLATE "C" NOT NULL,
     id             uuid        NOT NULL,
     key            text        NOT NULL,
@@ -45,13 +45,13 @@ CREATE TABLE jobs (
 
 -- For the claim, oldest first. The only index that does not start with the tenant: a worker serves
 -- all tenants.
-CREATE INDEX idx_jobs_visible_at ON jobs (queue, visible_at);
-CREATE UNIQUE INDEX idx_jobs_waiting_key ON jobs (tenant, queue, type, waiting_key)
+CREATE INDEX idx_holdfast_jobs_visible_at ON holdfast_jobs (queue, visible_at);
+CREATE UNIQUE INDEX idx_holdfast_jobs_waiting_key ON holdfast_jobs (tenant, queue, type, waiting_key)
  WHERE waiting_key IS NOT NULL;
-CREATE INDEX idx_jobs_order_key ON jobs (tenant, order_key, seq) WHERE order_key IS NOT NULL;
+CREATE INDEX idx_holdfast_jobs_order_key ON holdfast_jobs (tenant, order_key, seq) WHERE order_key IS NOT NULL;
 
 -- Completion markers, written in the transaction of the effects. They decide whether a job is done.
-CREATE TABLE job_completions (
+CREATE TABLE holdfast_job_completions (
     tenant         text        COLLATE "C" NOT NULL,
     job_id         uuid        NOT NULL,
     key            text        NOT NULL,
@@ -68,10 +68,10 @@ CREATE TABLE job_completions (
     completed_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (tenant, job_id)
 );
-CREATE INDEX idx_job_completions_completed_at ON job_completions (completed_at);
+CREATE INDEX idx_holdfast_job_completions_completed_at ON holdfast_job_completions (completed_at);
 
 -- Jobs that were given up, with the reason. A requeued one stays.
-CREATE TABLE dead_letters (
+CREATE TABLE holdfast_dead_letters (
     tenant         text        COLLATE "C" NOT NULL,
     job_id         uuid        NOT NULL,
     key            text        NOT NULL,
@@ -94,10 +94,10 @@ CREATE TABLE dead_letters (
     requeued_at    timestamptz,
     PRIMARY KEY (tenant, job_id)
 );
-CREATE INDEX idx_dead_letters_died_at ON dead_letters (died_at);
+CREATE INDEX idx_holdfast_dead_letters_died_at ON holdfast_dead_letters (died_at);
 
 -- Every failed attempt.
-CREATE TABLE job_failures (
+CREATE TABLE holdfast_job_failures (
     tenant    text        COLLATE "C" NOT NULL,
     job_id    uuid        NOT NULL,
     seq       bigint      GENERATED ALWAYS AS IDENTITY,
@@ -110,7 +110,7 @@ CREATE TABLE job_failures (
 );
 
 -- Finished steps of jobs that call other services: a retry continues after the last one.
-CREATE TABLE job_steps (
+CREATE TABLE holdfast_job_steps (
     tenant      text        COLLATE "C" NOT NULL,
     job_id      uuid        NOT NULL,
     name        text        COLLATE "C" NOT NULL,

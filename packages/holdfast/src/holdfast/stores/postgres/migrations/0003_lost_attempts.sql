@@ -6,13 +6,13 @@
 -- A claim after the last attempt only dead-letters the job, and does not count as an attempt.
 CREATE FUNCTION holdfast_attempt_lost() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
+    INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
     VALUES (old.tenant, old.id, old.attempts, 'worker_lost',
             'the worker died, hung or lost its lease', old.worker, new.started_at);
     RETURN NULL;
 END
 $$;
 
-CREATE TRIGGER jobs_attempt_lost AFTER UPDATE OF lease ON jobs FOR EACH ROW
+CREATE TRIGGER holdfast_jobs_attempt_lost AFTER UPDATE OF lease ON holdfast_jobs FOR EACH ROW
   WHEN (old.state = 'running' AND new.lease > old.lease AND old.attempts <= old.max_attempts)
   EXECUTE FUNCTION holdfast_attempt_lost();

@@ -1,7 +1,7 @@
 -- The stored outcome of each guarded request. The tenant is the first column of the primary key, so
 -- no query crosses tenants. Rows are appended, and only the small key index is written at
 -- random places: WITHOUT ROWID would scatter whole records.
-CREATE TABLE idempotency_records (
+CREATE TABLE holdfast_idempotency_records (
     tenant              TEXT NOT NULL,
     endpoint            TEXT NOT NULL,
     idempotency_key     TEXT NOT NULL,
@@ -19,10 +19,10 @@ CREATE TABLE idempotency_records (
 );
 
 -- For the sweep, which deletes the oldest first.
-CREATE INDEX idx_idempotency_records_expires_at ON idempotency_records (expires_at);
+CREATE INDEX idx_holdfast_idempotency_records_expires_at ON holdfast_idempotency_records (expires_at);
 
 -- Who did what. Outlives the record. Ids sort by time, so pages by id are pages by time.
-CREATE TABLE audit_events (
+CREATE TABLE holdfast_audit_events (
     tenant         TEXT NOT NULL,
     id             TEXT NOT NULL,
     actor          TEXT NOT NULL,

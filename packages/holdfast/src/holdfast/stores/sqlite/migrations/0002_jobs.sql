@@ -5,7 +5,7 @@
 -- lease. So the job of a dead worker becomes available without any action. Jobs that wait for another
 -- one of their order_key are visible at infinity (9e15) until they are first. Times are whole
 -- milliseconds since 1970 from SQLite's clock.
-CREATE TABLE jobs (
+CREATE TABLE holdfast_jobs (
     seq            INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant         TEXT    NOT NULL,
     id             TEXT    NOT NULL,
@@ -40,13 +40,13 @@ CREATE TABLE jobs (
 
 -- For the claim, oldest first. The only index that does not start with the tenant: a worker serves
 -- all tenants.
-CREATE INDEX idx_jobs_visible_at ON jobs (queue, visible_at);
-CREATE UNIQUE INDEX idx_jobs_waiting_key ON jobs (tenant, queue, type, waiting_key)
+CREATE INDEX idx_holdfast_jobs_visible_at ON holdfast_jobs (queue, visible_at);
+CREATE UNIQUE INDEX idx_holdfast_jobs_waiting_key ON holdfast_jobs (tenant, queue, type, waiting_key)
  WHERE waiting_key IS NOT NULL;
-CREATE INDEX idx_jobs_order_key ON jobs (tenant, order_key, seq) WHERE order_key IS NOT NULL;
+CREATE INDEX idx_holdfast_jobs_order_key ON holdfast_jobs (tenant, order_key, seq) WHERE order_key IS NOT NULL;
 
 -- Completion markers, written in the transaction of the effects. They decide whether a job is done.
-CREATE TABLE job_completions (
+CREATE TABLE holdfast_job_completions (
     tenant         TEXT    NOT NULL,
     job_id         TEXT    NOT NULL,
     key            TEXT    NOT NULL,
@@ -63,10 +63,10 @@ CREATE TABLE job_completions (
     completed_at   INTEGER NOT NULL,
     PRIMARY KEY (tenant, job_id)
 );
-CREATE INDEX idx_job_completions_completed_at ON job_completions (completed_at);
+CREATE INDEX idx_holdfast_job_completions_completed_at ON holdfast_job_completions (completed_at);
 
 -- Jobs that were given up, with the reason. A requeued one stays.
-CREATE TABLE dead_letters (
+CREATE TABLE holdfast_dead_letters (
     tenant         TEXT    NOT NULL,
     job_id         TEXT    NOT NULL,
     key            TEXT    NOT NULL,
@@ -89,10 +89,10 @@ CREATE TABLE dead_letters (
     requeued_at    INTEGER,
     PRIMARY KEY (tenant, job_id)
 );
-CREATE INDEX idx_dead_letters_died_at ON dead_letters (died_at);
+CREATE INDEX idx_holdfast_dead_letters_died_at ON holdfast_dead_letters (died_at);
 
 -- Every failed attempt.
-CREATE TABLE job_failures (
+CREATE TABLE holdfast_job_failures (
     seq       INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant    TEXT    NOT NULL,
     job_id    TEXT    NOT NULL,
@@ -102,10 +102,10 @@ CREATE TABLE job_failures (
     worker    TEXT,
     failed_at INTEGER NOT NULL
 );
-CREATE INDEX idx_job_failures_job ON job_failures (tenant, job_id, seq);
+CREATE INDEX idx_holdfast_job_failures_job ON holdfast_job_failures (tenant, job_id, seq);
 
 -- Finished steps of jobs that call other services: a retry continues after the last one.
-CREATE TABLE job_steps (
+CREATE TABLE holdfast_job_steps (
     tenant      TEXT    NOT NULL,
     job_id      TEXT    NOT NULL,
     name        TEXT    NOT NULL,

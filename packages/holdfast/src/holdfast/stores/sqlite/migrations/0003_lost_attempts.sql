@@ -3,10 +3,10 @@
 -- a second one would cost every claim a transaction and might be lost.
 --
 -- A claim after the last attempt only dead-letters the job, and does not count as an attempt.
-CREATE TRIGGER jobs_attempt_lost AFTER UPDATE OF lease ON jobs
+CREATE TRIGGER holdfast_jobs_attempt_lost AFTER UPDATE OF lease ON holdfast_jobs
 WHEN old.state = 'running' AND new.lease > old.lease AND old.attempts <= old.max_attempts
 BEGIN
-    INSERT INTO job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
+    INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
     VALUES (old.tenant, old.id, old.attempts, 'worker_lost',
             'the worker died, hung or lost its lease', old.worker, new.started_at);
 END;

@@ -82,6 +82,6 @@ CREATE TABLE planning_search (
 ) WITHOUT ROWID;
 
 -- Pages of the audit log filtered by actor, resource or endpoint.
-CREATE INDEX idx_audit_events_actor ON audit_events (tenant, actor, id);
-CREATE INDEX idx_audit_events_resource ON audit_events (tenant, resource, id);
-CREATE INDEX idx_audit_events_endpoint ON audit_events (tenant, endpoint, id);
+CREATE INDEX idx_holdfast_audit_events_actor ON holdfast_audit_events (tenant, actor, id);
+CREATE INDEX idx_holdfast_audit_events_resource ON holdfast_audit_events (tenant, resource, id);
+CREATE INDEX idx_holdfast_audit_events_endpoint ON holdfast_audit_events (tenant, endpoint, id);

@@ -1,0 +1,169 @@
+"""The options and help texts of ``holdfast move``, ``backup``, ``restore`` and ``keys rm``."""
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from holdfast.cli.target import choose_target
+
+__all__ = ["add_data_commands"]
+
+_DATABASE: Final = "sqlite:///holdfast.db"
+
+Database = Annotated[
+    str,
+    typer.Option(
+        envvar="HOLDFAST_DATABASE_URL",
+        metavar="URL",
+        help="The server's database: sqlite:///file.db or postgresql://user@host/name.",
+    ),
+]
+App = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HOLDFAST_APP",
+        metavar="MODULE:NAME",
+        help="Your app's Holdfast object, in place of --database.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
+
+
+def add_data_commands(app: typer.Typer, keys_app: typer.Typer) -> None:
+    """Add the commands to ``holdfast`` and to ``holdfast keys``."""
+    for command in (move, backup, restore):
+        app.command()(command)
+    keys_app.command("rm")(keys_rm)
+
+
+def keys_rm(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    key: Annotated[str, typer.Argument(help="The idempotency key.")],
+    tenant: Annotated[str, typer.Option(help="The tenant of the record.")],
+    endpoint: Annotated[
+        str, typer.Option(help='The endpoint of the record, such as "POST /api/v1/routes".')
+    ],
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Why; stored in the audit event.")
+    ] = None,
+    database: Database = _DATABASE,
+    app: App = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the record, and remove nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Remove one idempotency record: the next request with this key runs again.
+
+    What the first request has changed stays as it is. The removal is an audit event with your
+    name and the reason. Running servers stop replaying the record within a second.
+
+    Example:
+        holdfast keys rm order-17 --tenant ada --endpoint orders.create --reason "ticket 4711"
+
+    """
+    from holdfast.cli.keys import remove_key
+
+    remove_key(
+        choose_target(context, app=app, database=database),
+        key,
+        tenant=tenant,
+        endpoint=endpoint,
+        reason=reason,
+        is_dry_run=dry_run,
+        as_json=json,
+    )
+
+
+def move(  # noqa: PLR0917 - typer turns the parameters into options
+    source: Annotated[
+        str,
+        typer.Option("--from", metavar="URL", help="The SQLite file: sqlite:///holdfast.db."),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option("--to", metavar="URL", help="An empty database: postgresql://user@host/name."),
+    ] = None,
+    tables: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Tables of your app to move as well, separated by commas; all; or none. "
+            "They must exist in the target.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be moved, and change nothing.")
+    ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="Delete what an unfinished move has copied, begin again."),
+    ] = False,
+    undo: Annotated[
+        bool,
+        typer.Option("--undo", help="Use the SQLite file again; leaves the target as it is."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Move a database from SQLite to PostgreSQL, and verify every table by count and hash.
+
+    Moves records, audit events, jobs, dead letters, completion markers and the tables of
+    installed services. Stop the server and its workers first. A move that was interrupted, even
+    by kill -9, continues where it was when the command runs again. Until it is finished, no
+    server starts on either database; afterwards, none starts on the SQLite file.
+
+    Examples:
+        holdfast move --from sqlite:///shop.db --to postgresql://me@localhost/shop
+
+        holdfast move --from sqlite:///shop.db --to postgresql://me@localhost/shop --tables orders
+
+    """
+    from holdfast.cli.move import move_database
+    from holdfast.cli.move import undo as undo_move
+
+    if undo:
+        undo_move(source, as_json=json)
+        return
+    move_database(source, target, tables=tables, is_dry_run=dry_run, restart=restart, as_json=json)
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    database: Database = _DATABASE,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a consistent copy of an SQLite database to a file, while the server runs.
+
+    The file appears when it is complete and checked; only its owner can read it. For PostgreSQL
+    the command prints the pg_dump command to use.
+
+    Example:
+        holdfast backup /backups/shop-monday.db --database sqlite:///shop.db
+
+    """
+    from holdfast.cli.backup import backup as run
+
+    run(file, database, force=force, as_json=json)
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="A file that holdfast backup has written.")],
+    database: Database = _DATABASE,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the database if it exists.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Make a database from a backup, after checking it. Stop the server and its workers first.
+
+    Responses that memory or Redis hold from before are not replayed any more.
+
+    Example:
+        holdfast restore /backups/shop-monday.db --database sqlite:///shop.db --force
+
+    """
+    from holdfast.cli.backup import restore as run
+
+    run(file, database, force=force, as_json=json)

@@ -1,0 +1,276 @@
+"""``holdfast worker``: run the jobs of an app until a signal, or until none is due."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast import Holdfast
+from holdfast.cli.app_loader import load_holdfast
+from holdfast.cli.gc import resume_gc
+from holdfast.cli.output import CommandError, print_error
+from holdfast.cli.plugins import default_worker
+from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.jobs.depth_reporter import DepthReporter
+from holdfast.jobs.worker import Worker
+from holdfast.observability.logs import configure_logging
+from holdfast.ports import JobMetrics
+
+__all__ = [
+    "PARENT_VARIABLE",
+    "WorkerOptions",
+    "run_app_worker",
+    "run_default_worker",
+    "run_worker",
+    "serve_metrics",
+]
+
+_USAGE: Final = 2
+_INTERRUPTED: Final = 130
+_CONCURRENCY: Final = 16
+_DRAIN_SECONDS: Final = 30.0
+_EXIT_SECONDS: Final = 1.0
+_PARENT_SECONDS: Final = 1.0
+# Set by ``--reload``: the process that restarts this one.
+PARENT_VARIABLE: Final = "_HOLDFAST_RELOAD_PARENT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Options of ``holdfast worker`` that mean the same for every app."""
+
+    queues: tuple[str, ...] = ()
+    metrics_port: int | None = None
+    once: bool = False
+
+    def known_queues(self, known: Iterable[str]) -> list[str]:
+        """Return the chosen queues. Raises ``CommandError`` for one that has no handler."""
+        known = sorted(known)
+        for queue in self.queues:
+            if queue not in known:
+                names = ", ".join(known) or "none: the app has no job handlers"
+                raise CommandError(f"unknown queue {queue}: the queues are {names}", _USAGE)
+        return list(self.queues)
+
+
+def run_default_worker(
+    *,
+    database: str | None,
+    nats: str | None,
+    concurrency: int | None,
+    drain_seconds: float | None,
+    options: WorkerOptions,
+) -> int:
+    """Run the jobs of an installed package. Raises ``CommandError`` if none has any."""
+    run = default_worker()
+    if run is None:
+        raise CommandError(
+            "holdfast worker needs the app whose jobs it runs: holdfast worker --app MODULE:NAME, "
+            "for example --app shop.main:holdfast (the jobs of the bundled services need: "
+            "pip install holdfast-services)",
+            _USAGE,
+        )
+    return run(
+        database=database,
+        nats=nats,
+        concurrency=concurrency,
+        drain_seconds=drain_seconds,
+        options=options,
+    )
+
+
+def run_app_worker(
+    app: str,
+    *,
+    nats: str | None,
+    concurrency: int | None,
+    drain_seconds: float | None,
+    options: WorkerOptions,
+) -> int:
+    """Run the jobs of ``MODULE:NAME``; return the exit code."""
+    holdfast = load_holdfast(app)
+    _configure_logging()
+    if not holdfast.jobs.queues:
+        raise CommandError(
+            f"{app} has no job handlers: import the modules that define them in its module",
+            _USAGE,
+        )
+    metrics = holdfast.job_metrics
+    if options.metrics_port is not None:
+        metrics = _prometheus(metrics)
+        serve_metrics(metrics, options.metrics_port)
+    given: dict[str, Any] = {
+        "queues": options.known_queues(holdfast.jobs.queues) or None,
+        "concurrency": _CONCURRENCY if concurrency is None else concurrency,
+        "shutdown_seconds": _DRAIN_SECONDS if drain_seconds is None else drain_seconds,
+        "metrics": metrics,
+    }
+    if nats is not None:
+        given["engine"] = _jetstream(nats)
+    return asyncio.run(_run_app(holdfast, app, metrics, options, given))
+
+
+async def _run_app(
+    holdfast: Holdfast,
+    app: str,
+    metrics: JobMetrics | None,
+    options: WorkerOptions,
+    given: Mapping[str, Any],
+) -> int:
+    worker = holdfast.worker(**given)
+    try:
+        # Not ``holdfast.open()``: a worker serves no requests, so routes and sweep do not matter.
+        await holdfast.store.open()
+    except HoldfastError as error:
+        raise CommandError(f"{app}: {error}") from error
+    depths = None if metrics is None else DepthReporter(holdfast.store, holdfast.jobs, metrics)
+    if depths is not None:
+        depths.start()
+
+    async def close() -> None:
+        if depths is not None:
+            await depths.stop()
+        await holdfast.notifier.close()
+        await holdfast.store.close()
+
+    return await run_worker(worker, where=app, once=options.once, close=close)
+
+
+async def run_worker(
+    worker: Worker, *, where: str, once: bool, close: Callable[[], Awaitable[None]]
+) -> int:
+    """Run a worker on an open store until a signal, or with ``once`` until no job is due.
+
+    The first signal finishes running jobs; the second releases them at once. Calls ``close`` at
+    the end, and returns the exit code.
+    """
+    signals = _StopSignals(worker)
+    try:
+        await worker.start()
+    except HoldfastError as error:
+        await close()
+        raise CommandError(f"{where}: {error}") from error
+    resume_gc()
+    print(
+        f"Holdfast runs jobs of {', '.join(worker.queues)} on {where} "
+        f"(pid {os.getpid()}, {worker.engine.name})",
+        flush=True,
+    )
+    try:
+        await _until_stopped(worker, signals, once=once)
+    except HoldfastError as error:
+        raise CommandError(f"{where}: {error}") from error
+    finally:
+        await worker.stop()
+        await close()
+    await _leave(signals.exit_code)
+    return signals.exit_code
+
+
+class _StopSignals:
+    """SIGINT and SIGTERM: the first requests a stop, the second makes it hurry."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.requested = asyncio.Event()
+        self.exit_code = 0
+        self._worker = worker
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._handle)
+
+    def _handle(self) -> None:
+        if self.requested.is_set():
+            self.exit_code = _INTERRUPTED
+            self._worker.hurry()
+            return
+        self.requested.set()
+        if running := self._worker.running:
+            jobs = "1 running job" if running == 1 else f"{running} running jobs"
+            print_error(f"finishing {jobs}; signal again to release what runs and stop at once")
+
+
+async def _until_stopped(worker: Worker, signals: _StopSignals, *, once: bool) -> None:
+    """Wait for a signal, for the end of the parent or, with ``once``, until no job is due."""
+    ends: list[Coroutine[Any, Any, Any]] = [signals.requested.wait()]
+    if once:
+        ends.append(worker.until_idle())
+    if PARENT_VARIABLE in os.environ:
+        ends.append(_parent_ended(int(os.environ[PARENT_VARIABLE])))
+    tasks = [asyncio.create_task(end) for end in ends]
+    done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in left:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+def serve_metrics(metrics: Any, port: int | None) -> None:
+    """Serve the registry of ``metrics`` on a loopback port, in a thread."""
+    if port is None:
+        return
+    from prometheus_client import start_http_server
+
+    try:
+        start_http_server(port, "127.0.0.1", metrics.registry)
+    except OSError as error:
+        raise CommandError(f"cannot listen on port {port}: {error.strerror}") from error
+
+
+async def _leave(code: int) -> None:
+    """End the process if handlers that ignore their cancellation, or threads, keep it alive."""
+    loop = asyncio.get_running_loop()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    is_stuck = False
+    if others:
+        _, stubborn = await asyncio.wait(others, timeout=_EXIT_SECONDS)
+        is_stuck = bool(stubborn)
+    try:
+        async with asyncio.timeout(_EXIT_SECONDS):
+            await loop.shutdown_default_executor()
+    except TimeoutError:
+        is_stuck = True
+    if is_stuck:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(code)
+
+
+async def _parent_ended(parent: int) -> None:
+    """Return when the process that restarts this one is gone, e.g. killed."""
+    while os.getppid() == parent:  # noqa: ASYNC110 - there is nothing to wait for
+        await asyncio.sleep(_PARENT_SECONDS)
+
+
+def _configure_logging() -> None:
+    """Log to stderr, unless the app has configured logging itself."""
+    if logging.getLogger().handlers:
+        return
+    as_json = os.environ.get("HOLDFAST_LOG_JSON", "").lower()
+    configure_logging(
+        level=os.environ.get("HOLDFAST_LOG_LEVEL", "INFO"),
+        json=as_json in ("1", "true", "yes", "on") if as_json else not sys.stderr.isatty(),
+    )
+    logging.getLogger("asyncio").setLevel(logging.INFO)
+
+
+def _prometheus(metrics: JobMetrics | None) -> Any:
+    from holdfast.observability.metrics import PrometheusMetrics
+
+    return metrics if isinstance(metrics, PrometheusMetrics) else PrometheusMetrics()
+
+
+def _jetstream(url: str) -> Any:
+    try:
+        from holdfast.jobs.engines.jetstream import jetstream
+    except ImportError as error:
+        raise ConfigurationError('NATS needs its driver: pip install "holdfast[nats]"') from error
+    return jetstream(url)

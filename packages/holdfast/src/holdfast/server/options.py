@@ -1,0 +1,33 @@
+"""The options of ``Holdfast``, as a type: type checkers find misspelt ones."""
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+from holdfast.core.breaker import Breaker
+from holdfast.core.error_formats import ErrorFormat, ErrorFormatter
+from holdfast.core.policy import Policy
+from holdfast.observability.traces import Spans
+from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache
+from holdfast.server.asgi import RateLimiter
+from holdfast.server.request_head import Identify
+
+__all__ = ["HoldfastOptions"]
+
+
+class HoldfastOptions(TypedDict, total=False):
+    """Keyword arguments of ``Holdfast``. A test compares them with its signature."""
+
+    policy: Policy | None
+    error_format: ErrorFormat | ErrorFormatter
+    identify: Identify | None
+    principal: Callable[..., Any] | None
+    cache: RecordCache | None
+    limiter: RateLimiter | None
+    memory_bytes: int
+    sweep_every_seconds: float | None
+    breaker: Breaker | None
+    metrics: Metrics | None
+    clock: Clock | None
+    spans: Spans | None
+    faults: FaultPoints | None
+    max_payload_bytes: int

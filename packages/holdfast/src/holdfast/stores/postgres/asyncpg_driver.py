@@ -1,0 +1,106 @@
+"""The PostgreSQL store's driver asyncpg."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final, NoReturn
+
+import asyncpg
+
+from holdfast.stores.postgres.errors import unavailable
+from holdfast.stores.postgres.notifier import PostgresNotifier
+from holdfast.stores.postgres.pool import ConnectionPool
+from holdfast.stores.postgres.unit_of_work import PostgresTransaction
+
+__all__ = ["AsyncpgDriver"]
+
+_ROLLBACK_SECONDS: Final = 5.0
+_ALIVE_SECONDS: Final = 10.0
+
+
+class AsyncpgDriver:
+    """Connections are asyncpg's own."""
+
+    is_sync = False
+    errors: tuple[type[Exception], ...] = (asyncpg.PostgresError,)
+    outages: tuple[type[BaseException], ...] = (
+        OSError,
+        TimeoutError,
+        asyncpg.InterfaceError,
+        # "cannot switch to state": the server died while the connection was idle.
+        asyncpg.InternalClientError,
+        asyncpg.PostgresConnectionError,
+        asyncpg.CannotConnectNowError,
+        asyncpg.AdminShutdownError,
+        asyncpg.CrashShutdownError,
+        asyncpg.TooManyConnectionsError,
+        asyncpg.ReadOnlySQLTransactionError,
+    )
+
+    def __init__(self, url: str, connect_seconds: float) -> None:
+        self._url = url
+        self._connect_seconds = connect_seconds
+
+    async def connect(self) -> Any:
+        """Open a connection."""
+        return await asyncpg.connect(
+            self._url,
+            timeout=self._connect_seconds,
+            server_settings={"application_name": "holdfast"},
+        )
+
+    def new_pool(
+        self, limit: int, on_wait: Callable[[float], None] | None = None
+    ) -> ConnectionPool:
+        """Return an empty pool."""
+        return ConnectionPool(self.connect, limit=limit, on_wait=on_wait)
+
+    async def roll_back(self, connection: Any) -> None:
+        """Send ROLLBACK, and wait at most five seconds."""
+        await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=_ROLLBACK_SECONDS)
+
+    def raw(self, connection: Any) -> Any:
+        """Return the connection, which is asyncpg's."""
+        return connection
+
+    def handler_transaction(self, statements: PostgresTransaction) -> PostgresTransaction:
+        """Return the same transaction."""
+        return statements
+
+    def translate_error(self, error: BaseException) -> NoReturn:
+        """Raise an outage as ``StoreUnavailableError``, and a programming error unchanged.
+
+        asyncpg raises ``InterfaceError`` for both. A value of the wrong type, or two statements at
+        once on one connection, would fail again after every retry.
+        """
+        message = str(error)
+        is_mistake = isinstance(error, ValueError) or "another operation is in progress" in message
+        if is_mistake and isinstance(error, asyncpg.InterfaceError):
+            raise error
+        raise unavailable(error) from error
+
+    def notifier(self, run: Callable[[str], Awaitable[Any]], channel: str) -> PostgresNotifier:
+        """Return a notifier that uses asyncpg's listeners."""
+        return PostgresNotifier(
+            self.connect,
+            run,
+            listen=_listen,
+            channel=channel,
+            errors=(*self.errors, *self.outages),
+        )
+
+
+async def _listen(
+    connection: Any, channel: str, receive: Callable[[str], None], ready: Callable[[], None]
+) -> None:
+    """Listen until the connection is lost, then raise."""
+    lost = asyncio.Event()
+    connection.add_termination_listener(lambda _connection: lost.set())
+    await connection.add_listener(
+        channel, lambda _connection, _process, _channel, payload: receive(payload)
+    )
+    ready()
+    while True:  # until a query fails
+        with suppress(TimeoutError):
+            await asyncio.wait_for(lost.wait(), _ALIVE_SECONDS)
+        await connection.fetchval("SELECT 1", timeout=_ALIVE_SECONDS)

@@ -1,0 +1,147 @@
+"""psycopg as a driver of the PostgreSQL store: on the event loop, and in threads."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
+
+import psycopg
+
+from holdfast.stores.postgres.errors import unavailable
+from holdfast.stores.postgres.notifier import PostgresNotifier
+from holdfast.stores.postgres.pool import ConnectionPool
+from holdfast.stores.postgres.unit_of_work import PostgresTransaction
+from holdfast.stores.psycopg.connections import (
+    AsyncConnection,
+    GuardedAsyncConnection,
+    GuardedConnection,
+    ThreadConnection,
+)
+from holdfast.stores.psycopg.errors import translating_connect_errors
+from holdfast.stores.psycopg.thread_pool import ThreadConnectionPool
+from holdfast.stores.psycopg.transaction import PsycopgSyncTransaction, PsycopgTransaction
+from holdfast.stores.sync_notifier import SyncPostgresNotifier
+from holdfast.stores.threads import StoreThreads
+
+__all__ = ["PsycopgDriver", "PsycopgThreadDriver"]
+
+_ROLLBACK_SECONDS: Final = 5.0
+_ALIVE_SECONDS: Final = 10.0
+_NAME: Final = "holdfast"
+
+
+class _Driver:
+    errors: tuple[type[Exception], ...] = (psycopg.Error,)
+    outages: tuple[type[BaseException], ...] = (OSError, TimeoutError)
+
+    def __init__(self, url: str, connect_seconds: float) -> None:
+        self._url = url
+        self._connect_seconds = connect_seconds
+
+    def raw(self, connection: Any) -> Any:
+        """Return psycopg's connection."""
+        return connection.raw
+
+    def translate_error(self, error: BaseException) -> NoReturn:
+        """Raise ``StoreUnavailableError``."""
+        raise unavailable(error) from error
+
+
+class PsycopgDriver(_Driver):
+    """psycopg's ``AsyncConnection``."""
+
+    is_sync = False
+
+    async def connect(self) -> AsyncConnection:
+        """Open a connection."""
+        with translating_connect_errors():
+            async with asyncio.timeout(self._connect_seconds):
+                raw = await GuardedAsyncConnection.connect(
+                    self._url, autocommit=True, application_name=_NAME
+                )
+        return AsyncConnection(raw)
+
+    def new_pool(
+        self, limit: int, on_wait: Callable[[float], None] | None = None
+    ) -> ConnectionPool:
+        """Return an empty pool."""
+        return ConnectionPool(self.connect, limit=limit, on_wait=on_wait)
+
+    async def roll_back(self, connection: AsyncConnection) -> None:
+        """Send ROLLBACK, and wait at most five seconds."""
+        await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=_ROLLBACK_SECONDS)
+
+    def handler_transaction(self, statements: PostgresTransaction) -> PsycopgTransaction:
+        """Return the transaction with psycopg's connection."""
+        return PsycopgTransaction(statements)
+
+    def notifier(self, run: Callable[[str], Awaitable[Any]], channel: str) -> PostgresNotifier:
+        """Return a notifier that reads psycopg's notifications."""
+        errors = (*self.errors, *self.outages)
+        return PostgresNotifier(self.connect, run, listen=_listen, channel=channel, errors=errors)
+
+
+class PsycopgThreadDriver(_Driver):
+    """psycopg's ``Connection``, used in threads."""
+
+    is_sync = True
+
+    def __init__(self, url: str, connect_seconds: float) -> None:
+        super().__init__(url, connect_seconds)
+        self._threads = StoreThreads(1, wait_seconds=connect_seconds)
+
+    async def connect(self) -> ThreadConnection:
+        """Open a connection."""
+        opened: list[GuardedConnection] = []
+        try:
+            await self._threads.run(lambda: opened.append(self.connect_blocking()))
+        except BaseException:
+            for connection in opened:  # cancelled meanwhile
+                connection.close()
+            raise
+        return ThreadConnection(opened[0], self._threads)
+
+    def connect_blocking(self) -> GuardedConnection:
+        """Open a connection in this thread."""
+        with translating_connect_errors():
+            return GuardedConnection.connect(
+                self._url,
+                autocommit=True,
+                application_name=_NAME,
+                connect_timeout=math.ceil(self._connect_seconds),
+            )
+
+    def new_pool(
+        self, limit: int, on_wait: Callable[[float], None] | None = None
+    ) -> ThreadConnectionPool:
+        """Return an empty pool, with new threads."""
+        self._threads = StoreThreads(limit, wait_seconds=math.inf)
+        return ThreadConnectionPool(self.connect, self._threads, on_wait)
+
+    async def roll_back(self, connection: ThreadConnection) -> None:
+        """Send ROLLBACK."""
+        await connection.execute("ROLLBACK")
+
+    def handler_transaction(self, statements: PostgresTransaction) -> PsycopgSyncTransaction:
+        """Return the transaction without ``await``."""
+        return PsycopgSyncTransaction(statements)
+
+    def notifier(self, _run: Callable[[str], Awaitable[Any]], channel: str) -> SyncPostgresNotifier:
+        """Return a notifier that may be called in any thread."""
+        return SyncPostgresNotifier(self.connect_blocking, channel=channel)
+
+
+async def _listen(
+    connection: AsyncConnection,
+    channel: str,
+    receive: Callable[[str], None],
+    ready: Callable[[], None],
+) -> None:
+    """Listen until the connection is lost, then raise."""
+    await connection.execute(f"LISTEN {channel}")
+    ready()
+    while True:
+        async for notification in connection.raw.notifies(timeout=_ALIVE_SECONDS):
+            receive(notification.payload)
+        async with asyncio.timeout(_ALIVE_SECONDS):
+            await connection.execute("SELECT 1")

@@ -1,0 +1,51 @@
+"""Which errors of psycopg mean that the server is unavailable."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+
+__all__ = ["ServerLostError", "translating_connect_errors", "translating_outages"]
+
+# SQLSTATEs: shutdown, crash, starting up, too many connections, a standby.
+_OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006"})
+# libpq reports no SQLSTATE if the server refuses a connection, only its message.
+_REFUSED: Final = re.compile(r"FATAL:")
+_TRANSIENT: Final = re.compile(
+    r"starting up|shutting down|recovery mode|not yet accepting|too many (?:clients|connections)"
+    r"|connection slots|terminating connection|conflict with recovery"
+)
+
+
+class ServerLostError(ConnectionError):
+    """The server is unavailable. The cause is psycopg's error."""
+
+
+@contextmanager
+def translating_outages(connection: Any) -> Iterator[None]:
+    """Raise outages as ``ServerLostError`` and errors of a statement unchanged."""
+    try:
+        yield
+    except psycopg.Error as error:
+        state = error.sqlstate
+        if state is None:
+            is_outage = bool(connection.closed)
+        else:
+            is_outage = state.startswith("08") or state in _OUTAGE_STATES
+        if is_outage:
+            raise ServerLostError(str(error)) from error
+        raise
+
+
+@contextmanager
+def translating_connect_errors() -> Iterator[None]:
+    """Raise ``ServerLostError``, but psycopg's error if the server has refused the connection."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        message = str(error)
+        if _REFUSED.search(message) and not _TRANSIENT.search(message):
+            raise  # no such database, or a wrong password
+        raise ServerLostError(message.strip()) from error

@@ -1,0 +1,130 @@
+"""A pool of connections that are used in threads."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import psycopg
+
+from holdfast.stores.psycopg.connections import ThreadConnection
+from holdfast.stores.threads import StoreThreads
+
+__all__ = ["ThreadConnectionPool"]
+
+
+class ThreadConnectionPool:
+    """Lends connections, last used first, up to the number of threads.
+
+    Callers on an event loop wait there, for a slot. Callers in the thread of a request wait in
+    that thread.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[ThreadConnection]],
+        threads: StoreThreads,
+        on_wait: Callable[[float], None] | None = None,
+    ) -> None:
+        """``on_wait`` gets the seconds that a caller waited because all were in use."""
+        self._on_wait = on_wait
+        self._connect = connect
+        self._threads = threads
+        self._free = threading.Semaphore(threads.count)
+        self._lock = threading.Lock()
+        self._idle: list[ThreadConnection] = []
+        self._busy: set[ThreadConnection] = set()
+        self._is_closed = False
+        threads.open()
+
+    async def fill(self, count: int) -> None:
+        """Open connections in advance; raises what ``connect`` raises."""
+        opened = [await self.acquire(10.0) for _ in range(min(count, self._threads.count))]
+        for connection in opened:
+            self.release(connection)
+
+    async def acquire(self, timeout_seconds: float) -> ThreadConnection:
+        """Return an open connection. Raises ``TimeoutError`` if none is free in time."""
+        if self._on_wait is None or len(self._busy) < self._threads.count:
+            return await self._acquire(timeout_seconds)
+        started = time.monotonic()
+        try:
+            return await self._acquire(timeout_seconds)
+        finally:
+            self._on_wait(time.monotonic() - started)
+
+    async def _acquire(self, timeout_seconds: float) -> ThreadConnection:
+        has_slot = await self._threads.take_slot(timeout_seconds)
+        try:
+            await self._wait(timeout_seconds)
+            try:
+                connection = self._take_idle() or await self._connect()
+            except BaseException:
+                self._free.release()
+                raise
+        except BaseException:
+            if has_slot:
+                self._threads.free_slot()
+            raise
+        connection.has_slot = has_slot
+        with self._lock:
+            self._busy.add(connection)
+        return connection
+
+    def release(self, connection: ThreadConnection) -> None:
+        """Return a connection. A closed one is dropped."""
+        with self._lock:
+            self._busy.discard(connection)
+            is_kept = not self._is_closed and not connection.is_closed()
+            if is_kept:
+                self._idle.append(connection)
+        if not is_kept:
+            connection.terminate()
+        self._free.release()
+        if connection.has_slot:
+            connection.has_slot = False
+            self._threads.free_slot()
+
+    async def close(self, timeout_seconds: float) -> None:
+        """Wait for connections in use, then close all."""
+        self._is_closed = True
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_seconds
+        while self._busy and clock() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        with self._lock:
+            left, self._idle = [*self._busy, *self._idle], []
+        for connection in left:
+            with suppress(psycopg.Error):
+                connection.terminate()
+        await self._threads.close(0.0)
+
+    def _take_idle(self) -> ThreadConnection | None:
+        with self._lock:
+            if self._is_closed:
+                raise ConnectionError("the pool is closed")
+            while self._idle:
+                connection = self._idle.pop()
+                if not connection.is_closed():
+                    return connection
+        return None
+
+    async def _wait(self, timeout_seconds: float) -> None:
+        """Take one of the connections that the limit allows."""
+        if self._free.acquire(blocking=False):
+            return
+        is_taken = False
+
+        def wait() -> None:
+            nonlocal is_taken
+            is_taken = self._free.acquire(timeout=timeout_seconds)
+
+        try:
+            await self._threads.run(wait)
+        except BaseException:
+            if is_taken:
+                self._free.release()
+            raise
+        if not is_taken:
+            raise TimeoutError(f"no connection was free within {timeout_seconds:g} seconds")

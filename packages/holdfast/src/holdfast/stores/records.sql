@@ -1,0 +1,12 @@
+-- Statements on records that are the same for SQLite and PostgreSQL.
+
+-- name: read_cache_epoch
+SELECT cache_epoch FROM holdfast_secret;
+
+-- name: renew_cache_epoch
+UPDATE holdfast_secret SET cache_epoch = :epoch;
+
+-- name: delete_record
+-- Expired or not.
+DELETE FROM holdfast_idempotency_records
+ WHERE tenant = :tenant AND endpoint = :endpoint AND idempotency_key = :key;

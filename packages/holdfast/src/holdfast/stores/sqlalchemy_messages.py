@@ -1,0 +1,42 @@
+"""The claim with BEGIN, and the record with COMMIT, in one message each on psycopg's connections.
+
+For ``SqlAlchemySyncStore`` on PostgreSQL, so that a guarded request has as many round trips as one
+without a guard.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.errors import CommitUnknownError, StoreUnavailableError, SupersededError
+from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literal
+from holdfast.stores.psycopg.errors import ServerLostError, translating_outages
+from holdfast.stores.psycopg_message import send
+from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage
+
+__all__ = ["begin_and_claim", "finish_and_commit"]
+
+
+def begin_and_claim(raw: Any, function: str, lock: int, record_id: RecordId, now: datetime) -> int:
+    """Begin, lock and look up; return the number of rows of ``holdfast_claim``."""
+    names = ",".join(text_literal(name) for name in record_id)
+    with translating_outages(raw):
+        result = send(raw, f"BEGIN;SELECT {function}({lock},{names},{instant_literal(now)})")
+    return int(result.ntuples)
+
+
+def finish_and_commit(raw: Any, function: str, record: Record, audit: AuditEvent | None) -> None:
+    """Write record and audit event, and commit."""
+    try:
+        with translating_outages(raw):
+            send(raw, f"{finish_statement(function, record, audit)};COMMIT")
+    except ServerLostError as error:
+        raise CommitUnknownError(f"the connection was lost in COMMIT: {error}") from error
+    except psycopg.Error as error:
+        if error.sqlstate in SUPERSEDED_STATES:
+            raise SupersededError("another request with this key was committed first") from error
+        if is_outage(error):
+            raise StoreUnavailableError(f"the database is unavailable: {error}") from error
+        raise

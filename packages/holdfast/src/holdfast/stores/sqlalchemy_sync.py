@@ -1,0 +1,918 @@
+"""The store for an app with sync SQLAlchemy: its ``Session`` is the transaction."""
+
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import datetime
+from importlib import import_module
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
+
+from sqlalchemy import Connection, Engine, StaticPool, event
+from sqlalchemy import exc as sa_errors
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from holdfast.core.decision import HELD, Held
+from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
+from holdfast.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    NoTransactionError,
+    StoreUnavailableError,
+    SupersededError,
+    UsageError,
+)
+from holdfast.ports import Claimed, Found, Notifier, Params, RecordQuery, Row
+from holdfast.stores.migrations import (
+    MIGRATION_LOCK,
+    Migration,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps,
+)
+from holdfast.stores.notifier import LocalNotifier
+from holdfast.stores.postgres.params import positional
+from holdfast.stores.psycopg_message import can_begin
+from holdfast.stores.pyformat import to_pyformat
+from holdfast.stores.rows import audit_values, finish_values, record_of
+from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage, translating_outages
+from holdfast.stores.sqlite.rows import record_values, to_text, to_values
+from holdfast.stores.threads import StoreThreads, request_thread
+
+__all__ = ["SqlAlchemySyncStore", "SqlAlchemySyncUnit"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("holdfast.stores")
+
+_DRIVERS: Final = {("sqlite", "pysqlite"): "sqlite", ("postgresql", "psycopg"): "postgres"}
+_SYNCHRONOUS_FULL: Final = 2
+# If the engine's pool has no limit.
+_MOST_CONNECTIONS: Final = 32
+_TURN_SECONDS: Final = 30.0
+_CLOSE_SECONDS: Final = 10.0
+# Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
+_INLINE_BODY_BYTES: Final = 16 * 1024
+# How long the rollback waits for a statement of a thread that its handler has abandoned.
+_ABANDONED_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.005
+
+# holdfast_claim returns its result as a number of rows.
+_CLAIMED, _HELD, _CLAIMED_AFTER_EXPIRY = 0, 2, 3
+
+# The parameters of SQLite's list_records, in the order of PostgreSQL's.
+_LIST_NAMES: Final = (
+    *("tenant", "endpoint", "key"),
+    *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
+)
+# The key of Session.info for the unit that guards the session; None once it has ended.
+_UNIT: Final = "holdfast_unit"
+_SUPERSEDED: Final = "another request with this key was committed first"
+_ENDED: Final = "the transaction has ended: it was committed or rolled back"
+
+
+class SqlAlchemySyncStore:
+    """The store for an app that has its own sync SQLAlchemy 2 engine, on psycopg 3 or SQLite.
+
+    ::
+
+        holdfast = Holdfast(SqlAlchemySyncStore(engine))        # or a sessionmaker
+        holdfast = Holdfast(SqlAlchemySyncStore(db.session))    # Flask-SQLAlchemy
+
+    A guarded handler gets a ``Session`` of that engine or maker. If a ``scoped_session`` is given,
+    it is the session that this has in the request's thread. The handler may add, flush, query, use
+    savepoints and roll back. It must not commit, because the record commits with its rows: that
+    raises ``UsageError``. The store does not change or dispose of the engine.
+
+    A session is used in the thread of its request. In frameworks that are asynchronous (FastAPI),
+    claim and commit run in a thread of the store, before and after the handler.
+
+    On SQLite a session begins with ``BEGIN IMMEDIATE``, at its first statement: see
+    ``SqlAlchemyStore``. Writers of this process wait for each other without a connection.
+    """
+
+    # Sync frameworks need no event loop for this store.
+    runs_in_request_thread = True
+
+    def __init__(
+        self,
+        sessions: Engine | sessionmaker[Any] | scoped_session[Any],
+        *,
+        table_prefix: str = DEFAULT_PREFIX,
+        schema: str | None = None,
+        migrations: Sequence[Migration] = (),
+    ) -> None:
+        """Take the app's engine, session maker or scoped session. ``open`` connects.
+
+        Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
+        ``schema``, which is created if it is missing; without it, in the first schema of the
+        ``search_path``.
+        """
+        self._scoped = sessions if isinstance(sessions, scoped_session) else None
+        self._engine = _engine_of(sessions)
+        self._sessions = (
+            sessions if isinstance(sessions, sessionmaker) else sessionmaker(self._engine)
+        )
+        _guard_sessions(self._sessions)
+        if self._scoped is not None:
+            _guard_sessions(self._scoped.session_factory)
+        self.name: str = self._engine.dialect.name
+        driver = self._engine.dialect.driver
+        database = _DRIVERS.get((self.name, driver))
+        if database is None:
+            raise ConfigurationError(
+                f"{self.name}+{driver} is not supported: use postgresql+psycopg or "
+                "sqlite, or SqlAlchemyStore for an async engine"
+            )
+        if isinstance(self._engine.pool, StaticPool):
+            raise ConfigurationError(
+                "this engine shares one connection, and so one transaction, between all requests: "
+                "use a SQLite file"
+            )
+        self._package = f"holdfast.stores.{database}"
+        self._use_names(
+            MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
+        )
+        self._migrations = [
+            *load_migrations("core", f"{self._package}.migrations"),
+            *migrations,
+        ]
+        # psycopg is not needed for SQLite.
+        self._messages: Any = (
+            None if self.is_sqlite else import_module("holdfast.stores.sqlalchemy_messages")
+        )
+        self._turn = threading.Lock()
+        self._app_begins = False
+        wait_seconds: float = getattr(self._engine.pool, "_timeout", 30.0)
+        self._threads = StoreThreads(
+            self.max_connections or _MOST_CONNECTIONS, wait_seconds=wait_seconds
+        )
+        self._is_open = False
+
+    @property
+    def is_sqlite(self) -> bool:
+        """True on SQLite, where writers take turns and the primary key decides."""
+        return self.name == "sqlite"
+
+    @property
+    def max_connections(self) -> int | None:
+        """How many connections the engine's pool allows; None if there is no limit."""
+        pool: Any = self._engine.pool
+        overflow: int = getattr(pool, "_max_overflow", -1)
+        return None if overflow < 0 else pool.size() + overflow
+
+    async def open(self) -> None:
+        """Migrate the schema, in one transaction of the app's engine."""
+        if self._is_open:
+            return
+        self._threads.open()
+        self._is_open = True
+        event.listen(self._engine, "handle_error", self._after_error)
+        try:
+            await self._transact(self._apply_migrations)
+            if self.is_sqlite:
+                await self._read(self._look_at_sqlite)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Wait for running transactions. The app disposes of the engine."""
+        if self._is_open:
+            self._is_open = False
+            await self._threads.close(_CLOSE_SECONDS)
+            event.remove(self._engine, "handle_error", self._after_error)
+
+    async def ping(self) -> None:
+        """Run a query."""
+        await self._read(lambda connection: self.run(connection, "SELECT 1"))
+
+    async def find(self, record_id: RecordId, now: datetime) -> Record | None:
+        """Look a key up outside any transaction."""
+        return await self._read(lambda connection: self.find_on(connection, record_id, now))
+
+    async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
+        """Claim the key: with an advisory lock on PostgreSQL, by the first commit on SQLite."""
+        self._refuse_scoped_session_elsewhere()
+        unit = await self._new_unit(record_id, now)
+        async with _rolling_back(unit):
+            claim = await unit.run(lambda: self._claim(unit, record_id, now))
+        if not isinstance(claim, Claimed):
+            await unit.rollback()
+        return claim
+
+    async def begin(self, *, idle_seconds: float | None = None) -> "SqlAlchemySyncUnit":  # noqa: ARG002
+        """Open a transaction without a key.
+
+        ``idle_seconds`` is ignored: a session runs one statement at a time and belongs to the
+        app, so it could not be kept alive.
+        """
+        unit = await self._new_unit(None, None)
+        async with _rolling_back(unit):
+            await unit.run(lambda: self._begin(unit))
+        return unit
+
+    async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run a query outside any guarded request."""
+        return await self._read(lambda connection: self.fetch(connection, sql, params))
+
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement in its own transaction."""
+        return await self._transact(lambda connection: self.fetch(connection, sql, params))
+
+    def notifier(self) -> Notifier:
+        """Return a notifier: on SQLite for this process only; workers of others poll."""
+        if self.is_sqlite:
+            return LocalNotifier()
+        from holdfast.stores.sync_notifier import (  # noqa: PLC0415 - psycopg is optional
+            SyncPostgresNotifier,
+        )
+
+        return SyncPostgresNotifier(self._detached, channel=self.table_names.channel)
+
+    async def sweep(self, now: datetime, limit: int) -> int:
+        """Delete one batch of expired records."""
+        values = (self.instant(now), limit)
+        return await self._transact(
+            lambda connection: self.run(connection, self._sql["sweep_records"], values).rowcount
+        )
+
+    async def records(self, query: RecordQuery) -> Sequence[Record]:
+        """List records for operators."""
+        after = query.after or (None, None, None, None)
+        at = None if after[0] is None else self.instant(after[0])
+        values: Any = (query.tenant, query.endpoint, query.key, at, *after[1:], query.limit)
+        if self.is_sqlite:
+            values = dict(zip(_LIST_NAMES, values, strict=True))
+        rows = await self._read(
+            lambda connection: self.run(connection, self._sql["list_records"], values).all()
+        )
+        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+
+    async def secret(self) -> bytes:
+        """Return the secret of this database."""
+        rows = await self.read(self._sql["read_secret"])
+        return bytes(rows[0]["secret"])
+
+    # -- blocking, in a thread ------------------------------------------------------------------
+
+    def instant(self, at: datetime) -> Any:
+        """Convert an instant to what this database stores."""
+        return to_text(at) if self.is_sqlite else at
+
+    def run(self, connection: Connection, sql: str, values: Any = ()) -> Any:
+        """Run one of Holdfast's statements, with ``?`` or ``$1`` for its values."""
+        if self.is_sqlite:
+            return connection.exec_driver_sql(sql, values)
+        return connection.exec_driver_sql(*to_pyformat(sql, values))
+
+    def run_named(self, connection: Connection, sql: str, params: Params) -> Any:
+        """Run a statement with named parameters (``:name``)."""
+        if self.is_sqlite:
+            return connection.exec_driver_sql(sql, to_values(params))
+        return self.run(connection, *positional(sql, params))
+
+    def fetch(self, connection: Connection, sql: str, params: Params) -> list[Row]:
+        """Run a statement with named parameters and return its rows, if it has any."""
+        result = self.run_named(connection, sql, params)
+        return [dict(row) for row in result.mappings()] if result.returns_rows else []
+
+    def find_on(self, connection: Connection, record_id: RecordId, now: datetime) -> Record | None:
+        """Look a key up."""
+        values = (*record_id, self.instant(now))
+        row = self.run(connection, self._sql["find_record"], values).first()
+        return None if row is None else record_of(record_id, row)
+
+    def session_for(self, *, is_in_request_thread: bool) -> tuple[Session, bool]:
+        """Return a session, and whether it is the app's, which goes on using it."""
+        if self._scoped is not None and is_in_request_thread:
+            session: Session = self._scoped()
+            self._end_earlier_transaction(session)
+            return session, True
+        own: Session = self._sessions()
+        return own, False
+
+    def take_turn(self) -> None:
+        """Wait until no other session of this process writes to the SQLite file."""
+        if not self._turn.acquire(timeout=_TURN_SECONDS):
+            raise StoreUnavailableError(
+                f"another request has been writing to the SQLite file for {_TURN_SECONDS:g} seconds"
+            )
+
+    def pass_turn_on(self) -> None:
+        """Let the next session write."""
+        self._turn.release()
+
+    def begin_immediate(
+        self, connection: Connection, record_id: RecordId | None, claimed_at: datetime | None
+    ) -> bool:
+        """Begin on SQLite; return whether the key has a record by now."""
+        driver: Any = connection.connection.driver_connection
+        if driver.in_transaction:
+            # The app's "begin" listener has begun; nothing was read or written yet.
+            connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        # SQLite rolls back when the disk is full, and the driver would begin again at the next
+        # INSERT. The savepoint is gone then, so the commit fails.
+        connection.exec_driver_sql("SAVEPOINT holdfast")
+        if record_id is None or claimed_at is None:
+            return False
+        return self.find_on(connection, record_id, claimed_at) is not None
+
+    def save(self, connection: Connection, record: Record | None, audit: AuditEvent | None) -> None:
+        """Write record and audit event in the session's transaction."""
+        if self.is_sqlite:
+            if record is not None:
+                saved = self.run(connection, self._sql["save_record"], record_values(record))
+                if saved.rowcount == 0:
+                    raise SupersededError(_SUPERSEDED)
+            if audit is not None:
+                self._save_audit(connection, audit)
+            self.run(connection, "RELEASE holdfast")
+        elif record is not None:
+            try:
+                self.run(connection, self._sql["finish"], finish_values(record, audit))
+            except sa_errors.DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) in SUPERSEDED_STATES:
+                    raise SupersededError(_SUPERSEDED) from error
+                raise
+        elif audit is not None:
+            self._save_audit(connection, audit)
+        else:
+            # Without a statement, COMMIT would roll an aborted transaction back without an error.
+            self.run(connection, "SELECT 1")
+
+    def save_and_commit(
+        self, connection: Connection, record: Record, audit: AuditEvent | None
+    ) -> None:
+        """Write record and audit event and commit, in one round trip, on PostgreSQL."""
+        raw: Any = connection.connection.driver_connection
+        self._messages.finish_and_commit(raw, self._finish_function, record, audit)
+
+    def _save_audit(self, connection: Connection, audit: AuditEvent) -> None:
+        values = audit_values(audit, self.instant(audit.created_at))
+        self.run(connection, self._sql["save_audit_event"], values)
+
+    def _claim(
+        self, unit: "SqlAlchemySyncUnit", record_id: RecordId, now: datetime
+    ) -> Claimed | Found | Held:
+        session = unit.start()
+        if self.is_sqlite:
+            with self._engine.connect() as connection:
+                record = self.find_on(connection, record_id, now)
+            return Claimed(unit) if record is None else Found(record)
+        connection = session.connection()
+        found = self._claim_on(connection, record_id, now)
+        if found in (_CLAIMED, _CLAIMED_AFTER_EXPIRY):
+            return Claimed(unit, after_expiry=found == _CLAIMED_AFTER_EXPIRY)
+        record = None if found == _HELD else self.find_on(connection, record_id, now)
+        # No record although there was one: it expired and was swept in between.
+        return HELD if record is None else Found(record)
+
+    def _claim_on(self, connection: Connection, record_id: RecordId, now: datetime) -> int:
+        """Lock and look up, in two statements of a function; return the number of its rows."""
+        lock = self.table_names.lock_number(*record_id)
+        raw: Any = connection.connection.driver_connection
+        _refuse_autocommit(raw)
+        if not can_begin(raw):
+            values = (lock, *record_id, now)
+            sql = f"SELECT {self._claim_function}($1,$2,$3,$4,$5)"
+            return len(self.run(connection, sql, values).all())
+        rows: int = self._messages.begin_and_claim(raw, self._claim_function, lock, record_id, now)
+        return rows
+
+    def _begin(self, unit: "SqlAlchemySyncUnit") -> None:
+        session = unit.start()
+        if not self.is_sqlite:
+            connection = session.connection()
+            _refuse_autocommit(connection.connection.driver_connection)
+            self.run(connection, "SELECT 1")
+
+    def _end_earlier_transaction(self, session: Session) -> None:
+        """End what ran in the app's session before the guarded handler, if that only read.
+
+        The guarded transaction begins with the claim.
+        """
+        changed = [*session.new, *session.deleted]
+        changed += [one for one in session.dirty if session.is_modified(one)]
+        if changed or (session.in_transaction() and self._has_written(session)):
+            raise UsageError(
+                "the session has uncommitted changes from before the guarded handler, which would "
+                "be lost if this request is a replay: commit them there, or make them in the "
+                "handler"
+            )
+        session.rollback()
+
+    def _has_written(self, session: Session) -> bool:
+        connection = session.connection()
+        if self.is_sqlite:
+            driver: Any = connection.connection.driver_connection
+            return bool(driver.in_transaction) and not self._app_begins
+        try:
+            return self.run(connection, "SELECT txid_current_if_assigned()").scalar() is not None
+        except sa_errors.DBAPIError:  # aborted, so nothing of it would be committed
+            return False
+
+    # -- connections ----------------------------------------------------------------------------
+
+    def _refuse_scoped_session_elsewhere(self) -> None:
+        if self._scoped is not None and request_thread.get(None) is None:
+            raise ConfigurationError(
+                "a scoped_session belongs to the thread of a request, and an async framework has "
+                "none: give SqlAlchemySyncStore the engine or a sessionmaker, and write in "
+                "holdfast.transaction"
+            )
+
+    def _detached(self) -> Any:
+        """Open a connection that the engine's pool does not count."""
+        pooled = self._engine.raw_connection()
+        driver: Any = pooled.driver_connection
+        pooled.detach()
+        driver.autocommit = True
+        return driver
+
+    async def _new_unit(
+        self, record_id: RecordId | None, claimed_at: datetime | None
+    ) -> "SqlAlchemySyncUnit":
+        self._refuse_closed()
+        has_slot = await self._threads.take_slot()
+        return SqlAlchemySyncUnit(self, self._threads, record_id, claimed_at, has_slot=has_slot)
+
+    def _refuse_closed(self) -> None:
+        if not self._is_open:
+            raise StoreUnavailableError("the store is not open")
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        """Run a function that only reads, in a thread of the store."""
+        self._refuse_closed()
+
+        def read() -> T:
+            with translating_outages(), self._engine.connect() as connection:
+                # Autocommit: one query needs no BEGIN and no ROLLBACK around it.
+                if not self.is_sqlite:
+                    connection.execution_options(isolation_level="AUTOCOMMIT")
+                return work(connection)
+
+        return await self._threads.run_with_slot(read)
+
+    async def _transact(self, work: Callable[[Connection], T]) -> T:
+        """Run a function in its own transaction, in a thread of the store."""
+        self._refuse_closed()
+
+        def transact() -> T:
+            with translating_outages(), self._writing() as connection:
+                return work(connection)
+
+        return await self._threads.run_with_slot(transact)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        if not self.is_sqlite:
+            with self._engine.begin() as connection:
+                yield connection
+                self.run(connection, "SELECT 1")
+            return
+        self.take_turn()
+        try:
+            with self._engine.begin() as connection:
+                self.begin_immediate(connection, None, None)
+                yield connection
+                self.run(connection, "RELEASE holdfast")
+        finally:
+            self.pass_turn_on()
+
+    def _apply_migrations(self, connection: Connection) -> None:
+        """Apply missing migrations. Processes that start at once wait for the lock."""
+        if not self.is_sqlite:
+            _refuse_autocommit(connection.connection.driver_connection)
+            self.run(connection, "SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
+        driver: Any = connection.connection.driver_connection
+
+        def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+            if not self.is_sqlite and not values:
+                # A script, as it is: "%" and "$1" in it are no parameters.
+                cursor = driver.execute(sql, prepare=False)
+                return () if cursor.description is None else list(cursor)
+            result = self.run(connection, sql, values)
+            return result.all() if result.returns_rows else ()
+
+        ledger = MigrationTable(self.table_names, is_sqlite=self.is_sqlite)
+        run_steps(apply_migrations(self._migrations, ledger), execute)
+        self._use_names(ledger.names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        self._sql = load_queries(self._package, names=names)
+        self._claim_function = names.table("claim")
+        self._finish_function = names.table("finish")
+
+    def _after_error(self, context: Any) -> None:
+        connection = context.connection
+        unit = None if connection is None else connection.info.get(_UNIT)
+        if unit is not None:
+            unit.end_statement()
+
+    def _look_at_sqlite(self, connection: Connection) -> None:
+        if self.run(connection, "PRAGMA synchronous").scalar_one() < _SYNCHRONOUS_FULL:
+            _log.warning(
+                "SQLite runs with PRAGMA synchronous below FULL: a power failure may lose "
+                "acknowledged requests together with their records"
+            )
+        driver: Any = connection.connection.driver_connection
+        self._app_begins = bool(driver.in_transaction)
+
+
+class SyncSessionStatements:
+    """Holdfast's statements in the transaction of an app's session."""
+
+    def __init__(self, store: SqlAlchemySyncStore, unit: "SqlAlchemySyncUnit") -> None:
+        self._store = store
+        self._unit = unit
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+
+        def run() -> int:
+            connection = self._unit.transaction.connection()
+            return int(self._store.run_named(connection, sql, params).rowcount)
+
+        return max(await self._unit.run(run), 0)
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+
+        def run() -> list[Row]:
+            return self._store.fetch(self._unit.transaction.connection(), sql, params)
+
+        return await self._unit.run(run)
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        rows = await self.fetch_all(sql, params)
+        return rows[0] if rows else None
+
+
+class SqlAlchemySyncUnit:
+    """The session of one guarded request or job. Only Holdfast commits or ends it."""
+
+    # The handler uses ``transaction`` without ``await``.
+    is_sync = True
+
+    def __init__(
+        self,
+        store: SqlAlchemySyncStore,
+        threads: StoreThreads,
+        record_id: RecordId | None,
+        claimed_at: datetime | None,
+        *,
+        has_slot: bool,
+    ) -> None:
+        """Use a slot of ``threads`` that the caller has taken, or the request's thread."""
+        self._store = store
+        self._threads = threads
+        self._record_id = record_id
+        self._claimed_at = claimed_at
+        self._session: Session | None = None
+        self._is_the_apps = False
+        self._has_turn = False
+        self._has_slot = has_slot
+        self._may_end = False
+        self._rolled_back = False
+        self._closed_by_handler = False
+        self._ended = False
+        self._lock = threading.Lock()
+        # Held while a statement runs in a thread that the handler may have abandoned.
+        self._statement = threading.RLock()
+        self._statement_thread = 0
+        self._connection_info: Any = {}
+        self.superseded = False
+
+    @property
+    def transaction(self) -> Session:
+        """The session to write in."""
+        if self._session is None:
+            raise NoTransactionError(_ENDED)
+        return self._session
+
+    @property
+    def statements(self) -> SyncSessionStatements:
+        """The session's transaction, for Holdfast's statements."""
+        return SyncSessionStatements(self._store, self)
+
+    async def keep_alive(self) -> None:
+        """Do nothing: a session runs one statement at a time and belongs to the app."""
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run a function in the thread of this unit. Raises ``StoreUnavailableError``."""
+
+        def run() -> T:
+            with translating_outages():
+                return work()
+
+        return await self._threads.run(run)
+
+    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        """Flush the session, write record and audit event, and commit."""
+        if self._ended:
+            raise NoTransactionError(_ENDED)
+        try:
+            await self.run(lambda: self._commit(record, audit))
+        finally:
+            self._free_slot()
+
+    async def rollback(self) -> None:
+        """Roll back; close the connection if that fails."""
+        if not self._ended:
+            try:
+                await self.run(self._undo)
+            finally:
+                self._free_slot()
+
+    # -- blocking, in the thread ----------------------------------------------------------------
+
+    def start(self) -> Session:
+        """Get the session. From now on, only this unit ends its transaction."""
+        session, self._is_the_apps = self._store.session_for(
+            is_in_request_thread=not self._has_slot
+        )
+        self._session = session
+        session.info[_UNIT] = self
+        return session
+
+    def _commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        session = self.transaction
+        try:
+            self._refuse_closed()
+            session.flush()
+            connection = session.connection()
+            if record is not None and self._fits_one_message(session, record):
+                self._store.save_and_commit(connection, record, audit)
+            else:
+                self._store.save(connection, record, audit)
+        except BaseException:
+            self._undo()
+            raise
+        self._may_end = True
+        try:
+            session.commit()
+        except BaseException as error:
+            self._undo()
+            if is_outage(error):
+                raise CommitUnknownError(f"the connection was lost in COMMIT: {error}") from error
+            raise
+        self._end()
+
+    def _fits_one_message(self, session: Session, record: Record) -> bool:
+        """Check whether COMMIT may be sent with the record, before ``session.commit()``.
+
+        Not if the app listens to ``before_commit``, because it may write there. psycopg does
+        nothing in ``commit()`` when the transaction has ended.
+        """
+        return (
+            not self._store.is_sqlite
+            and len(record.body) <= _INLINE_BODY_BYTES
+            and len(session.dispatch.before_commit) == 1
+            and session.get_nested_transaction() is None
+        )
+
+    def _undo(self) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = self._may_end = True
+        # From now on statements of other threads are refused, but one may still run.
+        if not self._statement.acquire(timeout=_ABANDONED_SECONDS):
+            _log.error("a statement of a cancelled handler does not end: its connection is lost")
+            self._leave()
+            return
+        try:
+            if self._session is not None:
+                _roll_back(self._session)
+        finally:
+            self._end()
+            self._statement.release()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended = True
+        session = self._session
+        if session is not None:
+            if self._is_the_apps:  # goes on using it after the request
+                session.info.pop(_UNIT, None)
+            else:
+                with suppress(Exception):
+                    session.close()
+                session.info[_UNIT] = None  # not the unit, which refers to the session
+        self._leave()
+
+    def _leave(self) -> None:
+        self._connection_info.pop(_UNIT, None)
+        with self._lock:
+            had_turn, self._has_turn = self._has_turn, False
+        if had_turn:
+            self._store.pass_turn_on()
+
+    def _free_slot(self) -> None:
+        if self._ended and self._has_slot:
+            self._has_slot = False
+            self._threads.free_slot()
+
+    # -- called by the listeners below --------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Wait for the turn to write, on SQLite. Called before a connection is taken."""
+        if self._ended:
+            raise NoTransactionError(_ENDED)
+        if self._store.is_sqlite:
+            self._take_turn()
+
+    def begin_on(self, connection: Connection) -> None:
+        """Begin on SQLite; raise ``SupersededError`` if the key has a record by now."""
+        if self._ended:
+            raise NoTransactionError(_ENDED)
+        if self._has_slot:  # else the handler has no other thread
+            self._connection_info = connection.info
+            connection.info[_UNIT] = self
+            event.listen(connection, "before_cursor_execute", self._begin_statement)
+            event.listen(connection, "after_cursor_execute", self.end_statement)
+        if not self._store.is_sqlite:
+            return
+        self._take_turn()
+        with translating_outages():
+            taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
+        if taken:
+            self.superseded = True
+            raise SupersededError(_SUPERSEDED)
+
+    def refuse_commit(self, session: Session) -> None:
+        """Raise if the handler commits."""
+        if not self._may_end and session.get_nested_transaction() is None:
+            raise UsageError(
+                "a guarded handler must not commit: Holdfast commits its rows together with the "
+                "record. Use `session.flush()` to have ids assigned"
+            )
+
+    def note_rollback(self) -> None:
+        """Note that the next end of a transaction is a rollback."""
+        self._rolled_back = True
+
+    def note_end(self) -> None:
+        """Note the end of a transaction: by a rollback, or by closing the session."""
+        if not self._may_end:
+            self._closed_by_handler |= not self._rolled_back
+            self._rolled_back = False
+
+    def _take_turn(self) -> None:
+        if self._has_turn:
+            return
+        self._store.take_turn()
+        with self._lock:
+            self._has_turn = not self._ended
+        if not self._has_turn:  # rolled back by another thread while this one waited
+            self._store.pass_turn_on()
+            raise NoTransactionError(_ENDED)
+
+    def _begin_statement(self, *_: Any) -> None:
+        self._statement.acquire()
+        if self._ended:
+            self._statement.release()
+            raise NoTransactionError(_ENDED)
+        self._statement_thread = threading.get_ident()
+
+    def end_statement(self, *_: Any) -> None:
+        """Note that a statement has ended, or failed, in this thread."""
+        if self._statement_thread == threading.get_ident():
+            self._statement_thread = 0
+            self._statement.release()
+
+    def _refuse_closed(self) -> None:
+        if self._closed_by_handler:
+            raise UsageError(
+                "the handler closed Holdfast's session, which rolled it back: "
+                "use it without `with`, close() and remove()"
+            )
+
+
+# -- event listeners, of the session maker: they do nothing in a session that no unit guards ------
+
+
+# Makers that have the listeners: another store may have the same one.
+_guarded_makers: "WeakSet[sessionmaker[Any]]" = WeakSet()
+
+
+def _guard_sessions(maker: sessionmaker[Any]) -> None:
+    if maker in _guarded_makers:
+        return
+    _guarded_makers.add(maker)
+    for name, listener in (
+        ("before_commit", _before_commit),
+        ("after_rollback", _after_rollback),
+        ("after_transaction_end", _after_transaction_end),
+        ("after_begin", _after_begin),
+        ("do_orm_execute", _before_statement),
+        ("before_flush", _before_flush),
+    ):
+        event.listen(maker, name, listener)
+
+
+def _before_commit(session: Session) -> None:
+    unit = session.info.get(_UNIT)
+    if unit is not None:
+        unit.refuse_commit(session)
+
+
+def _after_rollback(session: Session) -> None:
+    unit = session.info.get(_UNIT)
+    if unit is not None:
+        unit.note_rollback()
+
+
+def _after_transaction_end(session: Session, transaction: Any) -> None:
+    unit = session.info.get(_UNIT)
+    if unit is not None and transaction.parent is None:
+        unit.note_end()
+
+
+def _after_begin(session: Session, transaction: Any, connection: Connection) -> None:
+    if _UNIT in session.info and transaction.parent is None:  # not a savepoint
+        _unit_of(session).begin_on(connection)
+
+
+def _before_statement(state: Any) -> None:
+    _before_flush(state.session)
+
+
+def _before_flush(session: Session, *_: Any) -> None:
+    if _UNIT in session.info:
+        _unit_of(session).prepare()
+
+
+def _unit_of(session: Session) -> SqlAlchemySyncUnit:
+    unit: SqlAlchemySyncUnit | None = session.info[_UNIT]
+    if unit is None:
+        raise NoTransactionError(_ENDED)
+    return unit
+
+
+def _roll_back(session: Session) -> None:
+    """Roll back; close the connection if that fails."""
+    deadline = time.monotonic() + _ABANDONED_SECONDS
+    while True:
+        try:
+            session.rollback()
+        except sa_errors.IllegalStateChangeError:  # another thread is about to be refused
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        except Exception:  # noqa: BLE001 - the connection is closed then
+            with suppress(Exception):
+                session.invalidate()
+            return
+        else:
+            return
+
+
+def _engine_of(sessions: Engine | sessionmaker[Any] | scoped_session[Any]) -> Engine:
+    if isinstance(sessions, Engine):
+        return sessions
+    if not isinstance(sessions, sessionmaker | scoped_session):
+        raise ConfigurationError(
+            "SqlAlchemySyncStore needs an Engine, a sessionmaker or a scoped_session, not "
+            f"{type(sessions).__name__}; for an async engine use SqlAlchemyStore"
+        )
+    maker = sessions.session_factory if isinstance(sessions, scoped_session) else sessions
+    try:
+        engine: Engine = maker().get_bind().engine
+    except RuntimeError as error:  # Flask-SQLAlchemy: working outside of application context
+        raise ConfigurationError(
+            "db.session has no engine here: create the store inside `with app.app_context():`"
+        ) from error
+    except sa_errors.UnboundExecutionError as error:
+        raise ConfigurationError(
+            "the sessions have no engine: create the sessionmaker with bind=engine"
+        ) from error
+    return engine
+
+
+def _refuse_autocommit(raw: Any) -> None:
+    """Raise if statements do not begin a transaction, as with an autocommit engine."""
+    if raw.autocommit:
+        raise ConfigurationError(
+            "this engine is in AUTOCOMMIT mode, so nothing can commit together: "
+            "use an engine with transactions"
+        )
+
+
+@asynccontextmanager
+async def _rolling_back(unit: SqlAlchemySyncUnit) -> AsyncIterator[None]:
+    """Roll back if the block raises. For everything before COMMIT."""
+    try:
+        yield
+    except BaseException:
+        await unit.rollback()
+        raise

@@ -1,0 +1,184 @@
+"""``holdfast backup`` and ``restore``: consistent while the server writes, never half a file."""
+
+import json
+import sqlite3
+import stat
+import threading
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from holdfast import open_store
+from holdfast.core.idempotency_record import RecordId
+from packages.holdfast.tests.cli.harness import Here, one_line
+from packages.holdfast.tests.cli.test_database_commands import (
+    KEY,
+    NOW,
+    record,
+    save_records,
+)
+
+URL = "sqlite:///shop.db"
+
+
+@pytest.fixture
+def shop(here: Here, tmp_path: Path) -> Path:
+    """Return a database with one record, in the working directory of the commands."""
+    del here  # it changes the directory
+    save_records(URL, record("ada", KEY, age=timedelta(0)))
+    return tmp_path / "shop.db"
+
+
+def epoch(path: Path) -> str:
+    with closing(sqlite3.connect(path)) as db:
+        return str(db.execute("SELECT cache_epoch FROM holdfast_secret").fetchone()[0])
+
+
+def test_backup_is_consistent_while_another_connection_writes(
+    here: Here, shop: Path, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(shop)) as db:
+        db.execute("CREATE TABLE debit (n INTEGER, filler BLOB)")
+        db.execute("CREATE TABLE credit (n INTEGER, filler BLOB)")
+        # Enough pages for several steps of the copy.
+        db.execute("INSERT INTO debit VALUES (0, zeroblob(20000000))")
+        db.execute("INSERT INTO credit VALUES (0, x'')")
+        db.commit()
+    stop = threading.Event()
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        with closing(sqlite3.connect(shop, timeout=30)) as db:
+            while not stop.is_set():
+                written += 1
+                db.execute("INSERT INTO debit VALUES (?, randomblob(2000))", (written,))
+                db.execute("INSERT INTO credit VALUES (?, randomblob(2000))", (written,))
+                db.commit()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        counts = []
+        for number in range(3):
+            while written < 5 * (number + 1):
+                stop.wait(0.001)
+            done = here("backup", f"copy{number}.db", "--database", URL)
+            assert done.returncode == 0, done
+            with closing(sqlite3.connect(tmp_path / f"copy{number}.db")) as db:
+                debit, credit = (
+                    db.execute(f"SELECT count(*), max(n) FROM {table}").fetchone()
+                    for table in ("debit", "credit")
+                )
+                assert debit == credit
+                assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+                counts.append(debit[0])
+    finally:
+        stop.set()
+        writer.join()
+    assert counts == sorted(counts)
+    assert counts[0] > 1
+    mode = (tmp_path / "copy0.db").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o600
+    assert not list(tmp_path.glob(".*partial*"))
+
+
+def test_restore_brings_records_back_and_renews_the_cache_epoch(
+    here: Here, shop: Path, tmp_path: Path
+) -> None:
+    assert here("backup", "copy.db", "--database", URL, "--json").returncode == 0
+    again = here("backup", "copy.db", "--database", URL)
+    assert again.returncode == 2
+    assert "copy.db exists" in one_line(again.stderr)
+    assert here("backup", "copy.db", "--database", URL, "--force").returncode == 0
+    save_records(URL, record("ada", "later", age=timedelta(0)))
+
+    refused = here("restore", "copy.db", "--database", URL)
+    assert refused.returncode == 2
+    assert "shop.db exists" in one_line(refused.stderr)
+    with closing(sqlite3.connect(shop)) as in_use:
+        in_use.execute("SELECT count(*) FROM holdfast_secret").fetchone()
+        refused = here("restore", "copy.db", "--database", URL, "--force")
+        assert refused.returncode == 2
+        assert "is open in another process" in one_line(refused.stderr)
+    before = epoch(tmp_path / "copy.db")
+    done = here("restore", "copy.db", "--database", URL, "--force", "--json")
+    assert (done.returncode, json.loads(done.stdout)["database"]) == (0, "shop.db")
+    found = json.loads(here("keys", "ls", "--database", URL, "--json").stdout)
+    assert [each["key"] for each in found] == [KEY]
+    assert epoch(shop) != before
+
+    # A write-ahead log of another database must not be applied to the restored one.
+    shop.unlink()
+    shop.with_name("shop.db-wal").write_bytes(b"left over")
+    assert here("restore", "copy.db", "--database", URL).returncode == 0
+    assert not shop.with_name("shop.db-wal").exists()
+    assert not list(tmp_path.glob(".*partial*"))
+
+
+def test_damaged_and_foreign_files_are_not_restored(here: Here, shop: Path, tmp_path: Path) -> None:
+    assert here("backup", "copy.db", "--database", URL).returncode == 0
+    raw = bytearray((tmp_path / "copy.db").read_bytes())
+    raw[8192:12288] = b"\x5a" * 4096
+    (tmp_path / "damaged.db").write_bytes(raw)
+    (tmp_path / "text.db").write_text("no database")
+    with closing(sqlite3.connect(tmp_path / "other.db")) as db:
+        db.execute("CREATE TABLE t (x)")
+    before = shop.read_bytes()
+    for file, expected in [
+        ("damaged.db", "is not a usable backup"),
+        ("text.db", "is not a usable backup"),
+        ("other.db", "is not a backup of Holdfast"),
+        ("missing.db", "does not exist"),
+        ("shop.db", "are the same file"),
+    ]:
+        done = here("restore", file, "--database", URL, "--force")
+        assert (done.returncode, done.stdout) == (2, b""), file
+        assert expected in one_line(done.stderr)
+    assert shop.read_bytes() == before
+    # A damaged database can be replaced.
+    shop.write_bytes(raw)
+    assert here("restore", "copy.db", "--database", URL, "--force").returncode == 0
+    assert here("keys", "show", KEY, "--database", URL).returncode == 0
+
+
+def test_backup_of_a_missing_database_or_to_a_bad_place_writes_nothing(
+    here: Here, shop: Path, tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    for arguments, expected in [
+        (["copy.db", "--database", "sqlite:///gone.db"], "gone.db does not exist"),
+        (["nowhere/copy.db", "--database", URL], "directory nowhere does not exist"),
+        (["shop.db", "--database", URL, "--force"], "would overwrite the database"),
+    ]:
+        done = here("backup", *arguments)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert expected in one_line(done.stderr)
+    assert sorted(tmp_path.iterdir()) == before
+    assert shop.exists()
+
+
+def test_postgresql_gets_the_command_of_its_own_tool(here: Here) -> None:
+    url = "postgresql+asyncpg://me:hunter2@db.example:5433/shop?schema=acme"
+    done = here("backup", "my copy.dump", "--database", url)
+    assert done.returncode == 2
+    assert one_line(done.stderr).endswith(
+        "pg_dump --format=custom --file='my copy.dump' postgresql://me@db.example:5433/shop"
+    )
+    done = here("restore", "copy.dump", "--database", url)
+    assert one_line(done.stderr).endswith(
+        "pg_restore --clean --if-exists --dbname=postgresql://me@db.example:5433/shop copy.dump"
+    )
+
+
+async def test_restored_database_replays(here: Here, shop: Path) -> None:
+    assert here("backup", "copy.db", "--database", URL).returncode == 0
+    assert here("restore", "copy.db", "--database", "sqlite:///second.db").returncode == 0
+    store = open_store("sqlite:///second.db")
+    await store.open()
+    found = await store.find(RecordId("ada", "POST /things", KEY), NOW)
+    await store.close()
+    assert found is not None
+    assert found.body == b'{"ok":true}'

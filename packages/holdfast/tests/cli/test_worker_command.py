@@ -1,0 +1,193 @@
+"""``holdfast worker --app``: runs jobs, drains on a signal, restarts when the code changes."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import open_store
+from holdfast.cli import plugins
+from holdfast.jobs.enqueue import Cause, new_job
+from holdfast.jobs.job_store import JobStore
+from packages.holdfast.tests.cli.harness import Here, environment, one_line
+from packages.holdfast.tests.cli.test_app_option import APP, write_module
+
+SLEEPY = """
+import asyncio
+from holdfast import Holdfast
+
+holdfast = Holdfast("sqlite:///app.db")
+
+@holdfast.jobs.handler("sleep", queue="naps")
+async def sleep(job):
+    print("started", job.id, flush=True)
+    await asyncio.sleep(job.payload)
+    return {"version": 1}
+
+@holdfast.jobs.handler("other")
+async def other(job):
+    raise AssertionError("not a job of this queue")
+"""
+Work = Callable[..., subprocess.Popen[str]]
+
+
+def enqueue(directory: Path, job_type: str, payload: Any, *, queue: str) -> str:
+    """Enqueue a job in the database of the app and return its id."""
+
+    async def run() -> str:
+        store = open_store(f"sqlite:///{directory}/app.db")
+        await store.open()
+        job_store = JobStore(store)
+        job = new_job(job_type, payload, queue=queue, cause=Cause("ada", "test", "r-1", "c-1"))
+        async with job_store.transaction() as tx:
+            await job_store.enqueue(tx, job)
+        await store.close()
+        return job.id
+
+    return asyncio.run(run())
+
+
+def job(here: Here, job_id: str) -> Any:
+    return json.loads(
+        here("jobs", "show", job_id, "--database", "sqlite:///app.db", "--json").stdout
+    )
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Iterator[Work]:
+    """Return a function that starts ``holdfast worker`` and waits until it is ready."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.cli", "worker", *arguments],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("Holdfast runs jobs of ")
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_worker_once_runs_due_jobs_of_the_app_and_exits(here: Here, tmp_path: Path) -> None:
+    app = f"{write_module(tmp_path, APP)}:holdfast"
+    ids = [enqueue(tmp_path, "greet", n, queue="greetings") for n in range(3)]
+    done = here("worker", "--app", app, "--once", "--concurrency", "2")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode().startswith(f"Holdfast runs jobs of greetings on {app} (pid ")
+    assert [job(here, job_id)["result"] for job_id in ids] == [{"hello": n} for n in range(3)]
+
+
+def test_worker_drains_on_a_signal(here: Here, tmp_path: Path, work: Work) -> None:
+    app = f"{write_module(tmp_path, SLEEPY)}:holdfast"
+    other = enqueue(tmp_path, "other", None, queue="default")
+    job_id = enqueue(tmp_path, "sleep", 0.5, queue="naps")
+    process = work("--app", app, "--queues", "naps")
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"started {job_id}\n"
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert one_line(error.encode()).startswith("holdfast: finishing 1 running job; signal again")
+    assert (job(here, job_id)["state"], job(here, other)["state"]) == ("done", "waiting")
+
+
+def test_second_signal_releases_the_running_job_at_once(
+    here: Here, tmp_path: Path, work: Work
+) -> None:
+    app = f"{write_module(tmp_path, SLEEPY)}:holdfast"
+    job_id = enqueue(tmp_path, "sleep", 60, queue="naps")
+    process = work("--app", app)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == f"started {job_id}\n"
+    process.send_signal(signal.SIGINT)
+    process.stderr.readline()
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    assert time.monotonic() - started < 5, "it waited for the job"
+    found = job(here, job_id)
+    assert (found["state"], found["attempts"], found["failures"]) == ("waiting", 0, [])
+
+
+def test_reload_restarts_the_worker_with_the_new_code(
+    here: Here, tmp_path: Path, work: Work
+) -> None:
+    module = write_module(tmp_path, SLEEPY)
+    process = work("--app", f"{module}:holdfast", "--reload")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    file = tmp_path / f"{module}.py"
+    file.write_text("raise RuntimeError('half written')\n")
+    assert f"{module}.py has changed: restarting" in process.stderr.readline()
+    assert "RuntimeError: half written" in process.stderr.readline()
+    assert "starts again when a file changes" in process.stderr.readline()
+    file.write_text(SLEEPY.replace('"version": 1', '"version": 2'))
+    assert process.stdout.readline().startswith("Holdfast runs jobs of ")
+    job_id = enqueue(tmp_path, "sleep", 0, queue="naps")
+    while job(here, job_id)["state"] != "done":
+        time.sleep(0.02)
+    assert job(here, job_id)["result"] == {"version": 2}
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--queue", "naps,nowhere"], "unknown queue nowhere: the queues are default, naps"),
+        (["--once", "--reload"], "give --once or --reload, not both"),
+        (["--database", "sqlite:///x.db"], "give --app or --database, not both"),
+        (["--metrics-port", "0"], "Invalid value for '--metrics-port'"),
+    ],
+)
+def test_worker_with_bad_options_is_an_error_in_one_line(
+    here: Here, tmp_path: Path, arguments: list[str], line: str
+) -> None:
+    app = f"{write_module(tmp_path, SLEEPY)}:holdfast"
+    done = here("worker", "--app", app, *arguments)
+    assert done.returncode == 2
+    assert line in one_line(done.stderr)
+
+
+def test_worker_of_an_app_without_jobs_is_an_error(here: Here, tmp_path: Path) -> None:
+    code = "from holdfast import Holdfast\nholdfast = Holdfast('sqlite:///app.db')\n"
+    done = here("worker", "--app", f"{write_module(tmp_path, code)}:holdfast")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert "has no job handlers" in one_line(done.stderr)
+
+
+def test_worker_of_an_unreachable_database_is_an_error(here: Here, tmp_path: Path) -> None:
+    code = APP.replace("sqlite:///app.db", "postgresql://127.0.0.1:1/none")
+    app = f"{write_module(tmp_path, code)}:holdfast"
+    done = here("worker", "--app", app)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert one_line(done.stderr).startswith(f"holdfast: {app}: ")
+
+
+def test_worker_without_app_names_the_option_where_no_package_has_jobs(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "_installed", list)
+    done = here("worker")
+    assert done.returncode == 2
+    assert "holdfast worker --app MODULE:NAME" in one_line(done.stderr)
+    assert "pip install holdfast-services" in one_line(done.stderr)

@@ -1,0 +1,416 @@
+"""``guard`` of Django: the decision is taken around the view, after sign-in and permissions."""
+
+import io
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from packages.holdfast.tests.support import django_project  # first: it configures Django
+
+assert django_project
+
+from django.contrib.auth.models import Group, Permission, User  # noqa: E402
+from django.contrib.contenttypes.models import ContentType  # noqa: E402
+from django.core.cache import cache  # noqa: E402
+from django.db import connections  # noqa: E402
+from django.http import HttpRequest, HttpResponse  # noqa: E402
+from django.test import Client, TestCase, override_settings  # noqa: E402
+from django.test.client import MULTIPART_CONTENT  # noqa: E402
+from django.urls import path  # noqa: E402
+from django.utils.decorators import method_decorator  # noqa: E402
+from django.views import View  # noqa: E402
+from rest_framework.decorators import api_view  # noqa: E402
+
+from holdfast import Policy  # noqa: E402
+from holdfast.django import guard, user_principal  # noqa: E402
+from holdfast.errors import ConfigurationError, StreamingResponseError  # noqa: E402
+from holdfast.server.django_views import django_holdfast  # noqa: E402
+from packages.holdfast.tests.support.django_project import urls as views  # noqa: E402
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def empty_tables() -> None:
+    Group.objects.all().delete()
+    User.objects.all().delete()
+    cache.clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    django_holdfast().bridge.close()
+    connections.close_all()
+
+
+def key() -> dict[str, str]:
+    return {"Idempotency-Key": f"key-{next(_numbers)}"}
+
+
+def signed_in(name: str = "ann", *, permitted: bool = True) -> Client:
+    user, _ = User.objects.get_or_create(username=name)
+    if permitted:
+        user.user_permissions.add(_permission())
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def _permission() -> Permission:
+    kind = ContentType.objects.get_for_model(Group)
+    found, _ = Permission.objects.get_or_create(
+        codename="add_group", content_type=kind, defaults={"name": "Can add group"}
+    )
+    return found
+
+
+def post(client: Client, url: str, headers: dict[str, str], body: Any = None) -> Any:
+    return client.post(url, body or {}, content_type="application/json", headers=headers)
+
+
+def is_replay(response: Any) -> bool:
+    return bool(response.headers.get("Idempotency-Replayed") == "true")
+
+
+# -- the app's own sign-in ---------------------------------------------------------------------
+
+
+def test_replay_needs_the_sign_in_of_django() -> None:
+    ann, again = signed_in("ann"), key()
+    first = post(ann, "/function", again)
+    assert (first.status_code, first.json()) == (201, {"n": 1})
+    replay = post(ann, "/function", again)
+    assert (replay.content, is_replay(replay)) == (first.content, True)
+    assert ann.get("/function").json() == {"orders": 1}
+    ann.logout()
+    refused = post(ann, "/function", again)  # the app's own response
+    assert (refused.status_code, refused.url) == (302, "/login?next=/function")
+    assert post(signed_in("bob"), "/function", again).json() == {"n": 2}
+
+
+def test_principal_is_the_user_unless_a_function_or_setting_says_otherwise() -> None:
+    ann = signed_in()
+    pk = str(User.objects.get().pk)
+    assert post(ann, "/function/who", key()).json() == {"tenant": pk, "actor": pk}
+    again = key()
+    assert post(Client(), "/company", again | {"X-Company": "acme"}).json() == {"n": 2}
+    assert is_replay(post(Client(), "/company", again | {"X-Company": "acme"}))
+    assert post(Client(), "/company", again | {"X-Company": "other"}).json() == {"n": 3}
+    with override_settings(HOLDFAST={"PRINCIPAL": f"{views.__name__}.company"}):
+        found = post(ann, "/function/who", key() | {"X-Company": "acme"})
+        assert found.json() == {"tenant": "acme", "actor": "somebody"}
+    with override_settings(HOLDFAST={"IDENTIFY": "holdfast.server.request_head.anonymous"}):
+        assert post(ann, "/function/who", key()).json()["tenant"] == "everyone"
+
+
+def test_anonymous_caller_of_a_guarded_view_without_login_required_gets_401() -> None:
+    refused = post(Client(), "/public", key())
+    assert (refused.status_code, refused.json()["code"]) == (401, "auth.required")
+    assert Group.objects.count() == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/by-method",
+        "/whole-class",
+        "/on-dispatch",
+        "/decorated-method",
+        "/rest/view",
+        "/rest/function",
+        "/rest/orders/",
+        "/rest/whole/",
+    ],
+)
+def test_replay_needs_the_permission_that_the_view_checks(url: str) -> None:
+    client, again = signed_in(), key()
+    body = {"name": "boots", "item": "boots"}
+    first = post(client, url, again, body)
+    assert first.status_code == 201, first.content
+    replay = post(client, url, again, body)
+    assert (replay.content, is_replay(replay)) == (first.content, True)
+    assert replay["Content-Type"] == first["Content-Type"]
+    assert post(client, url, again, body | {"name": "shoes"}).status_code == 409
+    assert post(client, url, {}, body).json()["code"] == "idempotency.key_required"
+    User.objects.get().user_permissions.clear()
+    refused = post(client, url, again, body)
+    assert (refused.status_code, is_replay(refused)) == (403, False)
+    assert Group.objects.count() == 1
+
+
+def test_mixin_that_redirects_decides_before_the_guard() -> None:
+    client, again = signed_in(permitted=False), key()
+    assert post(client, "/with-login", again).status_code == 201
+    client.logout()
+    assert post(client, "/with-login", again).status_code == 302
+
+
+# -- class-based views and REST framework ------------------------------------------------------
+
+
+def test_handlers_without_a_guard_and_safe_methods_are_not_guarded() -> None:
+    client = signed_in()
+    assert client.put("/by-method").json() == {"put": True}
+    assert client.get("/whole-class").json() == {"got": True}
+    assert client.delete("/whole-class").status_code == 405
+    # One guard for the class: POST and PUT share a name, but not a response.
+    again = key()
+    assert post(client, "/whole-class", again).status_code == 201
+    assert client.put("/whole-class", headers=again).status_code == 409
+
+
+def test_actions_of_a_viewset_are_guarded() -> None:
+    client, again = signed_in(), key()
+    group = Group.objects.create(name="paid")
+    first = post(client, f"/rest/orders/{group.pk}/pay/", again)
+    assert (first.status_code, first.json()) == (200, {"paid": "paid", "n": 2})
+    assert is_replay(post(client, f"/rest/orders/{group.pk}/pay/", again))
+    assert post(client, "/rest/orders/999/pay/", again).status_code == 409
+
+
+def test_all_writing_actions_of_a_guarded_viewset_are_guarded() -> None:
+    client = signed_in()
+    group = Group.objects.create(name="old")
+    for method, status in (("put", 200), ("patch", 200), ("delete", 204)):
+        again = key()
+        send = getattr(client, method)
+        options: Any = {"content_type": "application/json", "headers": again}
+        first = send(f"/rest/whole/{group.pk}/", {"name": method}, **options)
+        assert (first.status_code, is_replay(first)) == (status, False), first.content
+        replay = send(f"/rest/whole/{group.pk}/", {"name": method}, **options)
+        assert (replay.status_code, replay.content, is_replay(replay)) == (
+            status,
+            first.content,
+            True,
+        )
+
+
+def test_body_that_a_permission_has_parsed_is_compared() -> None:
+    client, again = signed_in(), key()
+    url = f"/rest/whole/{Group.objects.create(name='x').pk}/pay/"
+    first = post(client, url, again, {"name": "a", "more": [1, None]})
+    assert first.json()["paid"] == "a"
+    assert is_replay(post(client, url, again, {"more": [1, None], "name": "a"}))
+    assert post(client, url, again, {"name": "b"}).status_code == 409
+
+
+def test_validation_error_of_rest_framework_is_stored_and_rolls_back() -> None:
+    client, again = signed_in(), key()
+    first = post(client, "/rest/orders/", again, {"name": ""})
+    assert (first.status_code, first.json()) == (400, {"name": ["This field may not be blank."]})
+    replay = post(client, "/rest/orders/", again, {"name": ""})
+    assert (replay.content, is_replay(replay)) == (first.content, True)
+
+
+def test_throttle_of_rest_framework_counts_replays() -> None:
+    client, again = signed_in(), key()
+    statuses = [post(client, "/rest/throttled", again).status_code for _ in range(4)]
+    assert statuses == [201, 201, 201, 429]
+
+
+# -- responses and errors ----------------------------------------------------------------------
+
+
+def test_response_keeps_all_its_cookies() -> None:
+    first = post(signed_in(), "/function/cookies", key())
+    assert {"one", "two"} <= set(first.cookies)
+
+
+def test_template_response_is_rendered_and_replayed() -> None:
+    client, again = signed_in(), key()
+    with override_settings(
+        TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates"}]
+    ):
+        assert post(client, "/function/template", again).content == b"<p>1</p>"
+        assert post(client, "/function/template", again).content == b"<p>1</p>"
+
+
+def test_errors_of_django_are_stored_and_exceptions_release_the_key() -> None:
+    client, missing, crash = signed_in(), key(), key()
+    client.raise_request_exception = False
+    first = post(client, "/function/missing", missing)
+    assert first.status_code == 404
+    assert is_replay(post(client, "/function/missing", missing))
+    for _ in range(2):
+        failed = post(client, "/function/crash", crash)
+        assert (failed.status_code, is_replay(failed)) == (500, False)
+    assert Group.objects.count() == 0
+    client.raise_request_exception = True
+    with pytest.raises(StreamingResponseError, match="streams its response"):
+        post(client, "/function/stream", key())
+
+
+def test_holdfast_errors_become_responses_in_the_format_of_the_app() -> None:
+    client = signed_in()
+    refused = post(client, "/function/refuse", key())
+    assert (refused.status_code, refused["Content-Type"]) == (409, "application/problem+json")
+    unknown = client.get("/open", headers={"X-Request-ID": "mine"})
+    assert (unknown.status_code, unknown.json()["requestId"]) == (404, "mine")
+    with override_settings(HOLDFAST={"ERROR_FORMAT": lambda error: {"fault": error.code}}):
+        assert post(client, "/function", {}).json() == {"fault": "idempotency.key_required"}
+        assert post(client, "/function/refuse", key()).json() == {"fault": "order.closed"}
+        assert client.get("/open").json() == {"fault": "order.unknown"}
+
+
+def test_empty_key_is_refused_where_keys_are_optional() -> None:
+    headers = {"X-Company": "acme"}
+    refused = post(Client(), "/company", headers | {"Idempotency-Key": ""})
+    assert (refused.status_code, refused.json()["code"]) == (400, "idempotency.key_invalid")
+    assert post(Client(), "/company", headers).status_code == 201
+
+
+def test_form_whose_csrf_token_was_checked_is_compared_by_its_fields_and_files() -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.cookies["csrftoken"] = token = "a" * 32
+
+    def send(again: dict[str, str], item: str, photo: str) -> Any:
+        data = {"item": item, "photo": io.BytesIO(photo.encode()), "csrfmiddlewaretoken": token}
+        headers = again | {"X-Company": "acme"}
+        return client.post("/upload", data, content_type=MULTIPART_CONTENT, headers=headers)
+
+    again = key()
+    first = send(again, "boots", "red")
+    assert first.json() == {"item": "boots", "photo": "red"}
+    assert is_replay(send(again, "boots", "red"))
+    assert send(again, "boots", "blue").status_code == 409
+    assert send(again, "shoes", "red").status_code == 409
+
+
+# -- transactions ------------------------------------------------------------------------------
+
+
+class ByMethod(View):
+    @guard("atomic.by_method", principal=views.company)
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"made")
+
+
+@guard("atomic.whole", principal=views.company)
+class Whole(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"made")
+
+
+urlpatterns = [
+    path(
+        "function",
+        guard("atomic.function", principal=views.company)(lambda _: HttpResponse(b"made")),
+    ),
+    path("whole", Whole.as_view()),
+    path("by-method", ByMethod.as_view()),
+]
+
+
+@override_settings(ROOT_URLCONF=__name__)
+def test_guarded_views_are_excluded_from_atomic_requests_or_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    client, again = Client(), key() | {"X-Company": "acme"}
+    for url in ("/function", "/whole"):
+        assert post(client, url, again).content == b"made"
+        assert is_replay(post(client, url, again))
+    with pytest.raises(ConfigurationError, match="ATOMIC_REQUESTS is on, guard the class"):
+        post(client, "/by-method", again)
+
+
+class InTestCase(TestCase):
+    """Django wraps each of these in a transaction, which it rolls back."""
+
+    def run_guarded_view(self) -> None:
+        headers = {"Idempotency-Key": "the-same-in-both", "X-Company": "acme"}
+        first = post(self.client, "/company", headers)
+        assert (first.status_code, is_replay(first)) == (201, False), first.content
+        assert is_replay(post(self.client, "/company", headers))
+        assert post(self.client, "/company", headers | {"X-Company": "b"}).status_code == 201
+        assert Group.objects.count() == 2
+
+    def test_one(self) -> None:
+        self.run_guarded_view()
+
+    def test_two(self) -> None:
+        self.run_guarded_view()
+
+    def test_missing_tables_are_an_error(self) -> None:
+        with (
+            override_settings(HOLDFAST={"TABLE_PREFIX": "missing_"}),
+            self.assertRaisesMessage(ConfigurationError, "INSTALLED_APPS"),
+        ):
+            post(self.client, "/company", key() | {"X-Company": "acme"})
+
+
+# -- mistakes ----------------------------------------------------------------------------------
+
+
+async def an_async_view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+class NoHandlers(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+
+@pytest.mark.parametrize(
+    ("view", "line"),
+    [
+        (views.ByMethod.as_view(), "above as_view"),
+        (api_view(["POST"])(views.public), "below @api_view"),
+        (an_async_view, "make it a plain def"),
+        (NoHandlers, "has no handler of POST"),
+        (NoHandlers.get, "serves GET"),
+    ],
+)
+def test_views_that_cannot_be_guarded_are_refused(view: Any, line: str) -> None:
+    with pytest.raises(ConfigurationError, match=line):
+        guard()(view)
+
+
+def test_guard_without_parentheses_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="with parentheses"):
+        guard(views.public)  # type: ignore[arg-type]
+
+
+def test_two_views_with_one_name_are_refused() -> None:
+    client = signed_in()
+    assert post(client, "/rest/function", key(), {"item": "a"}).status_code == 201
+    with pytest.raises(ConfigurationError, match=r"same_name and .*rest_function are both"):
+        post(client, "/rest/same-name", key())
+
+
+def test_guard_must_be_innermost_on_dispatch() -> None:
+    def plain(function: Any) -> Any:
+        def wrapped(request: Any, *args: Any, **kwargs: Any) -> Any:
+            return function(request, *args, **kwargs)
+
+        wrapped.__name__ = function.__name__
+        return wrapped
+
+    view = method_decorator([guard("x"), plain], name="dispatch")(views.WithLogin)
+    with pytest.raises(ConfigurationError, match="innermost"):
+        view.as_view()(_request())
+
+
+def _request() -> HttpRequest:
+    request = HttpRequest()
+    request.method = "POST"
+    return request
+
+
+def test_rate_limit_without_a_limiter_is_refused() -> None:
+    with (
+        override_settings(HOLDFAST={"POLICY": Policy(rate_limit="5/minute")}),
+        pytest.raises(ConfigurationError, match="no limiter is configured"),
+    ):
+        post(signed_in(), "/function", key())
+
+
+def test_unknown_setting_is_refused() -> None:
+    with (
+        override_settings(HOLDFAST={"PRINCIPLE": user_principal}),
+        pytest.raises(ConfigurationError, match="principle"),
+    ):
+        django_holdfast()

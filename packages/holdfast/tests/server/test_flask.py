@@ -1,0 +1,493 @@
+"""``FlaskGuard``: the decision is taken around the view, after the app's own sign-in."""
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Blueprint, Flask, Response, abort, g, request, stream_with_context
+from flask.testing import FlaskClient
+from flask.views import MethodView
+from flask_login import LoginManager, UserMixin, login_required, login_user, logout_user
+from sqlalchemy import create_engine, text
+
+from holdfast import Holdfast, Policy, Principal, ServiceError
+from holdfast.errors import (
+    ConfigurationError,
+    NoTransactionError,
+    StoreUnavailableError,
+    StreamingResponseError,
+)
+from holdfast.flask import FlaskGuard
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
+
+KEY = {"Idempotency-Key": "key-1"}
+Shop = tuple[Flask, FlaskGuard]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    app = Flask(__name__)
+    app.secret_key = "for tests"
+    app.testing = True  # exceptions of views are raised in the test
+    holdfast = Holdfast(f"sqlite:///{tmp_path}/shop.db", sweep_every_seconds=None)
+    guard = FlaskGuard(holdfast, app)
+    yield app, guard
+    guard.close()
+
+
+def write(guard: FlaskGuard, item: str = "boots") -> int:
+    """Insert an order; return how many there are."""
+    guard.transaction.execute("CREATE TABLE IF NOT EXISTS orders (item TEXT)")
+    guard.transaction.execute("INSERT INTO orders VALUES (:item)", {"item": item})
+    row = guard.transaction.fetch_one("SELECT count(*) AS n FROM orders")
+    return int(row["n"])
+
+
+def is_replay(response: Any) -> bool:
+    replayed: str | None = response.headers.get("Idempotency-Replayed")
+    return replayed == "true"
+
+
+# -- the app's own sign-in ---------------------------------------------------------------------
+
+
+def with_login(shop: Shop) -> FlaskClient:
+    """Add Flask-Login and one guarded view, behind ``@login_required``."""
+    app, guard = shop
+    manager = LoginManager(app)
+
+    @manager.user_loader
+    def load(user_id: str) -> UserMixin:
+        user = UserMixin()
+        user.id = user_id
+        return user
+
+    @app.post("/login/<name>")
+    def login(name: str) -> str:
+        login_user(load(name))
+        return "in"
+
+    @app.post("/logout")
+    def logout() -> str:
+        logout_user()
+        return "out"
+
+    @app.post("/orders")
+    @login_required
+    @guard("orders.create")
+    def create() -> Any:
+        principal = guard.execution.request.principal
+        return {"n": write(guard), "tenant": principal.tenant, "actor": principal.actor}, 201
+
+    @app.post("/public")
+    @guard("orders.public")
+    def public() -> Any:
+        return {"n": write(guard)}, 201
+
+    return app.test_client()
+
+
+def test_replay_needs_the_sign_in_of_flask_login(shop: Shop) -> None:
+    client = with_login(shop)
+    client.post("/login/ann")
+    first = client.post("/orders", headers=KEY)
+    assert (first.status_code, first.json) == (201, {"n": 1, "tenant": "ann", "actor": "ann"})
+    again = client.post("/orders", headers=KEY)
+    assert again.data == first.data
+    assert is_replay(again)
+    client.post("/logout")
+    refused = client.post("/orders", headers=KEY)
+    assert refused.status_code == 401
+    assert not refused.is_json  # the app's own response
+    client.post("/login/bob")
+    other = client.post("/orders", headers=KEY)
+    assert other.json == {"n": 2, "tenant": "bob", "actor": "bob"}
+
+
+def test_anonymous_caller_of_a_guarded_view_without_login_required_gets_401(shop: Shop) -> None:
+    client = with_login(shop)
+    refused = client.post("/public", headers=KEY)
+    assert (refused.status_code, refused.json["code"]) == (401, "auth.required")  # type: ignore[index]
+
+
+def test_before_request_hooks_and_g_decide_before_the_guard(shop: Shop) -> None:
+    app, guard = shop
+    allowed = {"t1": "acme", "t2": "acme", "t3": "other"}
+    api = Blueprint("api", __name__, url_prefix="/api")
+
+    @api.before_request
+    def sign_in() -> Any:
+        g.company = allowed.get(request.headers.get("X-Token", ""))
+        g.token = request.headers.get("X-Token")
+        return None if g.company else ({"own": "refusal"}, 403)
+
+    def principal() -> Principal:
+        return Principal(tenant=g.company, actor=g.token)
+
+    @api.post("/orders/<int:number>")
+    @guard(principal=principal)
+    def create(number: int) -> Any:
+        return {"n": write(guard), "number": number}, 201
+
+    app.register_blueprint(api)
+    client = app.test_client()
+    first = client.post("/api/orders/1", headers=KEY | {"X-Token": "t1"})
+    assert first.status_code == 201
+    # A colleague is the same tenant; another path is another request; another company is another.
+    assert is_replay(client.post("/api/orders/1", headers=KEY | {"X-Token": "t2"}))
+    assert client.post("/api/orders/2", headers=KEY | {"X-Token": "t1"}).status_code == 409
+    assert client.post("/api/orders/1", headers=KEY | {"X-Token": "t3"}).json == {
+        "n": 2,
+        "number": 1,
+    }
+    del allowed["t1"]
+    refused = client.post("/api/orders/1", headers=KEY | {"X-Token": "t1"})
+    assert (refused.status_code, refused.json) == (403, {"own": "refusal"})
+
+
+def test_principal_may_respond_with_an_error_of_the_app(shop: Shop) -> None:
+    app, guard = shop
+
+    @app.post("/orders")
+    @guard(principal=lambda: abort(418))
+    def create() -> Any:
+        return {}
+
+    assert app.test_client().post("/orders", headers=KEY).status_code == 418
+
+
+def test_principal_that_is_none_is_an_error_not_a_shared_tenant(shop: Shop) -> None:
+    app, guard = shop
+
+    @app.post("/orders")
+    @guard(principal=lambda: None)  # type: ignore[arg-type, return-value]
+    def create() -> Any:
+        return {}
+
+    with pytest.raises(ConfigurationError, match="must be a Principal"):
+        app.test_client().post("/orders", headers=KEY)
+
+
+# -- kinds of views ----------------------------------------------------------------------------
+
+
+def test_method_views_are_guarded_as_a_whole_and_by_method(shop: Shop) -> None:
+    app, guard = shop
+
+    class Whole(MethodView):
+        decorators = [guard("whole")]  # noqa: RUF012 - as Flask has it
+
+        def get(self) -> Any:
+            return {"get": True}
+
+        def post(self) -> Any:
+            return {"n": write(guard)}, 201
+
+    class ByMethod(MethodView):
+        @guard("by_method")
+        def post(self, name: str) -> Any:
+            return {"n": write(guard, name)}, 201
+
+        def put(self, name: str) -> Any:
+            return {"name": name}
+
+    app.add_url_rule("/whole", view_func=Whole.as_view("whole"))
+    app.add_url_rule("/by/<name>", view_func=ByMethod.as_view("by_method"))
+    client = app.test_client()
+    assert client.get("/whole").json == {"get": True}
+    assert client.put("/by/x").json == {"name": "x"}
+    for path in ("/whole", "/by/x"):
+        first = client.post(path, headers=KEY)
+        again = client.post(path, headers=KEY)
+        assert (first.status_code, again.data, is_replay(again)) == (201, first.data, True)
+        assert client.post(path).json["code"] == "idempotency.key_required"  # type: ignore[index]
+
+
+def test_async_views_are_guarded(shop: Shop) -> None:
+    app, guard = shop
+
+    @app.post("/orders")
+    @guard()
+    async def create() -> Any:
+        return {"n": write(guard)}, 201
+
+    client = app.test_client()
+    assert client.post("/orders", headers=KEY).json == {"n": 1}
+    assert is_replay(client.post("/orders", headers=KEY))
+
+
+def test_response_keeps_its_cookies_and_hooks_run_on_replays_too(shop: Shop) -> None:
+    app, guard = shop
+
+    @app.post("/orders")
+    @guard()
+    def create() -> Any:
+        response = Response("made", 201, {"X-Own": "1"})
+        response.set_cookie("one", "1")
+        response.set_cookie("two", "2")
+        return response
+
+    @app.after_request
+    def stamp(response: Response) -> Response:
+        response.headers["X-Stamp"] = "yes"
+        return response
+
+    client = app.test_client()
+    first = client.post("/orders", headers=KEY)
+    assert len(first.headers.getlist("Set-Cookie")) == 2
+    assert (first.headers["X-Own"], first.headers["X-Stamp"]) == ("1", "yes")
+    assert first.headers["X-Request-ID"]
+    again = client.post("/orders", headers=KEY)
+    assert (again.data, again.headers["X-Stamp"]) == (b"made", "yes")
+    assert again.headers["X-Original-Request-ID"] == first.headers["X-Request-ID"]
+
+
+def test_session_of_sync_sqlalchemy_is_the_transaction(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    app = Flask(__name__)
+    app.testing = True
+    guard = FlaskGuard(Holdfast(SqlAlchemySyncStore(engine), sweep_every_seconds=None), app)
+
+    @app.post("/orders")
+    @guard()
+    def create() -> Any:
+        guard.transaction.execute(text("INSERT INTO orders VALUES ('boots')"))
+        if "fail" in request.args:
+            raise ServiceError(409, "order.closed", "closed")
+        return {}, 201
+
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (item TEXT)"))
+    client = app.test_client()
+    assert client.post("/orders", headers=KEY).status_code == 201
+    assert is_replay(client.post("/orders", headers=KEY))
+    assert client.post("/orders?fail=1", headers={"Idempotency-Key": "k"}).status_code == 409
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM orders")).scalar() == 1
+    guard.close()
+    engine.dispose()
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("propagate", [None, True])
+def test_holdfast_errors_become_responses_without_settings(
+    shop: Shop, propagate: bool | None
+) -> None:
+    app, guard = shop
+    app.config["PROPAGATE_EXCEPTIONS"] = propagate
+
+    @app.post("/guarded")
+    @guard()
+    def guarded() -> Any:
+        write(guard)
+        raise ServiceError(409, "order.closed", "the shop is closed")
+
+    @app.get("/open")
+    def not_guarded() -> Any:
+        if "down" in request.args:
+            raise StoreUnavailableError("db-7 is down")
+        raise ServiceError(404, "order.unknown", "no such order")
+
+    client = app.test_client()
+    refused = client.post("/guarded", headers=KEY)
+    assert (refused.status_code, refused.mimetype) == (409, "application/problem+json")
+    assert refused.json["code"] == "order.closed"  # type: ignore[index]
+    assert is_replay(client.post("/guarded", headers=KEY))
+    unknown = client.get("/open", headers={"X-Request-ID": "mine"})
+    assert (unknown.status_code, unknown.json["requestId"]) == (404, "mine")  # type: ignore[index]
+    assert unknown.headers["X-Request-ID"] == "mine"
+    down = client.get("/open?down=1")
+    assert (down.status_code, down.headers["Retry-After"]) == (503, "1")
+    assert b"db-7" not in down.data
+
+
+def test_errors_of_the_app_are_stored_and_roll_back(shop: Shop) -> None:
+    app, guard = shop
+
+    class OutOfStockError(Exception):
+        pass
+
+    @app.errorhandler(OutOfStockError)
+    def out_of_stock(_: OutOfStockError) -> Any:
+        return {"own": "out of stock"}, 422
+
+    @app.post("/orders/<do>")
+    @guard()
+    def create(do: str) -> Any:
+        n = write(guard)
+        if do == "abort":
+            abort(404)
+        if do == "stock":
+            raise OutOfStockError
+        if do == "crash":
+            raise RuntimeError("as asked")
+        return {"n": n}, 201
+
+    client = app.test_client()
+    for do, status in (("abort", 404), ("stock", 422)):
+        first = client.post(f"/orders/{do}", headers={"Idempotency-Key": do})
+        again = client.post(f"/orders/{do}", headers={"Idempotency-Key": do})
+        assert (first.status_code, again.data, is_replay(again)) == (status, first.data, True)
+    for _ in range(2):  # the key was released
+        with pytest.raises(RuntimeError, match="as asked"):
+            client.post("/orders/crash", headers=KEY)
+    assert client.post("/orders/fine", headers=KEY).json == {"n": 1}
+
+
+def test_error_format_of_the_app_is_used_everywhere(tmp_path: Path) -> None:
+    app = Flask(__name__)
+    holdfast = Holdfast(
+        f"sqlite:///{tmp_path}/shop.db",
+        sweep_every_seconds=None,
+        error_format=lambda error: {"fault": error.code},
+    )
+    guard = FlaskGuard(holdfast, app)
+
+    @app.post("/guarded")
+    @guard(policy=Policy(name="own"))
+    def guarded() -> Any:
+        raise ServiceError(409, "order.closed", "closed")
+
+    @app.get("/open")
+    def not_guarded() -> Any:
+        raise ServiceError(404, "order.unknown", "unknown")
+
+    client = app.test_client()
+    assert client.post("/guarded").json == {"fault": "idempotency.key_required"}
+    assert client.post("/guarded", headers=KEY).json == {"fault": "order.closed"}
+    assert client.get("/open").json == {"fault": "order.unknown"}
+    guard.close()
+
+
+# -- bodies and keys ---------------------------------------------------------------------------
+
+
+def test_empty_key_is_refused_also_where_keys_are_optional(shop: Shop) -> None:
+    app, guard = shop
+
+    @app.post("/orders")
+    @guard(policy=Policy(key_required=False))
+    def create() -> Any:
+        return {"n": write(guard)}, 201
+
+    client = app.test_client()
+    refused = client.post("/orders", headers={"Idempotency-Key": ""})
+    assert (refused.status_code, refused.json["code"]) == (400, "idempotency.key_invalid")  # type: ignore[index]
+    assert client.post("/orders").json == {"n": 1}
+
+
+def test_form_that_a_hook_has_read_is_compared_by_its_fields_and_files(shop: Shop) -> None:
+    app, guard = shop
+
+    @app.before_request
+    def check_token() -> None:
+        request.form.get("csrf_token")
+
+    @app.post("/orders")
+    @guard()
+    def create() -> Any:
+        file = request.files.get("photo")
+        return {"form": request.form["item"], "file": file.read().decode() if file else ""}, 201
+
+    client = app.test_client()
+
+    def post(item: str, photo: str | None = None) -> Any:
+        data: dict[str, Any] = {"item": item}
+        if photo is not None:
+            data["photo"] = (io.BytesIO(photo.encode()), "photo.txt")
+        headers = {"Idempotency-Key": "with" if photo else "without"}
+        return client.post("/orders", data=data, headers=headers)
+
+    assert post("boots").json == {"form": "boots", "file": ""}
+    assert is_replay(post("boots"))
+    assert post("shoes").status_code == 409
+    assert post("boots", "red").json == {"form": "boots", "file": "red"}
+    assert is_replay(post("boots", "red"))  # with another boundary
+    assert post("boots", "blue").status_code == 409
+
+
+def test_body_that_a_hook_has_consumed_is_an_error_not_an_empty_body(shop: Shop) -> None:
+    app, guard = shop
+
+    @app.before_request
+    def consume() -> None:
+        request.stream.read()
+
+    @app.post("/orders")
+    @guard()
+    def create() -> Any:
+        return {}
+
+    with pytest.raises(ConfigurationError, match=r"read before its guard.*get_data"):
+        app.test_client().post("/orders", data=b"{}", headers=KEY)
+
+
+def test_too_large_bodies_are_refused_with_and_without_their_length(shop: Shop) -> None:
+    app, guard = shop
+
+    @app.post("/orders")
+    @guard(policy=Policy(max_body_bytes=10))
+    def create() -> Any:
+        return {"got": request.get_data(as_text=True)}, 201
+
+    client = app.test_client()
+    assert client.post("/orders", data=b"x" * 11, headers=KEY).status_code == 413
+    refused = client.post(
+        "/orders",
+        headers=KEY | {"Transfer-Encoding": "chunked"},
+        input_stream=io.BytesIO(b"x" * 11),
+        environ_overrides={"wsgi.input_terminated": True},
+    )
+    assert (refused.status_code, refused.json["code"]) == (413, "request.too_large")  # type: ignore[index]
+    assert client.post("/orders", data=b"x" * 10, headers=KEY).json == {"got": "x" * 10}
+
+
+# -- mistakes ----------------------------------------------------------------------------------
+
+
+def stream() -> Any:
+    return Response(stream_with_context(iter(["a", "b"])))
+
+
+@pytest.mark.parametrize(
+    ("register", "line"),
+    [
+        (lambda _app, guard: guard(lambda: None), "with parentheses"),
+        (lambda _app, guard: [guard("a")(one) for one in (stream, write)], "both guarded as 'a'"),
+        (
+            lambda _app, guard: guard(policy=Policy(rate_limit="5/minute"))(stream),
+            "no limiter is configured",
+        ),
+        (
+            lambda _app, guard: type("V", (MethodView,), {"get": guard()(_GetView.get)}),
+            "serves GET",
+        ),
+    ],
+)
+def test_mistakes_are_refused_when_the_view_is_defined(
+    shop: Shop, register: Callable[..., Any], line: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=line):
+        register(*shop)
+
+
+class _GetView:
+    def get(self) -> Any:
+        return {}
+
+
+def test_mistakes_are_refused_at_first_use(shop: Shop) -> None:
+    app, guard = shop
+    app.add_url_rule("/stream", view_func=guard()(stream), methods=["POST"])
+    app.add_url_rule("/get", "get", guard("get")(lambda: "got"), methods=["GET"])
+    client = app.test_client()
+    with pytest.raises(StreamingResponseError, match="streams its response"):
+        client.post("/stream", headers=KEY)
+    with pytest.raises(ConfigurationError, match="/get is guarded, but a GET must not write"):
+        client.get("/get")
+    with pytest.raises(NoTransactionError, match="guard the operation first"):
+        _ = guard.transaction

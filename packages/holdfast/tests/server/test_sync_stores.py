@@ -1,0 +1,274 @@
+"""Sync handlers on stores with sync connections: Flask-SQLAlchemy, and FastAPI's ``def``."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from anyio.from_thread import run as run_on_loop
+from fastapi import FastAPI
+from flask import Flask, request
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy import create_engine, func, select, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, scoped_session, sessionmaker
+
+from holdfast import Holdfast
+from holdfast.errors import ConfigurationError, UsageError
+from holdfast.flask import FlaskGuard
+from holdfast.stores.psycopg import PsycopgSyncStore, PsycopgSyncTransaction
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    item: Mapped[str]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/shop.db"
+    made: str = request.getfixturevalue("postgres_url")
+    return made.replace("postgresql", "postgresql+psycopg", 1)
+
+
+def key(number: int) -> dict[str, str]:
+    return {"Idempotency-Key": f"key-{number}"}
+
+
+class Shop:
+    """A Flask-SQLAlchemy app with a guarded view."""
+
+    def __init__(self, url: str) -> None:
+        self.app = Flask(__name__)
+        self.app.config["SQLALCHEMY_DATABASE_URI"] = url
+        self.app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"pool_size": 5, "max_overflow": 0}
+        self.app.testing = True  # exceptions of views are raised in the test
+        self.db = SQLAlchemy(self.app, model_class=Base)
+        with self.app.app_context():
+            self.db.create_all()
+            self.holdfast = Holdfast(SqlAlchemySyncStore(self.db.session))
+        self.guard = FlaskGuard(self.holdfast, self.app)
+
+        @self.app.post("/orders/<item>")
+        @self.guard("orders.create")
+        def create(item: str) -> Any:
+            order = Order(item=item)
+            self.db.session.add(order)
+            self.db.session.flush()
+            assert self.holdfast.transaction is self.db.session()
+            assert self.guard.transaction is self.db.session()
+            return {"id": order.id}, 201
+
+    def post(self, path: str, number: int) -> Any:
+        return self.app.test_client().post(path, headers=key(number))
+
+    def count(self) -> int:
+        with self.app.app_context():
+            return int(self.db.session.scalar(select(func.count()).select_from(Order)) or 0)
+
+    def close(self) -> None:
+        self.guard.close()
+        with self.app.app_context():
+            self.db.engine.dispose()
+
+
+@pytest.fixture
+def shop(url: str) -> Iterator[Shop]:
+    shop = Shop(url)
+    yield shop
+    shop.close()
+
+
+def test_session_of_flask_sqlalchemy_commits_with_the_record(shop: Shop) -> None:
+    first, second = shop.post("/orders/boots", 1), shop.post("/orders/boots", 1)
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert second.headers["Idempotency-Replayed"] == "true"
+    assert second.get_json() == first.get_json()
+    assert shop.count() == 1
+
+
+def test_distinct_and_repeated_requests_share_a_pool_of_five(shop: Shop) -> None:
+    with ThreadPoolExecutor(20) as threads:
+        numbers = [*range(20), *range(20)]
+        responses = list(threads.map(lambda number: shop.post("/orders/boots", number), numbers))
+    assert {response.status_code for response in responses} == {201}
+    assert shop.count() == 20
+
+
+def test_commit_by_a_flask_view_is_refused_and_nothing_is_kept(shop: Shop) -> None:
+    @shop.app.post("/mine")
+    @shop.guard("mine")
+    def mine() -> str:
+        shop.db.session.add(Order(item="boots"))
+        shop.db.session.commit()
+        return "done"
+
+    with pytest.raises(UsageError, match=r"must not commit.*flush"):
+        shop.post("/mine", 1)
+    assert shop.count() == 0
+
+
+def test_session_that_has_only_read_before_the_view_is_used(shop: Shop) -> None:
+    seen = []
+
+    @shop.app.before_request
+    def look() -> None:
+        seen.append(shop.db.session.scalar(select(func.count()).select_from(Order)))
+
+    @shop.app.after_request
+    def log(response: Any) -> Any:
+        shop.db.session.add(Order(item="log"))
+        shop.db.session.commit()  # the session is the app's again
+        return response
+
+    assert shop.post("/orders/boots", 1).status_code == 201
+    assert shop.post("/orders/boots", 1).status_code == 201
+    assert seen == [0, 2]
+    assert shop.count() == 3
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_uncommitted_changes_from_before_the_view_are_refused(shop: Shop, *, flushed: bool) -> None:
+    @shop.app.before_request
+    def change() -> None:
+        if request.path == "/orders/late":
+            shop.db.session.add(Order(item="early"))
+            if flushed:
+                shop.db.session.flush()
+
+    assert shop.post("/orders/boots", 1).status_code == 201
+    with pytest.raises(UsageError, match="from before the guarded handler"):
+        shop.post("/orders/late", 2)
+    assert shop.count() == 1
+
+
+def test_job_is_enqueued_in_the_session_s_transaction(shop: Shop) -> None:
+    @shop.app.post("/jobs/<end>")
+    @shop.guard("jobs")
+    def job(end: str) -> tuple[str, int]:
+        shop.db.session.add(Order(item="boots"))
+        shop.guard.enqueue("receipt.send", {"end": end})
+        return end, 201 if end == "kept" else 409
+
+    assert shop.post("/jobs/undone", 1).status_code == 409
+    assert shop.post("/jobs/kept", 2).status_code == 201
+    with shop.app.app_context():
+        payloads = shop.db.session.scalars(text("SELECT payload FROM holdfast_jobs")).all()
+    assert payloads == ['{"end":"kept"}']
+    assert shop.count() == 1
+
+
+def test_store_outside_an_app_context_is_refused() -> None:
+    db = SQLAlchemy(model_class=Base)
+    with pytest.raises(ConfigurationError, match="app_context"):
+        SqlAlchemySyncStore(db.session)
+
+
+# -- FastAPI's def handlers ---------------------------------------------------------------------
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop")
+
+
+async def test_def_handler_of_fastapi_writes_in_a_sync_session(url: str) -> None:
+    engine = create_engine(url, pool_size=2, max_overflow=0)
+    Base.metadata.create_all(engine)
+    app = FastAPI()
+    holdfast = Holdfast(SqlAlchemySyncStore(engine))
+    holdfast.install(app)
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard("orders.create")
+    def create(item: str) -> dict[str, int]:
+        session = holdfast.transaction
+        order = Order(item=item)
+        session.add(order)
+        session.flush()
+        run_on_loop(holdfast.enqueue, "receipt.send", {"order": order.id})
+        return {"id": order.id}
+
+    async with client_of(app) as client:
+        responses = await asyncio.gather(
+            *(
+                client.post("/orders?item=boots", headers=key(number))
+                for number in [*range(12), *range(12)]
+            )
+        )
+    assert {response.status_code for response in responses} == {201}
+    await holdfast.close()
+    with sessionmaker(engine)() as session:
+        assert session.scalar(select(func.count()).select_from(Order)) == 12
+        assert session.scalar(text("SELECT count(*) FROM holdfast_jobs")) == 12
+    engine.dispose()
+
+
+def insert(tx: PsycopgSyncTransaction) -> dict[str, int]:
+    tx.execute("CREATE TABLE IF NOT EXISTS rows (v text)")
+    tx.connection.execute("INSERT INTO rows (v) VALUES (%s)", ("psycopg",))
+    row = tx.fetch_one("SELECT count(*) AS n FROM rows WHERE v = :v", {"v": "psycopg"})
+    return {"n": row["n"] if row else 0}
+
+
+async def test_def_handler_of_fastapi_writes_with_psycopg(postgres_url: str) -> None:
+    app = FastAPI()
+    holdfast = Holdfast(PsycopgSyncStore(postgres_url, max_connections=2))
+    holdfast.install(app)
+
+    @app.post("/rows")
+    @holdfast.guard("rows")
+    def create() -> dict[str, int]:
+        return insert(holdfast.transaction)
+
+    async with client_of(app) as client:
+        for number in (1, 1, 2):
+            assert (await client.post("/rows", headers=key(number))).json() == {"n": number}
+    await holdfast.close()
+
+
+def test_flask_view_writes_with_psycopg(postgres_url: str) -> None:
+    app = Flask(__name__)
+    holdfast = Holdfast(PsycopgSyncStore(postgres_url, max_connections=2))
+    guard = FlaskGuard(holdfast, app)
+
+    @app.post("/rows")
+    @guard("rows")
+    def create() -> dict[str, int]:
+        assert guard.transaction is holdfast.transaction
+        guard.enqueue("receipt.send")
+        return insert(holdfast.transaction)
+
+    try:
+        for number in (1, 1, 2):
+            response = app.test_client().post("/rows", headers=key(number))
+            assert response.get_json() == {"n": number}
+    finally:
+        guard.close()
+
+
+async def test_scoped_session_is_refused_in_an_async_framework(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    app = FastAPI()
+    holdfast = Holdfast(SqlAlchemySyncStore(scoped_session(sessionmaker(engine))))
+    holdfast.install(app)
+
+    @app.post("/orders")
+    @holdfast.guard("orders")
+    def create() -> None:
+        raise AssertionError
+
+    async with client_of(app) as client:
+        with pytest.raises(ConfigurationError, match="the engine or a sessionmaker"):
+            await client.post("/orders", headers=key(1))
+    await holdfast.close()
+    engine.dispose()

@@ -1,0 +1,71 @@
+"""Types that users see. mypy checks this file; ``assert_type`` fails there if a type differs."""
+
+import inspect
+from typing import Any, assert_type
+
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from holdfast import Holdfast, Transaction, open_store
+from holdfast.ports import Store
+from holdfast.server.options import HoldfastOptions
+from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.postgres.store import BasePostgresStore, PostgresOptions
+from holdfast.stores.postgres.unit_of_work import PostgresTransaction
+from holdfast.stores.psycopg import (
+    PsycopgStore,
+    PsycopgSyncStore,
+    PsycopgSyncTransaction,
+    PsycopgTransaction,
+)
+from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite.unit_of_work import SqliteTransaction
+
+
+def transaction_has_the_type_of_the_store(
+    engine: Engine,
+    maker: sessionmaker[Session],
+    scoped: scoped_session[Session],
+    async_maker: async_sessionmaker[AsyncSession],
+    async_engine: AsyncEngine,
+    own: Store,
+) -> None:
+    """Never called: only its types count."""
+    assert_type(Holdfast("sqlite:///x.db").transaction, Transaction)
+    assert_type(Holdfast("postgresql://localhost/x", memory_bytes=0).transaction, Transaction)
+    assert_type(Holdfast(open_store("sqlite:///x.db")).transaction, Transaction)
+    assert_type(Holdfast(SqliteStore("x.db")).transaction, SqliteTransaction)
+    assert_type(Holdfast(PostgresStore("postgresql:///x")).transaction, PostgresTransaction)
+    assert_type(Holdfast(PsycopgStore("postgresql:///x")).transaction, PsycopgTransaction)
+    assert_type(Holdfast(PsycopgSyncStore("postgresql:///x")).transaction, PsycopgSyncTransaction)
+    assert_type(Holdfast(SqlAlchemyStore(async_maker)).transaction, AsyncSession)
+    assert_type(Holdfast(SqlAlchemyStore(async_engine)).transaction, AsyncSession)
+    assert_type(Holdfast(SqlAlchemySyncStore(engine)).transaction, Session)
+    assert_type(Holdfast(SqlAlchemySyncStore(maker)).transaction, Session)
+    assert_type(Holdfast(SqlAlchemySyncStore(scoped)).transaction, Session)
+    assert_type(Holdfast(own).transaction, Any)
+    of_any_store: Holdfast = Holdfast(SqlAlchemySyncStore(engine))
+    assert_type(of_any_store.transaction, Any)
+
+
+def mistakes_are_found() -> None:
+    """Never called: mypy reports a ``type: ignore`` that is not needed."""
+    Holdfast("sqlite:///x.db").transaction.excute("SELECT 1")  # type: ignore[attr-defined]
+    Holdfast("sqlite:///x.db", memory=1)  # type: ignore[call-overload]
+    PsycopgSyncStore("postgresql:///x", max_connection=5)  # type: ignore[call-arg]
+    tx = Holdfast(PsycopgSyncStore("postgresql:///x")).transaction
+    changed: int = tx.execute("DELETE FROM orders")
+    rows: int = tx.fetch_all("SELECT 1")  # type: ignore[assignment]
+    assert changed < rows
+
+
+def test_options_in_types_are_those_of_the_signatures() -> None:
+    for function, options, others in (
+        (Holdfast.__init__, HoldfastOptions, {"self", "store"}),
+        (BasePostgresStore.__init__, PostgresOptions, {"self", "url", "driver"}),
+    ):
+        parameters = set(inspect.signature(function).parameters) - others
+        assert parameters == set(options.__annotations__)

@@ -1,0 +1,82 @@
+"""``WsgiGuard``: any WSGI app, guarded by method and path."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from werkzeug.test import Client
+from werkzeug.wrappers import Request
+
+from holdfast import Holdfast, Policy, Principal, ServiceError
+from holdfast.errors import NotAuthenticatedError
+from holdfast.server.request_head import RequestHead
+from holdfast.server.wsgi import WsgiGuard
+
+KEY = {"Idempotency-Key": "key-1"}
+
+
+async def by_token(head: RequestHead) -> Principal:
+    if head.authorization is None:
+        raise NotAuthenticatedError("no token")
+    return Principal(head.authorization, head.authorization)
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Iterator[WsgiGuard]:
+    holdfast = Holdfast(
+        f"sqlite:///{tmp_path}/shop.db",
+        identify=by_token,
+        policy=Policy(key_required=False),
+        sweep_every_seconds=None,
+    )
+    holdfast.guard_path("POST", "/orders/{name}")
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        request = Request(environ)
+        if request.path.endswith("refuse"):
+            raise ServiceError(409, "order.closed", "closed")
+        if request.method == "POST":
+            tx = wrapped.transaction
+            tx.execute("CREATE TABLE IF NOT EXISTS orders (item BLOB)")
+            values = {"item": request.get_data()}
+            tx.execute("INSERT INTO orders VALUES (:item)", values)
+        cookies = [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")]
+        start_response("201 CREATED", [("Content-Type", "text/plain"), *cookies])
+        return [b"made ", request.get_data()]
+
+    wrapped = WsgiGuard(app, holdfast)
+    yield wrapped
+    wrapped.close()
+
+
+def test_request_is_run_once_and_replayed(guard: WsgiGuard) -> None:
+    client = Client(guard)
+    signed_in = KEY | {"Authorization": "ann"}
+    first = client.post("/orders/a", data=b"boots", headers=signed_in)
+    assert (first.status_code, first.data) == (201, b"made boots")
+    assert first.headers.getlist("Set-Cookie") == ["a=1", "b=2"]
+    again = client.post("/orders/a", data=b"boots", headers=signed_in)
+    assert (again.data, again.headers["Idempotency-Replayed"]) == (b"made boots", "true")
+    assert client.post("/orders/a", data=b"shoes", headers=signed_in).status_code == 409
+    assert client.post("/orders/a", data=b"boots", headers=KEY).status_code == 401
+    other = client.post("/orders/a", data=b"boots", headers=KEY | {"Authorization": "bob"})
+    assert "Idempotency-Replayed" not in other.headers
+
+
+def test_error_raised_by_the_app_is_rendered(guard: WsgiGuard) -> None:
+    refused = Client(guard).post("/orders/refuse", headers=KEY | {"Authorization": "ann"})
+    assert (refused.status_code, refused.json["code"]) == (409, "order.closed")  # type: ignore[index]
+
+
+@pytest.mark.parametrize("key", ["", " ", "a,b", ","])
+def test_empty_or_ambiguous_key_is_refused_where_keys_are_optional(
+    guard: WsgiGuard, key: str
+) -> None:
+    headers = {"Authorization": "ann", "Idempotency-Key": key}
+    refused = Client(guard).post("/orders/a", headers=headers)
+    assert refused.json["code"] == "idempotency.key_invalid"  # type: ignore[index]
+
+
+def test_other_operations_pass_through(guard: WsgiGuard) -> None:
+    assert Client(guard).get("/orders/a").data == b"made "
