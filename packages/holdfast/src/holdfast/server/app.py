@@ -47,7 +47,7 @@ from holdfast.server.route_table import (
     mark_guarded,
 )
 from holdfast.server.sweeper import Sweeper
-from holdfast.stores.factory import open_store
+from holdfast.stores.factory import store_of
 
 __all__ = ["Holdfast"]
 
@@ -108,7 +108,7 @@ class Holdfast(Generic[TransactionT_co]):
         of the caller. With it, guarded handlers claim their key after the app's own dependencies
         have run. ``identify`` gets only the head of the request, and needs no framework.
         """
-        self.store = cast("Store", open_store(store) if isinstance(store, str) else store)
+        self.store = store_of(store)
         check_error_format(error_format)
         self.error_format = error_format
         self.policy = self.policy_or_default(policy or Policy())
