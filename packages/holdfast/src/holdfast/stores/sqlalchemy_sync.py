@@ -122,6 +122,7 @@ class SqlAlchemySyncStore:
         if self._scoped is not None:
             _guard_sessions(self._scoped.session_factory)
         dialect = self._engine.dialect
+        # The name in logs and in ``/readyz``.
         self.name: str = dialect.name
         database = _DRIVERS.get((dialect.name, dialect.driver))
         if database is None:
@@ -590,6 +591,7 @@ class SqlAlchemySyncUnit:
         self._statement = threading.RLock()
         self._statement_thread = 0
         self._connection_info: Any = {}
+        # True if another request has committed the key.
         self.superseded = False
 
     @property
