@@ -251,10 +251,10 @@ async def test_table_list_is_complete(source: str) -> None:
 
 APP_TABLES = """
 CREATE TABLE people (id INTEGER PRIMARY KEY AUTOINCREMENT, boss INTEGER, is_admin INTEGER,
-  born TEXT, pay TEXT, notes TEXT, token TEXT, photo BLOB, seen TEXT, "Nick" TEXT);
+  born TEXT, pay DECIMAL, notes TEXT, token TEXT, photo BLOB, seen TEXT, "Nick" TEXT);
 CREATE TABLE visits (person INTEGER, at TEXT, PRIMARY KEY (person, at)) WITHOUT ROWID;
 INSERT INTO people VALUES
- (1, 2, 1, '1815-12-10', '12.50', '{"a": [1.0, {"b": 1e2}]}', '7f0f5bd04c0a4b2e9b0e0d6d3f9c9a10',
+ (1, 2, 1, '1815-12-10', 0.1 + 0.2, '{"a": [1.0, {"b": 1e2}]}', '7f0f5bd04c0a4b2e9b0e0d6d3f9c9a10',
   x'00ff', '2026-01-31 09:30:00.5', 'Ada'),
  (2, NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
 DELETE FROM people WHERE id = 9;
@@ -290,7 +290,7 @@ async def test_tables_of_the_app_are_converted_to_the_types_of_the_target(
     # The table that the other one refers to comes first.
     assert [table.table for table in report.tables][-2:] == ["people", "visits"]
     ada, boss = await rows(postgres_url, "SELECT * FROM people ORDER BY id")
-    assert ada[2:5] == (True, date(1815, 12, 10), Decimal("12.50"))
+    assert ada[2:5] == (True, date(1815, 12, 10), Decimal("0.30"))
     assert json.loads(ada[5]) == {"a": [1.0, {"b": 100}]}
     assert str(ada[6]) == "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
     assert ada[7:] == (b"\x00\xff", datetime(2026, 1, 31, 9, 30, 0, 500_000, UTC), "Ada")
@@ -320,7 +320,15 @@ async def test_values_that_do_not_fit_and_rows_that_differ_are_found(
     assert done.returncode == 2
     assert "table people, column born: a value does not fit the type date" in one_line(done.stderr)
     with closing(sqlite3.connect(source)) as db:
-        db.execute("UPDATE people SET born = NULL WHERE id = 2")
+        db.execute(
+            "UPDATE people SET born = NULL, nick = 'a name of thirty characters' WHERE id = 2"
+        )
+        db.commit()
+    done = await asyncio.to_thread(here, *move)
+    assert done.returncode == 2
+    assert "table people: PostgreSQL refuses a row: value too long" in one_line(done.stderr)
+    with closing(sqlite3.connect(source)) as db:
+        db.execute("UPDATE people SET nick = NULL WHERE id = 2")
         db.commit()
     done = await asyncio.to_thread(here, *move)
     assert done.returncode == 1

@@ -428,8 +428,7 @@ async def test_a_guard_without_install_does_not_run_the_handler(
         handler = Things
     elif kind == "sync":
         handler = blocking
-    options: Any = {"principal": principal} if kind == "principal" else {}
-    marked = holdfast.guard(**options)(handler)
+    marked = holdfast.guard(principal=principal if kind == "principal" else None)(handler)
     if isinstance(app, FastAPI):
         app.add_api_route("/things", marked, methods=["POST"])
     else:

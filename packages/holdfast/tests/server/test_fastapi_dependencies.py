@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from holdfast import Holdfast, Policy, Principal, Transaction
 from holdfast.errors import ConfigurationError
-from holdfast.fastapi import Caller, Run, Session, Tx
+from holdfast.fastapi import Caller, Run, Session, Tx, the_transaction
 from holdfast.server.request_head import RequestHead
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
 
@@ -198,7 +198,7 @@ async def test_a_replay_is_given_only_after_sign_in(url: str) -> None:
             assert ada is not None
             assert ada.orders_made == 1
         [event, _] = await shop.holdfast.store.read(
-            "SELECT actor, resource FROM audit_events ORDER BY id"
+            "SELECT actor, resource FROM holdfast_audit_events ORDER BY id"
         )
         assert dict(event) == {"actor": "1", "resource": "order:1"}
 
@@ -562,12 +562,10 @@ async def test_forty_requests_on_a_pool_of_five_do_not_deadlock(
         async with shop.sessions() as session:
             yield session
 
-    source: Any = Session if shares else Annotated[AsyncSession, Depends(own_session)]
+    dependency = the_transaction if shares else own_session
 
-    async def user(session: source) -> User:
-        found: User | None = await session.scalar(select(User).where(User.id == 1))
-        assert found is not None
-        return found
+    async def user(session: Annotated[AsyncSession, Depends(dependency)]) -> User | None:
+        return await session.get(User, 1)
 
     @shop.app.post("/orders", status_code=201)
     @shop.holdfast.guard("orders.create")

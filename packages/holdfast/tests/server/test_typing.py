@@ -4,7 +4,7 @@ import inspect
 from typing import Any, assert_type
 
 from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from holdfast import Holdfast, Transaction, open_store
@@ -30,6 +30,7 @@ def transaction_has_the_type_of_the_store(
     maker: sessionmaker[Session],
     scoped: scoped_session[Session],
     async_maker: async_sessionmaker[AsyncSession],
+    async_engine: AsyncEngine,
     own: Store,
 ) -> None:
     """Never called: only its types count."""
@@ -41,6 +42,7 @@ def transaction_has_the_type_of_the_store(
     assert_type(Holdfast(PsycopgStore("postgresql:///x")).transaction, PsycopgTransaction)
     assert_type(Holdfast(PsycopgSyncStore("postgresql:///x")).transaction, PsycopgSyncTransaction)
     assert_type(Holdfast(SqlAlchemyStore(async_maker)).transaction, AsyncSession)
+    assert_type(Holdfast(SqlAlchemyStore(async_engine)).transaction, AsyncSession)
     assert_type(Holdfast(SqlAlchemySyncStore(engine)).transaction, Session)
     assert_type(Holdfast(SqlAlchemySyncStore(maker)).transaction, Session)
     assert_type(Holdfast(SqlAlchemySyncStore(scoped)).transaction, Session)

@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from holdfast import open_store
@@ -25,6 +26,7 @@ from holdfast.jobs.worker import Worker
 from holdfast.ports import Found, Store
 from holdfast.stores.migrations import load_migrations, pending_migrations, split_statements
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.testing.samples import NOW, a_record, claimed, commit
 from packages.holdfast.tests.support.jobs_harness import eventually
 
@@ -84,6 +86,16 @@ def sqlalchemy_store(url: str, **options: Any) -> SqlAlchemyStore:
     return SqlAlchemyStore(async_sessionmaker(engine, expire_on_commit=False), **options)
 
 
+def sync_sqlalchemy_store(url: str, **options: Any) -> SqlAlchemySyncStore:
+    return SqlAlchemySyncStore(
+        create_engine(url.replace("postgresql://", "postgresql+psycopg://")), **options
+    )
+
+
+def psycopg_store(url: str, **options: Any) -> Store:
+    return open_store(url.replace("postgresql://", "postgresql+psycopg://"), **options)
+
+
 @pytest.fixture
 async def opened() -> AsyncIterator[Open]:
     """Return a function that opens a store, which is closed after the test."""
@@ -99,6 +111,8 @@ async def opened() -> AsyncIterator[Open]:
         await store.close()
         if isinstance(store, SqlAlchemyStore):
             await store._sessions.kw["bind"].dispose()
+        if isinstance(store, SqlAlchemySyncStore):
+            store._engine.dispose()
 
 
 async def test_app_with_a_jobs_table_starts_and_keeps_it(run: Run, url: str, opened: Open) -> None:
@@ -122,8 +136,10 @@ async def test_app_with_a_jobs_table_starts_and_keeps_it(run: Run, url: str, ope
         (open_store, ({}, {"table_prefix": "holdfast_two_"})),
         (open_store, ({"schema": "user"}, {"schema": "order"})),
         (sqlalchemy_store, ({"schema": "user", "table_prefix": "a_"}, {"schema": "user"})),
+        (sync_sqlalchemy_store, ({"schema": "user", "table_prefix": "a_"}, {"schema": "user"})),
+        (psycopg_store, ({"schema": "user"}, {"schema": "order"})),
     ],
-    ids=["prefixes", "default", "schemas", "sqlalchemy"],
+    ids=["prefixes", "default", "schemas", "sqlalchemy", "sync sqlalchemy", "psycopg"],
 )
 async def test_two_apps_in_one_database_share_nothing(
     run: Run,

@@ -1,12 +1,15 @@
 """Database URLs: which are accepted, and what is written about the others."""
 
-import pytest
+from pathlib import Path
 
-from holdfast import open_store
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from holdfast import Holdfast, open_store
 from holdfast.errors import ConfigurationError
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
-from holdfast.stores.urls import StoreUrl, parse_store_url
+from holdfast.stores.urls import parse_store_url
 
 
 @pytest.mark.parametrize(
@@ -78,8 +81,9 @@ def test_urls_of_sqlalchemy_and_postgres_scheme_are_accepted(url: str, location:
 
 def test_prefix_and_schema_are_read_from_the_url() -> None:
     url = "postgresql+asyncpg://db/x?schema=own&sslmode=require&table_prefix=acme_"
-    expected = StoreUrl("postgresql", "postgresql://db/x?sslmode=require", "acme_", "own")
-    assert parse_store_url(url) == expected
+    parsed = parse_store_url(url)
+    assert (parsed.table_prefix, parsed.schema) == ("acme_", "own")
+    assert parsed.location == "postgresql://db/x?sslmode=require"
     for store in (open_store(url), PostgresStore(url), open_store(url, table_prefix="acme_")):
         assert store.table_names.table("jobs") == '"own".acme_jobs'
     assert open_store("sqlite:///x.db?table_prefix=acme_").table_names.table("jobs") == "acme_jobs"
@@ -110,6 +114,12 @@ def test_wrong_url_is_refused_in_one_line_that_says_what_to_write(url: str, mess
 def test_prefix_that_differs_from_the_one_in_the_url_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'b_' as an option and 'a_' in the URL"):
         open_store("sqlite:///x.db?table_prefix=a_", table_prefix="b_")
+
+
+def test_anything_but_a_url_or_a_store_is_refused(tmp_path: Path) -> None:
+    for given in (create_async_engine("sqlite+aiosqlite:///x.db"), tmp_path / "x.db", None):
+        with pytest.raises(ConfigurationError, match=r"URL or a store, not a .*SqlAlchemyStore"):
+            Holdfast(given)  # type: ignore[call-overload]
 
 
 def test_url_of_another_store_is_refused() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import uuid
 from datetime import timedelta
+from typing import Any
 
 import uvicorn
 from fastapi import BackgroundTasks, FastAPI, HTTPException
@@ -54,7 +55,7 @@ def make_app(
     kill_at: str | None = None,
     policy: Policy | None = None,
     memory_bytes: int = 1024 * 1024,
-    **options: object,
+    **options: Any,
 ) -> tuple[FastAPI, Holdfast]:
     store = open_store(database)
     cache = None
@@ -68,7 +69,7 @@ def make_app(
         faults=KillAt(kill_at) if kill_at else None,
         memory_bytes=memory_bytes,
         sweep_every_seconds=None,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     app = FastAPI()
     holdfast.install(app)

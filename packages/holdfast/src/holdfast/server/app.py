@@ -47,7 +47,7 @@ from holdfast.server.route_table import (
     mark_guarded,
 )
 from holdfast.server.sweeper import Sweeper
-from holdfast.stores.factory import open_store
+from holdfast.stores.factory import store_of
 
 __all__ = ["Holdfast"]
 
@@ -109,7 +109,7 @@ class Holdfast(Generic[TransactionT_co]):
         have run. ``identify`` gets only the head of the request, and needs no framework.
         """
         # Where records, jobs and the app's rows are.
-        self.store = cast("Store", open_store(store) if isinstance(store, str) else store)
+        self.store = store_of(store)
         check_error_format(error_format)
         # The format of errors, unless a policy has its own.
         self.error_format = error_format

@@ -231,7 +231,9 @@ class GuardMiddleware:
         try:
             await self._run_app(idempotency, pending, match, head, scope, receive, send)
         finally:
-            pending.outcome = None  # an error would keep its frames alive, and they this
+            # Neither the scope nor an error with its frames may refer to what refers to it.
+            scope.pop(PENDING_KEY, None)
+            pending.outcome = None
             if head.transaction is not None:
                 await head.transaction.close()
             if gate is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.errors import ConfigurationError
 from holdfast.server.execution import find_execution
 
-__all__ = ["check_is_guarded", "refuse_unguarded"]
+__all__ = ["check_is_guarded", "refuse_unguarded", "signature_of"]
 
 
 def refuse_unguarded(handler: Any) -> Any:
@@ -29,6 +29,7 @@ def refuse_unguarded(handler: Any) -> Any:
             check_is_guarded(handler)
             return await handler(*args, **kwargs)
 
+        guarded.__signature__ = signature_of(handler)  # type: ignore[attr-defined]
         return guarded
     if inspect.isroutine(handler):
 
@@ -37,8 +38,20 @@ def refuse_unguarded(handler: Any) -> Any:
             check_is_guarded(handler)
             return handler(*args, **kwargs)
 
+        guarded_sync.__signature__ = signature_of(handler)  # type: ignore[attr-defined]
         return guarded_sync
     return handler
+
+
+def signature_of(handler: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature with annotations that are no strings, if they can be evaluated.
+
+    The wrapper is in another module, where the names of the handler's module are not known.
+    """
+    try:
+        return inspect.signature(handler, eval_str=True)
+    except Exception:  # noqa: BLE001 - what an annotation raises; frameworks try again
+        return inspect.signature(handler)
 
 
 def check_is_guarded(handler: Callable[..., Any]) -> None:

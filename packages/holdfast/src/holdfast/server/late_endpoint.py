@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from holdfast.core.idempotency_record import Record
 from holdfast.server.execution import Execution
-from holdfast.server.guarded_endpoint import check_is_guarded
+from holdfast.server.guarded_endpoint import check_is_guarded, signature_of
 from holdfast.server.pending_request import PENDING_KEY, PendingExecution, PendingRequest
 
 __all__ = ["claim_after_dependencies"]
@@ -54,7 +54,7 @@ def claim_after_dependencies(
             return await handler(*args, **kwargs)
         return await run_in_threadpool(handler, *args, **kwargs)
 
-    signature = inspect.signature(handler)
+    signature = signature_of(handler)
     parameters = list(signature.parameters.values())
     last = (
         parameters.pop()

@@ -107,6 +107,9 @@ async def _respond(request: Request, error: Exception) -> Response:
     """Respond with a Holdfast error that a handler raised."""
     if not isinstance(error, RequestError | StoreUnavailableError):
         raise error
+    pending = request.scope.get(PENDING_KEY)
+    if isinstance(pending, PendingRequest) and pending.outcome is error:
+        return Response(status_code=500)  # never sent: the middleware renders the error
     found = request.scope.get("holdfast.head")
     head = found if isinstance(found, RequestHead) else None
     execution = request.scope.get(SCOPE_KEY)

@@ -9,7 +9,7 @@ from holdfast.ports import Store, Transaction
 from holdfast.stores.migrations import Migration, load_migrations
 from holdfast.stores.urls import parse_store_url
 
-__all__ = ["migrations_for", "open_store"]
+__all__ = ["migrations_for", "open_store", "store_of"]
 
 
 def open_store(
@@ -48,6 +48,18 @@ def open_store(
         migrations=migrations_for("postgres", migration_packages),
         **options,
     )
+
+
+def store_of(given: Store | str) -> Store:
+    """Return a store as it is, and the store of a URL. Raises ``ConfigurationError``."""
+    if isinstance(given, str):
+        return open_store(given)
+    if not hasattr(given, "claim"):
+        raise ConfigurationError(
+            f"Holdfast takes a database URL or a store, not a {type(given).__name__}: for your own "
+            'engine write Holdfast(SqlAlchemyStore(engine)), for a file Holdfast("sqlite:///…")'
+        )
+    return given
 
 
 def _postgres_store(driver: str) -> Callable[..., Store[Transaction]]:

@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -52,7 +51,8 @@ from holdfast.stores.postgres.params import (
 )
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
-from holdfast.stores.sqlite.rows import is_outage, record_values, to_text, to_values
+from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage, translating_outages
+from holdfast.stores.sqlite.rows import record_values, to_text, to_values
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
 
@@ -62,9 +62,6 @@ _log = logging.getLogger("holdfast.stores")
 
 _DRIVERS: Final = {("sqlite", "aiosqlite"): "sqlite", ("postgresql", "asyncpg"): "postgres"}
 _SYNCHRONOUS_FULL: Final = 2
-
-# Holdfast's SQLSTATE, and the one of PostgreSQL if the engine is REPEATABLE READ.
-_SUPERSEDED_STATES: Final = frozenset({"HF002", "40001"})
 
 # The parameters of SQLite's list_records, in the order of PostgreSQL's.
 _LIST_NAMES: Final = (
@@ -90,8 +87,6 @@ _ROLLBACK_SECONDS: Final = 5.0
 _DRIVER_OUTAGES: Final = frozenset({"InterfaceError", "InternalClientError"})
 # SQLSTATE of a statement in an aborted transaction.
 _ABORTED_STATE: Final = "25P02"
-# SQLSTATEs: shutdown, starting up, too many connections, a standby; and an aborted transaction.
-_OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006", "25P02"})
 
 
 class SqlAlchemyStore:
@@ -381,7 +376,7 @@ class SqlAlchemyStore:
             try:
                 await connection.exec_driver_sql(self._sql["finish"], finish_values(record, audit))
             except sa_errors.DBAPIError as error:
-                if getattr(error.orig, "sqlstate", None) in _SUPERSEDED_STATES:
+                if getattr(error.orig, "sqlstate", None) in SUPERSEDED_STATES:
                     raise SupersededError(_SUPERSEDED) from error
                 raise
         elif audit is not None:
@@ -434,7 +429,7 @@ class SqlAlchemyStore:
         options: Any = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         session = self._sessions()
         try:
-            with _translating_outages():
+            with translating_outages():
                 yield await session.connection(execution_options=options)
         finally:
             await self.run_to_end(session.close())
@@ -493,7 +488,7 @@ class SessionStatements:
 
     async def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
-        with _translating_outages():
+        with translating_outages():
             connection = await self._session.connection()
             if self._is_sqlite:
                 result = await connection.exec_driver_sql(sql, to_values(params))
@@ -504,7 +499,7 @@ class SessionStatements:
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
-        with _translating_outages():
+        with translating_outages():
             connection = await self._session.connection()
             return await _fetch(connection, sql, params, is_sqlite=self._is_sqlite)
 
@@ -707,7 +702,7 @@ class SqlAlchemyUnit:
     def begin_on(self, connection: Any) -> None:
         """Begin on SQLite; raise ``SupersededError`` if the key has a record by now."""
         self.take_turn()
-        with _translating_outages():
+        with translating_outages():
             taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
         if taken:
             self.superseded = True
@@ -852,7 +847,7 @@ def _kind(value: object) -> str:
 
 def _flush_error(error: BaseException) -> BaseException:
     """Return what to raise for an error before the commit."""
-    if isinstance(error, Exception) and _is_outage(error):
+    if isinstance(error, Exception) and is_outage(error):
         return StoreUnavailableError(f"the database is unavailable: {error}")
     return error
 
@@ -862,11 +857,11 @@ def _commit_error(error: BaseException) -> BaseException:
     if not isinstance(error, Exception):
         return error
     state = getattr(getattr(error, "orig", error), "sqlstate", None)
-    if state in _SUPERSEDED_STATES:
+    if state in SUPERSEDED_STATES:
         return SupersededError(_SUPERSEDED)
     if state == _ABORTED_STATE:
         return StoreUnavailableError(f"the database is unavailable: {error}")
-    if _is_outage(error):
+    if is_outage(error):
         return CommitUnknownError(f"the connection was lost in COMMIT: {error}")
     return error
 
@@ -885,39 +880,11 @@ def _check_transaction(driver: Any) -> None:
         )
 
 
-def _is_outage(error: BaseException) -> bool:
-    """Check whether an error is about the database, not about a statement."""
-    if isinstance(error, OSError | sa_errors.TimeoutError | sa_errors.PendingRollbackError):
-        return True
-    cause: BaseException | None = error
-    if isinstance(error, sa_errors.DBAPIError):
-        if error.connection_invalidated:
-            return True
-        cause = error.orig
-    if isinstance(cause, sqlite3.OperationalError):
-        return is_outage(cause) or "no such savepoint: holdfast" in str(cause)
-    if type(cause).__name__ in _DRIVER_OUTAGES and type(cause).__module__.startswith("asyncpg"):
-        return True
-    state = str(getattr(cause, "sqlstate", None) or "")
-    return state.startswith("08") or state in _OUTAGE_STATES
-
-
-@contextmanager
-def _translating_outages() -> Iterator[None]:
-    """Raise outages as ``StoreUnavailableError`` and other errors unchanged."""
-    try:
-        yield
-    except Exception as error:
-        if _is_outage(error):
-            raise StoreUnavailableError(f"the database is unavailable: {error}") from error
-        raise
-
-
 @asynccontextmanager
 async def _rolling_back(unit: SqlAlchemyUnit) -> AsyncIterator[None]:
     """Roll back if the block raises. For everything before COMMIT."""
     try:
-        with _translating_outages():
+        with translating_outages():
             yield
     except BaseException:
         await unit.rollback()

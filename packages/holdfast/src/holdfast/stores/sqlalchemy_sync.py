@@ -121,13 +121,13 @@ class SqlAlchemySyncStore:
         _guard_sessions(self._sessions)
         if self._scoped is not None:
             _guard_sessions(self._scoped.session_factory)
-        dialect = self._engine.dialect
         # The name in logs and in ``/readyz``.
-        self.name: str = dialect.name
-        database = _DRIVERS.get((dialect.name, dialect.driver))
+        self.name: str = self._engine.dialect.name
+        driver = self._engine.dialect.driver
+        database = _DRIVERS.get((self.name, driver))
         if database is None:
             raise ConfigurationError(
-                f"{dialect.name}+{dialect.driver} is not supported: use postgresql+psycopg or "
+                f"{self.name}+{driver} is not supported: use postgresql+psycopg or "
                 "sqlite, or SqlAlchemyStore for an async engine"
             )
         if isinstance(self._engine.pool, StaticPool):

@@ -440,6 +440,8 @@ class _ErrorLogHandler(logging.Handler):
         process = CURRENT_PROCESS.get()
         if process is not None and not process.alive:  # from a ``finally`` of a dead process
             return
+        if hasattr(record, "reason"):  # a failed attempt at a job: the checker looks at the jobs
+            return
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
             self._world.errors.append(f"{record.getMessage()}: {type(error).__name__}: {error}")

@@ -361,7 +361,12 @@ class DatabaseMove:
         while done < total:
             counted = _Counted(islice(rows, batch))
             async with target.connection.transaction():
-                await target.copy(copy.target, copy.columns, counted)
+                try:
+                    await target.copy(copy.target, copy.columns, counted)
+                except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError) as error:
+                    raise ConfigurationError(
+                        f"table {copy.source}: PostgreSQL refuses a row: {error}"
+                    ) from error
                 await self._reach("before_batch_commit")
                 await target.set_copied(copy.source, done + counted.rows)
             done += counted.rows
@@ -439,7 +444,7 @@ def _copy_of(name: str, source: Source, target: TargetTable, *, is_core: bool) -
         )
     converters = []
     for _, found in pairs:
-        convert = converter_for(found.type)
+        convert = converter_for(found.type, found.shown_type)
         if convert is None:
             raise ConfigurationError(
                 f"the target's column {target.name}.{found.name} has the type {found.shown_type}, "

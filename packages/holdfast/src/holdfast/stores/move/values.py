@@ -6,10 +6,11 @@ nothing is guessed.
 """
 
 import json
+import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from hashlib import sha256
 from typing import Any, Final
 from uuid import UUID
@@ -23,17 +24,23 @@ INFINITY: Final = datetime.max.replace(tzinfo=UTC)
 # Jobs that wait for another one are visible at this time on SQLite, "infinity" on PostgreSQL.
 _NEVER_MS: Final = 9_000_000_000_000_000
 
+_SCALE: Final = re.compile(r"\(\d+,(\d+)\)")
+
 Converter = Callable[[Any], Any]
 
 
-def converter_for(type_name: str) -> Converter | None:
+def converter_for(type_name: str, shown_type: str = "") -> Converter | None:
     """Return the function that converts a value for a column of this type (``pg_type.typname``).
 
-    None if values of that type cannot be converted. The function passes None through.
+    ``shown_type`` is the type with its length or scale. None if values of that type cannot be
+    converted. The function passes None through.
     """
     convert = _CONVERTERS.get(type_name)
     if convert is None:
         return None
+    scale = _SCALE.search(shown_type)
+    if type_name == "numeric" and scale is not None:
+        convert = _decimal_with(Decimal(1).scaleb(-int(scale[1])))
     return lambda value: None if value is None else convert(value)
 
 
@@ -65,6 +72,19 @@ def _decimal(value: Any) -> Decimal:
         return Decimal(str(value))
     except InvalidOperation:
         raise ValueError(f"{value!r} is not a number") from None
+
+
+def _decimal_with(step: Decimal) -> Converter:
+    """Return a converter that rounds doubles to the scale of the column, as PostgreSQL does.
+
+    SQLite keeps decimals as doubles. Text with more digits is not rounded: that would lose some.
+    """
+
+    def convert(value: Any) -> Decimal:
+        found = _decimal(value)
+        return found.quantize(step, ROUND_HALF_UP) if isinstance(value, float) else found
+
+    return convert
 
 
 def _single(value: Any) -> float:
