@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import griffe
+import pytest
 
 from tests.docs.pages import DOCS, PAGES, REFERENCE, ROOT, python_blocks
 
@@ -42,6 +43,22 @@ def public_objects(name: str) -> Iterator[tuple[str, Any]]:
             for member in found.members.values():
                 if not member.is_alias and not re.match("_|test_|pytestmark", member.name):
                     yield f"{name}.{exported}.{member.name}", member
+
+
+def is_documented(found: Any) -> bool:
+    """A member that a base class documents needs no second docstring."""
+    if found.has_docstring or not found.parent.is_class:
+        return bool(found.has_docstring)
+    bases = [base for base in found.parent.mro() if found.name in base.members]
+    return any(base.members[found.name].has_docstring for base in bases)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_public_name_is_documented_in_the_code(name: str) -> None:
+    assert module(name).docstring is not None
+    assert exports(name), f"{name} has no __all__"
+    missing = [path for path, found in public_objects(name) if not is_documented(found)]
+    assert missing == [], "write a docstring, or a comment above a field"
 
 
 def test_every_module_of_the_top_level_is_in_the_reference() -> None:

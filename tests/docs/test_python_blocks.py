@@ -81,6 +81,27 @@ def test_files_of_a_page_are_a_project_whose_tests_pass(page: str, tmp_path: Pat
     assert re.search(r"Ran 6 tests|4 passed", output), output
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "guard-a-fastapi-app",
+        "guard-a-starlette-app",
+        "guard-any-asgi-app",
+        "guard-any-wsgi-app",
+        "guard-a-flask-app",
+        "guard-a-django-app",
+        "jobs",
+        "offline-app",
+    ],
+)
+def test_page_of_each_framework_begins_with_a_complete_example(name: str) -> None:
+    found = python_blocks(ROOT / f"docs/how-to/{name}.md")
+    assert found[0].runs
+    # The first runs with nothing before it, so it imports what it uses.
+    assert re.search(r"^(from|import) |^# settings.py", found[0].text, re.MULTILINE)
+    assert any(re.search(r"^from holdfast", block.text, re.MULTILINE) for block in found)
+
+
 def test_test_files_shown_on_the_testing_page_pass(tmp_path: Path) -> None:
     page = ROOT / "docs/how-to/test-your-app.md"
     files: dict[str, str] = {}

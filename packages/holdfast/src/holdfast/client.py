@@ -48,22 +48,37 @@ Token = str | Callable[[], str | Awaitable[str]] | None
 class ClientOptions(TypedDict, total=False):
     """Options of ``httpx.Client`` and ``httpx.AsyncClient`` that the clients here pass on."""
 
+    # Another way to sign in than ``token``.
     auth: Any
+    # Query parameters of every request.
     params: Mapping[str, Any] | None
+    # Headers of every request.
     headers: Mapping[str, str] | None
+    # Cookies of every request.
     cookies: dict[str, str] | httpx.Cookies | None
+    # Certificates to trust; False trusts any, for tests only.
     verify: ssl.SSLContext | str | bool
+    # A client certificate.
     cert: Any
+    # Allow HTTP/1.1.
     http1: bool
+    # Allow HTTP/2, with httpx's extra.
     http2: bool
+    # The URL of a proxy.
     proxy: Any
+    # Transports by URL pattern.
     mounts: Any
+    # Seconds for one attempt; None waits without end.
     timeout: float | httpx.Timeout | None
+    # Size of the connection pool.
     limits: httpx.Limits
+    # Functions called with each request and response.
     event_hooks: Any
     # An ``httpx`` transport, for example ``httpx.MockTransport`` in tests.
     transport: Any
+    # Read proxies and certificates from the environment.
     trust_env: bool
+    # The encoding of texts whose response names none.
     default_encoding: str
     # Refused if true: a redirect would send the key and the token to another address.
     follow_redirects: bool
@@ -72,23 +87,34 @@ class ClientOptions(TypedDict, total=False):
 class RequestOptions(TypedDict, total=False):
     """The content of one request, as httpx takes it."""
 
+    # A value that is sent as JSON.
     json: Any
+    # The body as it is.
     content: str | bytes | None
+    # Fields of a form.
     data: Mapping[str, Any] | None
+    # Files of a multipart form.
     files: Any
+    # Query parameters.
     params: Mapping[str, Any] | None
+    # Headers of this request.
     headers: Mapping[str, str] | None
+    # Cookies of this request.
     cookies: dict[str, str] | httpx.Cookies | None
+    # Seconds for one attempt.
     timeout: float | httpx.Timeout | None
+    # Extensions of httpx, such as ``sni_hostname``.
     extensions: Mapping[str, Any] | None
 
 
 class ActionOptions(RequestOptions, total=False):
     """The content of an action, and the key of one that was sent before."""
 
+    # The key of an action that was sent before; a new one is made without it.
     key: str | None
 
 
+# Methods that a client sends.
 Method = Literal["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"]
 
 
@@ -101,7 +127,9 @@ class GaveUpError(HoldfastError):
 
     def __init__(self, message: str, *, key: str | None, attempts: int) -> None:
         super().__init__(message)
+        # Send the action again later with this key.
         self.key = key
+        # How often it was sent.
         self.attempts = attempts
 
 
@@ -109,8 +137,11 @@ class Response:
     """The last response to an action, with its key and the number of attempts."""
 
     def __init__(self, http_response: httpx.Response, *, key: str | None, attempts: int) -> None:
+        # The response of httpx.
         self.http_response = http_response
+        # The key of the action; None for reads.
         self.key = key
+        # How often it was sent, at least 1.
         self.attempts = attempts
 
     @property

@@ -112,6 +112,7 @@ class HoldfastError(Exception):
 class RequestError(HoldfastError):
     """The request is refused; nothing was written. Becomes an HTTP response."""
 
+    # The row of ``core.error_formats.CODES``: status and codes of the response.
     kind: ClassVar[str] = "bad_request"
 
     def __init__(
@@ -123,8 +124,11 @@ class RequestError(HoldfastError):
     ) -> None:
         """``message`` is one line for people; ``details`` are members of the error body."""
         super().__init__(message)
+        # One line for people.
         self.message = message
+        # Members that a program may read.
         self.details: dict[str, Any] = dict(details or {})
+        # Sent as ``Retry-After``.
         self.retry_after_seconds = retry_after_seconds
 
 
@@ -231,7 +235,9 @@ class ServiceError(RequestError):
         retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(message, details=details, retry_after_seconds=retry_after_seconds)
+        # The HTTP status, 400 to 599.
         self.status = status
+        # The code of the response, the same in both formats.
         self.code = code
 
 
@@ -250,7 +256,9 @@ class StoreUnavailableError(StoreError):
         self, message: str, *, retry_after_seconds: float = 1.0, is_for_callers: bool = False
     ) -> None:
         super().__init__(message)
+        # Sent as ``Retry-After``.
         self.retry_after_seconds = retry_after_seconds
+        # Whether the message may be sent to callers; otherwise it is only logged.
         self.is_for_callers = is_for_callers
 
 
@@ -275,6 +283,7 @@ class RetryLaterError(JobError):
 
     def __init__(self, message: str, *, after_seconds: float = 0.0) -> None:
         super().__init__(message)
+        # The next attempt is not earlier.
         self.after_seconds = after_seconds
 
 
@@ -291,7 +300,9 @@ class EntryInvalidError(OutboxError):
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
+        # The rule that was violated, for programs.
         self.rule = rule
+        # What is wrong, for people.
         self.message = message
 
 
@@ -302,6 +313,7 @@ class EntryNotFoundError(OutboxError):
 class TransitionError(OutboxError):
     """The entry's status does not allow this; see the table in ``core/outbox_entry.py``."""
 
+    # The rule that was violated, for programs.
     rule = "status_transition_must_be_valid"
 
 
@@ -322,6 +334,7 @@ class UnsentEntriesError(OutboxError):
 
     def __init__(self, message: str, *, unsent: int) -> None:
         super().__init__(message)
+        # How many entries were not sent.
         self.unsent = unsent
 
 

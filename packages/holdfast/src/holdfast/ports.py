@@ -48,15 +48,19 @@ __all__ = [
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    # The type of a store's transactions.
     TransactionT_co = TypeVar("TransactionT_co", covariant=True, default=Any)
 else:
     from typing import TypeVar
 
     TransactionT_co = TypeVar("TransactionT_co", covariant=True)
 
+# Values by name, for the placeholders ``:name``.
 Params = Mapping[str, Any] | None
+# One row, by column.
 Row = Mapping[str, Any]
 
+# How a request ended, as metrics count it.
 Outcome = Literal[
     "fresh",
     "replayed",
@@ -69,6 +73,7 @@ Outcome = Literal[
 ]
 
 
+# How an attempt of a job ended, as metrics count it.
 JobOutcome = Literal["done", "duplicate", "retried", "dead", "lease_lost", "given_back", "unknown"]
 
 
@@ -134,6 +139,7 @@ class UnitOfWork(Protocol[TransactionT_co]):
 class Claimed(msgspec.Struct, frozen=True):
     """The key is claimed until the unit ends; no other request runs it."""
 
+    # The transaction; its commit stores the response.
     unit: UnitOfWork
     # The key has a record, but an expired one.
     after_expiry: bool = False
@@ -142,9 +148,11 @@ class Claimed(msgspec.Struct, frozen=True):
 class Found(msgspec.Struct, frozen=True):
     """The key has a record that is not expired."""
 
+    # The record of the key.
     record: Record
 
 
+# The outcome of ``Store.claim``.
 Claim = Claimed | Found | Held
 
 
@@ -152,10 +160,15 @@ Claim = Claimed | Found | Held
 class RecordQuery:
     """Selects records for operators. ``after`` is the last record of the previous page."""
 
+    # Only records of this tenant.
     tenant: str | None = None
+    # Only records of this endpoint.
     endpoint: str | None = None
+    # Only records with this key.
     key: str | None = None
+    # The size of a page.
     limit: int = 50
+    # The last record of the page before.
     after: tuple[datetime, str, str, str] | None = None
 
 
@@ -270,7 +283,9 @@ class Notifier(Protocol):
 class Delivery(msgspec.Struct, frozen=True):
     """A leased job, and what the engine needs in order to acknowledge it."""
 
+    # The job to run.
     job: LeasedJob
+    # What the engine needs to acknowledge it.
     receipt: Any = None
 
 
@@ -281,9 +296,11 @@ class Finished(msgspec.Struct, frozen=True):
 class Retry(msgspec.Struct, frozen=True):
     """The job is delivered again after this time."""
 
+    # The delay before the next attempt.
     seconds: float = 0.0
 
 
+# How an attempt of a job ended.
 Ending = Finished | Retry
 
 

@@ -29,7 +29,9 @@ _log = logging.getLogger("holdfast.request")
 class ErrorFormat(StrEnum):
     """The JSON format of error bodies: RFC 9457 problem details, or an envelope with a code."""
 
+    # ``{"error": CODE, "message": …}``.
     ENVELOPE = "envelope"
+    # RFC 9457 problem details, the default.
     PROBLEM = "problem"
 
 
@@ -41,10 +43,15 @@ class ErrorInfo:
     kind: str
     # The code in the problem format, or the app's own code of a ``ServiceError``.
     code: str
+    # The HTTP status.
     status: int
+    # One line about every error of this code.
     title: str
+    # One line about this error.
     message: str
+    # Members that a program may read, such as ``fields``.
     details: Mapping[str, Any]
+    # The ``X-Request-ID`` of the request.
     request_id: str
     # Seconds, as in the Retry-After header of the response; None without one.
     retry_after: int | None
@@ -58,9 +65,13 @@ ErrorFormatter = Callable[[ErrorInfo], Mapping[str, Any] | tuple[str, bytes | st
 class Code:
     """One kind of error: its status, its code in each format, and its title."""
 
+    # The HTTP status.
     status: int
+    # The code in the envelope format.
     envelope: str
+    # The code in the problem format.
     problem: str
+    # One line about every error of this kind.
     title: str
 
     def name(self, error_format: ErrorFormat | ErrorFormatter) -> str:

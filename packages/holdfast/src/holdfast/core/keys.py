@@ -18,7 +18,9 @@ _ESCAPE = re.compile(r'\\(["\\])')
 class KeyFormat(StrEnum):
     """The formats of keys: lowercase UUID version 4, or 1 to 128 visible ASCII characters."""
 
+    # A UUID version 4 in lower case.
     UUID4 = "uuid4"
+    # 1 to 128 visible ASCII characters.
     OPAQUE = "opaque"
 
 

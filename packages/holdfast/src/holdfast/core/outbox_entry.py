@@ -69,9 +69,13 @@ _Member = TypeVar("_Member", bound=StrEnum)
 class Operation(StrEnum):
     """What an entry does to its entity; sent as POST, PUT, PATCH or DELETE."""
 
+    # Sent as POST.
     CREATE = "create"
+    # Sent as PUT.
     UPDATE = "update"
+    # Sent as PATCH.
     PATCH = "patch"
+    # Sent as DELETE.
     DELETE = "delete"
 
 
@@ -97,8 +101,11 @@ DEFAULT_MAX_ATTEMPTS: Final = 12
 class ConflictResolution(StrEnum):
     """Strategy for an entry whose entity was changed on the server."""
 
+    # The entry is discarded.
     SERVER_WINS = "server_wins"
+    # The entry is sent once more, forced.
     CLIENT_WINS = "client_wins"
+    # The entry waits for a person.
     MANUAL = "manual"
     MERGE = "merge"
     """The app's own function decides, from base, mine and theirs."""
@@ -112,12 +119,19 @@ class ConflictResolution(StrEnum):
 class Status(StrEnum):
     """Status of an entry."""
 
+    # It waits to be sent.
     PENDING = "pending"
+    # A drain has claimed it.
     IN_FLIGHT = "in_flight"
+    # The server has done it.
     SUCCEEDED = "succeeded"
+    # It waits for a person: retry, edit or discard.
     FAILED = "failed"
+    # It waits for a decision about both sides.
     CONFLICT = "conflict"
+    # It is older than the server accepts.
     EXPIRED = "expired"
+    # It will never be sent.
     DISCARDED = "discarded"
 
 
@@ -151,21 +165,37 @@ class Reason(StrEnum):
 class Transition(StrEnum):
     """A change of an entry's status; ``TRANSITIONS`` says from which status to which."""
 
+    # A drain takes it.
     CLAIM = "claim"
+    # The server has done it.
     SUCCEED = "succeed"
+    # It is sent again after a delay.
     RETRY_LATER = "retry_later"
+    # The claim ends without an attempt.
     RELEASE = "release"
+    # The server refuses it, or the attempts are used up.
     FAIL = "fail"
+    # The entity was changed on the server.
     CONFLICT = "conflict"
+    # It is older than the server accepts.
     EXPIRE = "expire"
+    # The lease of a claim has ended.
     WATCHDOG = "watchdog"
+    # An entry it depends on will not happen.
     PARK = "park"
+    # That entry may happen again.
     REVIVE = "revive"
+    # A person sends it again.
     RETRY = "retry"
+    # A resolved conflict is sent once more.
     RESEND = "resend"
+    # A conflict ends undecided.
     GIVE_UP = "give_up"
+    # A person changes it.
     EDIT = "edit"
+    # A person takes it back before it is sent.
     CANCEL = "cancel"
+    # It will never be sent.
     DISCARD = "discard"
 
 
@@ -234,14 +264,21 @@ def member_named(kind: type[_Member], value: str) -> _Member:
 class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A mutation to be queued. Comments name the defaults of fields that are left out."""
 
+    # Whose entry it is.
     user_id: str
+    # What it does to the entity.
     operation: Operation | OperationName
+    # The kind of entity, a name that the app chooses.
     entity_type: str
+    # The path; ``{local:ID}`` is replaced by the server's id.
     endpoint: str
     # A JSON value, or the bytes of a JSON text; None sends no body.
     payload: Any = None
+    # Headers to send.
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    # The device's id of the entity, a UUID.
     local_id: str | None = None
+    # The server's id of the entity, if it is known.
     server_id: str | int | None = None
     # Ids of entries, or local ids, that must succeed first.
     depends_on: tuple[str, ...] = ()
@@ -251,7 +288,9 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     # The rules of the API it is for, by name; see `holdfast.outbox.Profile`.
     profile: str = DEFAULT_PROFILE_NAME
+    # The strategy; the profile's by default.
     conflict_resolution: ConflictResolution | ConflictResolutionName | None = None
+    # Attempts after which it fails.
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     # The server's time if known, otherwise the device's.
     client_generated_at: datetime | None = None
@@ -261,6 +300,7 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     lane: str | None = None
     # The entity when the change was made, for a three-way merge, and its version.
     base: Any = None
+    # The version of ``base``, as the server writes it.
     base_version: str | None = None
     # A new id. Set one so that other entries of the same batch can depend on this one.
     id: str | None = None
@@ -272,32 +312,49 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     It cannot be part of a reference cycle, so garbage collection is off for it.
     """
 
+    # A UUID.
     id: str
+    # Whose entry it is.
     user_id: str
+    # What it does to the entity.
     operation: Operation
+    # The kind of entity.
     entity_type: str
+    # The device's id of the entity.
     local_id: str | None
+    # The server's id of the entity, once it is known.
     server_id: str | int | None
+    # The path; it may contain ``{local:…}``.
     endpoint: str
     # JSON text, with local ids as they were when it was queued.
     payload: str | None
+    # Headers to send.
     headers: Mapping[str, str]
+    # The key, the same for every send.
     idempotency_key: str
+    # Where it is in its life.
     status: Status
     # Claims that were not released.
     attempt_count: int
+    # Attempts after which it fails.
     max_attempts: int
     # On the device's clock, for people. Decisions use the elapsed clock.
     next_retry_at: datetime | None
+    # The last error, in one line.
     last_error: str | None
+    # The last HTTP status.
     last_error_code: int | None
+    # The position in the user's order.
     sequence_number: int
     # Ids of entries.
     dependency_ids: tuple[str, ...]
     # On the device's clock.
     created_at: datetime
+    # When it succeeded.
     synced_at: datetime | None
+    # The strategy; None uses the profile's.
     conflict_resolution: ConflictResolution | None
+    # A lower number is sent first.
     priority: int
     # The same on every send.
     client_generated_at: datetime
@@ -305,15 +362,20 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     profile: str
     # Entries of one lane are sent in order; None is independent.
     lane: str | None
+    # Why it has its status.
     reason: Reason | None
     # Local ids that are replaced by server ids; fixed when it was queued, so that every send
     # has the same body.
     local_refs: tuple[str, ...]
+    # The version of the app's payload format.
     payload_version: int
+    # The entity when the change was made.
     base: str | None
+    # The version of ``base``.
     base_version: str | None
     # The server's side of a conflict, and its version.
     theirs: str | None
+    # The version of ``theirs``.
     theirs_version: str | None
     # Sent once without a version check: the device's side has won.
     forced: bool
@@ -337,18 +399,24 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Claimed(msgspec.Struct, frozen=True):
     """An entry claimed for sending until the lease expires. ``number`` is the fencing token."""
 
+    # The entry as it was claimed.
     entry: Entry
+    # Grows with each claim; an outcome of an older claim is refused.
     number: int
+    # How long the claim is valid.
     lease_seconds: float
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """One send of an entry, and its outcome."""
 
+    # The entry.
     entry_id: str
+    # The number of the attempt, from 1.
     number: int
     # On the device's clock.
     started_at: datetime
+    # When the outcome was recorded; None while it runs.
     ended_at: datetime
     # The transition that ended it: `succeed`, `retry_later`, `watchdog` and so on.
     outcome: Transition
@@ -356,5 +424,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None
     # The server's machine-readable code.
     code: str | None
+    # The ``X-Request-ID`` of the response.
     request_id: str | None
+    # What went wrong, in one line.
     error: str | None

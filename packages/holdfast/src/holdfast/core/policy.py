@@ -15,8 +15,11 @@ __all__ = ["ErrorFormat", "ErrorsStored", "Policy", "PolicyChanges", "Staleness"
 class ErrorsStored(StrEnum):
     """Which of the handler's error responses are stored and replayed."""
 
+    # No error is stored: a retry runs the handler again.
     NONE = "none"
+    # Only ``STALE_ACTION``, which no retry can change.
     STALE_ONLY = "stale_only"
+    # Every 4xx of the handler, except 401, 403, 408, 425 and 429.
     HANDLER_4XX = "handler_4xx"
 
 
@@ -24,7 +27,9 @@ class ErrorsStored(StrEnum):
 class Staleness:
     """The maximum age of an action by the server's clock, and the clock difference tolerated."""
 
+    # An action older than this is refused.
     cap: timedelta = timedelta(days=7)
+    # Added to the cap, for clocks that differ.
     grace: timedelta = timedelta(hours=6)
 
 
@@ -65,23 +70,32 @@ class Policy:
     Raises ConfigurationError for a TTL that is not positive, and for a negative wait or size.
     """
 
+    # The name in logs and error messages.
     name: str = "default"
+    # Without a key: 400 if required, otherwise the handler runs unguarded.
     key_required: bool = True
+    # What a key may look like.
     key_format: KeyFormat = KeyFormat.OPAQUE
     # Name of the JSON body field that carries the key. None: the Idempotency-Key header carries it.
     key_field: str | None = None
+    # How long the response of a success is stored.
     success_ttl: timedelta = timedelta(hours=24)
+    # How long the response of an error is stored.
     error_ttl: timedelta = timedelta(hours=4)
+    # Which errors are stored and replayed.
     errors_stored: ErrorsStored = ErrorsStored.HANDLER_4XX
+    # The maximum age of an action; None accepts any.
     staleness: Staleness | None = None
     # Keep a success until its action has become stale, even if success_ttl is shorter. Otherwise a
     # retry between the two would run a second time.
     outlive_staleness: bool = True
     # A built-in format, or a function of the app that formats error bodies.
     error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM
+    # Top-level fields of the body that may differ between sends of one action.
     volatile_fields: frozenset[str] = VOLATILE_FIELDS
     # How long a duplicate waits for the first request before it gets the "in progress" error.
     wait: timedelta = timedelta(seconds=10)
+    # A larger body is 413.
     max_body_bytes: int = 1024 * 1024
     # Every replay reads the stored response into memory. The default is twice the body's limit:
     # many responses repeat the request with an id and times added, and with the same limit the

@@ -74,6 +74,7 @@ class Misdirected(msgspec.Struct, frozen=True):
     """A redirect, for example to a captive portal. The entry does not fail."""
 
 
+# What a response means: one of the classes above.
 Verdict = Done | TryLater | Refused | Conflicting | TooOld | OutOfOrder | SignInNeeded | Misdirected
 
 BY_CODE: Final[Mapping[str, Verdict]] = MappingProxyType(

@@ -47,11 +47,17 @@ class Jitter(StrEnum):
 class RetryPolicy:
     """Exponential back-off with jitter, a maximum delay and a maximum number of attempts."""
 
+    # The delay after the first attempt.
     first_seconds: float
+    # Each delay is the one before times this.
     factor: float = 2.0
+    # No delay is longer.
     ceiling_seconds: float
+    # How the delay is randomized, so that clients do not retry together.
     jitter: Jitter
+    # The part of the delay that is random.
     jitter_fraction: float = 0.0
+    # No delay is shorter.
     least_seconds: float = 0.0
     attempts: int | None = None
     """Attempts in all, the first included. None: the caller sets a limit for each entry."""

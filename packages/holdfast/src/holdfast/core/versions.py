@@ -32,6 +32,7 @@ class AnyVersion(msgspec.Struct, frozen=True):
     """``If-Match: *``: any version, as long as the resource exists. A forced write."""
 
 
+# Matches every version, as ``If-Match: *`` does.
 ANY_VERSION: Final = AnyVersion()
 
 # The versions that match. Empty: the tags are none of ours, so no version matches.

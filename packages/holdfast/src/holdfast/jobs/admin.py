@@ -26,23 +26,38 @@ _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class JobView:
     """A job in any state."""
 
+    # The tenant it belongs to.
     tenant: str
+    # A UUID derived from type and resource.
     id: str
+    # What makes two jobs the same job.
     key: str
+    # The queue.
     queue: str
+    # The type.
     type: str
+    # What it is about.
     resource_id: str | None
+    # Waiting, running, done or dead.
     state: JobState
+    # Attempts that have started.
     attempts: int
+    # Attempts after which it is dead-lettered.
     max_attempts: int | None
+    # The worker that runs it now, or ran it last.
     worker: str | None
+    # Why it was dead-lettered.
     reason: str | None
+    # The request that enqueued it.
     request_id: str
+    # The chain of requests it belongs to.
     correlation_id: str
+    # When it was enqueued.
     enqueued_at: datetime
     # When it may next be claimed: its due time or the end of its lease. None while it waits for
     # another job of its order key.
     due_at: datetime | None
+    # When it was done or dead-lettered.
     ended_at: datetime | None
 
 
@@ -50,10 +65,15 @@ class JobView:
 class Failure:
     """One attempt that failed."""
 
+    # The number of the attempt, from 1.
     attempt: int
+    # Why it failed, for programs.
     reason: str
+    # The exception, in one line.
     error: str
+    # The worker that ran it.
     worker: str | None
+    # When it failed.
     failed_at: datetime
 
 
@@ -61,15 +81,25 @@ class Failure:
 class JobDetail:
     """A job with its payload, result, failures and steps."""
 
+    # What ``jobs`` lists.
     view: JobView
+    # The last error, in one line.
     error: str | None
+    # The payload, decoded.
     payload: Any
+    # The SHA-256 of the payload in canonical form.
     payload_hash: str
+    # What the handler returned.
     result: Any
+    # How many other jobs were merged into this one.
     merged: int
+    # The value of ``coalesce``.
     coalesce_key: str | None
+    # The value of ``order``.
     order_key: str | None
+    # The failed attempts, oldest first.
     failures: tuple[Failure, ...]
+    # The recorded steps and their results.
     steps: dict[str, Any]
 
 
@@ -77,9 +107,13 @@ class JobDetail:
 class QueueDepth:
     """How many jobs a queue has, and the age of its oldest due job in seconds."""
 
+    # Jobs that have not started.
     waiting: int = 0
+    # Jobs with a lease.
     running: int = 0
+    # Dead letters.
     dead: int = 0
+    # How long the oldest due job has been waiting.
     oldest_seconds: float = 0.0
 
 

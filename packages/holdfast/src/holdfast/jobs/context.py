@@ -82,7 +82,9 @@ class JobContext:
         self._closed = False
         self._steps: dict[str, str] | None = None
         self._step_names: set[str] | None = None
+        # True once this job has enqueued another.
         self.enqueued = False
+        # What was given to ``enqueue``, decoded.
         self.payload: Any = job.decoded()
 
     # -- about the job --------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from holdfast.jobs.enqueue import MAX_ATTEMPTS
 
 __all__ = ["Handler", "JobRegistry", "Periodic", "Registration"]
 
+# A function that runs a job.
 Handler = Callable[[JobContext], Awaitable[Any]]
 
 _TIME_LIMIT_SECONDS: Final = 300.0
@@ -22,11 +23,17 @@ _TIME_LIMIT_SECONDS: Final = 300.0
 class Registration:
     """A handler with its options."""
 
+    # The name that ``enqueue`` gets.
     job_type: str
+    # The function that runs it.
     handler: Handler
+    # The queue of jobs of this type.
     queue: str
+    # An attempt that takes longer is cancelled.
     time_limit_seconds: float
+    # Attempts after which a job is dead-lettered.
     max_attempts: int
+    # Exceptions that dead-letter a job at once.
     never_retry: tuple[type[Exception], ...]
 
 
@@ -34,9 +41,13 @@ class Registration:
 class Periodic:
     """A job that is enqueued once per slot of a schedule."""
 
+    # The type of the job.
     type: str
+    # The queue of the job.
     queue: str
+    # When it runs.
     schedule: Schedule
+    # The payload of each job.
     payload: Any = None
 
 
@@ -53,6 +64,7 @@ class JobRegistry:
     def __init__(self) -> None:
         self._registrations: dict[str, Registration] = {}
         self._queues: set[str] = set()
+        # The periodic jobs, in the order in which they were added.
         self.periodic: list[Periodic] = []
 
     def handler(

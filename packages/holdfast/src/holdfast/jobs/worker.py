@@ -116,15 +116,18 @@ class Worker:
             raise ConfigurationError("lease_seconds must be above 0")
         if not poll_seconds >= 1:
             raise ConfigurationError("poll_seconds must be at least 1")
+        # Jobs in the database.
         self.job_store = JobStore(store)
         # Unique for every start: a restarted worker must not own the leases of its predecessor.
         self.name = f"{name or socket.gethostname()}-{os.getpid()}-{new_request_id()[:8]}"
+        # The queues whose jobs it runs.
         self.queues = tuple(queues) if queues is not None else registry.queues
         self._concurrency = concurrency
         self._lease_seconds = lease_seconds
         self._poll_seconds = poll_seconds
         self._shutdown_seconds = shutdown_seconds
         self._clock = clock or SystemClock()
+        # Delivers jobs.
         self.engine: Engine = (
             SqlEngine(
                 self.job_store,

@@ -53,6 +53,7 @@ class PrometheusMetrics:
             raise ConfigurationError(
                 f"{_DIRECTORY}={directory} is not a directory: create it first"
             )
+        # The registry that has the series.
         self.registry = registry if registry is not None else CollectorRegistry()
         self._requests = Counter(
             "holdfast_requests_total",

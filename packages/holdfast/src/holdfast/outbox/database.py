@@ -44,6 +44,7 @@ __all__ = [
     "rekey",
 ]
 
+# The SQLite driver; ``auto`` is apsw with a passphrase and sqlite3 without.
 Driver = Literal["auto", "sqlite3", "apsw"]
 
 _RAW_KEY_BYTES: Final = 32

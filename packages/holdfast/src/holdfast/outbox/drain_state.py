@@ -22,24 +22,32 @@ class Ended(StrEnum):
     """The server cannot be reached."""
     SIGNED_OUT = "signed_out"
     """The server does not accept the token. No entry has failed because of that."""
+    # ``max_seconds`` have passed.
     TIME_UP = "time_up"
+    # The app stopped it.
     STOPPED = "stopped"
 
 
 class DrainReport(msgspec.Struct, kw_only=True):
     """What one drain did for one user."""
 
+    # Whose queue it was.
     user_id: str
+    # Why it ended.
     ended: Ended = Ended.EMPTY
     # Requests that were sent for entries, with or without a response.
     sent: int = 0
+    # Entries that happened.
     succeeded: int = 0
+    # Entries that will be sent again later.
     retrying: int = 0
+    # Entries that the server refused.
     failed: int = 0
     # Left to a person.
     conflicts: int = 0
     # Resolved by the entry's strategy.
     resolved: int = 0
+    # Entries that are older than the server accepts.
     expired: int = 0
     # Claims of ended processes that were returned to the queue.
     revived: int = 0
@@ -53,6 +61,7 @@ class DrainReport(msgspec.Struct, kw_only=True):
     unknown_profiles: tuple[str, ...] = ()
     # When the next retry is due.
     next_due_seconds: float | None = None
+    # How long the drain took.
     elapsed_seconds: float = 0.0
     # A few words for a person about why it ended.
     detail: str | None = None

@@ -19,46 +19,70 @@ _log = logging.getLogger(__name__)
 class EventKind(StrEnum):
     """What happened."""
 
+    # An entry was queued.
     ENQUEUED = "enqueued"
     MERGED = "merged"
     """A later change was merged into this entry before it was sent."""
+    # A drain has taken an entry to send it.
     CLAIMED = "claimed"
     SENT = "sent"
     """A response came, or did not. Emitted by the drain."""
+    # The server has done it.
     SUCCEEDED = "succeeded"
+    # It will be sent again later.
     RETRYING = "retrying"
     RELEASED = "released"
     """Its claim was released, or its lease expired."""
+    # It will not be sent again by itself.
     FAILED = "failed"
+    # The entity was changed on the server.
     CONFLICT = "conflict"
+    # A conflict has ended.
     RESOLVED = "resolved"
+    # A person has changed the payload.
     EDITED = "edited"
+    # A person has put it back into the queue.
     RETRIED = "retried"
+    # It is back in the queue because what it waits for may happen again.
     REVIVED = "revived"
+    # It is older than the server accepts.
     EXPIRED = "expired"
+    # It will never be sent.
     DISCARDED = "discarded"
     PAUSED = "paused"
     """The drain waits, for example for a new token. Emitted by the drain."""
     DRAINED = "drained"
     """Emitted by the drain at its end."""
+    # Old settled entries were deleted.
     PRUNED = "pruned"
+    # All entries of a user were deleted.
     PURGED = "purged"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One event. Entry fields are None where it is about more than one entry."""
 
+    # What happened.
     kind: EventKind
+    # When, by the device's clock.
     at: datetime
+    # Whose queue it is about.
     user_id: str | None = None
+    # The entry it is about.
     entry_id: str | None = None
+    # The kind of entity.
     entity_type: str | None = None
+    # What the entry does.
     operation: Operation | None = None
+    # The device's id of the entity.
     local_id: str | None = None
+    # The server's id of the entity.
     server_id: str | int | None = None
     # After the change.
     status: Status | None = None
+    # Why it happened.
     reason: Reason | None = None
+    # The number of the attempt.
     attempt: int | None = None
     # HTTP status of the response.
     error_code: int | None = None
@@ -70,6 +94,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
 
 
+# A function that is called with every event.
 Listener = Callable[[Event], None]
 
 

@@ -227,8 +227,11 @@ class PayloadMigration:
     later opening.
     """
 
+    # The version of the app's payload format now.
     version: int
+    # Rewrites one entry of an older version.
     migrate: Callable[[Entry], Rewrite]
+    # The largest payload after the migration.
     max_payload_bytes: int = 1_048_576
 
 

@@ -50,6 +50,7 @@ class EventStream:
     def __init__(self, queue: OutboxQueue) -> None:
         self._waiting: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self._changed = Condition()
+        # True after ``close``; events that have arrived can still be read.
         self.is_closed = False
         self._unsubscribe = queue.subscribe(self._on_event)
 
@@ -138,6 +139,7 @@ class Outbox:
         back_off: RetryPolicy = DEVICE,
     ) -> None:
         """Use ``open`` unless you need your own queue or transport."""
+        # The file, with every operation on it.
         self.queue = queue
         self._transport = transport
         self._streams: list[EventStream] = []
@@ -323,6 +325,7 @@ class AsyncOutbox:
 
     def __init__(self, outbox: Outbox) -> None:
         """Wrap an outbox. The caller still closes it."""
+        # The outbox that was given.
         self.outbox = outbox
 
     async def enqueue(self, new: NewEntry, *, coalesce: bool = False) -> Entry:

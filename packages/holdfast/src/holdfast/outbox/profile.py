@@ -69,20 +69,25 @@ class RequestFormat(Protocol):
 class Send(msgspec.Struct, frozen=True):
     """Keep an entry in the queue, or send it to another endpoint (with a new key)."""
 
+    # The entry to send.
     entry: Entry
+    # The path to send it to.
     endpoint: str | None = None
 
 
 class Drop(msgspec.Struct, frozen=True):
     """Discard an entry, because its effect already exists on the server."""
 
+    # The entry to discard.
     entry: Entry
 
 
 class Park(msgspec.Struct, frozen=True):
     """Make an entry ``failed`` and show ``why`` to the user."""
 
+    # The entry that fails.
     entry: Entry
+    # The reason, in one line.
     why: str
 
 
@@ -113,6 +118,7 @@ class TimestampsInBody:
     JSON objects.
     """
 
+    # Also write the key into the body.
     key_in_body: frozenset[str] = frozenset()
 
     def build(
@@ -133,6 +139,7 @@ class TimestampsInBody:
 class Profile:
     """The rules for entries of one API. Immutable; every field but the name has a default."""
 
+    # The name that entries have.
     name: str
 
     strict_order: bool = False
@@ -163,6 +170,7 @@ class Profile:
     """What the API's own error codes mean with status 409 or 422. They take precedence over the
     protocol's (``holdfast.core.response_classification.BY_CODE``)."""
 
+    # Refuse payloads that are not JSON objects.
     payload_must_be_object: bool = False
 
     request_format: RequestFormat | None = None

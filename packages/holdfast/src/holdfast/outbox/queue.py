@@ -107,7 +107,9 @@ class OutboxQueue:
         passphrase: str | bytes | None,
     ) -> None:
         """Take over an open database; use ``open`` instead."""
+        # Limits and times of this queue.
         self.settings = settings
+        # The profiles that entries may name.
         self.profiles = profiles
         self._transactions = Transactions(database, clock, events, profiles, fault_points)
         self._read = self._transactions.read

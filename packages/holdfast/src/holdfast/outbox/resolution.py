@@ -28,8 +28,11 @@ __all__ = ["Rewrite", "cancel", "discard", "edit", "park", "resolve", "retry", "
 class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
     """The new request of an entry. What is left out stays."""
 
+    # The new payload; UNSET keeps the old one.
     payload: Any = UNSET
+    # The new path; UNSET keeps the old one.
     endpoint: str | UnsetType = UNSET
+    # The new headers; UNSET keeps the old ones.
     headers: Mapping[str, str] | UnsetType = UNSET
 
     def applied_to(self, tx: Transaction, entry: Entry, max_payload_bytes: int) -> Request:

@@ -69,19 +69,24 @@ _PORTS: Final = {"http": 80, "https": 443}
 class Request(msgspec.Struct, frozen=True):
     """One HTTP request to the configured server."""
 
+    # The HTTP method.
     method: str
     # Path and query.
     target: str
+    # Names and values.
     headers: Mapping[str, str]
+    # The body; None sends none.
     body: bytes | None = None
 
 
 class Response(msgspec.Struct, frozen=True):
     """One HTTP response."""
 
+    # The HTTP status.
     status: int
     # Names in lower case.
     headers: Mapping[str, str]
+    # The body, up to the transport's limit.
     body: bytes
     # The body was longer than the limit.
     cut_short: bool = False
@@ -213,6 +218,7 @@ class HttpTransport:
         url = ServerUrl.parse(server)
         self._timeout_seconds = timeout_seconds
         self._max_response_bytes = max_response_bytes
+        # Scheme, host and port of the server.
         self.origin = url.origin
         self._path = url.path
         fixed = {"Host": url.authority} | _HEADERS

@@ -108,16 +108,26 @@ class Holdfast(Generic[TransactionT_co]):
         of the caller. With it, guarded handlers claim their key after the app's own dependencies
         have run. ``identify`` gets only the head of the request, and needs no framework.
         """
+        # Where records, jobs and the app's rows are.
         self.store = store_of(store)
         check_error_format(error_format)
+        # The format of errors, unless a policy has its own.
         self.error_format = error_format
+        # The policy of operations that are guarded without one.
         self.policy = self.policy_or_default(policy or Policy())
+        # Returns the caller of a request from its head.
         self.identify = identify or (anonymous if principal is None else _refuse_to_identify)
+        # Returns the caller of a request after the app's own sign-in.
         self.principal = principal
+        # Counts requests.
         self.metrics = metrics or NullMetrics()
+        # The time, which tests may replace.
         self.clock = clock or SystemClock()
+        # Counts requests against ``Policy.rate_limit``.
         self.limiter = limiter
+        # OpenTelemetry spans; None without.
         self.spans = spans
+        # Claims keys, stores and replays responses.
         self.idempotency = Idempotency(
             self.store,
             clock=self.clock,
@@ -131,13 +141,19 @@ class Holdfast(Generic[TransactionT_co]):
         self._sweeper = Sweeper(
             self.store, self.clock, self.metrics, every_seconds=sweep_every_seconds
         )
+        # The job handlers of the app.
         self.jobs = JobRegistry()
+        # Jobs in the database.
         self.job_store = JobStore(self.store)
+        # Wakes workers after a commit with jobs.
         self.notifier = self.store.notifier()
         if isinstance(self.metrics, StoreMetrics) and hasattr(self.store, "report_to"):
             self.store.report_to(self.metrics)
+        # Counts jobs.
         self.job_metrics = self.metrics if isinstance(self.metrics, JobMetrics) else None
+        # Reports the queue depths to the metrics.
         self.depths = DepthReporter(self.store, self.jobs, self.job_metrics or NullJobMetrics())
+        # The largest payload of a job.
         self.max_payload_bytes = max_payload_bytes
         self._guarded: list[Callable[..., Any]] = []
         self._explicit: list[GuardedRoute] = []

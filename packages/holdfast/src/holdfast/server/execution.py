@@ -69,13 +69,19 @@ class Execution:
     )
 
     def __init__(self, request: GuardedRequest, unit: UnitOfWork) -> None:
+        # The request: key, caller, endpoint, ids.
         self.request = request
+        # The unit of work of the store.
         self.unit = unit
         # True once committed or rolled back.
         self.ended = False
+        # True after ``keep_writes_on_error``.
         self.writes_kept_on_error = False
+        # What the request was about, for the audit event.
         self.resource: str | None = None
+        # The version that the request wrote, for the audit event.
         self.version: int | None = None
+        # Called after the commit.
         self.on_commit: list[Callable[[], None]] = []
 
     @property

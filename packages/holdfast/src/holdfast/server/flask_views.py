@@ -66,6 +66,7 @@ class FlaskGuard:
         principal: GetPrincipal | None = None,
     ) -> None:
         """Open nothing yet: the store is opened at the first guarded request of each process."""
+        # The object that was given.
         self.holdfast = holdfast
         self._principal: GetPrincipal | None = principal or getattr(holdfast, "principal", None)
         self._bridge = Bridge(holdfast)

@@ -37,9 +37,13 @@ __all__ = [
 class Principal:
     """The caller and its tenant. A tenant never sees another tenant's records."""
 
+    # Keys, records and jobs of tenants are separate.
     tenant: str
+    # Who acted, for the audit log.
     actor: str
+    # What the caller may do; the app checks them.
     roles: frozenset[str] = frozenset()
+    # Everything else that is known about the caller, such as the claims of a token.
     claims: Mapping[str, Any] = field(default_factory=dict)
 
 

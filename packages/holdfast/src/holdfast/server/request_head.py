@@ -38,18 +38,25 @@ class RequestHead:
     def __init__(
         self, method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]
     ) -> None:
+        # In upper case.
         self.method = method
+        # Decoded, without the query.
         self.path = path
+        # The query as it was sent.
         self.query = query
+        # Names in lower case, and values.
         self.headers = headers
         # Set while the request is served, for logs and traces.
         self.request: GuardedRequest | None = None
+        # True once a stored response was found for it.
         self.is_replay = False
         # Opened by the first dependency that needs it, ended by the middleware.
         self.transaction: RequestTransaction | None = None
+        # Every ``Idempotency-Key`` header.
         self.key_headers: list[bytes] = []
         self.content_type: str | None = None
         self.content_length: int | None = None
+        # The header's value; None if there is none or several differ.
         self.authorization: str | None = None
         request_id = correlation_id = None
         authorizations: set[bytes] = set()
@@ -58,6 +65,7 @@ class RequestHead:
                 case b"idempotency-key":
                     self.key_headers.append(value)
                 case b"content-type":
+                    # None without the header.
                     self.content_type = value.decode("latin-1")
                 case b"content-length":
                     # int() refuses more than 4300 digits; 18 are enough for any length.
@@ -71,7 +79,9 @@ class RequestHead:
         # Two different ones identify no caller: a proxy may have checked the other one.
         if len(authorizations) == 1:
             self.authorization = authorizations.pop().decode("latin-1")
+        # From ``X-Request-ID``, or a new one.
         self.request_id = request_id or new_request_id()
+        # From ``X-Correlation-ID``, or the request id.
         self.correlation_id = correlation_id or self.request_id
 
     def facts(self) -> dict[str, str | bool]:

@@ -197,6 +197,8 @@ except ImportError:  # Starlette alone: handlers call the functions above
 else:
     # For FastAPI handlers: ``async def create(order: Order, tx: Tx)``.
     Tx = Annotated[Transaction, Depends(the_transaction)]
+    # The caller of the request.
     Caller = Annotated[Principal, Depends(the_principal)]
+    # The guarded request being served.
     Run = Annotated[Execution, Depends(the_execution)]
     __all__ += ["Caller", "Run", "Tx"]

@@ -36,6 +36,7 @@ class WsgiGuard:
 
     def __init__(self, app: WsgiApp, holdfast: Holdfast) -> None:
         """Wrap an app. The store is opened at the first guarded request of each process."""
+        # The object that was given.
         self.holdfast = holdfast
         self._app = app
         self._bridge = Bridge(holdfast)

@@ -104,8 +104,11 @@ class DjangoStore:
             raise ConfigurationError(f"{vendor} is not supported: use PostgreSQL or SQLite")
         if not django_settings.USE_TZ:
             raise ConfigurationError("Holdfast needs USE_TZ = True")
+        # The name in logs and in ``/readyz``.
         self.name: str = vendor
+        # The alias in ``settings.DATABASES``.
         self.using = using
+        # True on SQLite.
         self.is_sqlite = vendor == "sqlite"
         self._package = f"holdfast.stores.{_DATABASES[vendor]}"
         self._use_names(

@@ -125,6 +125,7 @@ class SqlAlchemyStore:
         """
         sessions = _session_maker(sessions)
         bind = sessions().get_bind()
+        # The name in logs and in ``/readyz``.
         self.name: str = bind.dialect.name
         database = _DRIVERS.get((bind.dialect.name, bind.dialect.driver))
         if database is None:
@@ -140,6 +141,7 @@ class SqlAlchemyStore:
         self._sessions = sessions
         self._session_class = _guarded_class(type(sessions().sync_session), database == "sqlite")
         self._pool_events: Any = bind.engine
+        # Limits how many guarded requests use the pool at once.
         self.gate = self._new_gate()
         self._package = f"holdfast.stores.{database}"
         self._use_names(
@@ -547,7 +549,9 @@ class SqlAlchemyUnit:
         self._rolled_back = False
         self._closed_by_handler = False
         self._ended = False
+        # True if another request has committed the key.
         self.superseded = False
+        # The session that handlers use.
         self.transaction = store.new_session() if session is None else session
 
     async def enter(self, visit: Visit | None) -> None:

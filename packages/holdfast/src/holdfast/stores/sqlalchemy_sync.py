@@ -121,6 +121,7 @@ class SqlAlchemySyncStore:
         _guard_sessions(self._sessions)
         if self._scoped is not None:
             _guard_sessions(self._scoped.session_factory)
+        # The name in logs and in ``/readyz``.
         self.name: str = self._engine.dialect.name
         driver = self._engine.dialect.driver
         database = _DRIVERS.get((self.name, driver))
@@ -613,6 +614,7 @@ class SqlAlchemySyncUnit:
         self._statement = threading.RLock()
         self._statement_thread = 0
         self._connection_info: Any = {}
+        # True if another request has committed the key.
         self.superseded = False
 
     @property

@@ -51,9 +51,13 @@ class EngineHarness:
     """One store with the engines and workers of one test."""
 
     def __init__(self, store: Store, new_engine: EngineMaker, timeout_seconds: float) -> None:
+        # An open store.
         self.store = store
+        # Jobs in that store.
         self.job_store = JobStore(store)
+        # The handlers of the tests.
         self.jobs = JobRegistry()
+        # How long a test waits.
         self.timeout_seconds = timeout_seconds
         self._new_engine = new_engine
         self._engines: list[tuple[Engine, str]] = []

@@ -8,9 +8,11 @@ from holdfast.ports import Claimed, Store, UnitOfWork
 
 __all__ = ["AWKWARD_NAMES", "BODIES", "NOW", "a_record", "an_audit_event", "claimed", "commit"]
 
+# The time of the samples.
 NOW: Final = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
 _DAY: Final = timedelta(days=1)
 
+# Texts that a store must keep unchanged.
 AWKWARD_NAMES: Final = (
     "o'; DROP TABLE holdfast_idempotency_records; --",
     "\\",
@@ -24,6 +26,7 @@ AWKWARD_NAMES: Final = (
     "x" * 500,
 )
 
+# Bodies that a store must keep unchanged.
 BODIES: Final = (
     b"",
     b"\x00",

@@ -62,6 +62,7 @@ class RealServer(abc.ABC):
     _guard_signal: ClassVar[str] = "KILL"  # sent when the test process has died
 
     def __init__(self) -> None:
+        # A free port, the same after a restart.
         self.port = free_port()
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None

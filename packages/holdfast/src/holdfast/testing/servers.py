@@ -200,6 +200,7 @@ class RealNats(RealServer):
 
     def __init__(self) -> None:
         super().__init__()
+        # The name in a cluster.
         self.server_name = f"holdfast-{secrets.token_hex(6)}"
         self.route_port = free_port()  # where the other nodes of its cluster connect
         self._program = Path()

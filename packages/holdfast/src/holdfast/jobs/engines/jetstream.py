@@ -54,6 +54,7 @@ class _MessageBody(msgspec.Struct):
 class JetStreamEngine:
     """Delivers the jobs of one database to workers on many machines."""
 
+    # The name in logs and metrics.
     name = "jetstream"
 
     def __init__(

@@ -46,6 +46,7 @@ class SqliteStore:
     decides.
     """
 
+    # The name in logs and in ``/readyz``.
     name = "sqlite"
 
     def __init__(
