@@ -288,7 +288,10 @@ class SqlAlchemyStore:
     async def close_session(self, session: AsyncSession) -> None:
         """Roll back what was not committed and return the connection. Never raises."""
         with suppress(Exception):
-            await self.run_to_end(session.close())
+            if session.in_transaction():
+                await self.run_to_end(session.close())
+            else:  # it holds no connection
+                session.sync_session.close()
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query outside any guarded request."""
