@@ -169,6 +169,7 @@ class _ViewGuard:
         self._endpoint = endpoint
         self._policy = policy
         self._principal = principal
+        self._resolved: tuple[_DjangoHoldfast, Policy] | None = None
         # One guard for all handlers of a class, which may then share a name.
         self._is_of_class = False
 
@@ -261,9 +262,7 @@ class _ViewGuard:
             )
         # REST framework's request wraps Django's.
         plain: HttpRequest = getattr(request, "_request", request)
-        policy = configured.holdfast.policy_or_default(self._policy)
-        if policy.rate_limit is not None:
-            check_rate_limit(configured.holdfast.limiter, policy, name)
+        policy = self._policy_of(configured, name)
         own: list[Any] = []
 
         def handle() -> Response:
@@ -282,6 +281,14 @@ class _ViewGuard:
             )
         )
         return _django_response(served, own[-1] if served.is_own else None)
+
+    def _policy_of(self, configured: _DjangoHoldfast, view: str) -> Policy:
+        """Return the policy, with the defaults of the settings. Looked up once."""
+        if self._resolved is None or self._resolved[0] is not configured:
+            policy = configured.holdfast.policy_or_default(self._policy)
+            check_rate_limit(configured.holdfast.limiter, policy, view)
+            self._resolved = (configured, policy)
+        return self._resolved[1]
 
     def _principal_of(
         self, configured: _DjangoHoldfast, request: Any

@@ -47,6 +47,7 @@ __all__ = ["Bridge", "Served", "SyncExecution", "SyncRequest", "SyncTransaction"
 T = TypeVar("T")
 
 _CLOSE_SECONDS: Final = 30.0
+_REPLAYED: Final = (b"idempotency-replayed", b"true")
 
 # The execution of the handler that runs in this thread.
 _sync_execution: ContextVar["SyncExecution"] = ContextVar("holdfast_sync_execution")
@@ -214,7 +215,7 @@ class Bridge:
         is_own = (
             own is not None
             and (own.status, own.body) == (start["status"], content)
-            and not any(name == b"idempotency-replayed" for name, _ in start["headers"])
+            and _REPLAYED not in start["headers"]
         )
         return Served(start["status"], list(start["headers"]), content, is_own)
 

@@ -13,6 +13,7 @@ which decide after the app's sign-in: ``holdfast.flask`` and ``holdfast.django``
 import hashlib
 import io
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from http import HTTPStatus
 from typing import IO, Any
 
@@ -157,30 +158,33 @@ def with_content_type(scope: dict[str, Any], content_type: bytes) -> dict[str, A
 
 def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
     """Restore the names of the headers. WSGI has joined equal ones with a comma."""
-    found = []
+    found: list[tuple[bytes, bytes]] = []
     for name, value in environ.items():
-        if name.startswith("HTTP_"):
-            field = name[5:]
-        elif name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
-            field = name
-        else:
-            continue
-        # Servers set these two to "" when the client sent none; any other empty header was sent,
-        # and an empty key is refused, not taken for no key.
-        if value != "" or name.startswith("HTTP_"):
-            header = field.replace("_", "-").lower().encode("latin-1")
-            found += [(header, part) for part in _split(header, str(value))]
+        if name[:5] == "HTTP_":
+            # An empty one was sent, too: an empty key is refused, not taken for no key.
+            if name == "HTTP_IDEMPOTENCY_KEY":
+                found += [(b"idempotency-key", part) for part in _split(value)]
+            else:
+                found.append((_field(name[5:]), str(value).encode("latin-1", "replace")))
+        elif name in ("CONTENT_TYPE", "CONTENT_LENGTH") and value != "":
+            # Servers set these two to "" when the client sent none.
+            found.append((_field(name), str(value).encode("latin-1", "replace")))
     return found
 
 
-def _split(name: bytes, value: str) -> list[bytes]:
+@lru_cache(maxsize=256)
+def _field(name: str) -> bytes:
+    return name.replace("_", "-").lower().encode("latin-1")
+
+
+def _split(value: str) -> list[bytes]:
     """Split the keys that WSGI has joined: two keys in one request must not become a third.
 
     So a bare key cannot contain a comma here; a quoted one can.
     """
-    if name == b"idempotency-key" and not value.lstrip().startswith('"'):
-        return [part.strip().encode("latin-1") for part in value.split(",")]
-    return [value.encode("latin-1", "replace")]
+    if value.lstrip().startswith('"'):
+        return [value.encode("latin-1", "replace")]
+    return [part.strip().encode("latin-1", "replace") for part in value.split(",")]
 
 
 def _path(environ: Environ) -> str:
