@@ -306,9 +306,6 @@ async def test_values_that_do_not_fit_and_rows_that_differ_are_found(
     here: Here, source: str, postgres_url: str
 ) -> None:
     await make_app_tables(source, postgres_url)
-    with closing(sqlite3.connect(source)) as db:
-        db.execute("UPDATE people SET born = 'soon' WHERE id = 2")
-        db.commit()
     connection = await asyncpg.connect(postgres_url)
     await connection.execute(
         "CREATE FUNCTION change() RETURNS trigger LANGUAGE plpgsql AS"
@@ -316,20 +313,23 @@ async def test_values_that_do_not_fit_and_rows_that_differ_are_found(
         "CREATE TRIGGER change BEFORE INSERT ON people FOR EACH ROW EXECUTE FUNCTION change()"
     )
     move = ("move", "--from", f"sqlite:///{source}", "--to", postgres_url, "--tables", "all")
-    done = await asyncio.to_thread(here, *move)
-    assert done.returncode == 2
-    assert "table people, column born: a value does not fit the type date" in one_line(done.stderr)
-    with closing(sqlite3.connect(source)) as db:
-        db.execute(
-            "UPDATE people SET born = NULL, nick = 'a name of thirty characters' WHERE id = 2"
-        )
-        db.commit()
-    done = await asyncio.to_thread(here, *move)
-    assert done.returncode == 2
-    assert "table people: PostgreSQL refuses a row: value too long" in one_line(done.stderr)
-    with closing(sqlite3.connect(source)) as db:
-        db.execute("UPDATE people SET nick = NULL WHERE id = 2")
-        db.commit()
+    for change, expected in [
+        ("born = 'soon'", "table people, column born: a value does not fit the type date"),
+        (
+            "nick = 'more than twenty characters'",
+            "table people: PostgreSQL refuses a row: value too",
+        ),
+        ("boss = 1 << 40", "table people: PostgreSQL refuses a row: value out of int32 range"),
+        ("born = NULL", ""),
+    ]:
+        with closing(sqlite3.connect(source)) as db:
+            db.execute("UPDATE people SET born = NULL, nick = NULL, boss = NULL WHERE id = 2")
+            db.execute(f"UPDATE people SET {change} WHERE id = 2")
+            db.commit()
+        if expected:
+            done = await asyncio.to_thread(here, *move)
+            assert done.returncode == 2
+            assert expected in one_line(done.stderr)
     done = await asyncio.to_thread(here, *move)
     assert done.returncode == 1
     assert "the copy differs in people" in one_line(done.stderr)

@@ -9,13 +9,16 @@ import asyncpg
 import httpx
 import pytest
 from fastapi import FastAPI, Response
+from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
 
 from holdfast import Holdfast, JobContext, Principal, open_store
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import Store
 from holdfast.server.starlette import Tx
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.observability.test_metrics import samples
 
@@ -124,13 +127,25 @@ async def test_metrics_of_an_app_have_its_queues_waits_and_failed_commits(url: s
         assert seen["holdfast_jobs", "queue=default", "state=waiting"] == 3, "not read again"
 
 
-async def test_waits_for_the_pool_of_a_sqlalchemy_engine_are_counted(url: str) -> None:
-    engine = create_async_engine(
-        url.replace("postgresql://", "postgresql+asyncpg://"), pool_size=1, max_overflow=0
-    )
-    store = SqlAlchemyStore(async_sessionmaker(engine, expire_on_commit=False))
+@pytest.mark.parametrize("is_sync", [False, True], ids=["async", "sync"])
+async def test_waits_for_the_pool_of_a_sqlalchemy_engine_are_counted(
+    url: str, *, is_sync: bool
+) -> None:
+    store: Any
+    if is_sync:
+        engine = create_engine(
+            url.replace("postgresql://", "postgresql+psycopg://"), pool_size=1, max_overflow=0
+        )
+        store = SqlAlchemySyncStore(sessionmaker(engine))
+        dispose: Any = engine.dispose
+    else:
+        async_engine = create_async_engine(
+            url.replace("postgresql://", "postgresql+asyncpg://"), pool_size=1, max_overflow=0
+        )
+        store = SqlAlchemyStore(async_sessionmaker(async_engine, expire_on_commit=False))
+        dispose = async_engine.dispose
     metrics = PrometheusMetrics()
-    holdfast = Holdfast(store, metrics=metrics, sweep_every_seconds=None)
+    Holdfast(store, metrics=metrics, sweep_every_seconds=None)
     await store.open()
     first = await store.begin()
     second = asyncio.create_task(store.begin())
@@ -141,6 +156,8 @@ async def test_waits_for_the_pool_of_a_sqlalchemy_engine_are_counted(url: str) -
     seen = samples(metrics)
     assert seen["holdfast_pool_wait_seconds_count",] == 1
     assert seen["holdfast_pool_wait_seconds_sum",] >= 0.04
-    await holdfast.close()
     await store.close()
-    await engine.dispose()
+    if is_sync:
+        dispose()
+    else:
+        await dispose()

@@ -26,6 +26,7 @@ from holdfast.stores.sqlite.unit_of_work import SqliteTransaction
 
 
 def transaction_has_the_type_of_the_store(
+    *,
     engine: Engine,
     maker: sessionmaker[Session],
     scoped: scoped_session[Session],

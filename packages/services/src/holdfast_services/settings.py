@@ -332,6 +332,7 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return one line for each ``HOLDFAST_…`` variable that is not a setting."""
     known = {_PREFIX + name.upper() for name in Settings.model_fields}
     known.discard(_PREFIX + _ROUTES_TTL_ALIAS)
+    known.add(f"{_PREFIX}APP")  # of the command line
     lines = []
     for name in sorted(environment):
         if name.startswith(_PREFIX) and name not in known:

@@ -177,7 +177,9 @@ class GuardMiddleware:
                 idempotency = await self._idempotency()
                 await self._guard_late(match, body, idempotency, head, scope, receive, send)
                 return
-            request = await self._parse(match, head, body, await self.principal_of(head))
+            found = self._identify(head)
+            principal = await found if inspect.isawaitable(found) else found
+            request = await self._parse(match, head, body, principal)
             idempotency = await self._idempotency()
             outcome = await idempotency.process(request)
         except Disconnected:
@@ -346,8 +348,12 @@ class _Responder:
             except (RequestError, StoreUnavailableError) as error:
                 await self._send_outcome(error, response)
                 return False
-            await self._send_outcome(committed, response)
-            return not isinstance(committed, Replay)
+            if isinstance(committed, Replay):
+                await self._send_outcome(committed, response)
+                return False
+            self.is_sent = True
+            await send_response(self._send, committed, self._head)
+            return True
         await self._send_outcome(outcome, response)
         return True
 

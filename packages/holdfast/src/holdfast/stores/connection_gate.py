@@ -6,6 +6,8 @@ admitted, one connection is left that one of them can finish with.
 """
 
 import asyncio
+import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -35,10 +37,17 @@ class ConnectionGate:
     such request of an operation was seen to hold no connection when it claims its key.
     """
 
-    def __init__(self, capacity: int | None, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        capacity: int | None,
+        timeout_seconds: float,
+        on_wait: Callable[[float], None] | None = None,
+    ) -> None:
+        """``on_wait`` gets the seconds that a request waited, admitted or not."""
         self._slots = None if capacity is None else asyncio.Semaphore(max(1, capacity - 1))
         self._capacity = capacity
         self._timeout = timeout_seconds
+        self._on_wait = on_wait
         # Operations whose dependencies hold no connection of the pool at the claim.
         self._free: set[str] = set()
 
@@ -63,6 +72,11 @@ class ConnectionGate:
         """Wait until the request may take a connection. Does nothing if it has been admitted."""
         if self._slots is None or visit.is_admitted:
             return
+        if not self._slots.locked():
+            await self._slots.acquire()
+            visit.is_admitted = True
+            return
+        started = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout):
                 await self._slots.acquire()
@@ -71,6 +85,9 @@ class ConnectionGate:
                 f"no connection was free for {self._timeout:g} seconds (the engine's pool has "
                 f"{self._capacity})"
             ) from None
+        finally:
+            if self._on_wait is not None:
+                self._on_wait(time.monotonic() - started)
         visit.is_admitted = True
 
     def leave(self, visit: Visit) -> None:

@@ -8,7 +8,7 @@ round trips as one without a guard.
 from collections.abc import Generator
 from typing import Any, Final
 
-__all__ = ["can_begin", "can_send_messages", "send", "send_message"]
+__all__ = ["can_begin", "can_send_messages", "exchange", "send", "send_message"]
 
 # Constants of libpq. psycopg is imported only when it is needed: Django may use another driver.
 _TRANSACTION_IDLE: Final = 0
@@ -42,10 +42,11 @@ def send_message(connection: Any, statements: str) -> Any:
 def send(raw: Any, statements: str) -> Any:
     """Run statements in one round trip; return the result of the last. Raises psycopg's errors."""
     with raw.lock:
-        return raw.wait(_exchange(raw.pgconn, statements.encode()))
+        return raw.wait(exchange(raw.pgconn, statements.encode()))
 
 
-def _exchange(pgconn: Any, message: bytes) -> Generator[Any, Any, Any]:
+def exchange(pgconn: Any, message: bytes) -> Generator[Any, Any, Any]:
+    """Send a message and return the last result; for ``wait`` of psycopg's connections."""
     from psycopg.generators import execute  # noqa: PLC0415 - an optional dependency
 
     pgconn.send_query(message)

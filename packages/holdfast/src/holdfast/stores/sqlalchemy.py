@@ -397,22 +397,27 @@ class SqlAlchemyStore:
     def _new_gate(self) -> ConnectionGate:
         pool: Any = self._sessions().get_bind().engine.pool
         timeout = getattr(pool, "timeout", None)
-        return ConnectionGate(self.max_connections, timeout() if timeout is not None else 30.0)
+        seconds = timeout() if timeout is not None else 30.0
+        return ConnectionGate(self.max_connections, seconds, self._pool_waited)
+
+    def _pool_waited(self, seconds: float) -> None:
+        if self._metrics is not None:
+            self._metrics.pool_waited(seconds)
 
     def _pool_listeners(self) -> tuple[tuple[str, Callable[..., None]], ...]:
         return ("checkout", self.gate.on_checkout), ("checkin", self.gate.on_checkin)
 
     async def _connect(self, session: AsyncSession) -> AsyncConnection:
         """Return the session's connection; report the wait if none was free."""
-        metrics, limit = self._metrics, self.max_connections
+        limit = self.max_connections
         pool: Any = session.get_bind().engine.pool
-        if metrics is None or limit is None or pool.checkedout() < limit:
+        if limit is None or pool.checkedout() < limit:
             return await session.connection()
         started = time.monotonic()
         try:
             return await session.connection()
         finally:
-            metrics.pool_waited(time.monotonic() - started)
+            self._pool_waited(time.monotonic() - started)
 
     def _unit(
         self, record_id: RecordId | None, claimed_at: Any, session: AsyncSession | None = None

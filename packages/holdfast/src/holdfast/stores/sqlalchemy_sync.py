@@ -25,7 +25,7 @@ from holdfast.errors import (
     SupersededError,
     UsageError,
 )
-from holdfast.ports import Claimed, Found, Notifier, Params, RecordQuery, Row
+from holdfast.ports import Claimed, Found, Notifier, Params, RecordQuery, Row, StoreMetrics
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -148,10 +148,13 @@ class SqlAlchemySyncStore:
             None if self.is_sqlite else import_module("holdfast.stores.sqlalchemy_messages")
         )
         self._turn = threading.Lock()
+        self._metrics: StoreMetrics | None = None
         self._app_begins = False
         wait_seconds: float = getattr(self._engine.pool, "_timeout", 30.0)
         self._threads = StoreThreads(
-            self.max_connections or _MOST_CONNECTIONS, wait_seconds=wait_seconds
+            self.max_connections or _MOST_CONNECTIONS,
+            wait_seconds=wait_seconds,
+            on_wait=self._pool_waited,
         )
         self._is_open = False
 
@@ -166,6 +169,10 @@ class SqlAlchemySyncStore:
         pool: Any = self._engine.pool
         overflow: int = getattr(pool, "_max_overflow", -1)
         return None if overflow < 0 else pool.size() + overflow
+
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Report waits for a connection of the engine's pool to ``metrics``."""
+        self._metrics = metrics
 
     async def open(self) -> None:
         """Migrate the schema, in one transaction of the app's engine."""
@@ -367,7 +374,7 @@ class SqlAlchemySyncStore:
             with self._engine.connect() as connection:
                 record = self.find_on(connection, record_id, now)
             return Claimed(unit) if record is None else Found(record)
-        connection = session.connection()
+        connection = self._connect(session)
         found = self._claim_on(connection, record_id, now)
         if found in (_CLAIMED, _CLAIMED_AFTER_EXPIRY):
             return Claimed(unit, after_expiry=found == _CLAIMED_AFTER_EXPIRY)
@@ -390,7 +397,7 @@ class SqlAlchemySyncStore:
     def _begin(self, unit: "SqlAlchemySyncUnit") -> None:
         session = unit.start()
         if not self.is_sqlite:
-            connection = session.connection()
+            connection = self._connect(session)
             _refuse_autocommit(connection.connection.driver_connection)
             self.run(connection, "SELECT 1")
 
@@ -428,6 +435,22 @@ class SqlAlchemySyncStore:
                 "none: give SqlAlchemySyncStore the engine or a sessionmaker, and write in "
                 "holdfast.transaction"
             )
+
+    def _connect(self, session: Session) -> Connection:
+        """Return the session's connection; report the wait if none was free."""
+        limit = self.max_connections
+        pool: Any = self._engine.pool
+        if limit is None or pool.checkedout() < limit:
+            return session.connection()
+        started = time.monotonic()
+        try:
+            return session.connection()
+        finally:
+            self._pool_waited(time.monotonic() - started)
+
+    def _pool_waited(self, seconds: float) -> None:
+        if self._metrics is not None:
+            self._metrics.pool_waited(seconds)
 
     def _detached(self) -> Any:
         """Open a connection that the engine's pool does not count."""

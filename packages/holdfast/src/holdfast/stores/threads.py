@@ -5,6 +5,7 @@ that request are made in it. Where there is no such thread, they are made in a p
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -36,10 +37,20 @@ class StoreThreads:
     for a connection that another caller could only return with the help of a thread.
     """
 
-    def __init__(self, count: int, *, wait_seconds: float) -> None:
-        """Nothing is started. ``wait_seconds`` limits the wait for a slot."""
+    def __init__(
+        self,
+        count: int,
+        *,
+        wait_seconds: float,
+        on_wait: Callable[[float], None] | None = None,
+    ) -> None:
+        """Nothing is started. ``wait_seconds`` limits the wait for a slot.
+
+        ``on_wait`` gets the seconds of each wait, served or not.
+        """
         self.count = count
         self._wait_seconds = wait_seconds
+        self._on_wait = on_wait
         self._slots = asyncio.Semaphore(count)
         self._taken = 0
         self._pool: ThreadPoolExecutor | None = None
@@ -71,6 +82,7 @@ class StoreThreads:
         slots = self._slots
         if slots.locked():
             seconds = self._wait_seconds if wait_seconds is None else wait_seconds
+            started = time.monotonic()
             try:
                 async with asyncio.timeout(seconds):
                     await slots.acquire()
@@ -78,6 +90,9 @@ class StoreThreads:
                 raise StoreUnavailableError(
                     f"no connection was free within {seconds:g} seconds"
                 ) from None
+            finally:
+                if self._on_wait is not None:
+                    self._on_wait(time.monotonic() - started)
         else:
             await slots.acquire()
         if self._pool is None:

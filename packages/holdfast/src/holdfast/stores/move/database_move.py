@@ -44,6 +44,14 @@ FAULT_POINTS: Final = (
 _BATCH: Final = 5_000
 _FETCH: Final = 1_000
 
+# Errors of one row: by PostgreSQL, or by its driver for a number that is too large.
+_REFUSED_ROW: Final = (
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.DataError,
+    OverflowError,
+    ValueError,
+)
+
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -363,7 +371,7 @@ class DatabaseMove:
             async with target.connection.transaction():
                 try:
                     await target.copy(copy.target, copy.columns, counted)
-                except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError) as error:
+                except _REFUSED_ROW as error:
                     raise ConfigurationError(
                         f"table {copy.source}: PostgreSQL refuses a row: {error}"
                     ) from error

@@ -18,6 +18,7 @@ from psycopg.rows import TupleRow
 
 from holdfast.errors import UsageError
 from holdfast.stores.psycopg.errors import translating_outages
+from holdfast.stores.psycopg_message import exchange, send
 from holdfast.stores.threads import StoreThreads
 
 __all__ = [
@@ -93,6 +94,11 @@ def _rows(cursor: Any) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return _row_type(tuple(column.name for column in cursor.description or ()))
 
 
+def _tag(result: Any) -> str:
+    status: bytes | None = result.command_status
+    return "" if status is None else status.decode()
+
+
 def _terminate(raw: Any) -> None:
     """Close a connection at once; a statement that runs on it fails."""
     if raw.closed:
@@ -115,11 +121,12 @@ class AsyncConnection:
     async def execute(self, sql: str, *values: Any) -> str:
         """Run a statement, or several without values; return the last command tag."""
         with translating_outages(self.raw):
+            if not values:  # no need for a cursor, nor to prepare it
+                async with self.raw.lock:
+                    result = await self.raw.wait(exchange(self.raw.pgconn, sql.encode()))
+                return _tag(result)
             async with AsyncRawCursor(self.raw) as cursor:
-                # Several statements cannot be prepared, nor is it worth it for one with literals.
-                await cursor.execute(sql, values or None, prepare=None if values else False)
-                while cursor.nextset():
-                    pass
+                await cursor.execute(sql, values)
                 return cursor.statusmessage or ""
 
     async def fetch(self, sql: str, *values: Any) -> Sequence[Any]:
@@ -156,11 +163,12 @@ class AsyncConnection:
 
 def execute(raw: GuardedConnection, sql: str, values: Sequence[Any] = ()) -> str:
     """Run a statement, or several without values, and return the last command tag. Blocks."""
-    with translating_outages(raw), RawCursor(raw) as cursor:
-        cursor.execute(sql, values or None, prepare=None if values else False)
-        while cursor.nextset():
-            pass
-        return cursor.statusmessage or ""
+    with translating_outages(raw):
+        if not values:  # no need for a cursor, nor to prepare it
+            return _tag(send(raw, sql))
+        with RawCursor(raw) as cursor:
+            cursor.execute(sql, values)
+            return cursor.statusmessage or ""
 
 
 def fetch(raw: GuardedConnection, sql: str, values: Sequence[Any] = ()) -> list[Any]:
