@@ -180,7 +180,9 @@ async def test_worker_retry_with_the_dedup_store_counts_and_notifies_once(
     assert await planning.count("holdfast_dead_letters") == 0
     done = await planning.rows("SELECT key, attempts FROM holdfast_job_completions")
     assert len(done) == len({row["key"] for row in done}) == 4
-    assert sum(row["attempts"] for row in done) > len(done)
+    # Attempts that were lost beside other jobs do not count, but they are recorded.
+    lost = await planning.count("holdfast_job_failures")
+    assert sum(row["attempts"] for row in done) + lost > len(done)
 
 
 async def test_counters_are_correct_after_writes_during_concurrent_recounts(
