@@ -55,14 +55,14 @@ test: $(SETUP) ## lint, then run every test (real PostgreSQL, Redis, NATS, kill 
 	$(MAKE) --no-print-directory -j2 lint compiled
 	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
-# Each direct requirement in the lowest version that pyproject.toml allows; the tools as pinned.
-# Old releases warn about the new ones below them, so deprecations are not errors here.
-TOOLS := hypothesis|pytest|pytest-asyncio|pytest-bdd|pytest-xdist|orjson|psutil
+# Each direct requirement in the lowest version that pyproject.toml allows; then the tools, which
+# keep what is installed. Old releases warn about the new ones below them: not an error here.
 test-min: $(SETUP) ## the library's tests with the oldest versions of its dependencies
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-min
 	UV_LINK_MODE=copy $(BIN)/uv pip install --quiet --python $(VENV)-min/bin/python --resolution lowest-direct \
 		--editable 'packages/holdfast[all$(comma)testing]' --editable 'packages/services[all]' --editable packages/lab \
-		'flask>=3' 'opentelemetry-sdk>=1.25' 'psycopg[binary]>=3.2' $$(grep -E '^($(TOOLS))==' constraints.txt)
+		'opentelemetry-sdk>=1.25'
+	UV_LINK_MODE=copy $(BIN)/uv pip install --quiet --python $(VENV)-min/bin/python --requirement requirements-dev.txt
 	$(VENV)-min/bin/python -m pytest -n 4 --dist loadgroup -p no:cacheprovider -W ignore::DeprecationWarning \
 		packages/holdfast/tests --ignore packages/holdfast/tests/acceptance
 
