@@ -18,10 +18,14 @@ from django.db import connections  # noqa: E402
 from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import Client, TestCase, override_settings  # noqa: E402
 from django.test.client import MULTIPART_CONTENT  # noqa: E402
-from django.urls import path  # noqa: E402
+from django.urls import include, path  # noqa: E402
 from django.utils.decorators import method_decorator  # noqa: E402
 from django.views import View  # noqa: E402
-from rest_framework.decorators import api_view  # noqa: E402
+from django.views.decorators.csrf import csrf_exempt  # noqa: E402
+from rest_framework import viewsets  # noqa: E402
+from rest_framework.decorators import action, api_view  # noqa: E402
+from rest_framework.response import Response  # noqa: E402
+from rest_framework.routers import DefaultRouter  # noqa: E402
 
 from holdfast import Policy  # noqa: E402
 from holdfast.django import guard, user_principal  # noqa: E402
@@ -186,6 +190,100 @@ def test_all_writing_actions_of_a_guarded_viewset_are_guarded() -> None:
             first.content,
             True,
         )
+
+
+@guard("vs", principal=views.company)
+class ShipViewSet(viewsets.ViewSet):
+    authentication_classes = ()
+    permission_classes = ()
+
+    def create(self, request: Any) -> Any:
+        return Response("create ran")
+
+    @action(detail=False, methods=["post"])
+    def load(self, request: Any) -> Any:
+        return Response("load ran")
+
+    @action(detail=True, methods=["post"])
+    def ship(self, request: Any, pk: str) -> Any:
+        return Response("ship ran")
+
+    @action(detail=True, methods=["post"])
+    def refund(self, request: Any, pk: str) -> Any:
+        return Response("refund ran")
+
+
+@method_decorator(guard("dispatch_vs", principal=views.company), name="dispatch")
+class DispatchViewSet(viewsets.ViewSet):
+    authentication_classes = ()
+    permission_classes = ()
+    create, load, ship, refund = (
+        ShipViewSet.create.__wrapped__,
+        ShipViewSet.load.__wrapped__,
+        ShipViewSet.ship.__wrapped__,
+        ShipViewSet.refund.__wrapped__,
+    )
+
+
+@guard("two", principal=views.company)
+def two(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.path)
+
+
+@guard("two.class", principal=views.company)
+class Two(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(request.path)
+
+
+class TwoRoutes:
+    """Two URLconfs: as it was, and with a second path for each view."""
+
+    router = DefaultRouter()  # has a second path for each action, with a format
+    router.register("vs", ShipViewSet, basename="vs")
+    router.register("dispatch", DispatchViewSet, basename="dispatch")
+    more = DefaultRouter()
+    more.register("again", ShipViewSet, basename="again")
+    one = (path("two/a", two), path("class/a", Two.as_view()), path("", include(router.urls)))
+    urlpatterns = (
+        *one,
+        path("two/b", csrf_exempt(two)),
+        path("class/", include([path("b", Two.as_view())])),
+        path("", include(more.urls)),
+    )
+
+
+@override_settings(ROOT_URLCONF=TwoRoutes)
+@pytest.mark.parametrize("name", ["vs", "dispatch"])
+def test_actions_of_a_named_viewset_do_not_replay_each_other(name: str) -> None:
+    client, again = Client(), key() | {"X-Company": "acme"}
+    for url in ("load/", "1/ship/", "1/refund/", ""):
+        first = post(client, f"/{name}/{url}", again)
+        expected = f"{url.rstrip('/').rpartition('/')[2] or 'create'} ran"
+        assert (first.json(), is_replay(first)) == (expected, False)
+        assert is_replay(post(client, f"/{name}/{url}", again))
+
+
+@override_settings(ROOT_URLCONF=TwoRoutes)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("/two/a", "/two/b"), ("/class/b", "/class/a"), ("/vs/1/ship/", "/again/1/ship/")],
+)
+def test_named_view_does_not_replay_across_its_routes(one: str, other: str) -> None:
+    client, again = Client(), key() | {"X-Company": "acme"}
+    assert post(client, one, again).status_code == 200
+    assert is_replay(post(client, one, again))
+    refused = post(client, other, again)
+    assert (refused.status_code, refused.json()["code"]) == (409, "idempotency.payload_mismatch")
+    assert post(client, other, key() | {"X-Company": "acme"}).status_code == 200
+
+
+def test_route_added_to_a_named_view_does_not_change_the_records_of_the_first() -> None:
+    client, again = Client(), key() | {"X-Company": "acme"}
+    with override_settings(ROOT_URLCONF=TwoRoutes.one):
+        assert post(client, "/two/a", again).status_code == 200
+    with override_settings(ROOT_URLCONF=TwoRoutes):
+        assert is_replay(post(client, "/two/a", again))
 
 
 def test_body_that_a_permission_has_parsed_is_compared() -> None:

@@ -37,6 +37,7 @@ from holdfast.errors import (
     StreamingResponseError,
 )
 from holdfast.server.app import Holdfast
+from holdfast.server.django_routes import later_route
 from holdfast.server.guarded_request import Principal
 from holdfast.server.request_thread import run_in_request_thread
 from holdfast.server.route_table import SAFE_METHODS, Guard, Match, mark_guarded
@@ -48,6 +49,7 @@ from holdfast.server.view_guard import (
     name_of_view,
     refuse_coroutine,
     render_unguarded,
+    with_route,
 )
 from holdfast.server.wsgi import parsed_form, scope_of, with_content_type
 from holdfast.stores.django import DjangoStore
@@ -170,7 +172,7 @@ class _ViewGuard:
         self._policy = policy
         self._principal = principal
         self._resolved: tuple[_DjangoHoldfast, Policy] | None = None
-        # One guard for all handlers of a class, which may then share a name.
+        # One guard for all handlers of a class: its name is the prefix of those of the actions.
         self._is_of_class = False
 
     # -- what can be guarded ------------------------------------------------------------------
@@ -256,12 +258,16 @@ class _ViewGuard:
         configured = django_holdfast()
         owner = None if instance is None else type(instance)
         name = name_of_view(view, owner)
-        if self._endpoint is not None:
-            configured.names.add(
-                self._endpoint, name.rpartition(".")[0] if owner and self._is_of_class else name
-            )
         # REST framework's request wraps Django's.
         plain: HttpRequest = getattr(request, "_request", request)
+        action = _action_of(instance, plain)
+        endpoint = self._endpoint
+        if endpoint is not None:
+            if self._is_of_class and action:
+                endpoint = f"{endpoint}.{action}"
+            configured.names.add(
+                endpoint, name.rpartition(".")[0] if owner and self._is_of_class else name
+            )
         policy = self._policy_of(configured, name)
         own: list[Any] = []
 
@@ -274,7 +280,7 @@ class _ViewGuard:
         served = configured.bridge.serve(
             SyncRequest(
                 scope=scope,
-                match=_match(plain, self._endpoint, policy, name, kwargs),
+                match=_match(plain, endpoint, policy, name, kwargs, action),
                 body=body,
                 handle=handle,
                 principal=self._principal_of(configured, request),
@@ -346,13 +352,22 @@ def _match(
     policy: Policy,
     name: str,
     kwargs: dict[str, Any],
+    action: str,
 ) -> Match:
     found = request.resolver_match
     params = {key: str(value) for key, value in kwargs.items()}
     if found is not None:
         params |= {f"arg{index}": str(value) for index, value in enumerate(found.args)}
+    if endpoint is not None:
+        return Match(endpoint, policy, with_route(params, later_route(request, action)))
     route = name if found is None else f"/{found.route}"
-    return Match(endpoint or f"{request.method} {route}", policy, params)
+    return Match(f"{request.method} {route}", policy, params)
+
+
+def _action_of(instance: Any, request: HttpRequest) -> str:
+    """Return the name of the viewset's method that serves a request; empty for other views."""
+    actions = getattr(instance, "action_map", None)
+    return str(actions.get((request.method or "").lower(), "")) if actions else ""
 
 
 def _response_of(view: Any, request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

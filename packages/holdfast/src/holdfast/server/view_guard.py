@@ -18,6 +18,7 @@ __all__ = [
     "name_of_view",
     "refuse_coroutine",
     "render_unguarded",
+    "with_route",
 ]
 
 # Handlers of class-based views for methods that must not write.
@@ -66,6 +67,11 @@ def name_of_view(view: Any, owner: type | None = None) -> str:
             "POST, PUT, PATCH or DELETE"
         )
     return path
+
+
+def with_route(path_params: dict[str, str], route: str | None) -> dict[str, str]:
+    """Add the route to what is compared, where one name covers several: another path is a 409."""
+    return path_params if route is None else {**path_params, "holdfast.route": route}
 
 
 def check_rate_limit(limiter: RateLimiter | None, policy: Policy, view: str) -> None:
