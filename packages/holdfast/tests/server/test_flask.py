@@ -491,3 +491,101 @@ def test_mistakes_are_refused_at_first_use(shop: Shop) -> None:
         client.get("/get")
     with pytest.raises(NoTransactionError, match="guard the operation first"):
         _ = guard.transaction
+
+
+# -- one view, several routes ------------------------------------------------------------------
+
+
+def test_named_view_does_not_replay_across_its_routes(shop: Shop) -> None:
+    app, guard = shop
+    api = Blueprint("api", __name__)
+
+    @app.post("/two/b")
+    @app.post("/two/a")
+    @guard("two")
+    def two() -> str:
+        return request.path
+
+    @api.post("/orders")
+    @guard("api.orders")
+    def orders() -> str:
+        return request.path
+
+    class Pay(MethodView):
+        @guard("pay")
+        def post(self) -> str:
+            return request.path
+
+    app.register_blueprint(api, url_prefix="/v1")
+    app.register_blueprint(api, url_prefix="/v2", name="api2")
+    app.add_url_rule("/pay/a", view_func=Pay.as_view("pay_a"))
+    app.add_url_rule("/pay/b", view_func=Pay.as_view("pay_b"))
+    client = app.test_client()
+    for number, (one, other) in enumerate(
+        [("/two/a", "/two/b"), ("/v1/orders", "/v2/orders"), ("/pay/b", "/pay/a")]
+    ):
+        headers = {"Idempotency-Key": f"key-{number}"}
+        assert client.post(one, headers=headers).text == one
+        assert is_replay(client.post(one, headers=headers))
+        refused = client.post(other, headers=headers)
+        assert refused.status_code == 409, (other, refused.text)
+        assert refused.json["code"] == "idempotency.payload_mismatch"  # type: ignore[index]
+        assert client.post(other, headers={"Idempotency-Key": f"b-{number}"}).text == other
+
+
+def test_route_added_to_a_named_view_does_not_change_the_records_of_the_first(
+    tmp_path: Path,
+) -> None:
+    for paths in (["/orders"], ["/orders", "/v2/orders"]):
+        app = Flask(__name__)
+        guard = FlaskGuard(Holdfast(f"sqlite:///{tmp_path}/shop.db"), app)
+        view = guard("orders.create")(lambda: "ordered")
+        for path in paths:
+            app.add_url_rule(path, "orders", view, methods=["POST"])
+        response = app.test_client().post("/orders", headers=KEY)
+        assert is_replay(response) is (len(paths) == 2)
+        guard.close()
+
+
+@pytest.mark.parametrize("in_blueprint", [False, True])
+def test_guard_above_the_route_is_refused_at_the_first_request(
+    shop: Shop, *, in_blueprint: bool
+) -> None:
+    app, guard = shop
+    router: Any = Blueprint("late", __name__) if in_blueprint else app
+
+    @guard("orders.create")
+    @router.post("/orders")
+    def create_order() -> str:
+        return "ordered"
+
+    @app.get("/health")
+    def health() -> str:
+        return "well"
+
+    if in_blueprint:
+        app.register_blueprint(router)
+    for send in (app.test_client().post, app.test_client().get):
+        with pytest.raises(ConfigurationError, match=r"create_order .*\n?.*below"):
+            send("/orders" if send is app.test_client().post else "/health")
+
+
+def test_guarded_view_below_a_decorator_without_wraps_and_unused_guards_are_accepted(
+    shop: Shop,
+) -> None:
+    app, guard = shop
+
+    def plain(function: Callable[[], Any]) -> Callable[[], Any]:
+        def wrapped() -> Any:
+            return function()
+
+        return wrapped
+
+    def create_order() -> str:
+        return "ordered"
+
+    app.add_url_rule("/a", "a", plain(guard("a")(create_order)), methods=["POST"])
+    app.add_url_rule("/b", "b", plain(guard("b")(lambda: "b")), methods=["POST"])
+    guard("unused")(stream)
+    assert app.test_client().post("/a", headers=KEY).text == "ordered"
+    assert app.test_client().post("/b", headers=KEY).text == "b"

@@ -35,8 +35,8 @@ def later_route(request: HttpRequest, action: str) -> str | None:
         _routes[resolver] = routes
     view = _view_of(found.func)
     same = routes.get((id(view), action)) or routes.get((id(view), "")) or []
-    route: str = found.route
-    return None if not same or route == _text(same[0]) else route
+    own: str = found.route
+    return None if not same or own == _text(same[0]) else own
 
 
 def _walk(resolver: Any, prefix: _Route) -> Iterator[tuple[_Route, Any]]:

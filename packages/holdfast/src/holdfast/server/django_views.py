@@ -45,10 +45,12 @@ from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncReque
 from holdfast.server.view_guard import (
     EndpointNames,
     check_endpoint,
+    check_policy,
     check_rate_limit,
     name_of_view,
     refuse_coroutine,
     render_unguarded,
+    warn_of_shared_tenant,
     with_route,
 )
 from holdfast.server.wsgi import parsed_form, scope_of, with_content_type
@@ -85,6 +87,7 @@ def guard(
     returns the caller; the default is ``user_principal``.
     """
     check_endpoint(endpoint)
+    check_policy(policy)
     chosen = _ViewGuard(endpoint, policy, principal)
     return cast("Callable[[View], View]", chosen.wrap)
 
@@ -110,10 +113,25 @@ class _DjangoHoldfast:
         options = {str(name).lower(): value for name, value in given.items()}
         for name in ("identify", "principal", "error_format", "policy"):
             if isinstance(options.get(name), str):
-                options[name] = import_string(options[name])
+                try:
+                    options[name] = import_string(options[name])
+                except ImportError as error:
+                    raise ConfigurationError(
+                        f'settings.HOLDFAST["{name.upper()}"]: {error}'
+                    ) from error
+        try:
+            check_policy(options.get("policy"))
+        except ConfigurationError as error:
+            raise ConfigurationError(f'settings.HOLDFAST["POLICY"]: {error}') from error
         self.using: str = options.pop("using", "default")
+        if self.using not in django_settings.DATABASES:
+            raise ConfigurationError(
+                f'settings.HOLDFAST["USING"]: there is no database {self.using!r} in '
+                f"settings.DATABASES, which has {', '.join(django_settings.DATABASES)}"
+            )
         self.principal: GetPrincipal | None = options.pop("principal", None)
         self.has_identify = "identify" in options
+        self._has_warned = False
         names = {name: options.pop(name) for name in ("table_prefix", "schema") if name in options}
         self.store = DjangoStore(run_in_request_thread, using=self.using, **names)
         # A sweep here would need its own thread and connection: sweep with manage.py or a worker.
@@ -125,6 +143,16 @@ class _DjangoHoldfast:
             raise ConfigurationError(f"settings.HOLDFAST: {error}") from error
         self.bridge = Bridge(self.holdfast)
         self.names = EndpointNames()
+
+    def warn_without_identify(self, request: Any) -> None:
+        """Log once that all callers share a tenant, if nothing says who they are."""
+        if not self.has_identify and not self._has_warned:
+            self._has_warned = True
+            warn_of_shared_tenant(
+                f"{request.method} {request.path}",
+                'HOLDFAST = {"PRINCIPAL": "shop.tenants.member"} with a function of the request '
+                "that returns Principal(tenant=…, actor=…), or add AuthenticationMiddleware",
+            )
 
 
 @cache
@@ -280,7 +308,14 @@ class _ViewGuard:
         served = configured.bridge.serve(
             SyncRequest(
                 scope=scope,
-                match=_match(plain, endpoint, policy, name, kwargs, action),
+                match=Match(
+                    endpoint or _method_and_route(plain, name),
+                    policy,
+                    with_route(
+                        _path_params(plain, kwargs),
+                        None if endpoint is None else later_route(plain, action),
+                    ),
+                ),
                 body=body,
                 handle=handle,
                 principal=self._principal_of(configured, request),
@@ -302,6 +337,7 @@ class _ViewGuard:
         chosen = self._principal or configured.principal
         if chosen is None:
             if configured.has_identify or not hasattr(request, "user"):
+                configured.warn_without_identify(request)
                 return None  # ``Holdfast.identify`` finds the caller in the head
             chosen = user_principal
         return partial(chosen, request)
@@ -315,7 +351,10 @@ def _instance_and_request(view: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
     elif args and not _is_request(args[0]):
         instance, args = args[0], args[1:]
     if not args or not _is_request(args[0]):
-        raise ConfigurationError(f"{name_of_view(view)} is guarded, but is not a view")
+        name = name_of_view(view)
+        step = name.rpartition(".")[2].removeprefix("perform_")
+        fix = f": guard {step}(), which calls it" if step in _WRITING_ACTIONS else ""
+        raise ConfigurationError(f"{name} is guarded, but is not a view{fix}")
     return instance, args[0]
 
 
@@ -346,22 +385,17 @@ class _NonAtomic(set[str]):
         return super().__contains__(alias) or alias == django_holdfast().using
 
 
-def _match(
-    request: HttpRequest,
-    endpoint: str | None,
-    policy: Policy,
-    name: str,
-    kwargs: dict[str, Any],
-    action: str,
-) -> Match:
+def _path_params(request: HttpRequest, kwargs: dict[str, Any]) -> dict[str, str]:
     found = request.resolver_match
+    args = () if found is None else found.args
     params = {key: str(value) for key, value in kwargs.items()}
-    if found is not None:
-        params |= {f"arg{index}": str(value) for index, value in enumerate(found.args)}
-    if endpoint is not None:
-        return Match(endpoint, policy, with_route(params, later_route(request, action)))
-    route = name if found is None else f"/{found.route}"
-    return Match(f"{request.method} {route}", policy, params)
+    return params | {f"arg{index}": str(value) for index, value in enumerate(args)}
+
+
+def _method_and_route(request: HttpRequest, name: str) -> str:
+    """Return the name of a guard without one."""
+    found = request.resolver_match
+    return f"{request.method} {name if found is None else f'/{found.route}'}"
 
 
 def _action_of(instance: Any, request: HttpRequest) -> str:

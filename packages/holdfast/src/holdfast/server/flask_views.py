@@ -12,9 +12,10 @@
         return {"ordered": True}, 201
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any, TypeVar, Unpack
+from typing import Any, Final, TypeVar, Unpack
+from weakref import WeakKeyDictionary
 
 import flask
 from flask import current_app, request
@@ -39,9 +40,12 @@ from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncReque
 from holdfast.server.view_guard import (
     EndpointNames,
     check_endpoint,
+    check_policy,
     check_rate_limit,
     name_of_view,
     render_unguarded,
+    warn_of_shared_tenant,
+    with_route,
 )
 from holdfast.server.wsgi import parsed_form, scope_of, with_content_type
 
@@ -51,34 +55,87 @@ View = TypeVar("View", bound=Callable[..., Any])
 GetPrincipal = Callable[[], Principal]
 
 
+_WRITING_HANDLERS: Final = ("post", "put", "patch", "delete")
+
+
+class _Installed:
+    """A Holdfast, and what runs it for the apps that use it."""
+
+    def __init__(self, holdfast: Holdfast, principal: GetPrincipal | None) -> None:
+        # ``holdfast worker --app`` looks for this name.
+        self.holdfast = holdfast
+        self.principal: GetPrincipal | None = principal or getattr(holdfast, "principal", None)
+        self.bridge = Bridge(holdfast)
+        self.has_warned = False
+
+
 class FlaskGuard:
     """Guards views of a Flask app: functions, methods of a ``MethodView``, views of blueprints.
 
     ``principal`` returns the caller, from ``g``, the session or ``current_user``. Without it, the
     caller is what ``Holdfast(identify=…)`` finds, else the user of Flask-Login, if the app has it.
+
+    In an app factory, write ``guard = FlaskGuard()`` at module level, and in the factory
+    ``guard.init_app(app, Holdfast(…))``. Each app then has its own Holdfast.
     """
 
     def __init__(
         self,
-        holdfast: Holdfast,
+        holdfast: Holdfast | None = None,
         app: flask.Flask | None = None,
         *,
         principal: GetPrincipal | None = None,
     ) -> None:
         """Open nothing yet: the store is opened at the first guarded request of each process."""
-        # The object that was given.
-        self.holdfast = holdfast
-        self._principal: GetPrincipal | None = principal or getattr(holdfast, "principal", None)
-        self._bridge = Bridge(holdfast)
+        if holdfast is not None and not isinstance(holdfast, Holdfast):
+            raise ConfigurationError(
+                f"FlaskGuard needs a Holdfast, not {holdfast!r}: write "
+                "FlaskGuard(Holdfast(store), app)"
+            )
+        self._principal = principal
+        self._default = None if holdfast is None else _Installed(holdfast, principal)
+        self._by_app: WeakKeyDictionary[flask.Flask, _Installed] = WeakKeyDictionary()
         self._names = EndpointNames()
+        # Guarded functions, and what they guard.
+        self._guarded: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+        # The first route of each view and guard.
+        self._first_routes: WeakKeyDictionary[flask.Flask, dict[tuple[str, int], str]] = (
+            WeakKeyDictionary()
+        )
+        # How many guards were checked.
+        self._checked: WeakKeyDictionary[flask.Flask, int] = WeakKeyDictionary()
         if app is not None:
             self.init_app(app)
 
-    def init_app(self, app: flask.Flask) -> None:
-        """Turn Holdfast's errors into responses in all views. Guards work without it."""
+    def init_app(self, app: flask.Flask, holdfast: Holdfast | None = None) -> None:
+        """Turn Holdfast's errors into responses in all views of an app.
+
+        ``holdfast`` is used for this app, in place of the one given to ``FlaskGuard``.
+        """
+        if holdfast is not None:
+            self._by_app[app] = _Installed(holdfast, self._principal)
         app.register_error_handler(RequestError, self._respond)
         app.register_error_handler(StoreUnavailableError, self._respond)
-        app.extensions["holdfast"] = self  # where ``holdfast worker --app`` finds it
+        app.before_request(self._check_routes)
+        # Where ``holdfast worker --app`` finds it.
+        app.extensions["holdfast"] = self._by_app.get(app, self)
+
+    @property
+    def holdfast(self) -> Holdfast:
+        """The Holdfast of the current app. Raises ``ConfigurationError`` if it has none."""
+        return self._installed().holdfast
+
+    def _installed(self) -> _Installed:
+        app = current_app._get_current_object() if flask.has_app_context() else None  # type: ignore[attr-defined]  # noqa: SLF001
+        found = self._default if app is None else self._by_app.get(app, self._default)
+        if found is None and len(self._by_app) == 1:
+            found = next(iter(self._by_app.values()))
+        if found is None:
+            raise ConfigurationError(
+                "this FlaskGuard has no Holdfast: write FlaskGuard(Holdfast(store), app), or in an "
+                "app factory guard.init_app(app, Holdfast(store))"
+            )
+        return found
 
     def __call__(
         self,
@@ -89,22 +146,36 @@ class FlaskGuard:
     ) -> Callable[[View], View]:
         """Guard a view, for all methods except GET, HEAD, OPTIONS and TRACE.
 
-        Goes below the route decorator, and below decorators that check the caller.
+        Goes below the route decorator, and below decorators that check the caller. A name covers
+        all routes of a view; a key that was used on one of them is refused on the others.
         """
         check_endpoint(endpoint)
-        chosen = Guard(self.holdfast.policy_or_default(policy), endpoint)
+        check_policy(policy)
 
         def decorate(view: View) -> View:
             name = name_of_view(view)
-            check_rate_limit(self.holdfast.limiter, chosen.policy, name)
+            policies: WeakKeyDictionary[_Installed, Policy] = WeakKeyDictionary()
+
+            def policy_for(installed: _Installed) -> Policy:
+                if installed not in policies:
+                    chosen = installed.holdfast.policy_or_default(policy)
+                    check_rate_limit(installed.holdfast.limiter, chosen, name)
+                    policies[installed] = chosen
+                return policies[installed]
+
+            if self._default is not None:
+                policy_for(self._default)  # refuses a rate limit without a limiter
             if endpoint is not None:
                 self._names.add(endpoint, name)
 
             @wraps(view)
             def guarded(*args: Any, **kwargs: Any) -> Any:
-                return self._serve(chosen, principal or self._principal, view, args, kwargs)
+                installed = self._installed()
+                chosen = Guard(policy_for(installed), endpoint)
+                return self._serve(installed, chosen, principal, guarded, view, args, kwargs)
 
-            mark_guarded(guarded, chosen)
+            mark_guarded(guarded, Guard(policy or Policy(), endpoint))
+            self._guarded.append((guarded, view))
             return guarded  # type: ignore[return-value]
 
         return decorate
@@ -112,7 +183,7 @@ class FlaskGuard:
     @property
     def execution(self) -> SyncExecution:
         """The guarded request being served: caller, ids, audit fields."""
-        return self._bridge.execution
+        return self._installed().bridge.execution
 
     @property
     def transaction(self) -> Any:
@@ -126,15 +197,19 @@ class FlaskGuard:
         return self.execution.enqueue(job_type, payload, **options)
 
     def close(self) -> None:
-        """Close the store. Call it when the process ends."""
-        self._bridge.close()
+        """Close the store, of all apps. Call it when the process ends."""
+        for installed in (self._default, *self._by_app.values()):
+            if installed is not None:
+                installed.bridge.close()
 
     # -- one request --------------------------------------------------------------------------
 
-    def _serve(
+    def _serve(  # noqa: PLR0917
         self,
+        installed: _Installed,
         guard: Guard,
         principal: GetPrincipal | None,
+        guarded: Callable[..., Any],
         view: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -148,8 +223,9 @@ class FlaskGuard:
                     "PUT, PATCH or DELETE"
                 )
             return run(*args, **kwargs)
-        if self._bridge.is_serving:  # called by a guarded view, whose guard counts
+        if installed.bridge.is_serving:  # called by a guarded view, whose guard counts
             return run(*args, **kwargs)
+        self._check_routes()
         own: list[flask.Response] = []
 
         def handle() -> Response:
@@ -158,35 +234,104 @@ class FlaskGuard:
             return _collected(response)
 
         path = rule.rule if rule is not None else request.path
+        params = {name: str(value) for name, value in (request.view_args or {}).items()}
+        if guard.endpoint is not None:
+            params = with_route(params, self._later_route(guarded))
         scope, body = _scope_and_body(guard.policy.max_body_bytes)
-        served = self._bridge.serve(
+        served = installed.bridge.serve(
             SyncRequest(
                 scope=scope,
-                match=Match(
-                    guard.endpoint or f"{request.method} {path}",
-                    guard.policy,
-                    {name: str(value) for name, value in (request.view_args or {}).items()},
-                ),
+                match=Match(guard.endpoint or f"{request.method} {path}", guard.policy, params),
                 body=body,
                 handle=handle,
-                principal=principal or self._default_principal(),
+                principal=principal or installed.principal or _default_principal(installed),
             )
         )
         return _flask_response(served, own[-1] if served.is_own else None)
 
-    def _default_principal(self) -> GetPrincipal | None:
-        has_login = hasattr(current_app, "login_manager")
-        return login_principal if self.holdfast.identify is anonymous and has_login else None
+    def _later_route(self, guarded: Callable[..., Any]) -> str | None:
+        """Return the route of the request, or None if it is the first that leads to its view.
+
+        The first one is None so that a route added to a view changes nothing for those before it.
+        """
+        rule = request.url_rule
+        if rule is None:
+            return None
+        app = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
+        firsts = self._first_routes.setdefault(app, {})
+        key = (rule.endpoint, id(guarded))
+        if key not in firsts:
+            views = app.view_functions
+            own = views.get(rule.endpoint)
+            firsts[key] = next(
+                _text(other)
+                for other in app.url_map.iter_rules()
+                if (view := views.get(other.endpoint)) is own
+                or any(one is guarded for one in _inside(view))
+            )
+        route = _text(rule)
+        return None if route == firsts[key] else route
+
+    def _check_routes(self) -> None:
+        """Raise ``ConfigurationError`` for a guard above its route decorator: it guards nothing."""
+        app = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
+        if self._checked.get(app) == len(self._guarded):
+            return
+        served = {id(one): one for view in app.view_functions.values() for one in _inside(view)}
+        for guarded, view in self._guarded:
+            # Only what certainly is unguarded: a view may be in another app, or below a decorator
+            # that hides it.
+            if id(guarded) not in served and any(id(one) in served for one in _inside(view)):
+                raise ConfigurationError(
+                    f"{name_of_view(view)} is guarded above its route decorator, so its route is "
+                    "not guarded: put @guard(…) below @app.post(…)"
+                )
+        self._checked[app] = len(self._guarded)
 
     def _respond(self, error: Exception) -> Any:
         """Respond with a Holdfast error that a view raised."""
-        if not isinstance(error, RequestError | StoreUnavailableError) or self._bridge.is_serving:
+        installed = self._installed()
+        if (
+            not isinstance(error, RequestError | StoreUnavailableError)
+            or installed.bridge.is_serving
+        ):
             raise error  # in a guarded view, the guard rolls back and renders it
         scope = scope_of(request.environ, request.method, request.path)
-        rendered = render_unguarded(error, self.holdfast.error_format, scope)
+        rendered = render_unguarded(error, installed.holdfast.error_format, scope)
         return _flask_response(
             Served(rendered.status, list(rendered.headers), rendered.body, is_own=False), None
         )
+
+
+def _default_principal(installed: _Installed) -> GetPrincipal | None:
+    """Return how the caller is found if no function was given: Flask-Login, or ``identify``."""
+    if installed.holdfast.identify is not anonymous:
+        return None
+    if hasattr(current_app, "login_manager"):
+        return login_principal
+    if not installed.has_warned:
+        installed.has_warned = True
+        warn_of_shared_tenant(
+            f"{request.method} {request.path}",
+            "FlaskGuard(holdfast, app, principal=…) with a function that returns "
+            "Principal(tenant=…, actor=…)",
+        )
+    return None
+
+
+def _inside(view: Any) -> Iterator[Any]:
+    """Yield a view function, what it wraps, and the methods of its class."""
+    owner = getattr(view, "view_class", None)
+    methods = (getattr(owner, name, None) for name in _WRITING_HANDLERS) if owner else ()
+    for one in (view, *methods):
+        function = one
+        while function is not None:
+            yield function
+            function = getattr(function, "__wrapped__", None)
+
+
+def _text(rule: Any) -> str:
+    return f"{rule.host or rule.subdomain or ''}{rule.rule}"
 
 
 def login_principal() -> Principal:

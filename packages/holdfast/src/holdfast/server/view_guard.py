@@ -1,5 +1,6 @@
 """What ``@guard(…)`` of Flask and Django have in common: names, and what cannot be guarded."""
 
+import logging
 from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any, Final
@@ -14,12 +15,16 @@ from holdfast.server.request_head import RequestHead
 __all__ = [
     "EndpointNames",
     "check_endpoint",
+    "check_policy",
     "check_rate_limit",
     "name_of_view",
     "refuse_coroutine",
     "render_unguarded",
+    "warn_of_shared_tenant",
     "with_route",
 ]
+
+_log = logging.getLogger("holdfast.request")
 
 # Handlers of class-based views for methods that must not write.
 _SAFE_HANDLERS: Final = frozenset({"get", "head", "options", "trace", "list", "retrieve"})
@@ -47,6 +52,25 @@ def check_endpoint(endpoint: object) -> None:
         raise ConfigurationError("write @guard() with parentheses, or @guard('orders.create')")
     if endpoint is not None and (not isinstance(endpoint, str) or not endpoint):
         raise ConfigurationError(f"the name of a guard must be text, not {endpoint!r}")
+
+
+def check_policy(policy: object) -> None:
+    """Raise ``ConfigurationError`` for a policy that is not a ``Policy``."""
+    if policy is not None and not isinstance(policy, Policy):
+        raise ConfigurationError(
+            f"policy must be a Policy, e.g. policy=Policy(key_required=False), not {policy!r}"
+        )
+
+
+def warn_of_shared_tenant(operation: str, fix: str) -> None:
+    """Log that all callers share one tenant, and what to write instead."""
+    _log.warning(
+        "%s is guarded, but it is not configured who the caller is, so all callers share the "
+        "tenant 'everyone': a caller who sends another's key and body gets that response. "
+        "Write %s",
+        operation,
+        fix,
+    )
 
 
 def name_of_view(view: Any, owner: type | None = None) -> str:

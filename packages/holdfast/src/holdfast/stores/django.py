@@ -24,6 +24,7 @@ from holdfast.errors import (
     NoTransactionError,
     StoreUnavailableError,
     SupersededError,
+    UsageError,
 )
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import (
@@ -49,7 +50,10 @@ RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 _DATABASES: Final = {"sqlite": "sqlite", "postgresql": "postgres"}
 _SUPERSEDED_STATE: Final = "HF002"
 _ABORTED_STATE: Final = "25P02"
-_ABORTED: Final = "a statement failed, the view went on, and everything is rolled back"
+_ABORTED: Final = (
+    "a statement failed in the guarded view, which went on and returned success, so everything was "
+    "rolled back: put a statement whose error you handle into its own `with transaction.atomic():`"
+)
 # Classes of errors after which a COMMIT may have happened: none, connection, operator, system.
 _UNKNOWN_STATES: Final = frozenset({"", "08", "57", "58", "XX"})
 # holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
@@ -414,7 +418,7 @@ class DjangoUnit:
     def _refuse_aborted(self) -> None:
         """Raise if a statement has failed: COMMIT would roll back without an error."""
         if self.transaction.needs_rollback:
-            raise StoreUnavailableError(_ABORTED)
+            raise UsageError(_ABORTED)
 
     def _save(self, record: Record | None, audit: AuditEvent | None) -> None:
         store = self._store
@@ -436,7 +440,7 @@ class DjangoUnit:
                         "another request with this key was committed first"
                     ) from None
                 if state == _ABORTED_STATE:
-                    raise StoreUnavailableError(_ABORTED) from error
+                    raise UsageError(_ABORTED) from error
                 raise
         elif audit is not None:
             self._save_audit(audit)
