@@ -3,6 +3,7 @@
 import io
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ assert django_project
 from django.contrib.auth.models import Group, Permission, User  # noqa: E402
 from django.contrib.contenttypes.models import ContentType  # noqa: E402
 from django.core.cache import cache  # noqa: E402
-from django.db import connections  # noqa: E402
+from django.db import IntegrityError, connections  # noqa: E402
 from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import Client, TestCase, override_settings  # noqa: E402
 from django.test.client import MULTIPART_CONTENT  # noqa: E402
@@ -257,6 +258,7 @@ class TwoRoutes:
     urlpatterns = (
         *one,
         path("two/b", csrf_exempt(two)),
+        path("anyone", guard("anyone")(lambda _: HttpResponse(b"made"))),
         path("class/", include([path("b", Two.as_view())])),
         path("", include(more.urls)),
     )
@@ -515,9 +517,63 @@ def test_rate_limit_without_a_limiter_is_refused() -> None:
         post(signed_in(), "/function", key())
 
 
-def test_unknown_setting_is_refused() -> None:
-    with (
-        override_settings(HOLDFAST={"PRINCIPLE": user_principal}),
-        pytest.raises(ConfigurationError, match="principle"),
-    ):
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"PRINCIPLE": user_principal}, "principle"),
+        ({"PRINCIPAL": "shop.missing.member"}, r'HOLDFAST\["PRINCIPAL"\].*shop'),
+        ({"POLICY": {"key_required": False}}, r'HOLDFAST\["POLICY"\].*must be a Policy'),
+        ({"USING": "other"}, r'HOLDFAST\["USING"\].*other.*default'),
+    ],
+)
+def test_invalid_setting_is_refused(settings: dict[str, Any], line: str) -> None:
+    with override_settings(HOLDFAST=settings), pytest.raises(ConfigurationError, match=line):
         django_holdfast()
+
+
+def test_policy_that_is_no_policy_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="must be a Policy"):
+        guard("x", policy={"key_required": False})  # type: ignore[arg-type]
+
+
+def test_guard_on_perform_create_names_the_method_to_guard() -> None:
+    class Orders(viewsets.ViewSet):
+        @guard("x")
+        def perform_create(self, serializer: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"guard create\(\), which calls it"):
+        Orders().perform_create(object())
+
+
+def swallows(request: HttpRequest) -> HttpResponse:
+    Group.objects.create(name="one")
+    with suppress(IntegrityError):
+        Group.objects.create(name="one")
+    return HttpResponse(b"made", status=201)
+
+
+class Swallows:
+    urlpatterns = (path("swallows", guard("swallows", principal=views.company)(swallows)),)
+
+
+@override_settings(ROOT_URLCONF=Swallows)
+def test_swallowed_database_error_is_a_500_that_says_what_to_change(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = Client(raise_request_exception=False)
+    for _ in range(2):
+        response = post(client, "/swallows", key() | {"X-Company": "acme"})
+        assert (response.status_code, "Retry-After" in response) == (500, False)
+    assert "transaction.atomic()" in caplog.text
+    assert Group.objects.count() == 0
+
+
+@override_settings(ROOT_URLCONF=TwoRoutes, MIDDLEWARE=[])
+def test_project_without_users_is_warned_once_that_all_callers_share_a_tenant(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(2):
+        assert post(Client(), "/anyone", key()).status_code == 200
+    (warned,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "'everyone'" in warned.getMessage()
+    assert '"PRINCIPAL"' in warned.getMessage()

@@ -462,6 +462,8 @@ def stream() -> Any:
             lambda _app, guard: guard(policy=Policy(rate_limit="5/minute"))(stream),
             "no limiter is configured",
         ),
+        (lambda _app, guard: guard("a", policy={"key_required": False}), "must be a Policy"),
+        (lambda app, _guard: FlaskGuard(app), "needs a Holdfast"),
         (
             lambda _app, guard: type("V", (MethodView,), {"get": guard()(_GetView.get)}),
             "serves GET",
@@ -589,3 +591,64 @@ def test_guarded_view_below_a_decorator_without_wraps_and_unused_guards_are_acce
     guard("unused")(stream)
     assert app.test_client().post("/a", headers=KEY).text == "ordered"
     assert app.test_client().post("/b", headers=KEY).text == "b"
+
+
+# -- app factories -----------------------------------------------------------------------------
+
+shared_guard = FlaskGuard()
+shared_blueprint = Blueprint("shared", __name__)
+
+
+@shared_blueprint.post("/orders")
+@shared_guard("orders.create")
+def shared_create() -> Any:
+    return {"n": write(shared_guard)}, 201
+
+
+def test_module_level_guard_serves_each_app_of_a_factory_with_its_own_holdfast(
+    tmp_path: Path,
+) -> None:
+    apps = []
+    for name in ("one", "two"):
+        app = Flask(__name__)
+        app.testing = True
+        with app.app_context():
+            shared_guard.init_app(app, Holdfast(f"sqlite:///{tmp_path}/{name}.db"))
+        app.register_blueprint(shared_blueprint)
+        apps.append(app)
+    for app in apps:
+        first, again = (app.test_client().post("/orders", headers=KEY) for _ in range(2))
+        assert (first.json, is_replay(first)) == ({"n": 1}, False)
+        assert (again.json, is_replay(again)) == ({"n": 1}, True)
+    assert apps[0].extensions["holdfast"].holdfast is not apps[1].extensions["holdfast"].holdfast
+    shared_guard.close()
+    bare = Flask(__name__)
+    bare.testing = True
+    bare.register_blueprint(shared_blueprint)
+    with pytest.raises(ConfigurationError, match=r"guard.init_app\(app, Holdfast\(store\)\)"):
+        bare.test_client().post("/orders", headers=KEY)
+
+
+def test_app_without_sign_in_is_warned_once_that_all_callers_share_a_tenant(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, guard = shop
+    app.add_url_rule("/a", "a", guard("a")(lambda: "a"), methods=["POST"])
+    for _ in range(2):
+        assert app.test_client().post("/a", headers=KEY).status_code == 200
+    (warned,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "'everyone'" in warned.getMessage()
+    assert "principal=" in warned.getMessage()
+
+
+def test_what_is_for_asgi_apps_is_refused_with_what_flask_needs(shop: Shop) -> None:
+    app, guard = shop
+    holdfast = guard.holdfast
+    for refused in (holdfast.install, holdfast.wrap):
+        with pytest.raises(ConfigurationError, match=r"FlaskGuard\(holdfast, app\)"):
+            refused(app)
+    with pytest.raises(ConfigurationError, match="WsgiGuard"):
+        holdfast.wrap(app.wsgi_app)
+    app.add_url_rule("/a", "a", holdfast.guard("a")(stream), methods=["POST"])
+    with pytest.raises(ConfigurationError, match="FlaskGuard"):
+        app.test_client().post("/a", headers=KEY)

@@ -33,7 +33,7 @@ from holdfast.ports import (
 )
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
 from holdfast.server.execution import Execution, current_execution
-from holdfast.server.guarded_endpoint import refuse_unguarded
+from holdfast.server.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
 from holdfast.server.guarded_request import Principal
 from holdfast.server.idempotency import Idempotency
 from holdfast.server.options import HoldfastOptions
@@ -308,12 +308,14 @@ class Holdfast(Generic[TransactionT_co]):
 
     def install(self, app: Any) -> None:
         """Guard a FastAPI or Starlette app. Call it once; routes may be added afterwards."""
+        refuse_wsgi_app(app)
         from holdfast.server.starlette import install  # noqa: PLC0415 - an optional dependency
 
         self._routes_of_app = install(app, wrap=self.wrap, table=self.table)
 
     def wrap(self, app: Any) -> Any:
         """Guard the operations of any ASGI app that were registered with ``guard_path``."""
+        refuse_wsgi_app(app)
         return _WithLifespan(self, self.middleware(app))
 
     def middleware(self, app: Any) -> GuardMiddleware:

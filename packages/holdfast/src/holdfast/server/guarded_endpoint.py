@@ -8,7 +8,9 @@ from typing import Any
 from holdfast.errors import ConfigurationError
 from holdfast.server.execution import find_execution
 
-__all__ = ["check_is_guarded", "refuse_unguarded", "signature_of"]
+__all__ = ["check_is_guarded", "refuse_unguarded", "refuse_wsgi_app", "signature_of"]
+
+_WSGI_PARAMETERS = 2  # environ, start_response
 
 
 def refuse_unguarded(handler: Any) -> Any:
@@ -62,5 +64,29 @@ def check_is_guarded(handler: Callable[..., Any]) -> None:
             f"{handler.__module__}.{handler.__qualname__} is guarded, but its request did not pass "
             "through Holdfast, so it was not run: write holdfast.install(app) for the app that "
             "serves it, or serve holdfast.wrap(app). To call the function alone, e.g. in a unit "
-            f"test, use {handler.__name__}.__wrapped__"
+            f"test, use {handler.__name__}.__wrapped__. A view of Flask or Django is guarded by "
+            "FlaskGuard of holdfast.flask or guard of holdfast.django instead"
         )
+
+
+def refuse_wsgi_app(app: Any) -> None:
+    """Raise ``ConfigurationError`` for a WSGI app, where an ASGI app is needed."""
+    if hasattr(app, "wsgi_app"):
+        fix = "it is a Flask app: write guard = FlaskGuard(holdfast, app), and @guard(…) on views"
+    elif type(app).__module__.startswith("django.core.handlers.wsgi"):
+        fix = "it is a Django project: write @guard(…) of holdfast.django on views"
+    elif _is_wsgi(app):
+        fix = "it is a WSGI app: serve WsgiGuard(app, holdfast) of holdfast.server.wsgi"
+    else:
+        return
+    raise ConfigurationError(f"{app!r} is not an ASGI app; {fix}")
+
+
+def _is_wsgi(app: Any) -> bool:
+    try:
+        parameters = inspect.signature(app).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    kinds = {parameter.kind for parameter in parameters}
+    is_plain = kinds <= {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    return is_plain and len(parameters) == _WSGI_PARAMETERS
