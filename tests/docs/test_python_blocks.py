@@ -18,7 +18,9 @@ MAX_NOT_RUN = 1
 
 # Pages whose blocks are files, and the command that runs their tests.
 FILE_PAGES = {
-    "docs/how-to/guard-a-flask-app.md": ["-m", "pytest", "-q", "test_shop.py", "tenants.py"],
+    "docs/how-to/guard-a-flask-app.md": [
+        *("-m", "pytest", "-q", "test_shop.py", "tenants.py", "test_factory.py"),
+    ],
     "docs/how-to/guard-a-django-app.md": ["-m", "django", "test", "--settings", "settings"],
 }
 WITH_PYTHON = [page for page in RUNNABLE if python_blocks(page) and name_of(page) not in FILE_PAGES]
@@ -78,7 +80,7 @@ def test_files_of_a_page_are_a_project_whose_tests_pass(page: str, tmp_path: Pat
     )
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
-    assert re.search(r"Ran 6 tests|4 passed", output), output
+    assert re.search(r"Ran 6 tests|5 passed", output), output
 
 
 @pytest.mark.parametrize(

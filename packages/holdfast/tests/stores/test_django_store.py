@@ -15,6 +15,7 @@ from holdfast.errors import (
     CommitUnknownError,
     StoreUnavailableError,
     SupersededError,
+    UsageError,
 )
 from holdfast.ports import Claimed, Found
 from holdfast.server.request_thread import DirectThread, run_in_request_thread, serving_in
@@ -156,7 +157,7 @@ def test_statement_that_failed_and_was_ignored_rolls_everything_back(store: Djan
     insert(store)
     with pytest.raises(Exception, match="does_not_exist"):
         store.fetch("SELECT * FROM does_not_exist")
-    with pytest.raises(StoreUnavailableError, match="a statement failed"):
+    with pytest.raises(UsageError, match="a statement failed"):
         run(unit.commit(first, None))
     assert orders(store) == 0
     assert run(store.find(first.id, LATER)) is None
