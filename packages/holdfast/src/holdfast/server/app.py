@@ -48,6 +48,7 @@ from holdfast.server.route_table import (
     mark_guarded,
 )
 from holdfast.server.sweeper import Sweeper
+from holdfast.server.view_guard import check_endpoint
 from holdfast.stores.factory import store_of
 
 __all__ = ["Holdfast"]
@@ -109,6 +110,11 @@ class Holdfast(Generic[TransactionT_co]):
         of the caller. With it, guarded handlers claim their key after the app's own dependencies
         have run. ``identify`` gets only the head of the request, and needs no framework.
         """
+        if principal is not None and identify is not None:
+            raise ConfigurationError(
+                "principal=… and identify=… both say who the caller is: give one of them. Where "
+                "handlers differ, give identify=… here and principal=… to each guard"
+            )
         # Where records, jobs and the app's rows are.
         self.store = store_of(store)
         check_error_format(error_format)
@@ -271,6 +277,7 @@ class Holdfast(Generic[TransactionT_co]):
         The endpoint is part of every stored key: name it if the path may change. ``principal`` is
         a FastAPI dependency that returns the caller, in place of the one given to ``Holdfast``.
         """
+        check_endpoint(endpoint)
         chosen = self.policy_or_default(policy)
         dependency = principal or self.principal
 
@@ -342,7 +349,7 @@ class Holdfast(Generic[TransactionT_co]):
             if self._explicit and self.identify is _refuse_to_identify:
                 raise ConfigurationError(
                     f"{self._explicit[0].path} is guarded with guard_path, which has no "
-                    "dependencies: give Holdfast identify=… beside principal=…"
+                    "dependencies: give Holdfast identify=…, and principal=… to each guard"
                 )
             routes = [*self._explicit, *self._routes_of_app()]
             placed = {id(route.guard) for route in routes if isinstance(route, GuardedRoute)}
