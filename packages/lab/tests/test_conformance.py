@@ -6,14 +6,19 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from uuid import uuid4
 
 import httpx
 import msgspec
 import pytest
+from fastapi import Body, Depends, FastAPI, Header, HTTPException
 
+from holdfast import Holdfast, Principal
 from holdfast.cli.main import _run, report_errors
+from holdfast.core.error_formats import ErrorInfo
 from holdfast_lab.conformance import (
+    NoOperationError,
     Plan,
     Profile,
     ProfileError,
@@ -252,8 +257,83 @@ async def test_second_tenant_sends_its_own_body() -> None:
     assert "other_request in the profile" in str(refused[0].change)
 
 
+def payments_app(database: Path) -> FastAPI:
+    """Return an app with its own errors and sign-in, and without texts in its bodies."""
+
+    def own_format(error: ErrorInfo) -> dict[str, Any]:
+        return {"error": {"code": error.code, "message": error.message}}
+
+    async def current_user(authorization: Annotated[str, Header()] = "") -> str:
+        if authorization not in {"Bearer ada", "Bearer bob"}:
+            raise HTTPException(401, "who are you?")
+        return authorization
+
+    async def principal(user: Annotated[str, Depends(current_user)]) -> Principal:
+        return Principal(tenant=user, actor=user)
+
+    app = FastAPI()
+    holdfast = Holdfast(f"sqlite:///{database}", principal=principal, error_format=own_format)
+    holdfast.install(app)
+
+    @app.post("/payments", status_code=201)
+    @holdfast.guard()
+    async def pay(amount: Annotated[int, Body(embed=True)]) -> dict[str, Any]:
+        return {"id": uuid4().hex, "amount": amount}
+
+    return app
+
+
+PAYMENTS = {
+    "version": 1,
+    "request": {"path": "/payments", "body": {"amount": "{unique_number}"}},
+    "sign_in": {"Authorization": "Bearer ada"},
+    "other_sign_in": {"Authorization": "Bearer bob"},
+    "gives_location": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "failed"),
+    [
+        ({"code_at": "error.code"}, set()),
+        ({"statuses_only": True}, set()),
+        ({"code_at": "error.code", "own_errors": False}, {"not signed in"}),
+        ({"code_at": "code"}, {"key missing"}),
+    ],
+)
+async def test_app_with_its_own_errors_passes_if_the_profile_says_where_the_code_is(
+    tmp_path: Path, settings: dict[str, Any], failed: set[str]
+) -> None:
+    results = await checked(
+        "http://payments",
+        profile=read_profile(json.dumps(PAYMENTS | settings).encode()),
+        sign_in=SignIn(),
+        only=failed or None,
+        transport=httpx.ASGITransport(payments_app(tmp_path / "app.db")),
+    )
+    found = {r.check: r.actual for r in results if r.verdict is Verdict.FAIL}
+    assert set(found) == failed
+    assert results
+    if failed:
+        assert "with no code at" in found.popitem()[1]
+
+
+async def test_operation_that_does_not_exist_is_reported_before_the_checks(tmp_path: Path) -> None:
+    app = payments_app(tmp_path / "app.db")
+    wrong = PAYMENTS | {"request": {"path": "/nope", "body": {"amount": "{unique_number}"}}}
+    with pytest.raises(NoOperationError, match="POST /nope returns 404: check --path"):
+        await checked(
+            "http://payments",
+            profile=read_profile(json.dumps(wrong).encode()),
+            sign_in=SignIn(),
+            transport=httpx.ASGITransport(app),
+        )
+    with pytest.raises(NoOperationError, match="for your own app give --path and --body"):
+        await checked("http://payments", transport=httpx.ASGITransport(app))
+
+
 async def test_wrong_error_format_is_detected() -> None:
-    failed = failures(await checked_tiny(error_format="envelope"))
+    failed = failures(await checked_tiny(error_format="envelope", own_errors=False))
     assert {"key missing", "same key, other body", "not signed in"} <= set(failed)
 
 

@@ -604,3 +604,25 @@ async def test_guard_path_beside_a_principal_dependency_needs_identify(sqlite_ur
     with pytest.raises(ConfigurationError, match="identify"):
         await shop.holdfast.open()
     await shop.engine.dispose()
+
+
+def test_guard_without_parentheses_is_refused(tmp_path: Path) -> None:
+    holdfast: Any = Holdfast(f"sqlite:///{tmp_path}/shop.db")
+
+    async def create() -> None:
+        """Have no effect."""
+
+    with pytest.raises(ConfigurationError, match="with parentheses"):
+        holdfast.guard(create)
+
+
+def test_principal_and_identify_together_are_refused(tmp_path: Path) -> None:
+    async def principal() -> Principal:
+        return Principal(tenant="mill", actor="ada")
+
+    with pytest.raises(ConfigurationError, match="give one of them"):
+        Holdfast(
+            f"sqlite:///{tmp_path}/shop.db",
+            principal=principal,
+            identify=lambda _head: Principal(tenant="mill", actor="ada"),
+        )

@@ -1,6 +1,7 @@
 """``Holdfast``: one object that connects store, idempotency, routes, jobs and sweep of an app."""
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -47,6 +48,7 @@ from holdfast.server.route_table import (
     mark_guarded,
 )
 from holdfast.server.sweeper import Sweeper
+from holdfast.server.view_guard import check_endpoint
 from holdfast.stores.factory import store_of
 
 __all__ = ["Holdfast"]
@@ -108,6 +110,11 @@ class Holdfast(Generic[TransactionT_co]):
         of the caller. With it, guarded handlers claim their key after the app's own dependencies
         have run. ``identify`` gets only the head of the request, and needs no framework.
         """
+        if principal is not None and identify is not None:
+            raise ConfigurationError(
+                "principal=… and identify=… both say who the caller is: give one of them. Where "
+                "handlers differ, give identify=… here and principal=… to each guard"
+            )
         # Where records, jobs and the app's rows are.
         self.store = store_of(store)
         check_error_format(error_format)
@@ -162,6 +169,8 @@ class Holdfast(Generic[TransactionT_co]):
         self._own_table: RouteTable | None = None
         self._opening = asyncio.Lock()
         self._is_open = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing_with_loop: asyncio.Task[None] | None = None
 
     # -- inside a handler -------------------------------------------------------------------
 
@@ -268,6 +277,7 @@ class Holdfast(Generic[TransactionT_co]):
         The endpoint is part of every stored key: name it if the path may change. ``principal`` is
         a FastAPI dependency that returns the caller, in place of the one given to ``Holdfast``.
         """
+        check_endpoint(endpoint)
         chosen = self.policy_or_default(policy)
         dependency = principal or self.principal
 
@@ -341,7 +351,7 @@ class Holdfast(Generic[TransactionT_co]):
             if self._explicit and self.identify is _refuse_to_identify:
                 raise ConfigurationError(
                     f"{self._explicit[0].path} is guarded with guard_path, which has no "
-                    "dependencies: give Holdfast identify=… beside principal=…"
+                    "dependencies: give Holdfast identify=…, and principal=… to each guard"
                 )
             routes = [*self._explicit, *self._routes_of_app()]
             placed = {id(route.guard) for route in routes if isinstance(route, GuardedRoute)}
@@ -375,7 +385,12 @@ class Holdfast(Generic[TransactionT_co]):
     # -- running --------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Open the store and start the sweep. Idempotent."""
+        """Open the store and start the sweep. Idempotent.
+
+        It is closed with ``close``, or when ``asyncio.run`` ends its event loop. Then it can be
+        opened again, in another loop.
+        """
+        self._use_running_loop()
         async with self._opening:
             if not self._is_open:
                 self.route_table()
@@ -384,12 +399,19 @@ class Holdfast(Generic[TransactionT_co]):
                 if self.job_metrics is not None:
                     self.depths.start()
                 self._is_open = True
+                # Not in the context of the request that has opened it: that will have ended.
+                self._closing_with_loop = asyncio.create_task(
+                    self._close_with_loop(), context=contextvars.Context()
+                )
 
     async def close(self) -> None:
         """Stop the sweep, finish writes to the cache, close the store. Idempotent."""
         async with self._opening:
             if self._is_open:
                 self._is_open = False
+                waiting, self._closing_with_loop = self._closing_with_loop, None
+                if waiting is not None and waiting is not asyncio.current_task():
+                    waiting.cancel()
                 await self._sweeper.stop()
                 await self.depths.stop()
                 await self.notifier.close()
@@ -401,9 +423,35 @@ class Holdfast(Generic[TransactionT_co]):
 
     async def ready(self) -> Idempotency:
         """Return the opened ``Idempotency``; opens the store if no lifespan has done so."""
-        if not self._is_open:
+        if not self._is_open or self._loop is not asyncio.get_running_loop():
             await self.open()
         return self.idempotency
+
+    def _use_running_loop(self) -> None:
+        """Raise ``ConfigurationError`` if this is open in another event loop."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        if self._is_open or self._opening.locked():
+            raise ConfigurationError(
+                "this Holdfast is open in another event loop: close it there first. In tests, use "
+                "`with TestClient(app)`, and one client at a time"
+            )
+        self._loop = loop
+        self._opening = asyncio.Lock()  # a lock belongs to one event loop
+
+    async def _close_with_loop(self) -> None:
+        """Close when all tasks of the loop are cancelled, as ``asyncio.run`` does at its end.
+
+        ``TestClient(app)`` without ``with`` runs each request in a new loop, and no lifespan.
+        """
+        try:
+            # A timer keeps the task alive: the loop itself refers to tasks only weakly.
+            while True:  # noqa: ASYNC110
+                await asyncio.sleep(3600)
+        finally:
+            if self._closing_with_loop is asyncio.current_task():
+                await self.close()
 
     async def sweep(self) -> int:
         """Delete all expired records now; return how many."""

@@ -64,6 +64,7 @@ class CacheEpoch:
         """Wait for a reading that has begun."""
         if self._reading is not None:
             await asyncio.wait({self._reading}, timeout=_WAIT_SECONDS)
+            self._reading = None  # one that was cancelled before it began is still here
 
     async def _read(self) -> None:
         started = self._clock.monotonic()

@@ -1,4 +1,4 @@
-"""What ``@guard(…)`` of Flask and Django have in common: names, and what cannot be guarded."""
+"""What ``@guard(…)`` of all frameworks have in common: names, and what cannot be guarded."""
 
 import logging
 from collections.abc import Callable

@@ -161,7 +161,7 @@ def conform(  # noqa: PLR0917 - typer turns them into options
         str | None,
         typer.Option(
             metavar="JSON",
-            help="A valid body with {unique} in one of its texts, or @FILE.",
+            help="A valid body with {unique} in a text or {unique_number} as a number, or @FILE.",
         ),
     ] = None,
     other_path: Annotated[
@@ -175,6 +175,17 @@ def conform(  # noqa: PLR0917 - typer turns them into options
             help="A body that is valid for the other tenant, or @FILE. Default: --body.",
         ),
     ] = None,
+    code_at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Where the code is in errors of another format, such as error.code.",
+        ),
+    ] = None,
+    statuses_only: Annotated[
+        bool,
+        typer.Option("--statuses-only", help="Compare the statuses of errors, not their bodies."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Check over HTTP whether a server implements the protocol.
@@ -209,6 +220,8 @@ def conform(  # noqa: PLR0917 - typer turns them into options
                     body=body,
                     other_path=other_path,
                     other_body=other_body,
+                    code_at=code_at,
+                    statuses_only=statuses_only,
                 ),
                 as_json=json,
             )

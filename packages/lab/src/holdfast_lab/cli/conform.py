@@ -15,6 +15,7 @@ import msgspec
 from holdfast.cli.output import CommandError, print_json, printable
 from holdfast_lab.conformance import (
     BUILT_IN,
+    NoOperationError,
     NotSignedInError,
     Plan,
     Profile,
@@ -47,6 +48,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     body: str | None = None
     other_path: str | None = None
     other_body: str | None = None
+    code_at: str | None = None
+    statuses_only: bool = False
 
 
 def run_conform(
@@ -72,7 +75,7 @@ def run_conform(
     plans = plan_checks(profile, service)
     try:
         results = asyncio.run(_collect(url, plans, sign_in, as_json=as_json))
-    except (UnreachableError, NotSignedInError) as error:
+    except (UnreachableError, NotSignedInError, NoOperationError) as error:
         raise CommandError(str(error), _BAD_INPUT) from error
     counts = Counter(result.verdict for result in results)
     if as_json:
@@ -208,6 +211,14 @@ def _chosen_profile(file: Path | None, operation: Operation, service: str | None
         document["request"] = {"path": operation.path, "body": _json("--body", operation.body)}
         if operation.method is not None:
             document["request"]["method"] = operation.method.upper()
+    _add_settings(document, operation)
+    return _read_profile(
+        "the options" if file is None else str(file), msgspec.json.encode(document)
+    )
+
+
+def _add_settings(document: dict[str, Any], operation: Operation) -> None:
+    """Add the second tenant's request and the format of errors to a profile."""
     if operation.other_path is not None or operation.other_body is not None:
         other = dict(document.get("other_request") or document["request"])
         if operation.other_path is not None:
@@ -215,9 +226,10 @@ def _chosen_profile(file: Path | None, operation: Operation, service: str | None
         if operation.other_body is not None:
             other["body"] = _json("--other-body", operation.other_body)
         document["other_request"] = other
-    return _read_profile(
-        "the options" if file is None else str(file), msgspec.json.encode(document)
-    )
+    if operation.code_at is not None:
+        document["code_at"] = operation.code_at
+    if operation.statuses_only:
+        document["statuses_only"] = True
 
 
 def _json(option: str, text: str) -> Any:
@@ -257,7 +269,7 @@ def _local_sign_in(host: str) -> SignIn:
             return SignIn(secret=development_secret(settings.home))
     raise CommandError(
         "no credentials: give --token, or --secret to sign tokens (not needed for a server on this "
-        "machine if the command runs in its directory)",
+        "machine if the command runs in its directory); for your own app give --path and --body",
         _BAD_INPUT,
     )
 

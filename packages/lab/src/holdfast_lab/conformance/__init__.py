@@ -7,6 +7,7 @@ checks, and the other modules contain them.
 from holdfast_lab.conformance.harness import Result, Verdict
 from holdfast_lab.conformance.profile import BUILT_IN, Profile, ProfileError, read_profile
 from holdfast_lab.conformance.run import (
+    NoOperationError,
     NotSignedInError,
     Plan,
     SignIn,
@@ -17,6 +18,7 @@ from holdfast_lab.conformance.run import (
 
 __all__ = [
     "BUILT_IN",
+    "NoOperationError",
     "NotSignedInError",
     "Plan",
     "Profile",

@@ -108,6 +108,13 @@ class Response(msgspec.Struct, frozen=True):
         )
         return found if isinstance(found, str) else None
 
+    def text_at(self, path: str) -> str | None:
+        """Return the text at a path such as ``error.code``, if there is one."""
+        found: Any = self._object()
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        return found if isinstance(found, str) else None
+
     def summary(self) -> str:
         """Return status, replay mark and error code as text."""
         marks = ", replayed" if self.is_replay else ""
@@ -167,6 +174,14 @@ class Harness:
     def other_request(self) -> Request | None:
         """Return a valid request of the second tenant; None if it may send the first one's."""
         return self._factory.other_request()
+
+    def code_of(self, response: Response) -> str | None:
+        """Return the error code where the profile says it is; None if only statuses count."""
+        if self.profile.statuses_only:
+            return None
+        if self.profile.code_at is None:
+            return response.code(self.profile.error_format)
+        return response.text_at(self.profile.code_at)
 
     def new_key(self) -> str:
         """Return an unused key; a UUID version 4 is valid in both formats."""

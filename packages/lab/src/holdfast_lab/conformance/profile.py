@@ -13,6 +13,7 @@ __all__ = ["BUILT_IN", "Profile", "ProfileError", "RequestTemplate", "read_profi
 
 _VERSION: Final = 1
 _UNIQUE: Final = "{unique}"
+_UNIQUE_NUMBER: Final = "{unique_number}"
 
 
 class ProfileError(Exception):
@@ -22,7 +23,8 @@ class ProfileError(Exception):
 class RequestTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to the guarded operation.
 
-    In strings of the body ``{unique}`` is replaced by a random text, ``{now}`` by the time.
+    In strings of the body ``{unique}`` is replaced by a random text, ``{now}`` by the time. The
+    string ``{unique_number}`` becomes a random integer.
     """
 
     path: str
@@ -40,6 +42,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     other_request: RequestTemplate | None = None
     name: str = "profile"
     error_format: ErrorFormat = ErrorFormat.PROBLEM
+    # Where the code is in error bodies of another format: "error.code".
+    code_at: str | None = None
+    # Compare the statuses of errors, not their bodies.
+    statuses_only: bool = False
+    # 401 and 404 come from the app's own sign-in and look-ups, and may have any body.
+    own_errors: bool = True
     key_format: KeyFormat = KeyFormat.OPAQUE
     key_required: bool = True
     # 422 for servers that use the statuses of the IETF draft.
@@ -58,15 +66,28 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         if self.version != _VERSION:
             raise ValueError(f"version should be {_VERSION}")
+        if self.code_at is not None and not all(self.code_at.split(".")):
+            raise ValueError("code_at should be names with dots between them: error.code")
+        if self.code_at is not None and self.statuses_only:
+            raise ValueError("code_at and statuses_only exclude each other")
         headers = [*self.sign_in.items(), *self.other_sign_in.items()]
         for name, template in self._templates():
             if not template.path.startswith("/"):
                 raise ValueError(f'{name}.path should begin with "/"')
-            if _UNIQUE not in msgspec.json.encode(template.body).decode():
-                raise ValueError(f"{name}.body should have {_UNIQUE} in one of its texts")
+            body = msgspec.json.encode(template.body).decode()
+            if _UNIQUE not in body and _UNIQUE_NUMBER not in body:
+                raise ValueError(
+                    f"{name}.body should have {_UNIQUE} in one of its texts, or "
+                    f'"{_UNIQUE_NUMBER}" in place of a number'
+                )
             headers += template.headers.items()
         if not all(text.isascii() and text.isprintable() for pair in headers for text in pair):
             raise ValueError("headers should have only visible ASCII characters")
+
+    @property
+    def has_own_format(self) -> bool:
+        """Whether error bodies have neither of Holdfast's formats."""
+        return self.code_at is not None or self.statuses_only
 
     def _templates(self) -> list[tuple[str, RequestTemplate]]:
         found = [("request", self.request)]
@@ -85,7 +106,7 @@ def read_profile(raw: bytes) -> Profile:
 
 def _ours(name: str, path: str, body: dict[str, Any], **settings: Any) -> Profile:
     request = RequestTemplate(path=path, body=body)
-    return Profile(version=_VERSION, name=name, request=request, **settings)
+    return Profile(version=_VERSION, name=name, request=request, own_errors=False, **settings)
 
 
 BUILT_IN: Final[Mapping[str, Profile]] = MappingProxyType(

@@ -63,6 +63,8 @@ async def _mismatch(harness: Harness) -> str:
         "receivedHash": other,
     }
     for name, body in hashes.items():
+        if harness.profile.has_own_format:  # it may leave the details out
+            break
         wanted = sha256(canonical_json(body, volatile=volatile)).hexdigest()
         expect(
             details.get(name) == wanted, f"{response.summary()}: {name} is not the body's SHA-256"

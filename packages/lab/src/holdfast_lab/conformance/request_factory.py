@@ -1,5 +1,6 @@
 """Creates requests from a template, or for the walk service from the progress of the walker."""
 
+import secrets
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -78,19 +79,24 @@ def _advance(quest: str, step: int) -> Request:
 
 
 def _request(template: RequestTemplate) -> Request:
+    # Small: it may be a price or an amount.
+    number = 1 + secrets.randbelow(1_000_000)
     return Request(
         method=template.method,
         path=template.path,
         headers=template.headers,
-        body=_filled(template.body, unique()),
-        other_body=_filled(template.body, unique()),
+        body=_filled(template.body, unique(), number),
+        other_body=_filled(template.body, unique(), number + 1),
     )
 
 
-def _filled(value: Any, text: str) -> Any:
+def _filled(value: Any, text: str, number: int) -> Any:
     """Replace the placeholders in all strings of a value."""
+    if value == "{unique_number}":
+        return number
     if isinstance(value, str):
+        value = value.replace("{unique_number}", str(number))
         return value.replace("{unique}", text).replace("{now}", timestamp())
     if isinstance(value, dict):
-        return {name: _filled(inner, text) for name, inner in value.items()}
-    return [_filled(inner, text) for inner in value] if isinstance(value, list) else value
+        return {name: _filled(inner, text, number) for name, inner in value.items()}
+    return [_filled(inner, text, number) for inner in value] if isinstance(value, list) else value

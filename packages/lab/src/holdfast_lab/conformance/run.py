@@ -35,7 +35,15 @@ from holdfast_lab.conformance.harness import (
 from holdfast_lab.conformance.profile import BUILT_IN, Profile, RequestTemplate
 from holdfast_lab.conformance.request_factory import TemplateRequests, WalkRequests
 
-__all__ = ["NotSignedInError", "Plan", "SignIn", "UnreachableError", "conform", "plan_checks"]
+__all__ = [
+    "NoOperationError",
+    "NotSignedInError",
+    "Plan",
+    "SignIn",
+    "UnreachableError",
+    "conform",
+    "plan_checks",
+]
 
 _COMMON: Final = (
     *keys.CHECKS,
@@ -52,6 +60,7 @@ _BY_SERVICE: Final[dict[str, tuple[Check, ...]]] = {
 }
 _HOUR: Final = timedelta(hours=1)
 _UNAUTHORIZED: Final = 401
+_NOT_FOUND: Final = 404
 # A duplicate may wait for the first request, by default up to 10 seconds.
 _TIMEOUT_SECONDS: Final = 30.0
 _NO_RESPONSE: Final = (
@@ -66,6 +75,10 @@ class UnreachableError(Exception):
 
 class NotSignedInError(Exception):
     """The server refuses the credentials, so no check would be meaningful."""
+
+
+class NoOperationError(Exception):
+    """The server does not have the operation, so every check would fail."""
 
 
 class SignIn(msgspec.Struct, frozen=True):
@@ -119,7 +132,7 @@ async def conform(
     """Run the checks and yield each result. ``on_check`` gets the name of the next check.
 
     Raises ``UnreachableError`` if no server responds, ``NotSignedInError`` if it refuses the
-    credentials.
+    credentials, ``NoOperationError`` if it responds 404 to every operation.
     """
     async with httpx.AsyncClient(
         base_url=url, transport=transport, timeout=_TIMEOUT_SECONDS, follow_redirects=False
@@ -130,8 +143,9 @@ async def conform(
             await client.get("/healthz")
         except (httpx.TransportError, httpx.InvalidURL, ValueError) as error:
             raise UnreachableError(f"no server responds at {url} ({error})") from error
-        for harness in harnesses:
-            await _sign_in(harness)
+        statuses = [await _sign_in(harness) for harness in harnesses]
+        if set(statuses) == {_NOT_FOUND}:
+            raise NoOperationError(_missing_operation(plans))
         for plan, harness in zip(plans, harnesses, strict=True):
             for check in plan.checks:
                 on_check(f"{plan.profile.name}: {check.name}")
@@ -158,8 +172,22 @@ def _harness(client: httpx.AsyncClient, profile: Profile, sign_in: SignIn) -> Ha
     )
 
 
-async def _sign_in(harness: Harness) -> None:
-    """Check the credentials with a request without key and body, which has no effect."""
+def _missing_operation(plans: Sequence[Plan]) -> str:
+    profile = plans[0].profile
+    if profile in BUILT_IN.values():
+        names = ", ".join(plan.profile.name for plan in plans)
+        return f"this server does not have {names}: for your own app give --path and --body"
+    request = profile.request
+    return (
+        f"{request.method} {request.path} returns 404: check --path, or request.path in the profile"
+    )
+
+
+async def _sign_in(harness: Harness) -> int | None:
+    """Check the credentials with a request without key and body, which has no effect.
+
+    Returns the status for the first caller.
+    """
     profile = harness.profile
     callers: list[tuple[str, Credentials, RequestTemplate]] = [
         ("--token or --secret", harness.credentials, profile.request)
@@ -167,15 +195,18 @@ async def _sign_in(harness: Harness) -> None:
     with suppress(CheckSkippedError):
         other = profile.other_request or profile.request
         callers.append(("--other-token or --secret", harness.other_credentials, other))
+    first: int | None = None
     for option, credentials, template in callers:
         request = Request(method=template.method, path=template.path, body=None, other_body=None)
         with suppress(httpx.HTTPError):  # the checks will report it
             response = await harness.send(request, credentials=credentials)
+            first = first or response.status
             if response.status == _UNAUTHORIZED:
                 raise NotSignedInError(
                     f"the server refuses the sign-in ({template.method} {template.path}: "
                     f"{response.summary()}): check {option}, or sign_in in the profile"
                 )
+    return first
 
 
 async def _run_check(harness: Harness, check: Check) -> Result:

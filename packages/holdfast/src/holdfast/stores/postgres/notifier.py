@@ -75,8 +75,9 @@ class PostgresNotifier(LocalNotifier):
             with suppress(asyncio.CancelledError):
                 await listener
         if self._sending is not None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._sending), 2)
+            # It may have been cancelled, with all tasks of the event loop, before it began.
+            await asyncio.wait({self._sending}, timeout=2)
+            self._sending = None
 
     def notify(self) -> None:
         """Wake this process at once, and the others within 10 ms."""

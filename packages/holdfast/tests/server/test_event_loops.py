@@ -1,0 +1,80 @@
+"""One Holdfast in several event loops, one after another: a test client without ``with``."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from sqlalchemy import NullPool
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from holdfast import Holdfast
+from holdfast.errors import ConfigurationError
+from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
+from holdfast.stores.sqlalchemy import SqlAlchemyStore
+
+CREATED = 201
+
+
+def _sqlalchemy(url: str) -> SqlAlchemyStore:
+    url = url.replace("postgresql:", "postgresql+asyncpg:").replace("sqlite:", "sqlite+aiosqlite:")
+    return SqlAlchemyStore(create_async_engine(url, poolclass=NullPool))
+
+
+def _app(holdfast: Holdfast[Any]) -> FastAPI:
+    app = FastAPI()
+    holdfast.install(app)
+
+    @app.post("/things", status_code=CREATED)
+    @holdfast.guard()
+    async def create(name: str) -> dict[str, str]:
+        await holdfast.enqueue("things.created", {"name": name})
+        return {"name": name}
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("database", "store"),
+    [
+        ("sqlite", str),
+        ("postgresql", str),
+        ("postgresql", PsycopgStore),
+        ("postgresql", PsycopgSyncStore),
+        ("sqlite", _sqlalchemy),
+        ("postgresql", _sqlalchemy),
+    ],
+)
+def test_client_without_with_serves_every_request(
+    request: pytest.FixtureRequest, tmp_path: Path, database: str, store: Callable[[str], Any]
+) -> None:
+    is_sqlite = database == "sqlite"
+    url = f"sqlite:///{tmp_path}/app.db" if is_sqlite else request.getfixturevalue("postgres_url")
+    holdfast = Holdfast(store(url))
+    client = TestClient(_app(holdfast))
+    for key, replayed in (("one", None), ("two", None), ("one", "true")):
+        response = client.post("/things?name=mill", headers={"Idempotency-Key": key})
+        assert response.status_code == CREATED, response.text
+        assert response.headers.get("Idempotency-Replayed") == replayed
+    with TestClient(client.app) as again:  # with a lifespan after that
+        response = again.post("/things?name=mill", headers={"Idempotency-Key": "three"})
+        assert response.status_code == CREATED
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("holdfast")]
+
+
+def test_holdfast_that_is_open_in_another_loop_is_refused_at_once(tmp_path: Path) -> None:
+    holdfast = Holdfast(f"sqlite:///{tmp_path}/app.db")
+    app = _app(holdfast)
+
+    async def post() -> None:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+            await client.post("/things?name=mill", headers={"Idempotency-Key": "one"})
+
+    with TestClient(app), pytest.raises(ConfigurationError, match="with TestClient"):
+        asyncio.run(post())
