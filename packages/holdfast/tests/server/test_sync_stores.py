@@ -21,7 +21,7 @@ from holdfast.errors import ConfigurationError, NoTransactionError, UsageError
 from holdfast.flask import FlaskGuard
 from holdfast.stores.psycopg import PsycopgSyncStore, PsycopgSyncTransaction
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from holdfast.testing.samples import a_record, claimed, commit
+from holdfast.testing.samples import NOW, a_record, claimed, commit
 
 
 class Base(DeclarativeBase):
@@ -174,6 +174,40 @@ def test_store_outside_an_app_context_is_refused() -> None:
     db = SQLAlchemy(model_class=Base)
     with pytest.raises(ConfigurationError, match="app_context"):
         SqlAlchemySyncStore(db.session)
+
+
+def test_sync_sqlalchemy_objects_get_the_name_of_the_sync_store(shop: Shop) -> None:
+    with shop.app.app_context():
+        for given in (
+            shop.db,
+            shop.db.session,
+            shop.db.session(),
+            shop.db.engine,
+            sessionmaker(shop.db.engine),
+        ):
+            with pytest.raises(ConfigurationError, match=r"Holdfast\(SqlAlchemySyncStore\("):
+                Holdfast(given)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=r"pass db\.session"):
+            SqlAlchemySyncStore(shop.db)  # type: ignore[arg-type]
+
+
+async def test_session_bound_to_a_connection_is_refused(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    maker = sessionmaker(engine)
+    store = SqlAlchemySyncStore(maker)
+    await store.open()
+    with engine.connect() as connection:
+        outer = connection.begin()
+        bound = sessionmaker(connection, join_transaction_mode="create_savepoint")
+        for given in (bound, scoped_session(bound)):
+            with pytest.raises(ConfigurationError, match="bound to one Connection"):
+                SqlAlchemySyncStore(given)
+        maker.configure(bind=connection)  # by a test, after the app has created the store
+        with pytest.raises(ConfigurationError, match="bound to one Connection"):
+            await store.claim(a_record().id, NOW)
+        assert outer.is_active
+    await store.close()
+    engine.dispose()
 
 
 # -- FastAPI's def handlers ---------------------------------------------------------------------

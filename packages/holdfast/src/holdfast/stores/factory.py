@@ -56,10 +56,26 @@ def store_of(given: Store | str) -> Store:
         return open_store(given)
     if not hasattr(given, "claim"):
         raise ConfigurationError(
-            f"Holdfast takes a database URL or a store, not a {type(given).__name__}: for your own "
-            'engine write Holdfast(SqlAlchemyStore(engine)), for a file Holdfast("sqlite:///…")'
+            f"Holdfast takes a database URL or a store, not a {type(given).__name__}: "
+            + _instead_of(given)
         )
     return given
+
+
+def _instead_of(given: object) -> str:
+    """Say what to write for an object of the app. SQLAlchemy is optional."""
+    names = {base.__name__ for base in type(given).__mro__}
+    is_flask_sqlalchemy = hasattr(given, "init_app") and hasattr(given, "session")
+    if "scoped_session" in names or is_flask_sqlalchemy:
+        return "write Holdfast(SqlAlchemySyncStore(db.session))"
+    if names & {"Engine", "sessionmaker"}:
+        return "for a sync engine write Holdfast(SqlAlchemySyncStore(engine))"
+    if "Session" in names:
+        return "a session serves one request; write Holdfast(SqlAlchemySyncStore(engine))"
+    return (
+        "for an async engine write Holdfast(SqlAlchemyStore(engine)), for a sync one "
+        'Holdfast(SqlAlchemySyncStore(engine)), for a file Holdfast("sqlite:///…")'
+    )
 
 
 def uses_psycopg(driver: str) -> bool:

@@ -40,7 +40,13 @@ from holdfast.stores.psycopg_message import can_begin
 from holdfast.stores.pyformat import to_pyformat
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
-from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage, translating_outages
+from holdfast.stores.sqlalchemy_errors import (
+    SUPERSEDED_STATES,
+    is_outage,
+    refuse_connection,
+    translating_outages,
+    translating_refusals,
+)
 from holdfast.stores.sqlite.rows import record_values, to_text, to_values
 from holdfast.stores.threads import StoreThreads, request_thread
 
@@ -184,7 +190,8 @@ class SqlAlchemySyncStore:
         self._is_open = True
         event.listen(self._engine, "handle_error", self._after_error)
         try:
-            await self._transact(self._apply_migrations)
+            with translating_refusals():
+                await self._transact(self._apply_migrations)
             if self.is_sqlite:
                 await self._read(self._look_at_sqlite)
         except BaseException:
@@ -302,9 +309,11 @@ class SqlAlchemySyncStore:
         """Return a session, and whether it is the app's, which goes on using it."""
         if self._scoped is not None and is_in_request_thread:
             session: Session = self._scoped()
+            refuse_connection(session.get_bind())  # a test may have bound it to one since
             self._end_earlier_transaction(session)
             return session, True
         own: Session = self._sessions()
+        refuse_connection(own.bind)
         return own, False
 
     def take_turn(self) -> None:
@@ -924,13 +933,17 @@ def _engine_of(sessions: Engine | sessionmaker[Any] | scoped_session[Any]) -> En
     if isinstance(sessions, Engine):
         return sessions
     if not isinstance(sessions, sessionmaker | scoped_session):
+        if isinstance(getattr(sessions, "session", None), scoped_session):
+            raise ConfigurationError(
+                "SqlAlchemySyncStore needs the session of Flask-SQLAlchemy: pass db.session"
+            )
         raise ConfigurationError(
             "SqlAlchemySyncStore needs an Engine, a sessionmaker or a scoped_session, not "
             f"{type(sessions).__name__}; for an async engine use SqlAlchemyStore"
         )
     maker = sessions.session_factory if isinstance(sessions, scoped_session) else sessions
     try:
-        engine: Engine = maker().get_bind().engine
+        bind = maker().get_bind()
     except RuntimeError as error:  # Flask-SQLAlchemy: working outside of application context
         raise ConfigurationError(
             "db.session has no engine here: create the store inside `with app.app_context():`"
@@ -939,6 +952,8 @@ def _engine_of(sessions: Engine | sessionmaker[Any] | scoped_session[Any]) -> En
         raise ConfigurationError(
             "the sessions have no engine: create the sessionmaker with bind=engine"
         ) from error
+    refuse_connection(bind)
+    engine: Engine = bind.engine
     return engine
 
 
