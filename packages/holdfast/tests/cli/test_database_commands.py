@@ -11,7 +11,7 @@ import pytest
 from holdfast import open_store
 from holdfast.core.idempotency_record import Record, RecordId, RequestFingerprint
 from holdfast.ports import Claimed
-from packages.holdfast.tests.cli.harness import Cli, Here, one_line
+from packages.holdfast.tests.cli.harness import Cli, Here, one_line, run_script
 
 NOW = datetime.now(UTC)
 KEY = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
@@ -59,6 +59,27 @@ def test_migrate_prints_what_it_applied_and_applies_it_once(cli: Cli, database: 
     again = cli("migrate", HOLDFAST_DATABASE_URL=database)
     assert again.returncode == 0
     assert b"is up to date" in again.stdout
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])
+def test_commands_need_no_asyncpg_if_psycopg_is_installed(scheme: str, postgres_url: str) -> None:
+    url = postgres_url.replace("postgresql", scheme, 1)
+    commands = [["migrate"], ["migrate"], ["keys", "ls"], ["sweep"], ["jobs", "ls"]]
+    script = (
+        "import sys\n"
+        "sys.modules['asyncpg'] = None\n"
+        "from holdfast.cli.main import main\n"
+        f"for command in {commands!r}:\n"
+        f"    sys.argv = ['holdfast', *command, '--database', {url!r}]\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as end:\n"
+        "        print(command, end.code)\n"
+    )
+    done = run_script(script)
+    ends = [line for line in done.stdout.decode().splitlines() if line.startswith("[")]
+    assert ends == [f"{command} {0}" for command in commands], done.stderr
+    assert b"is up to date" in done.stdout
 
 
 def test_commands_use_the_prefix_of_the_url_or_of_the_environment(

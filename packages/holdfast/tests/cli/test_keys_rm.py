@@ -3,7 +3,8 @@
 import asyncio
 import getpass
 import json
-from datetime import timedelta
+import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import httpx
 import pytest
 
 from holdfast import open_store
+from holdfast.cli import keys
+from holdfast.cli.database import opened
 from holdfast.core.idempotency_record import RecordId
 from holdfast.ports import Claimed
 from packages.holdfast.tests.cli.harness import Here, one_line
@@ -90,6 +93,36 @@ async def test_running_request_is_not_disturbed(here: Here, postgres_url: str) -
     assert done.returncode == 1
     assert "a request with this key is running" in one_line(done.stderr)
     await running.unit.commit(record("ada", KEY, age=timedelta(0)), None)
+    await store.close()
+
+
+async def test_request_running_on_sqlite_keeps_its_record(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/commands.db"
+    store = open_store(url)
+    await store.open()
+    running = await store.claim(RecordId("ada", "POST /things", KEY), NOW)
+    assert isinstance(running, Claimed)
+    await running.unit.statements.execute("CREATE TABLE orders (id text)")  # takes the write lock
+    has_started = threading.Event()
+
+    def opened_by_command(target: str) -> Any:
+        has_started.set()
+        return opened(target)
+
+    monkeypatch.setattr(keys, "opened", opened_by_command)
+    remove = ("keys", "rm", KEY, "--tenant", "ada", "--endpoint", "POST /things")
+    command = asyncio.create_task(
+        asyncio.to_thread(here, *remove, "--reason", "x", "--database", url)
+    )
+    await asyncio.to_thread(has_started.wait, 60)
+    kept = record("ada", KEY, age=NOW - datetime.now(UTC))
+    await running.unit.commit(kept, None)
+    done = await command
+    assert done.returncode == 1
+    assert "a request with this key is running" in one_line(done.stderr)
+    assert await store.find(kept.id, NOW) == kept
     await store.close()
 
 

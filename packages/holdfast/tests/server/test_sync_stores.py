@@ -1,6 +1,7 @@
 """Sync handlers on stores with sync connections: Flask-SQLAlchemy, and FastAPI's ``def``."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,14 +13,15 @@ from anyio.from_thread import run as run_on_loop
 from fastapi import FastAPI
 from flask import Flask, request
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import create_engine, func, select, text
+from sqlalchemy import create_engine, event, func, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, scoped_session, sessionmaker
 
 from holdfast import Holdfast
-from holdfast.errors import ConfigurationError, UsageError
+from holdfast.errors import ConfigurationError, NoTransactionError, UsageError
 from holdfast.flask import FlaskGuard
 from holdfast.stores.psycopg import PsycopgSyncStore, PsycopgSyncTransaction
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from holdfast.testing.samples import NOW, a_record, claimed, commit
 
 
 class Base(DeclarativeBase):
@@ -174,6 +176,40 @@ def test_store_outside_an_app_context_is_refused() -> None:
         SqlAlchemySyncStore(db.session)
 
 
+def test_sync_sqlalchemy_objects_get_the_name_of_the_sync_store(shop: Shop) -> None:
+    with shop.app.app_context():
+        for given in (
+            shop.db,
+            shop.db.session,
+            shop.db.session(),
+            shop.db.engine,
+            sessionmaker(shop.db.engine),
+        ):
+            with pytest.raises(ConfigurationError, match=r"Holdfast\(SqlAlchemySyncStore\("):
+                Holdfast(given)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=r"pass db\.session"):
+            SqlAlchemySyncStore(shop.db)  # type: ignore[arg-type]
+
+
+async def test_session_bound_to_a_connection_is_refused(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    maker = sessionmaker(engine)
+    store = SqlAlchemySyncStore(maker)
+    await store.open()
+    with engine.connect() as connection:
+        outer = connection.begin()
+        bound = sessionmaker(connection, join_transaction_mode="create_savepoint")
+        for given in (bound, scoped_session(bound)):
+            with pytest.raises(ConfigurationError, match="bound to one Connection"):
+                SqlAlchemySyncStore(given)
+        maker.configure(bind=connection)  # by a test, after the app has created the store
+        with pytest.raises(ConfigurationError, match="bound to one Connection"):
+            await store.claim(a_record().id, NOW)
+        assert outer.is_active
+    await store.close()
+    engine.dispose()
+
+
 # -- FastAPI's def handlers ---------------------------------------------------------------------
 
 
@@ -271,4 +307,32 @@ async def test_scoped_session_is_refused_in_an_async_framework(tmp_path: Path) -
         with pytest.raises(ConfigurationError, match="the engine or a sessionmaker"):
             await client.post("/orders", headers=key(1))
     await holdfast.close()
+    engine.dispose()
+
+
+async def test_handler_cancelled_while_its_session_begins_keeps_no_lock(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db", connect_args={"timeout": 0.2})
+    store = SqlAlchemySyncStore(engine)
+    await store.open()
+    first, second = a_record(), a_record(key="another-key")
+    unit = await claimed(store, first.id)
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def pause(*arguments: Any) -> None:
+        if arguments[2] == "BEGIN IMMEDIATE" and not has_begun.is_set():
+            has_begun.set()
+            may_go_on.wait(60)
+
+    event.listen(engine, "after_cursor_execute", pause)
+    abandoned = asyncio.create_task(asyncio.to_thread(unit.transaction.execute, text("SELECT 1")))
+    await asyncio.to_thread(has_begun.wait, 60)
+    rollback = asyncio.create_task(unit.rollback())
+    await asyncio.wait({rollback}, timeout=0.1)
+    may_go_on.set()
+    await rollback
+    with pytest.raises(NoTransactionError):
+        await abandoned
+    await commit(store, second)
+    await store.close()
+    assert engine.pool.status().endswith("Current Checked out connections: 0")
     engine.dispose()

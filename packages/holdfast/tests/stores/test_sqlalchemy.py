@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
-from sqlalchemy import create_engine, event, func, insert, select, text
+from sqlalchemy import create_engine, event, func, insert, make_url, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -32,6 +32,7 @@ from holdfast.ports import Found, Store
 from holdfast.server.starlette import the_transaction
 from holdfast.stores.asyncpg_messages import SharedTransaction
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.testing.samples import NOW, a_record, claimed, commit
 from holdfast.testing.servers import RealPostgres
 
@@ -251,6 +252,24 @@ async def test_engine_is_neither_changed_nor_disposed(store, engine):
 def test_anything_but_an_asynchronous_engine_is_refused(given, message):
     with pytest.raises(ConfigurationError, match=message):
         SqlAlchemyStore(given)
+
+
+async def test_sessions_bound_to_a_connection_are_refused(engine):
+    async with engine.connect() as connection:
+        with pytest.raises(ConfigurationError, match="bound to one Connection"):
+            SqlAlchemyStore(async_sessionmaker(connection))
+
+
+@pytest.mark.parametrize("wrong", [{"database": "no_such_database"}, {"username": "no_such_user"}])
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_refused_connection_is_a_configuration_error(postgres_only_url, driver, wrong):
+    url = make_url(postgres_only_url).set(drivername=f"postgresql+{driver}", **wrong)
+    if driver == "asyncpg":
+        store = SqlAlchemyStore(create_async_engine(url))
+    else:
+        store = SqlAlchemySyncStore(create_engine(url))
+    with pytest.raises(ConfigurationError, match=r"cannot connect to PostgreSQL: .*no_such_"):
+        await store.open()
 
 
 async def test_engine_is_accepted_in_place_of_a_session_maker(engine):

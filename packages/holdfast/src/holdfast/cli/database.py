@@ -18,12 +18,14 @@ from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
 from holdfast.ports import Store
 from holdfast.server.sweeper import Sweeper
+from holdfast.stores.factory import uses_psycopg
 from holdfast.stores.migrations import load_migrations
 from holdfast.stores.urls import StoreUrl, parse_store_url
 
 __all__ = ["installed_migrations", "migrate", "opened", "sweep"]
 
 _MIGRATIONS_GROUP: Final = "holdfast.migrations"
+_CONNECT_SECONDS: Final = 5
 _APPLIED: Final = (
     "SELECT namespace, number, name FROM holdfast_migrations ORDER BY namespace, number"
 )
@@ -187,7 +189,9 @@ async def _applied_before(
     sql = target.names(**_environment(target)).render(query)
     if target.database == "sqlite":
         return _applied_on_sqlite(target.location, sql, unreachable)
-    return await _applied_on_postgres(target.location, sql, unreachable)
+    if uses_psycopg(target.driver):
+        return _applied_on_psycopg(target.location, sql, unreachable)
+    return await _applied_on_asyncpg(target.location, sql, unreachable)
 
 
 def _applied_on_sqlite(path: str, query: str, unreachable: _Applied | None) -> _Applied | None:
@@ -200,13 +204,13 @@ def _applied_on_sqlite(path: str, query: str, unreachable: _Applied | None) -> _
         return unreachable
 
 
-async def _applied_on_postgres(
+async def _applied_on_asyncpg(
     url: str, query: str, unreachable: _Applied | None
 ) -> _Applied | None:
     import asyncpg
 
     try:
-        connection = await asyncpg.connect(url, timeout=5)
+        connection = await asyncpg.connect(url, timeout=_CONNECT_SECONDS)
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
         return unreachable  # opening the store reports it
     try:
@@ -215,6 +219,21 @@ async def _applied_on_postgres(
         return set()
     finally:
         await connection.close()
+
+
+def _applied_on_psycopg(url: str, query: str, unreachable: _Applied | None) -> _Applied | None:
+    import psycopg
+
+    try:
+        connection = psycopg.connect(url, connect_timeout=_CONNECT_SECONDS)
+    except psycopg.Error:
+        return unreachable  # opening the store reports it
+    try:
+        return {(row[0], row[1]) for row in connection.execute(query.encode())}
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+        return set()
+    finally:
+        connection.close()
 
 
 class _Counted:

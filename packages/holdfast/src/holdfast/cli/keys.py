@@ -108,13 +108,16 @@ async def _remove(
     target: Target, record_id: RecordId, reason: str | None
 ) -> Removed | Record | None:
     """Remove a record; with ``reason`` None, only find it."""
+    started_at = SystemClock().now()
     async with opened(target) as store:
         removal = RecordRemoval(store, SystemClock())
         if reason is None:
             return await removal.find(record_id)
         try:
             actor = f"{getpass.getuser()} by holdfast keys rm"
-            return await removal.remove(record_id, actor=actor, reason=reason)
+            return await removal.remove(
+                record_id, actor=actor, reason=reason, started_at=started_at
+            )
         except InProgressError as error:
             raise CommandError(f"nothing was removed: {error}") from error
         except CommitUnknownError as error:

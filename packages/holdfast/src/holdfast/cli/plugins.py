@@ -61,6 +61,7 @@ _REQUIREMENT_OF_MODULE: Final = {
     "limits": '"holdfast[limits]"',
     "nats": '"holdfast[nats]"',
     "opentelemetry": '"holdfast[otel]"',
+    "psycopg": '"holdfast[psycopg]"',
     "prometheus_client": '"holdfast[metrics]"',
     "redis": '"holdfast[redis]"',
     "rich": '"holdfast[cli]"',

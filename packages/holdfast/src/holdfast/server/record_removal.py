@@ -1,9 +1,10 @@
 """Remove single records, for operators: the next request with the key runs again."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
-from holdfast.errors import InProgressError
+from holdfast.errors import InProgressError, SupersededError
 from holdfast.ids import new_id, new_request_id
 from holdfast.ports import Claimed, Clock, RecordQuery, Store
 from holdfast.server.cache_epoch import new_epoch
@@ -12,6 +13,7 @@ from holdfast.stores.sql_loader import load_queries
 __all__ = ["RecordRemoval", "Removed"]
 
 _REMOVED: str = "record.removed"
+_RUNNING: str = "a request with this key is running; try again when it has ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,27 @@ class RecordRemoval:
         found = await self._store.records(query)
         return found[0] if found else None
 
-    async def remove(self, record_id: RecordId, *, actor: str, reason: str) -> Removed | None:
+    async def remove(
+        self, record_id: RecordId, *, actor: str, reason: str, started_at: datetime | None = None
+    ) -> Removed | None:
         """Remove a record; None if there is none.
 
         Raises ``InProgressError`` while a request with this key is running: it is not disturbed.
+        On SQLite the store waits for that request, which ends with a record: give ``started_at``,
+        by the clock of this machine, so that a record created since then is not removed.
         Deletion, audit event and the new epoch of the caches commit together.
         """
         now = self._clock.now()
         record = await self.find(record_id)
+        # On PostgreSQL the claim decides, and records have the time of other machines.
+        newest = started_at if self._store.name == "sqlite" else None
+        if record is not None and newest is not None and record.created_at >= newest:
+            raise InProgressError(_RUNNING)
         claim = await self._store.claim(record_id, now)
         if isinstance(claim, Claimed):  # no record, or an expired one
             unit = claim.unit
         elif record is None:
-            raise InProgressError("a request with this key is running; try again when it has ended")
+            raise InProgressError(_RUNNING)
         else:
             unit = await self._store.begin()
         try:
@@ -55,8 +65,9 @@ class RecordRemoval:
                 await unit.rollback()
                 return None
             sql = load_queries("holdfast.stores", "records.sql", names=self._store.table_names)
-            about = {"tenant": record_id.tenant, "endpoint": record_id.endpoint}
-            await unit.statements.execute(sql["delete_record"], about | {"key": record_id.key})
+            about = record_id._asdict() | {"request_id": record.request_id}
+            if await unit.statements.execute(sql["delete_record"], about) == 0:
+                raise InProgressError(_RUNNING)  # noqa: TRY301 - rolled back below
             await unit.statements.execute(sql["renew_cache_epoch"], {"epoch": new_epoch()})
             audit = AuditEvent(
                 id=new_id(now),
@@ -72,6 +83,9 @@ class RecordRemoval:
                 reason=reason,
             )
             await unit.commit(None, audit)
+        except SupersededError as error:
+            await unit.rollback()
+            raise InProgressError(_RUNNING) from error
         except BaseException:
             await unit.rollback()
             raise

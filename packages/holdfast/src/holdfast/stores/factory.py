@@ -9,7 +9,7 @@ from holdfast.ports import Store, Transaction
 from holdfast.stores.migrations import Migration, load_migrations
 from holdfast.stores.urls import parse_store_url
 
-__all__ = ["migrations_for", "open_store", "store_of"]
+__all__ = ["migrations_for", "open_store", "store_of", "uses_psycopg"]
 
 
 def open_store(
@@ -56,18 +56,38 @@ def store_of(given: Store | str) -> Store:
         return open_store(given)
     if not hasattr(given, "claim"):
         raise ConfigurationError(
-            f"Holdfast takes a database URL or a store, not a {type(given).__name__}: for your own "
-            'engine write Holdfast(SqlAlchemyStore(engine)), for a file Holdfast("sqlite:///…")'
+            f"Holdfast takes a database URL or a store, not a {type(given).__name__}: "
+            + _instead_of(given)
         )
     return given
 
 
+def _instead_of(given: object) -> str:
+    """Say what to write for an object of the app. SQLAlchemy is optional."""
+    names = {base.__name__ for base in type(given).__mro__}
+    is_flask_sqlalchemy = hasattr(given, "init_app") and hasattr(given, "session")
+    if "scoped_session" in names or is_flask_sqlalchemy:
+        return "write Holdfast(SqlAlchemySyncStore(db.session))"
+    if names & {"Engine", "sessionmaker"}:
+        return "for a sync engine write Holdfast(SqlAlchemySyncStore(engine))"
+    if "Session" in names:
+        return "a session serves one request; write Holdfast(SqlAlchemySyncStore(engine))"
+    return (
+        "for an async engine write Holdfast(SqlAlchemyStore(engine)), for a sync one "
+        'Holdfast(SqlAlchemySyncStore(engine)), for a file Holdfast("sqlite:///…")'
+    )
+
+
+def uses_psycopg(driver: str) -> bool:
+    """Check which driver serves a PostgreSQL URL: psycopg if it is named, or without asyncpg."""
+    if driver:
+        return driver.startswith("psycopg")
+    return find_spec("asyncpg") is None and find_spec("psycopg") is not None
+
+
 def _postgres_store(driver: str) -> Callable[..., Store[Transaction]]:
-    """Return the store on a driver: psycopg if the URL names it, or if there is no asyncpg."""
-    has_asyncpg = find_spec("asyncpg") is not None
-    has_psycopg = find_spec("psycopg") is not None
-    if driver.startswith("psycopg") or (not driver and has_psycopg and not has_asyncpg):
-        if not has_psycopg:
+    if uses_psycopg(driver):
+        if find_spec("psycopg") is None:
             raise ConfigurationError('psycopg is missing: pip install "holdfast[psycopg]"')
         from holdfast.stores.psycopg import PsycopgStore  # noqa: PLC0415 - adapters are optional
 

@@ -7,6 +7,7 @@ SELECT cache_epoch FROM holdfast_secret;
 UPDATE holdfast_secret SET cache_epoch = :epoch;
 
 -- name: delete_record
--- Expired or not.
+-- Expired or not. The request: not a record that has replaced it in the meantime.
 DELETE FROM holdfast_idempotency_records
- WHERE tenant = :tenant AND endpoint = :endpoint AND idempotency_key = :key;
+ WHERE tenant = :tenant AND endpoint = :endpoint AND idempotency_key = :key
+   AND request_id = :request_id;

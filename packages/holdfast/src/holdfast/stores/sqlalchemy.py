@@ -51,7 +51,13 @@ from holdfast.stores.postgres.params import (
 )
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
-from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage, translating_outages
+from holdfast.stores.sqlalchemy_errors import (
+    SUPERSEDED_STATES,
+    is_outage,
+    refuse_connection,
+    translating_outages,
+    translating_refusals,
+)
 from holdfast.stores.sqlite.rows import record_values, to_text, to_values
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
@@ -125,6 +131,7 @@ class SqlAlchemyStore:
         """
         sessions = _session_maker(sessions)
         bind = sessions().get_bind()
+        refuse_connection(bind)
         # The name in logs and in ``/readyz``.
         self.name: str = bind.dialect.name
         database = _DRIVERS.get((bind.dialect.name, bind.dialect.driver))
@@ -180,7 +187,8 @@ class SqlAlchemyStore:
         self.gate = self._new_gate()
         self._is_open = True
         try:
-            await self._transact(self._apply_migrations)
+            with translating_refusals():
+                await self._transact(self._apply_migrations)
         except BaseException:
             self._is_open = False
             raise

@@ -1,22 +1,42 @@
-"""Which errors of SQLAlchemy mean that the database is unavailable."""
+"""Which errors of SQLAlchemy mean that the database is unavailable, or cannot be used at all."""
 
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
+from sqlalchemy import Connection
 from sqlalchemy import exc as sa_errors
 
-from holdfast.errors import StoreUnavailableError
+from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.stores.sqlite.rows import is_outage as is_sqlite_outage
 
-__all__ = ["SUPERSEDED_STATES", "is_outage", "translating_outages"]
+__all__ = [
+    "SUPERSEDED_STATES",
+    "is_outage",
+    "refuse_connection",
+    "translating_outages",
+    "translating_refusals",
+]
 
 # Holdfast's SQLSTATE, and the one of PostgreSQL if the engine is REPEATABLE READ.
 SUPERSEDED_STATES: Final = frozenset({"HF002", "40001"})
 
 # SQLSTATEs: shutdown, starting up, too many connections, a standby; and an aborted transaction.
 _OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006", "25P02"})
+
+# No such database, no such user, a wrong password.
+_REFUSAL_STATES: Final = frozenset({"3D000", "28000", "28P01"})
+
+
+def refuse_connection(bind: Any) -> None:
+    """Raise if sessions are bound to a connection, not to an engine."""
+    if isinstance(bind, Connection):
+        raise ConfigurationError(
+            "the sessions are bound to one Connection, and Holdfast would commit the transaction "
+            "that was begun on it: bind them to the engine. In tests, do not roll back an outer "
+            "transaction, but create a database for each test or delete its rows"
+        )
 
 
 def is_outage(error: BaseException) -> bool:
@@ -45,3 +65,29 @@ def translating_outages() -> Iterator[None]:
         if is_outage(error):
             raise StoreUnavailableError(f"the database is unavailable: {error}") from error
         raise
+
+
+@contextmanager
+def translating_refusals() -> Iterator[None]:
+    """Raise ``ConfigurationError`` if the server refuses the first connection for good."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if _is_refusal(cause):
+                why = str(getattr(cause, "orig", cause)).strip()
+                raise ConfigurationError(f"cannot connect to PostgreSQL: {why}") from error
+            cause = cause.__cause__
+        raise
+
+
+def _is_refusal(error: BaseException) -> bool:
+    error = getattr(error, "orig", None) or error
+    if type(error).__module__.partition(".")[0] == "psycopg":
+        from psycopg import OperationalError  # noqa: PLC0415 - psycopg is optional
+
+        from holdfast.stores.psycopg.errors import is_refusal  # noqa: PLC0415
+
+        return isinstance(error, OperationalError) and is_refusal(error)
+    return getattr(error, "sqlstate", None) in _REFUSAL_STATES

@@ -40,7 +40,13 @@ from holdfast.stores.psycopg_message import can_begin
 from holdfast.stores.pyformat import to_pyformat
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
-from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage, translating_outages
+from holdfast.stores.sqlalchemy_errors import (
+    SUPERSEDED_STATES,
+    is_outage,
+    refuse_connection,
+    translating_outages,
+    translating_refusals,
+)
 from holdfast.stores.sqlite.rows import record_values, to_text, to_values
 from holdfast.stores.threads import StoreThreads, request_thread
 
@@ -61,6 +67,8 @@ _INLINE_BODY_BYTES: Final = 16 * 1024
 # How long the rollback waits for a statement of a thread that its handler has abandoned.
 _ABANDONED_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.005
+# SQLAlchemy's code of errors for a session that another thread uses.
+_SESSION_IN_USE: Final = "isce"
 
 # holdfast_claim returns its result as a number of rows.
 _CLAIMED, _HELD, _CLAIMED_AFTER_EXPIRY = 0, 2, 3
@@ -182,7 +190,8 @@ class SqlAlchemySyncStore:
         self._is_open = True
         event.listen(self._engine, "handle_error", self._after_error)
         try:
-            await self._transact(self._apply_migrations)
+            with translating_refusals():
+                await self._transact(self._apply_migrations)
             if self.is_sqlite:
                 await self._read(self._look_at_sqlite)
         except BaseException:
@@ -300,9 +309,11 @@ class SqlAlchemySyncStore:
         """Return a session, and whether it is the app's, which goes on using it."""
         if self._scoped is not None and is_in_request_thread:
             session: Session = self._scoped()
+            refuse_connection(session.get_bind())  # a test may have bound it to one since
             self._end_earlier_transaction(session)
             return session, True
         own: Session = self._sessions()
+        refuse_connection(own.bind)
         return own, False
 
     def take_turn(self) -> None:
@@ -711,16 +722,24 @@ class SqlAlchemySyncUnit:
                 return
             self._ended = self._may_end = True
         # From now on statements of other threads are refused, but one may still run.
-        if not self._statement.acquire(timeout=_ABANDONED_SECONDS):
-            _log.error("a statement of a cancelled handler does not end: its connection is lost")
-            self._leave()
-            return
-        try:
-            if self._session is not None:
-                _roll_back(self._session)
-        finally:
-            self._end()
-            self._statement.release()
+        deadline = time.monotonic() + _ABANDONED_SECONDS
+        while self._statement.acquire(timeout=max(deadline - time.monotonic(), 0)):
+            is_over = True
+            try:
+                is_over = (
+                    self._session is None
+                    or _roll_back(self._session)
+                    or time.monotonic() > deadline
+                )
+            finally:
+                if is_over:
+                    self._end()
+                self._statement.release()
+            if is_over:
+                return
+            time.sleep(_PAUSE_SECONDS)  # without the lock, for which the other thread may wait
+        _log.error("a statement of a cancelled handler does not end: its connection is lost")
+        self._leave()
 
     def _end(self) -> None:
         with self._lock:
@@ -749,17 +768,19 @@ class SqlAlchemySyncUnit:
 
     # -- called by the listeners below --------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Wait for the turn to write, on SQLite. Called before a connection is taken."""
+    def refuse_ended(self) -> None:
+        """Raise if the unit has ended."""
         if self._ended:
             raise NoTransactionError(_ENDED)
+
+    def prepare(self) -> None:
+        """Wait for the turn to write, on SQLite. Called before a connection is taken."""
+        self.refuse_ended()
         if self._store.is_sqlite:
             self._take_turn()
 
     def begin_on(self, connection: Connection) -> None:
         """Begin on SQLite; raise ``SupersededError`` if the key has a record by now."""
-        if self._ended:
-            raise NoTransactionError(_ENDED)
         if self._has_slot:  # else the handler has no other thread
             self._connection_info = connection.info
             connection.info[_UNIT] = self
@@ -864,8 +885,16 @@ def _after_transaction_end(session: Session, transaction: Any) -> None:
 
 
 def _after_begin(session: Session, transaction: Any, connection: Connection) -> None:
-    if _UNIT in session.info and transaction.parent is None:  # not a savepoint
-        _unit_of(session).begin_on(connection)
+    if _UNIT not in session.info or transaction.parent is not None:  # a savepoint
+        return
+    try:
+        unit = _unit_of(session)
+        unit.refuse_ended()
+    except NoTransactionError:
+        # The unit ended after this thread's check in ``prepare``: nothing else returns it.
+        connection.close()
+        raise
+    unit.begin_on(connection)
 
 
 def _before_statement(state: Any) -> None:
@@ -884,35 +913,37 @@ def _unit_of(session: Session) -> SqlAlchemySyncUnit:
     return unit
 
 
-def _roll_back(session: Session) -> None:
-    """Roll back; close the connection if that fails."""
-    deadline = time.monotonic() + _ABANDONED_SECONDS
-    while True:
-        try:
-            session.rollback()
-        except sa_errors.IllegalStateChangeError:  # another thread is about to be refused
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_PAUSE_SECONDS)
-        except Exception:  # noqa: BLE001 - the connection is closed then
-            with suppress(Exception):
-                session.invalidate()
-            return
-        else:
-            return
+def _roll_back(session: Session) -> bool:
+    """Roll back; close the connection if that fails.
+
+    Return False if another thread is inside the session: it is about to be refused.
+    """
+    try:
+        session.rollback()
+    except Exception as error:  # noqa: BLE001 - the connection is closed then
+        # Also raised as InvalidRequestError, while the other thread gets a connection.
+        if getattr(error, "code", None) == _SESSION_IN_USE:
+            return False
+        with suppress(Exception):
+            session.invalidate()
+    return True
 
 
 def _engine_of(sessions: Engine | sessionmaker[Any] | scoped_session[Any]) -> Engine:
     if isinstance(sessions, Engine):
         return sessions
     if not isinstance(sessions, sessionmaker | scoped_session):
+        if isinstance(getattr(sessions, "session", None), scoped_session):
+            raise ConfigurationError(
+                "SqlAlchemySyncStore needs the session of Flask-SQLAlchemy: pass db.session"
+            )
         raise ConfigurationError(
             "SqlAlchemySyncStore needs an Engine, a sessionmaker or a scoped_session, not "
             f"{type(sessions).__name__}; for an async engine use SqlAlchemyStore"
         )
     maker = sessions.session_factory if isinstance(sessions, scoped_session) else sessions
     try:
-        engine: Engine = maker().get_bind().engine
+        bind = maker().get_bind()
     except RuntimeError as error:  # Flask-SQLAlchemy: working outside of application context
         raise ConfigurationError(
             "db.session has no engine here: create the store inside `with app.app_context():`"
@@ -921,6 +952,8 @@ def _engine_of(sessions: Engine | sessionmaker[Any] | scoped_session[Any]) -> En
         raise ConfigurationError(
             "the sessions have no engine: create the sessionmaker with bind=engine"
         ) from error
+    refuse_connection(bind)
+    engine: Engine = bind.engine
     return engine
 
 

@@ -7,7 +7,12 @@ from typing import Any, Final
 
 import psycopg
 
-__all__ = ["ServerLostError", "translating_connect_errors", "translating_outages"]
+__all__ = [
+    "ServerLostError",
+    "is_refusal",
+    "translating_connect_errors",
+    "translating_outages",
+]
 
 # SQLSTATEs: shutdown, crash, starting up, too many connections, a standby.
 _OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006"})
@@ -39,13 +44,18 @@ def translating_outages(connection: Any) -> Iterator[None]:
         raise
 
 
+def is_refusal(error: psycopg.OperationalError) -> bool:
+    """Check whether the server has refused to connect: no such database, or a wrong password."""
+    message = str(error)
+    return _REFUSED.search(message) is not None and _TRANSIENT.search(message) is None
+
+
 @contextmanager
 def translating_connect_errors() -> Iterator[None]:
     """Raise ``ServerLostError``, but psycopg's error if the server has refused the connection."""
     try:
         yield
     except psycopg.OperationalError as error:
-        message = str(error)
-        if _REFUSED.search(message) and not _TRANSIENT.search(message):
-            raise  # no such database, or a wrong password
-        raise ServerLostError(message.strip()) from error
+        if is_refusal(error):
+            raise
+        raise ServerLostError(str(error).strip()) from error
