@@ -211,7 +211,13 @@ class Sender:
         self, entry: Entry, state: DrainState, response: Response, token: str | None
     ) -> Outcome:
         codes = self._queue.profiles.get(entry.profile).codes
-        verdict = classify(response.status, response.code, entry, codes)
+        verdict = classify(
+            response.status,
+            response.code,
+            entry,
+            codes,
+            has_retry_after="retry-after" in response.headers,
+        )
         state.note_verdict(verdict)
         match verdict:
             case Done():
