@@ -214,7 +214,14 @@ def errors_hold(case: dict[str, Any]) -> None:
         entry = entry_of(
             case["operation"], attempt=case["attempt"], previous_status=case["previous_status"]
         )
-        fields = as_json(classify(case["status"], case["code"], entry, WALK_OUTBOX.codes))
+        verdict = classify(
+            case["status"],
+            case["code"],
+            entry,
+            WALK_OUTBOX.codes,
+            has_retry_after=case.get("retry_after", False),
+        )
+        fields = as_json(verdict)
         assert fields == {
             name: case[name] for name in ("device", "outcome_unknown") if name in case
         }
@@ -224,6 +231,7 @@ def errors_hold(case: dict[str, Any]) -> None:
             reply = render_error(case["name"], error_format, "request", ietf_statuses=ietf)
             assert reply.status == status
             assert json.loads(reply.body)[member] == case[error_format]
+            assert (b"holdfast-error", case[error_format].encode()) in reply.headers
     again = is_transient(case["status"]) or isinstance(BY_CODE.get(case["problem"]), TryLater)
     assert again == case["retryable"]
 

@@ -23,6 +23,8 @@ from uuid import uuid4
 import httpx
 import msgspec
 
+from holdfast.core.error_code import ERROR_HEADER, error_code
+from holdfast.core.response_classification import BY_CODE, TryLater
 from holdfast.core.retry import CLIENT, RetryPolicy, is_transient, parse_retry_after
 from holdfast.errors import HoldfastError, UsageError
 
@@ -39,8 +41,6 @@ __all__ = [
 
 _METHODS_WITHOUT_KEY: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _KEY_HEADER: Final = "Idempotency-Key"
-# The first request with this key is still running: its response is not known yet.
-_IN_PROGRESS: Final = frozenset({"idempotency.in_progress", "IDEMPOTENCY_IN_PROGRESS"})
 
 Token = str | Callable[[], str | Awaitable[str]] | None
 
@@ -171,7 +171,7 @@ class Response:
 
     @property
     def code(self) -> str | None:
-        """The error code in the body of a 4xx or 5xx, in either error format."""
+        """The error code of a 4xx or 5xx, from its header or its body."""
         return _error_code(self.http_response)
 
     def json(self) -> Any:
@@ -456,20 +456,19 @@ def _is_temporary(response: httpx.Response) -> bool:
     """Return whether the same request may get another response later."""
     if is_transient(response.status_code):
         return True
-    return response.status_code == httpx.codes.CONFLICT and _error_code(response) in _IN_PROGRESS
+    if response.status_code != httpx.codes.CONFLICT:
+        return False
+    known = BY_CODE.get(_error_code(response) or "")
+    if known is not None:
+        return isinstance(known, TryLater)
+    # No code of the protocol: a conflict does not pass by waiting, but a first request does.
+    return "retry-after" in response.headers
 
 
 def _error_code(response: httpx.Response) -> str | None:
     if response.status_code < httpx.codes.BAD_REQUEST:
         return None
-    try:
-        body = msgspec.json.decode(response.content)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if not isinstance(body, dict):
-        return None
-    code = body.get("code", body.get("error"))
-    return code if isinstance(code, str) else None
+    return error_code(response.headers.get(ERROR_HEADER), response.content)
 
 
 def _text(value: Any) -> str | None:

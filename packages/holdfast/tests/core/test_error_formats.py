@@ -30,7 +30,11 @@ def test_formatter_gets_all_members_of_the_error_and_returns_the_body() -> None:
         422,
         {"ok": False, "why": "idempotency.payload_mismatch"},
     )
-    assert response.headers == ((b"content-type", b"application/json"),)
+    assert response.headers == (
+        (b"content-type", b"application/json"),
+        (b"holdfast-error", b"idempotency.payload_mismatch"),
+    )
+    assert "holdfast-error" not in response.stored_headers()
     title = "Key was used for another request"
     assert seen == [
         ErrorInfo(

@@ -117,6 +117,15 @@ def test_an_answer_means(status: int | None, code: str | None, verdict: Verdict)
     assert classify(status, code, entry()) == verdict
 
 
+def test_409_with_retry_after_is_a_conflict_only_if_its_code_says_so() -> None:
+    for code in (None, "SOMETHING_ELSE"):
+        assert classify(409, code, entry(), has_retry_after=True) == UNKNOWN
+    mismatch = classify(409, "concurrency.version_mismatch", entry(), has_retry_after=True)
+    assert mismatch == Conflicting()
+    taken = classify(409, "TAKEN", entry(), {"TAKEN": Conflicting()}, has_retry_after=True)
+    assert taken == Conflicting()
+
+
 def test_a_code_counts_only_with_the_statuses_it_belongs_to() -> None:
     assert classify(400, "THINGS_DONE", entry(), {"THINGS_DONE": Done()}) == Refused()
     assert classify(500, "STALE_ACTION", entry()) == UNKNOWN

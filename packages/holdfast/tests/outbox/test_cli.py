@@ -215,6 +215,10 @@ def test_a_conflict_is_shown_side_by_side_and_resolved(outbox: Outbox, user: str
     table = outbox.run("resolve", entry["id"]).stdout.decode().splitlines()
     assert table[0].split("\t") == ["field", "base", "mine", "theirs"]
     assert all(line.split("\t")[0] for line in table)
+    assert table[-1] == "resolve it with --strategy mine, theirs, merged --payload …, or give_up"
+    listed = outbox.run("ls", "--status", "conflict").stdout.decode()
+    assert "\tthe resource has changed: its current version is 2\n" in listed
+    assert "urn:holdfast:problem" not in listed
     told = outbox.run("drain", "--user", user, "--server", outbox.server.url).stdout.decode()
     assert f"{entry['id']} is conflict and needs a decision (resolve or discard)" in told
     assert "title\t-\tMine\tTheirs" in table
@@ -228,6 +232,12 @@ def test_a_refused_token_exits_1_and_fails_no_entry(outbox: Outbox, user: str) -
     done = outbox.run("drain", "--user", user, "--server", outbox.server.url, "--token", "x.y.z")
     assert done.returncode == 1
     assert "sign in" in one_line(done.stderr)
+    done = outbox.run("drain", "--user", user, "--server", outbox.server.url)
+    assert done.returncode == 1
+    assert one_line(done.stderr) == (
+        "holdfast: the server needs a token: give --token or HOLDFAST_OUTBOX_TOKEN; "
+        "nothing was lost"
+    )
     shown = outbox("show", entry["id"])
     assert (shown["status"], shown["attempt_count"]) == ("pending", 0)
 

@@ -359,7 +359,9 @@ def test_holdfast_errors_become_responses_in_the_format_of_the_app() -> None:
     unknown = client.get("/open", headers={"X-Request-ID": "mine"})
     assert (unknown.status_code, unknown.json()["requestId"]) == (404, "mine")
     with override_settings(HOLDFAST={"ERROR_FORMAT": lambda error: {"fault": error.code}}):
-        assert post(client, "/function", {}).json() == {"fault": "idempotency.key_required"}
+        refused = post(client, "/function", {})
+        assert refused.json() == {"fault": "idempotency.key_required"}
+        assert refused["Holdfast-Error"] == "idempotency.key_required"
         assert post(client, "/function/refuse", key()).json() == {"fault": "order.closed"}
         assert client.get("/open").json() == {"fault": "order.unknown"}
 

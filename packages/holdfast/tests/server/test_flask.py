@@ -357,7 +357,9 @@ def test_error_format_of_the_app_is_used_everywhere(tmp_path: Path) -> None:
         raise ServiceError(404, "order.unknown", "unknown")
 
     client = app.test_client()
-    assert client.post("/guarded").json == {"fault": "idempotency.key_required"}
+    refused = client.post("/guarded")
+    assert refused.json == {"fault": "idempotency.key_required"}
+    assert refused.headers["Holdfast-Error"] == "idempotency.key_required"
     assert client.post("/guarded", headers=KEY).json == {"fault": "order.closed"}
     assert client.get("/open").json == {"fault": "order.unknown"}
     guard.close()

@@ -179,6 +179,9 @@ def _errors() -> Iterator[dict[str, Any]]:
     for plain, operation in _PLAIN:
         label = "no response" if plain is None else str(plain)
         yield _response_case(f"{label} to a {operation}", plain, operation=operation)
+    for label, unknown in ("without a code", None), ("with an unknown code", "SOMETHING_NEW"):
+        case = f"409 {label}, with Retry-After"
+        yield _response_case(case, 409, code=unknown, has_retry_after=True)
     yield _response_case("422 with an unknown code, first attempt", 422, code="SOMETHING_NEW")
     yield _response_case(
         "422 with an unknown code, after another 422",
@@ -213,6 +216,7 @@ def _response_case(
     operation: Operation = Operation.CREATE,
     attempt: int = 1,
     previous_status: int | None = None,
+    has_retry_after: bool = False,
 ) -> dict[str, Any]:
     entry = entry_of(operation, attempt=attempt, previous_status=previous_status)
     return {
@@ -223,7 +227,8 @@ def _response_case(
         "operation": str(operation),
         "attempt": attempt,
         "previous_status": previous_status,
-        **as_json(classify(status, code, entry, WALK.codes)),
+        **({"retry_after": True} if has_retry_after else {}),
+        **as_json(classify(status, code, entry, WALK.codes, has_retry_after=has_retry_after)),
     }
 
 

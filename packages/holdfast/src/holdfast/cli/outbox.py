@@ -51,12 +51,13 @@ __all__ = [
 
 _BAD_INPUT: Final = 2
 _RESOLUTIONS: Final[Mapping[str, Resolution]] = {
-    "server_wins": Resolution.THEIRS,
-    "theirs": Resolution.THEIRS,
-    "client_wins": Resolution.MINE,
     "mine": Resolution.MINE,
+    "theirs": Resolution.THEIRS,
     "merged": Resolution.MERGED,
     "give_up": Resolution.GIVE_UP,
+    # The strategies of --conflict with the same effect.
+    "client_wins": Resolution.MINE,
+    "server_wins": Resolution.THEIRS,
 }
 _MAX_WAIT_RATIO: Final = DEVICE.ceiling_seconds / DEVICE.first_seconds
 """Ratio of the longest to the first delay."""
@@ -65,6 +66,9 @@ _ADVICE: Final[Mapping[Ended, str]] = {
     Ended.SIGNED_OUT: "use another --token; nothing was lost",
     Ended.OFFLINE: "the entries stay queued",
 }
+_NOT_SIGNED_IN: Final = (
+    "the server needs a token: give --token or HOLDFAST_OUTBOX_TOKEN; nothing was lost"
+)
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -182,6 +186,8 @@ def drain_user(
     print_report(report, stuck, as_json=as_json)
     if report.unknown_profiles:
         raise CommandError(unknown_profile(report.unknown_profiles[0]))
+    if report.ended is Ended.SIGNED_OUT and token is None:
+        raise CommandError(_NOT_SIGNED_IN)
     if report.ended in _ADVICE:
         raise CommandError(f"{report.detail}: {_ADVICE[report.ended]}")
 

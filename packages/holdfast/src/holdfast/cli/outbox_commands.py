@@ -229,7 +229,7 @@ def outbox_resolve(
     entry_id: EntryId,
     strategy: Annotated[
         str | None,
-        typer.Option(help="client_wins (mine), server_wins (theirs), merged or give_up."),
+        typer.Option(help="mine (or client_wins), theirs (or server_wins), merged or give_up."),
     ] = None,
     payload: Annotated[str | None, typer.Option(help=f"With merged: {_JSON_OR_FILE}")] = None,
     json: Json = False,
@@ -239,7 +239,7 @@ def outbox_resolve(
     For example:
 
         holdfast outbox --db outbox.db resolve 019a8a51-7c1e-7b1f-a1de-2f6c3c1f3a10
-        --strategy client_wins
+        --strategy mine
     """
     from holdfast.cli.outbox import resolve
 

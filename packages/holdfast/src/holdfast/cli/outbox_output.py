@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _MAX_LISTED: Final = 5
+_MAX_ERROR_LENGTH: Final = 100
 _SETTLED: Final = frozenset(
     {
         EventKind.SUCCEEDED,
@@ -61,7 +62,7 @@ def print_entries(found: Sequence[Entry], *, as_json: bool) -> None:
                 _status(entry),
                 f"{entry.attempt_count}/{entry.max_attempts}",
                 _instant(entry.next_retry_at),
-                _short(entry.last_error),
+                _error(entry.last_error),
             )
             for entry in found
         ],
@@ -93,7 +94,7 @@ def print_entry(
                 "-" if one.status is None else str(one.status),
                 one.code or "-",
                 one.request_id or "-",
-                _short(one.error),
+                _error(one.error),
             )
             for one in attempts
         ],
@@ -116,7 +117,7 @@ def print_report(report: DrainReport, stuck: Sequence[Entry], *, as_json: bool) 
         print_table(("what", "count"), rows)
     for one in stuck[:_MAX_LISTED]:
         ways = "resolve" if one.status is Status.CONFLICT else "retry, edit"
-        error = f": {_short(one.last_error)}" if one.last_error else ""
+        error = f": {_error(one.last_error)}" if one.last_error else ""
         print(f"{one.id} is {_status(one)} and needs a decision ({ways} or discard){error}")
     if len(stuck) > _MAX_LISTED:
         print(f"and {len(stuck) - _MAX_LISTED} more: see outbox ls --status failed, or conflict")
@@ -145,7 +146,7 @@ def print_sides(entry: Entry, *, as_json: bool) -> None:
         ("field", "base", "mine", "theirs"),
         [(name, *(_text(side[name]) if name in side else "-" for side in sides)) for name in names],
     )
-    print("resolve it with --strategy client_wins, server_wins, merged --payload …, or give_up")
+    print("resolve it with --strategy mine, theirs, merged --payload …, or give_up")
 
 
 @contextmanager
@@ -214,10 +215,33 @@ def _status(entry: Entry) -> str:
     return entry.status.value if entry.reason is None else f"{entry.status} ({entry.reason})"
 
 
-def _short(text: str | None) -> str:
-    longest = 60
-    line = " ".join((text or "-").split())
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+def _error(text: str | None) -> str:
+    """Return one line about an error: the sentence in an error body, or the text itself."""
+    line = " ".join((_sentence(text or "") or text or "-").split())
+    return line if len(line) <= _MAX_ERROR_LENGTH else f"{line[: _MAX_ERROR_LENGTH - 1]}…"
+
+
+def _sentence(body: str) -> str | None:
+    """Return what a JSON error body says to a person, in the formats that servers use."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    error, details = value.get("error"), value.get("detail")
+    inner = error if isinstance(error, dict) else {}
+    # A list of what is wrong with the fields, as FastAPI sends it.
+    first = details[0] if isinstance(details, list) and details else None
+    found = (
+        details,
+        value.get("message"),
+        inner.get("message"),
+        first.get("msg") if isinstance(first, dict) else None,
+        value.get("title"),
+        error,
+    )
+    return next((text for text in found if isinstance(text, str) and text), None)
 
 
 def _instant(at: datetime | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.core.error_code import ERROR_HEADER
 from holdfast.core.idempotency_record import Response
 from holdfast.errors import ConfigurationError, RequestError, ServiceError, StoreUnavailableError
 
@@ -103,6 +104,8 @@ CODES: Final[dict[str, Code]] = {
 }
 # fmt: on
 
+_SERVICE: Final = "service"
+_ERROR_HEADER: Final = ERROR_HEADER.lower().encode()
 _IETF_STATUS: Final = {"payload_mismatch": 422}
 _PROBLEM_TYPE: Final = "urn:holdfast:problem:"
 _STORE_DOWN: Final = "the store is unavailable; try again shortly"
@@ -131,6 +134,10 @@ def render_error(
     info = _info(error, error_format, request_id, ietf_statuses=ietf_statuses)
     content_type, body = _body(info, error_format)
     headers = [(b"content-type", content_type)]
+    if info.kind != _SERVICE:
+        # Clients find the code here in every error format: without it they would take
+        # in_progress for a conflict, and might send the request again with a new key.
+        headers.append((_ERROR_HEADER, info.code.encode()))
     if info.retry_after is not None:
         headers.append((b"retry-after", str(info.retry_after).encode()))
     if info.status == 401:  # noqa: PLR2004 - required by RFC 9110 §11.6.1
@@ -149,7 +156,7 @@ def _info(
     retry_after: float | None = None
     if isinstance(error, ServiceError):
         code = Code(error.status, error.code, error.code, error.message)
-        kind = "service"
+        kind = _SERVICE
     else:
         kind = _kind_of(error)
         code = CODES[kind]

@@ -4,7 +4,7 @@
 2xx                                     ``Done``
 404, 410 to a delete                    ``Done``: it no longer exists
 409, 422                                by code: the profile's, or ``BY_CODE`` below
-... with another code: 409              ``Conflicting``
+... with another code: 409              ``TryLater`` with ``Retry-After``, else ``Conflicting``
 ... with another code: 422              ``TryLater`` once, then ``Refused``
 412, 428                                ``Conflicting``
 401                                     ``SignInNeeded``
@@ -103,11 +103,14 @@ def classify(  # noqa: PLR0911 - the table
     code: str | None,
     entry: Entry,
     codes: Mapping[str, Verdict] = _NO_CODES,
+    *,
+    has_retry_after: bool = False,
 ) -> Verdict:
     """Return the meaning of a response; a status of None means no response.
 
     ``entry`` is as it was claimed: its ``attempt_count`` counts this send, its
     ``last_error_code`` is of the one before. ``codes`` are those of the entry's profile.
+    ``has_retry_after`` is whether the response has a ``Retry-After`` header.
     """
     if status is None:
         return TryLater(outcome_unknown=True)
@@ -123,7 +126,8 @@ def classify(  # noqa: PLR0911 - the table
         case 401:
             return SignInNeeded()
         case 409 | 422:
-            return codes.get(code or "") or BY_CODE.get(code or "") or _unknown(status, entry)
+            known = codes.get(code or "") or BY_CODE.get(code or "")
+            return known or _unknown(status, entry, has_retry_after=has_retry_after)
         case 412 | 428:  # another version, or none was named: it has to be read first
             return Conflicting()
         case _ if status in _GONE and entry.operation is Operation.DELETE:
@@ -132,8 +136,10 @@ def classify(  # noqa: PLR0911 - the table
             return Refused()
 
 
-def _unknown(status: int, entry: Entry) -> Verdict:
+def _unknown(status: int, entry: Entry, *, has_retry_after: bool) -> Verdict:
     if status == 409:  # noqa: PLR2004
-        return Conflicting()
+        # A conflict does not pass by waiting, but a first request that still runs does. As a
+        # conflict it could be sent with a new key, and happen twice.
+        return TryLater(outcome_unknown=True) if has_retry_after else Conflicting()
     tried_before = entry.attempt_count > 1 and entry.last_error_code == status
     return Refused() if tried_before else TryLater()

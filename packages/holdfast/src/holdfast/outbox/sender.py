@@ -78,6 +78,7 @@ _GONE: Final = frozenset({404, 410})
 _UNCOUNTED: Final = frozenset({Transition.RELEASE, Transition.WATCHDOG})
 _MAX_INTEGER: Final = 2**63
 _SIGN_IN: Final = "the server does not accept the token: sign in"
+_NOT_SIGNED_IN: Final = "the server needs a token: sign in"
 
 Token = str | Callable[[str], str | None] | None
 """A token, or a function that returns the token of a user at each send; None for none."""
@@ -211,7 +212,13 @@ class Sender:
         self, entry: Entry, state: DrainState, response: Response, token: str | None
     ) -> Outcome:
         codes = self._queue.profiles.get(entry.profile).codes
-        verdict = classify(response.status, response.code, entry, codes)
+        verdict = classify(
+            response.status,
+            response.code,
+            entry,
+            codes,
+            has_retry_after="retry-after" in response.headers,
+        )
         state.note_verdict(verdict)
         match verdict:
             case Done():
@@ -240,7 +247,7 @@ class Sender:
             case OutOfOrder():
                 return self._out_of_order(entry, state, response, token)
             case SignInNeeded():
-                return self._sign_in(entry, state, token, _SIGN_IN, response)
+                return self._sign_in(entry, state, token, _refusal_of(token), response)
             case Misdirected():
                 return self._redirect(entry, state, response)
             case _:
@@ -265,8 +272,9 @@ class Sender:
         """Fail on a moved path, retry after a captive portal. Neither redirect is followed."""
         where = response.headers.get("location", "")
         path = _entity_path(entry, self._queue.mappings)
-        if _is_same_path(where, getattr(self._transport, "origin", None), path):
-            why = f"the server has this under another path ({response.status}): {where}"
+        spelling = _other_spelling(where, getattr(self._transport, "origin", None), path)
+        if spelling is not None:
+            why = f"use the path {spelling}: the server redirects ({response.status}) to {where}"
             return Failed(_result(response, why), outcome_unknown=entry.outcome_unknown)
         why = f"the response was a redirect ({response.status}), which is not followed"
         self._count_silent_send(entry, state, why)
@@ -413,7 +421,7 @@ class Sender:
         retry_after = None
         if isinstance(read, Response):
             if read.status == _UNAUTHORIZED:
-                return self._sign_in(entry, state, token, _SIGN_IN, read)
+                return self._sign_in(entry, state, token, _refusal_of(token), read)
             retry_after = self._retry_after(read)
         return self._retry_later(
             entry,
@@ -553,6 +561,10 @@ def _result(response: Response, error: str | None = None) -> AttemptResult:
     return AttemptResult(response.status, response.code, response.request_id, error)
 
 
+def _refusal_of(token: str | None) -> str:
+    return _NOT_SIGNED_IN if token is None else _SIGN_IN
+
+
 def _server_id_in(entry: Entry, response: Response) -> str | int | None:
     """Return the server's id of what was created; None for other operations."""
     if entry.operation is not Operation.CREATE:
@@ -585,12 +597,18 @@ def _is_from_service(response: Response) -> bool:
     return "x-request-id" in headers or is_json or not response.body
 
 
-def _is_same_path(location: str, origin: str | None, path: str) -> bool:
-    """Return whether a redirect leads to the same path of the same server in another spelling."""
+def _other_spelling(location: str, origin: str | None, path: str) -> str | None:
+    """Return the path if a redirect leads to the same one of the same server, spelt otherwise.
+
+    Like ``path`` it has no prefix that the URL of the server has.
+    """
     try:
         parts = urlsplit(location)
     except ValueError:
-        return False
+        return None
     if (parts.scheme or parts.netloc) and f"{parts.scheme}://{parts.netloc}".lower() != origin:
-        return False
-    return parts.path.rstrip("/").lower().endswith(path.rstrip("/").lower())
+        return None
+    target, asked = parts.path.rstrip("/"), path.rstrip("/")
+    if not target.lower().endswith(asked.lower()):
+        return None
+    return parts.path[len(target) - len(asked) :]

@@ -25,6 +25,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import msgspec
 
+from holdfast.core.error_code import ERROR_HEADER, error_code
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ _MAX_IDLE: Final = 8
 """Idle connections kept: one outbox sends from fewer threads than this."""
 
 _INFORMATIONAL: Final = range(100, 200)
+_ERROR_HEADER: Final = ERROR_HEADER.lower()
 
 _HEADERS: Final = {
     "Accept": "application/json",
@@ -100,12 +102,10 @@ class Response(msgspec.Struct, frozen=True):
 
     @property
     def code(self) -> str | None:
-        """The machine-readable code of an error, in either error format."""
+        """The machine-readable code of an error, from its header or its body."""
         if self.status < 400:  # noqa: PLR2004
             return None
-        body = self.json()
-        code = body.get("code", body.get("error")) if isinstance(body, dict) else None
-        return code if isinstance(code, str) else None
+        return error_code(self.headers.get(_ERROR_HEADER), self.body)
 
     @property
     def request_id(self) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
+from holdfast.core.error_code import ERROR_HEADER
 from holdfast.core.error_formats import CODES, ErrorFormat, ErrorFormatter
 from holdfast.core.keys import KeyFormat
 from holdfast.core.policy import Policy
@@ -85,7 +86,10 @@ def _describe(operation: dict[str, Any], route: GuardedRoute) -> None:
     for status, (description, codes) in sorted(_errors(route.guard).items()):
         responses[str(status)] = {
             "description": f"{description}: {', '.join(f'`{code}`' for code in codes)}",
-            "headers": {"X-Request-ID": _header("Id of this request.")}
+            "headers": {
+                "X-Request-ID": _header("Id of this request."),
+                ERROR_HEADER: _header("Code of the error, in every error format."),
+            }
             | ({"Retry-After": _header("Seconds to wait.")} if status in (409, 429, 503) else {}),
             "content": _error_content(policy.error_format),
         }
