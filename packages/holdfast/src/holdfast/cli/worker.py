@@ -15,7 +15,7 @@ from holdfast.cli.app_loader import load_holdfast
 from holdfast.cli.gc import resume_gc
 from holdfast.cli.output import CommandError, print_error
 from holdfast.cli.plugins import default_worker
-from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.errors import HoldfastError
 from holdfast.jobs.depth_reporter import DepthReporter
 from holdfast.jobs.worker import Worker
 from holdfast.observability.logs import configure_logging
@@ -269,8 +269,6 @@ def _prometheus(metrics: JobMetrics | None) -> Any:
 
 
 def _jetstream(url: str) -> Any:
-    try:
-        from holdfast.jobs.engines.jetstream import jetstream
-    except ImportError as error:
-        raise ConfigurationError('NATS needs its driver: pip install "holdfast[nats]"') from error
+    from holdfast.jobs.engines.jetstream import jetstream
+
     return jetstream(url)

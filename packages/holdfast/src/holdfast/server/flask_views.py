@@ -16,9 +16,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, Unpack
 
-import flask
-from flask import current_app, request
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from holdfast.extras import needs_extra
+
+with needs_extra("flask"):
+    import flask
+    from flask import current_app, request
+    from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from holdfast.core.idempotency_record import Response
 from holdfast.core.job import EnqueueOutcome
