@@ -22,6 +22,7 @@ from holdfast.observability.logs import configure_logging
 from holdfast.ports import JobMetrics
 
 __all__ = [
+    "METRICS_HOST",
     "PARENT_VARIABLE",
     "WorkerOptions",
     "run_app_worker",
@@ -36,6 +37,8 @@ _CONCURRENCY: Final = 16
 _DRAIN_SECONDS: Final = 30.0
 _EXIT_SECONDS: Final = 1.0
 _PARENT_SECONDS: Final = 1.0
+# Metrics are served without sign-in.
+METRICS_HOST: Final = "127.0.0.1"
 # Set by ``--reload``: the process that restarts this one.
 PARENT_VARIABLE: Final = "_HOLDFAST_RELOAD_PARENT"
 
@@ -45,6 +48,9 @@ class WorkerOptions:
     """Options of ``holdfast worker`` that mean the same for every app."""
 
     queues: tuple[str, ...] = ()
+    # None: the default of the worker, or for the services the setting.
+    lease_seconds: float | None = None
+    metrics_host: str = METRICS_HOST
     metrics_port: int | None = None
     once: bool = False
 
@@ -103,13 +109,15 @@ def run_app_worker(
     metrics = holdfast.job_metrics
     if options.metrics_port is not None:
         metrics = _prometheus(metrics)
-        serve_metrics(metrics, options.metrics_port)
+        serve_metrics(metrics, options.metrics_port, host=options.metrics_host)
     given: dict[str, Any] = {
         "queues": options.known_queues(holdfast.jobs.queues) or None,
         "concurrency": _CONCURRENCY if concurrency is None else concurrency,
         "shutdown_seconds": _DRAIN_SECONDS if drain_seconds is None else drain_seconds,
         "metrics": metrics,
     }
+    if options.lease_seconds is not None:
+        given["lease_seconds"] = options.lease_seconds
     if nats is not None:
         given["engine"] = _jetstream(nats)
     return asyncio.run(_run_app(holdfast, app, metrics, options, given))
@@ -209,16 +217,17 @@ async def _until_stopped(worker: Worker, signals: _StopSignals, *, once: bool) -
         task.result()
 
 
-def serve_metrics(metrics: Any, port: int | None) -> None:
-    """Serve the registry of ``metrics`` on a loopback port, in a thread."""
+def serve_metrics(metrics: Any, port: int | None, *, host: str = METRICS_HOST) -> None:
+    """Serve the registry of ``metrics`` at this address, in a thread."""
     if port is None:
         return
     from prometheus_client import start_http_server
 
     try:
-        start_http_server(port, "127.0.0.1", metrics.registry)
+        start_http_server(port, host, metrics.registry)
     except OSError as error:
-        raise CommandError(f"cannot listen on port {port}: {error.strerror}") from error
+        reason = error.strerror or str(error)
+        raise CommandError(f"cannot listen on {host} port {port}: {reason}") from error
 
 
 async def _leave(code: int) -> None:
