@@ -30,6 +30,7 @@ MEANINGS = {
     "observability": ("logs, metrics, traces", "raw keys, bodies"),
     "clock": ("the system clock", "—"),
     "ids": ("UUIDs and request ids", "—"),
+    "extras": ("names the extra of an optional package that is missing", "—"),
     "ports": ("protocols that adapters implement, and the values they exchange", "behaviour"),
     "core": (
         "keys, canonical JSON, fingerprints, policy, decision, staleness, retry, jobs, entries",

@@ -15,8 +15,9 @@ SOURCE = ROOT / "packages/holdfast/src"
 API = sorted((REFERENCE / "api").glob("*.md"))
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 MODULES = [name for page in API for name in DIRECTIVE.findall(page.read_text(encoding="utf-8"))]
-# The command line is documented by its commands, in reference/cli.md.
-NOT_IMPORTED_BY_APPS = {"cli"}
+# The command line is documented by its commands, in reference/cli.md. ``extras`` is for the
+# library's own imports.
+NOT_IMPORTED_BY_APPS = {"cli", "extras"}
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sqlite3
 from dataclasses import fields
 from datetime import timedelta
@@ -27,7 +28,7 @@ from holdfast_services.registry import migration_packages
 from holdfast_services.routes.policy import POLICY as ROUTES
 from holdfast_services.settings import Settings
 from holdfast_services.walk.policy import POLICY as WALK
-from tests.docs.pages import DOCS, REFERENCE, ROOT
+from tests.docs.pages import DOCS, PAGES, REFERENCE, ROOT, blocks, name_of
 
 
 def rows(page: Path) -> list[list[str]]:
@@ -161,6 +162,63 @@ def test_commands_page_has_every_command_and_option(name: str, command: Any) -> 
     for parameter in command.params:
         for option in parameter.opts if parameter.param_type_name == "option" else ():
             assert option == "--help" or option in text, option
+
+
+def test_commands_in_shell_blocks_exist_with_their_options() -> None:
+    app = create_app()
+    add_plugins(app)
+    root = get_command(app)
+    checked = 0
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language not in ("sh", "console", "yaml", "dockerfile"):
+                continue
+            for line in block.text.replace("\\\n", " ").splitlines():
+                for arguments in _holdfast_calls(line):
+                    _check_call(root, arguments, f"{name_of(page)}: {line.strip()}")
+                    checked += 1
+    assert checked > 50
+
+
+_CALL = re.compile(r"(?:^|[\s/;&|(])holdfast\s+(?=[a-z-])")
+
+
+def _holdfast_calls(line: str) -> list[list[str]]:
+    """Return the arguments of every call of ``holdfast`` in a line of shell."""
+    calls = []
+    for match in _CALL.finditer("" if "pip install" in line and "&&" not in line else line):
+        lexer = shlex.shlex(line[match.end() :], posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        arguments: list[str] = []
+        for word in lexer:
+            if set(word) <= set("();<>|&"):
+                break
+            arguments.append(word)
+        calls.append(arguments)
+    return calls
+
+
+def _check_call(group: Any, arguments: list[str], where: str) -> None:
+    options = {
+        option: parameter
+        for parameter in group.params
+        if parameter.param_type_name == "option"
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if name.startswith("--"):
+            assert name in options or name == "--help", f"{where}: no option {name}"
+            if name in options and not options[name].is_flag and not equals:
+                assert rest, f"{where}: {name} has no value"
+                rest.pop(0)
+        elif hasattr(group, "commands"):
+            assert word in group.commands, f"{where}: no command {word}"
+            assert not group.commands[word].hidden, f"{where}: {word} is hidden"
+            _check_call(group.commands[word], rest, where)
+            return
 
 
 # -- the schema -----------------------------------------------------------------------------------

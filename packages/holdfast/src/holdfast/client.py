@@ -20,7 +20,10 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
 from uuid import uuid4
 
-import httpx
+from holdfast.extras import needs_extra
+
+with needs_extra("client"):
+    import httpx
 import msgspec
 
 from holdfast.core.error_code import ERROR_HEADER, error_code

@@ -45,6 +45,7 @@
     │       └── FileBusyError
     └── UsageError                     the app's code or settings; raised at start-up or first use
         ├── ConfigurationError
+        │   └── MissingExtraError          also an ImportError: a package of an extra is missing
         ├── StreamingResponseError
         ├── ResponseTooLargeError
         └── NoTransactionError
@@ -76,6 +77,7 @@ __all__ = [
     "KeyInvalidError",
     "KeyRequiredError",
     "LeaseLostError",
+    "MissingExtraError",
     "NewerFileError",
     "NoTransactionError",
     "NonRetryableError",
@@ -372,6 +374,10 @@ class UsageError(HoldfastError):
 
 class ConfigurationError(UsageError):
     """A setting, a policy or a guard is invalid."""
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """A package of an extra is not installed; the message has the ``pip install`` command."""
 
 
 class StreamingResponseError(UsageError):

@@ -37,6 +37,7 @@ __all__ = [
     "SessionStore",
     "Store",
     "StoreMetrics",
+    "SweepMetrics",
     "SyncFaultPoints",
     "Transaction",
     "TransactionT_co",
@@ -374,6 +375,17 @@ class Metrics(Protocol):
 
     def swept(self, records: int, seconds: float) -> None:
         """Record how many records a sweep deleted, and how long it took."""
+
+
+@runtime_checkable
+class SweepMetrics(Protocol):
+    """Is called when a process starts to sweep; must not raise and must not block.
+
+    Optional: a ``Metrics`` object that has this method gets the call.
+    """
+
+    def sweep_started(self) -> None:
+        """Export the series of sweeps: this process sweeps periodically."""
 
 
 @runtime_checkable

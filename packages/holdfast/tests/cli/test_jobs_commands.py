@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -96,8 +98,39 @@ def test_jobs_show_prints_payload_failures_and_result(here: Here, database: str)
     done = json.loads(here("jobs", "show", ids["done"], "--database", database, "--json").stdout)
     assert done["result"] == {"sent": True}
     result = here("jobs", "show", ids["dead"], "--database", database).stdout.decode()
+    assert re.search(r'^payload +\{"to": "dead"\}$', result, re.MULTILINE)
     assert "ValueError: no\\x1b[31m" in result
     assert "\x1b" not in result
+
+
+def test_running_job_whose_lease_has_expired_is_marked(here: Here, database: str) -> None:
+    ids = prepare(database)
+
+    async def claim(lease_seconds: float) -> None:
+        store = open_store(database)
+        await store.open()
+        table = JobStore(store)
+        (job,) = await table.claim(["mail"], worker="w", limit=9, lease_seconds=lease_seconds)
+        assert job.lease.job_id == ids["waiting"]
+        if lease_seconds > 1:
+            await table.save_step(job.lease, "send", '{"ok":true}', worker="w")
+        await store.close()
+
+    def shown() -> tuple[str, str, bool]:
+        listed = here("jobs", "ls", "--state", "running", "--database", database)
+        show = here("jobs", "show", ids["waiting"], "--database", database).stdout.decode()
+        found = json.loads(here("jobs", "ls", "--database", database, "--json").stdout)
+        (expired,) = [job["lease_expired"] for job in found if job["id"] == ids["waiting"]]
+        (state,) = re.findall(r"^state +(.+)$", show, re.MULTILINE)
+        return listed.stdout.decode().splitlines()[1].split("\t")[4], state, expired
+
+    asyncio.run(claim(0.05))
+    time.sleep(0.06)
+    assert shown() == ("running, lease expired", "running, lease expired", True)
+    asyncio.run(claim(30))
+    assert shown() == ("running", "running", False)
+    show = here("jobs", "show", ids["waiting"], "--database", database).stdout.decode()
+    assert show.endswith('step\tresult\nsend\t{"ok": true}\n')
 
 
 def test_jobs_show_does_not_find_jobs_of_another_tenant(here: Here, database: str) -> None:

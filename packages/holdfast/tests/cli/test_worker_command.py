@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from holdfast import open_store
@@ -18,6 +21,9 @@ from holdfast.jobs.enqueue import Cause, new_job
 from holdfast.jobs.job_store import JobStore
 from packages.holdfast.tests.cli.harness import Here, environment, one_line
 from packages.holdfast.tests.cli.test_app_option import APP, write_module
+from packages.holdfast.tests.support.serving import free_port
+
+ROOT = Path(__file__).parents[4]
 
 SLEEPY = """
 import asyncio
@@ -128,6 +134,28 @@ def test_second_signal_releases_the_running_job_at_once(
     assert (found["state"], found["attempts"], found["failures"]) == ("waiting", 0, [])
 
 
+def test_worker_serves_metrics_that_the_alert_on_sweeps_does_not_match(
+    here: Here, tmp_path: Path, work: Work
+) -> None:
+    """A worker does not sweep."""
+    app = f"{write_module(tmp_path, SLEEPY)}:holdfast"
+    port = free_port()
+    job_id = enqueue(tmp_path, "sleep", 60, queue="naps")
+    lease = ("--lease-seconds", "600")
+    process = work("--app", app, *lease, "--metrics-port", str(port))
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"started {job_id}\n"
+    due = datetime.fromisoformat(job(here, job_id)["due_at"])
+    assert 300 < (due - datetime.now(UTC)).total_seconds() <= 600
+    assert httpx.get(f"http://127.0.0.1:{port}/metrics").text.count("holdfast_commit_failures") > 1
+    scraped = set(re.findall(r"^(\w+)", httpx.get(f"http://127.0.0.1:{port}").text, re.MULTILINE))
+    rules = (ROOT / "docs/operations/prometheus-alerts.yml").read_text(encoding="utf-8")
+    rule = rules.partition("alert: HoldfastSweepDoesNotRun\n")[2].partition("alert:")[0]
+    named = set(re.findall(r"holdfast_\w+", rule))
+    assert named
+    assert not named & scraped
+
+
 def test_reload_restarts_the_worker_with_the_new_code(
     here: Here, tmp_path: Path, work: Work
 ) -> None:
@@ -157,6 +185,7 @@ def test_reload_restarts_the_worker_with_the_new_code(
         (["--once", "--reload"], "give --once or --reload, not both"),
         (["--database", "sqlite:///x.db"], "give --app or --database, not both"),
         (["--metrics-port", "0"], "Invalid value for '--metrics-port'"),
+        (["--lease-seconds", "0"], "Invalid value for '--lease-seconds'"),
     ],
 )
 def test_worker_with_bad_options_is_an_error_in_one_line(
@@ -166,6 +195,16 @@ def test_worker_with_bad_options_is_an_error_in_one_line(
     done = here("worker", "--app", app, *arguments)
     assert done.returncode == 2
     assert line in one_line(done.stderr)
+
+
+def test_worker_serves_metrics_on_the_given_address(here: Here, tmp_path: Path) -> None:
+    app = f"{write_module(tmp_path, SLEEPY)}:holdfast"
+    # An address for documentation: no machine has it.
+    done = here(
+        "worker", "--app", app, "--once", "--metrics-port", "9100", "--metrics-host", "192.0.2.1"
+    )
+    assert done.returncode == 1
+    assert one_line(done.stderr).startswith("holdfast: cannot listen on 192.0.2.1 port 9100: ")
 
 
 def test_worker_of_an_app_without_jobs_is_an_error(here: Here, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class Shop:
         self.lab = JobsLab(store)
         self.lab.jobs = self.holdfast.jobs
         self.notifications = 0
+        self.events_before = 0
         self.outcomes: list[Any] = []
         app = FastAPI()
         self.holdfast.install(app)
@@ -63,7 +64,7 @@ class Shop:
                 "INSERT INTO effects (name) VALUES ('order')"
             )
             self.outcomes.append(await self.holdfast.enqueue("receipt", payload, **options))
-            assert await self.lab.count("holdfast_audit_events") == 0, (
+            assert await self.lab.count("holdfast_audit_events") == self.events_before, (
                 "nothing is seen before the commit"
             )
             match request.headers.get("x-do"):
@@ -196,6 +197,33 @@ async def test_same_key_is_one_job_and_stays_done(shop: Shop) -> None:
     assert await again() == AlreadyDone(same)
     assert await lab.count("holdfast_jobs") == 0
     assert await lab.count("holdfast_audit_events") == 1
+
+
+async def test_duplicate_is_logged_with_the_id_of_the_job_that_exists(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "holdfast.jobs")
+
+    async def order(key: str, **options: Any) -> None:
+        shop.events_before = await shop.lab.count("holdfast_audit_events")
+        assert (await shop.order(key, **options)).status_code == 201
+
+    await order("key-0")
+    await order("key-1")  # another request, the same payload
+    first, second = shop.outcomes
+    assert second == Merged(first.job_id)
+    job = await shop.lab.claim_one("one")
+    assert await shop.lab.job_store.complete_alone([(job.lease, "1")], worker="one")
+    await order("key-2")
+    await order("key-3", coalesce="all")
+    await order("key-4", coalesce="all")
+    found = [record for record in caplog.records if "not enqueued" in record.message]
+    assert [record.message for record in found] == [
+        f"job not enqueued, receipt {first.job_id} {reason}: tenant ada; "
+        "without resource_id the payload is the key"
+        for reason in ("waits or runs", "is done")
+    ]
+    assert {(r.levelname, r.job_id, r.tenant) for r in found} == {("INFO", first.job_id, "ada")}  # type: ignore[attr-defined]
 
 
 async def test_two_concurrent_transactions_with_one_key_enqueue_one_job(shop: Shop) -> None:

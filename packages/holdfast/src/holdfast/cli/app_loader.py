@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from holdfast import Holdfast
 from holdfast.cli.output import CommandError
+from holdfast.errors import MissingExtraError
 
 __all__ = ["load_holdfast"]
 
@@ -53,6 +54,8 @@ def _import(name: str) -> ModuleType:
         raise CommandError(f"{name} cannot be imported: {_describe(error)}") from error
     except CommandError:
         raise
+    except MissingExtraError as error:  # what to do is more useful than where
+        raise CommandError(f"{name} cannot be imported: {error}") from error
     except Exception as error:
         raise CommandError(f"{name} cannot be imported: {_describe(error)}") from error
 

@@ -257,6 +257,15 @@ def worker(  # noqa: PLR0917 - typer turns the parameters into options
             show_default="30, with --reload 2",
         ),
     ] = None,
+    lease_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            max=86_400,
+            help="How long a job stays claimed if this process dies; leases are renewed.",
+            show_default="30; for the services HOLDFAST_JOBS_LEASE_SECONDS or 30",
+        ),
+    ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Run the jobs that are due, then exit.")
     ] = False,
@@ -272,10 +281,17 @@ def worker(  # noqa: PLR0917 - typer turns the parameters into options
         typer.Option(
             min=1,
             max=65535,
-            help="Serve Prometheus metrics on this loopback port.",
+            help="Serve Prometheus metrics on this port.",
             show_default="off",
         ),
     ] = None,
+    metrics_host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="The address for --metrics-port; 0.0.0.0 for all. There is no sign-in.",
+        ),
+    ] = "127.0.0.1",
 ) -> None:
     """Run jobs: those of your app, or those of the installed services.
 
@@ -299,7 +315,11 @@ def worker(  # noqa: PLR0917 - typer turns the parameters into options
         raise typer.Exit(_reload_worker(drain_seconds, once=once))
     chosen = [name.strip() for given in queues or [] for name in given.split(",")]
     options = WorkerOptions(
-        queues=tuple(name for name in chosen if name), metrics_port=metrics_port, once=once
+        queues=tuple(name for name in chosen if name),
+        lease_seconds=lease_seconds,
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
+        once=once,
     )
     if isinstance(target, AppTarget):
         code = run_app_worker(

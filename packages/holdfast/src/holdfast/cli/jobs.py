@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, get_args
@@ -47,7 +48,7 @@ def list_jobs(
                 view.tenant,
                 view.queue,
                 view.type,
-                view.state,
+                _state(view),
                 _attempts(view),
                 _instant(view.enqueued_at),
                 "-" if view.due_at is None else _instant(view.due_at),
@@ -92,6 +93,11 @@ def show_job(target: Target, job_id: str, *, tenant: str | None, as_json: bool) 
     if as_json:
         print_json(fields)
         return
+    fields["state"] = _state(found.view)
+    for name in ("payload", "result"):
+        if fields[name] is not None:
+            fields[name] = json.dumps(fields[name], ensure_ascii=False)
+    del fields["lease_expired"]
     width = max(len(name) for name in fields)
     for name, value in fields.items():
         if name in ("failures", "steps"):
@@ -108,7 +114,10 @@ def show_job(target: Target, job_id: str, *, tenant: str | None, as_json: bool) 
         )
     if found.steps:
         print()
-        print_table(("step", "result"), [(name, str(value)) for name, value in found.steps.items()])
+        results = [
+            (name, json.dumps(value, ensure_ascii=False)) for name, value in found.steps.items()
+        ]
+        print_table(("step", "result"), results)
 
 
 def requeue(
@@ -182,6 +191,7 @@ def _summary(view: JobView) -> dict[str, Any]:
         "type": view.type,
         "resource_id": view.resource_id,
         "state": view.state,
+        "lease_expired": view.lease_expired,
         "attempts": view.attempts,
         "max_attempts": view.max_attempts,
         "worker": view.worker,
@@ -215,6 +225,10 @@ def _detail(job: JobDetail) -> dict[str, Any]:
             for failure in job.failures
         ],
     }
+
+
+def _state(view: JobView) -> str:
+    return f"{view.state}, lease expired" if view.lease_expired else view.state
 
 
 def _attempts(view: JobView) -> str:

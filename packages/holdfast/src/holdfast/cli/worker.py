@@ -15,13 +15,14 @@ from holdfast.cli.app_loader import load_holdfast
 from holdfast.cli.gc import resume_gc
 from holdfast.cli.output import CommandError, print_error
 from holdfast.cli.plugins import default_worker
-from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.errors import HoldfastError
 from holdfast.jobs.depth_reporter import DepthReporter
 from holdfast.jobs.worker import Worker
 from holdfast.observability.logs import configure_logging
 from holdfast.ports import JobMetrics
 
 __all__ = [
+    "METRICS_HOST",
     "PARENT_VARIABLE",
     "WorkerOptions",
     "run_app_worker",
@@ -36,6 +37,8 @@ _CONCURRENCY: Final = 16
 _DRAIN_SECONDS: Final = 30.0
 _EXIT_SECONDS: Final = 1.0
 _PARENT_SECONDS: Final = 1.0
+# Metrics are served without sign-in.
+METRICS_HOST: Final = "127.0.0.1"
 # Set by ``--reload``: the process that restarts this one.
 PARENT_VARIABLE: Final = "_HOLDFAST_RELOAD_PARENT"
 
@@ -45,6 +48,9 @@ class WorkerOptions:
     """Options of ``holdfast worker`` that mean the same for every app."""
 
     queues: tuple[str, ...] = ()
+    # None: the default of the worker, or for the services the setting.
+    lease_seconds: float | None = None
+    metrics_host: str = METRICS_HOST
     metrics_port: int | None = None
     once: bool = False
 
@@ -103,13 +109,15 @@ def run_app_worker(
     metrics = holdfast.job_metrics
     if options.metrics_port is not None:
         metrics = _prometheus(metrics)
-        serve_metrics(metrics, options.metrics_port)
+        serve_metrics(metrics, options.metrics_port, host=options.metrics_host)
     given: dict[str, Any] = {
         "queues": options.known_queues(holdfast.jobs.queues) or None,
         "concurrency": _CONCURRENCY if concurrency is None else concurrency,
         "shutdown_seconds": _DRAIN_SECONDS if drain_seconds is None else drain_seconds,
         "metrics": metrics,
     }
+    if options.lease_seconds is not None:
+        given["lease_seconds"] = options.lease_seconds
     if nats is not None:
         given["engine"] = _jetstream(nats)
     return asyncio.run(_run_app(holdfast, app, metrics, options, given))
@@ -209,16 +217,17 @@ async def _until_stopped(worker: Worker, signals: _StopSignals, *, once: bool) -
         task.result()
 
 
-def serve_metrics(metrics: Any, port: int | None) -> None:
-    """Serve the registry of ``metrics`` on a loopback port, in a thread."""
+def serve_metrics(metrics: Any, port: int | None, *, host: str = METRICS_HOST) -> None:
+    """Serve the registry of ``metrics`` at this address, in a thread."""
     if port is None:
         return
     from prometheus_client import start_http_server
 
     try:
-        start_http_server(port, "127.0.0.1", metrics.registry)
+        start_http_server(port, host, metrics.registry)
     except OSError as error:
-        raise CommandError(f"cannot listen on port {port}: {error.strerror}") from error
+        reason = error.strerror or str(error)
+        raise CommandError(f"cannot listen on {host} port {port}: {reason}") from error
 
 
 async def _leave(code: int) -> None:
@@ -269,8 +278,6 @@ def _prometheus(metrics: JobMetrics | None) -> Any:
 
 
 def _jetstream(url: str) -> Any:
-    try:
-        from holdfast.jobs.engines.jetstream import jetstream
-    except ImportError as error:
-        raise ConfigurationError('NATS needs its driver: pip install "holdfast[nats]"') from error
+    from holdfast.jobs.engines.jetstream import jetstream
+
     return jetstream(url)

@@ -59,6 +59,9 @@ class JobView:
     due_at: datetime | None
     # When it was done or dead-lettered.
     ended_at: datetime | None
+    # Whether it runs under a lease that has expired: its worker is dead or hangs, and the next
+    # worker that serves the queue claims it.
+    lease_expired: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +236,7 @@ def _view(row: Row) -> JobView:
         enqueued_at=at(row["enqueued_at"]),
         due_at=None if row["due_at"] is None else at(row["due_at"]),
         ended_at=None if row["ended_at"] is None else at(row["ended_at"]),
+        lease_expired=bool(row["lease_expired"]),
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.core.job import EnqueueOutcome, LeasedJob, stable_uuid
 from holdfast.errors import NonRetryableError, NoTransactionError, UsageError
-from holdfast.jobs.enqueue import Cause, EnqueueOptions, encode_json, new_job
+from holdfast.jobs.enqueue import Cause, EnqueueOptions, encode_json, log_duplicate, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Params, Row, Transaction, UnitOfWork
 
@@ -205,7 +205,9 @@ class JobContext:
         )
         job = new_job(job_type, payload, cause=cause, **chosen)
         self.enqueued = True
-        return await self._job_store.enqueue((await self.unit()).statements, job)
+        outcome = await self._job_store.enqueue((await self.unit()).statements, job)
+        log_duplicate(job, outcome)
+        return outcome
 
     # -- for the executor -----------------------------------------------------------------------
 

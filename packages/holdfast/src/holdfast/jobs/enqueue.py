@@ -1,5 +1,6 @@
-"""Validate arguments and build a ``NewJob``."""
+"""Validate arguments and build a ``NewJob``; log one that is a duplicate."""
 
+import logging
 import math
 import re
 from datetime import UTC, datetime, timedelta
@@ -9,7 +10,7 @@ from typing import Any, Final, TypedDict
 import msgspec
 
 from holdfast.core.canonical_json import canonical_json
-from holdfast.core.job import NewJob, check_name, job_id, job_key
+from holdfast.core.job import Enqueued, EnqueueOutcome, Merged, NewJob, check_name, job_id, job_key
 from holdfast.errors import BodyInvalidError, JobPayloadTooLargeError, UsageError
 from holdfast.ids import new_request_id
 
@@ -21,6 +22,7 @@ __all__ = [
     "EnqueueOptions",
     "JobOptions",
     "encode_json",
+    "log_duplicate",
     "new_job",
 ]
 
@@ -37,6 +39,8 @@ MAX_SECONDS: Final = float(2**31 - 1)
 _NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
 _encode = msgspec.json.Encoder().encode
+
+_log = logging.getLogger("holdfast.jobs")
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -173,4 +177,36 @@ def new_job(
         coalesce_key=coalesce,
         order_key=order,
         max_attempts=max_attempts,
+    )
+
+
+def log_duplicate(job: NewJob, outcome: EnqueueOutcome) -> None:
+    """Log that a job was not enqueued because one with its key exists.
+
+    At INFO; at DEBUG for a job with ``coalesce``, which is meant to be merged.
+    """
+    if isinstance(outcome, Enqueued):
+        return
+    reason = "waits or runs" if isinstance(outcome, Merged) else "is done"
+    key = (
+        ""
+        if job.resource_id or job.coalesce_key
+        else "; without resource_id the payload is the key"
+    )
+    _log.log(
+        logging.INFO if job.coalesce_key is None else logging.DEBUG,
+        "job not enqueued, %s %s %s: tenant %s%s",
+        job.type,
+        outcome.job_id,
+        reason,
+        job.tenant,
+        key,
+        extra={
+            "job_id": outcome.job_id,
+            "queue": job.queue,
+            "job_type": job.type,
+            "tenant": job.tenant,
+            "request_id": job.request_id,
+            "correlation_id": job.correlation_id,
+        },
     )

@@ -309,7 +309,8 @@ SELECT * FROM (
            worker, NULL AS reason, request_id, correlation_id,
            extract(epoch FROM enqueued_at)::float8 AS enqueued_at,
            CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
-           NULL::float8 AS ended_at
+           NULL::float8 AS ended_at,
+           state = 'running' AND visible_at <= clock_timestamp() AS lease_expired
       FROM holdfast_jobs
      WHERE :state::text IN ('', state) AND (:tenant::text = '' OR tenant = :tenant)
        AND :queue::text IN ('', queue) AND :type::text IN ('', type)
@@ -318,7 +319,7 @@ SELECT * FROM (
         SELECT tenant, job_id::text, key, queue, type, resource_id, 'done', attempts, NULL::integer,
                worker, NULL, request_id, correlation_id,
                extract(epoch FROM enqueued_at)::float8, NULL::float8,
-               extract(epoch FROM completed_at)::float8
+               extract(epoch FROM completed_at)::float8, false
           FROM holdfast_job_completions
          WHERE :state IN ('', 'done') AND (:tenant = '' OR tenant = :tenant)
            AND :queue IN ('', queue) AND :type IN ('', type)
@@ -328,7 +329,7 @@ SELECT * FROM (
         SELECT tenant, job_id::text, key, queue, type, resource_id, 'dead', attempts, max_attempts,
                NULL, reason, request_id, correlation_id,
                extract(epoch FROM enqueued_at)::float8, NULL::float8,
-               extract(epoch FROM died_at)::float8
+               extract(epoch FROM died_at)::float8, false
           FROM holdfast_dead_letters
          WHERE :state IN ('', 'dead') AND requeued_at IS NULL
            AND (:tenant = '' OR tenant = :tenant)
@@ -344,21 +345,22 @@ SELECT tenant, id::text AS job_id, key, queue, type, resource_id, state, attempt
        coalesce_key, order_key, request_id, correlation_id,
        extract(epoch FROM enqueued_at)::float8 AS enqueued_at,
        CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
-       NULL::float8 AS ended_at, 1 AS place
+       NULL::float8 AS ended_at,
+       state = 'running' AND visible_at <= clock_timestamp() AS lease_expired, 1 AS place
   FROM holdfast_jobs WHERE id = :job_id::uuid AND (:tenant::text = '' OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id::text, key, queue, type, resource_id, 'done', attempts, NULL,
        worker, NULL, NULL, NULL, payload_hash, result, 0,
        NULL, NULL, request_id, correlation_id,
        extract(epoch FROM enqueued_at)::float8, NULL::float8,
-       extract(epoch FROM completed_at)::float8, 2
+       extract(epoch FROM completed_at)::float8, false, 2
   FROM holdfast_job_completions WHERE job_id = :job_id::uuid AND (:tenant = '' OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id::text, key, queue, type, resource_id, 'dead', attempts, max_attempts,
        NULL, reason, error, payload, payload_hash, NULL, 0,
        NULL, order_key, request_id, correlation_id,
        extract(epoch FROM enqueued_at)::float8, NULL::float8,
-       extract(epoch FROM died_at)::float8, 3
+       extract(epoch FROM died_at)::float8, false, 3
   FROM holdfast_dead_letters WHERE job_id = :job_id::uuid AND (:tenant = '' OR tenant = :tenant)
  ORDER BY place LIMIT 1;
 

@@ -280,7 +280,8 @@ SELECT * FROM (
     SELECT tenant, id AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
            worker, NULL AS reason, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
            CASE WHEN visible_at < 9000000000000000 THEN visible_at / 1000.0 END AS due_at,
-           NULL AS ended_at
+           NULL AS ended_at,
+           state = 'running' AND visible_at <= NOW_MS AS lease_expired
       FROM holdfast_jobs
      WHERE :state IN ('', state) AND (:tenant = '' OR tenant = :tenant)
        AND :queue IN ('', queue) AND :type IN ('', type)
@@ -288,7 +289,7 @@ SELECT * FROM (
     SELECT * FROM (
         SELECT tenant, job_id, key, queue, type, resource_id, 'done', attempts, NULL,
                worker, NULL, request_id, correlation_id, enqueued_at / 1000.0, NULL,
-               completed_at / 1000.0
+               completed_at / 1000.0, 0
           FROM holdfast_job_completions
          WHERE :state IN ('', 'done') AND (:tenant = '' OR tenant = :tenant)
            AND :queue IN ('', queue) AND :type IN ('', type)
@@ -297,7 +298,7 @@ SELECT * FROM (
     SELECT * FROM (
         SELECT tenant, job_id, key, queue, type, resource_id, 'dead', attempts, max_attempts,
                NULL, reason, request_id, correlation_id, enqueued_at / 1000.0, NULL,
-               died_at / 1000.0
+               died_at / 1000.0, 0
           FROM holdfast_dead_letters
          WHERE :state IN ('', 'dead') AND requeued_at IS NULL
            AND (:tenant = '' OR tenant = :tenant)
@@ -312,19 +313,20 @@ SELECT tenant, id AS job_id, key, queue, type, resource_id, state, attempts, max
        worker, NULL AS reason, NULL AS error, payload, payload_hash, NULL AS result, merged,
        coalesce_key, order_key, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
        CASE WHEN visible_at < 9000000000000000 THEN visible_at / 1000.0 END AS due_at,
-       NULL AS ended_at, 1 AS place
+       NULL AS ended_at,
+       state = 'running' AND visible_at <= NOW_MS AS lease_expired, 1 AS place
   FROM holdfast_jobs WHERE id = :job_id AND (:tenant = '' OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id, key, queue, type, resource_id, 'done', attempts, NULL,
        worker, NULL, NULL, NULL, payload_hash, result, 0,
        NULL, NULL, request_id, correlation_id, enqueued_at / 1000.0, NULL,
-       completed_at / 1000.0, 2
+       completed_at / 1000.0, 0, 2
   FROM holdfast_job_completions WHERE job_id = :job_id AND (:tenant = '' OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id, key, queue, type, resource_id, 'dead', attempts, max_attempts,
        NULL, reason, error, payload, payload_hash, NULL, 0,
        NULL, order_key, request_id, correlation_id, enqueued_at / 1000.0, NULL,
-       died_at / 1000.0, 3
+       died_at / 1000.0, 0, 3
   FROM holdfast_dead_letters WHERE job_id = :job_id AND (:tenant = '' OR tenant = :tenant)
  ORDER BY place LIMIT 1;
 

@@ -8,11 +8,15 @@ would grow without bound, and show every reader of ``/metrics`` who the tenants 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Final, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.multiprocess import MultiProcessCollector
+from holdfast.extras import needs_extra
+
+with needs_extra("metrics"):
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+    from prometheus_client.multiprocess import MultiProcessCollector
 
 from holdfast.errors import ConfigurationError
 from holdfast.ports import CommitFailure, JobOutcome, Outcome
@@ -35,9 +39,9 @@ _DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class PrometheusMetrics:
-    """Implements ``Metrics``, ``JobMetrics`` and ``StoreMetrics`` with prometheus_client.
+    """Implements the metrics protocols of ``holdfast.ports`` with prometheus_client.
 
-    Thread-safe.
+    These are ``Metrics``, ``JobMetrics``, ``StoreMetrics`` and ``SweepMetrics``. Thread-safe.
 
     ``registry`` is a new one by default, so that two instances do not share counts. With
     ``PROMETHEUS_MULTIPROC_DIR`` set (before prometheus_client is first imported), counts go to
@@ -100,17 +104,8 @@ class PrometheusMetrics:
             for of in ("request", "job")
             for failure in get_args(CommitFailure)
         }
-        self._swept_records = Counter(
-            "holdfast_sweep_records_total",
-            "Expired records removed by the sweep.",
-            registry=self.registry,
-        )
-        self._sweep = Histogram(
-            "holdfast_sweep_seconds",
-            "Duration of sweeps.",
-            registry=self.registry,
-            buckets=_SWEEP_BUCKETS,
-        )
+        self._sweeps: tuple[Counter, Histogram] | None = None
+        self._sweeps_lock = Lock()
         self._jobs = Histogram(
             "holdfast_job_seconds",
             "Duration of attempts at jobs, by outcome.",
@@ -180,8 +175,35 @@ class PrometheusMetrics:
 
     def swept(self, records: int, seconds: float) -> None:
         """Count the records that a sweep deleted and record its duration."""
-        self._swept_records.inc(records)
-        self._sweep.observe(seconds)
+        deleted, duration = self._sweep_series()
+        deleted.inc(records)
+        duration.observe(seconds)
+
+    def sweep_started(self) -> None:
+        """Export the series of sweeps, at 0: this process sweeps periodically."""
+        self._sweep_series()
+
+    def _sweep_series(self) -> tuple[Counter, Histogram]:
+        """Return the series of sweeps.
+
+        A process that does not sweep, such as a worker, has none: an alert on sweeps that do not
+        run would match it.
+        """
+        with self._sweeps_lock:
+            if self._sweeps is None:
+                deleted = Counter(
+                    "holdfast_sweep_records_total",
+                    "Expired records removed by the sweep.",
+                    registry=self.registry,
+                )
+                duration = Histogram(
+                    "holdfast_sweep_seconds",
+                    "Duration of sweeps.",
+                    registry=self.registry,
+                    buckets=_SWEEP_BUCKETS,
+                )
+                self._sweeps = deleted, duration
+            return self._sweeps
 
     def job_ended(self, queue: str, job_type: str, outcome: JobOutcome, seconds: float) -> None:
         """Record the outcome and the duration of an attempt at a job."""

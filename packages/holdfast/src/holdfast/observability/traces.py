@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.errors import ConfigurationError
+from holdfast.extras import needs_extra
 from holdfast.observability.logs import is_secret
 
 if TYPE_CHECKING:
@@ -49,12 +49,8 @@ class Spans:
     """
 
     def __init__(self, tracer_provider: "TracerProvider | None" = None) -> None:
-        try:
+        with needs_extra("otel"):
             from opentelemetry import trace  # noqa: PLC0415 - an optional dependency
-        except ImportError as error:
-            raise ConfigurationError(
-                'traces need OpenTelemetry: pip install "holdfast[otel]"'
-            ) from error
         self._tracer = trace.get_tracer("holdfast", tracer_provider=tracer_provider)
         self._error = trace.StatusCode.ERROR
 

@@ -27,6 +27,7 @@ import msgspec
 
 from holdfast.core.error_code import ERROR_HEADER, error_code
 from holdfast.errors import ConfigurationError
+from holdfast.extras import needs_extra
 
 if TYPE_CHECKING:
     import httpx
@@ -449,7 +450,8 @@ class HttpxTransport:
         transport: "httpx.BaseTransport | None" = None,
     ) -> None:
         """See ``HttpTransport``; ``transport`` is one of httpx's transports."""
-        import httpx  # noqa: PLC0415 - an optional dependency
+        with needs_extra("outbox"):
+            import httpx  # noqa: PLC0415 - an optional dependency
 
         url = ServerUrl.parse(server)
         self.origin = url.origin

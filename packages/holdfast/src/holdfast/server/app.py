@@ -15,7 +15,7 @@ from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
 from holdfast.jobs.depth_reporter import DepthReporter
-from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, JobOptions, new_job
+from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, JobOptions, log_duplicate, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry
 from holdfast.jobs.worker import Worker, WorkerOptions
@@ -252,6 +252,7 @@ class Holdfast(Generic[TransactionT_co]):
             **options,
         )
         outcome = await self.job_store.enqueue(execution.statements, job)
+        log_duplicate(job, outcome)
         execution.after_commit(self.notifier.notify)
         return outcome
 

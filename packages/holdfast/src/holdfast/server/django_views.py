@@ -18,13 +18,16 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial, wraps
 from typing import Any, Final, TypeVar, cast
 
-from django.conf import settings as django_settings
-from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
-from django.core.handlers.exception import response_for_exception
-from django.core.signals import setting_changed
-from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException
-from django.http.multipartparser import MultiPartParserError
-from django.utils.module_loading import import_string
+from holdfast.extras import needs_extra
+
+with needs_extra("django"):
+    from django.conf import settings as django_settings
+    from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+    from django.core.handlers.exception import response_for_exception
+    from django.core.signals import setting_changed
+    from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException
+    from django.http.multipartparser import MultiPartParserError
+    from django.utils.module_loading import import_string
 
 from holdfast.core.idempotency_record import Response
 from holdfast.core.policy import Policy

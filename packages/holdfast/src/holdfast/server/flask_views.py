@@ -17,9 +17,12 @@ from functools import wraps
 from typing import Any, Final, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
-import flask
-from flask import current_app, request
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+from holdfast.extras import needs_extra
+
+with needs_extra("flask"):
+    import flask
+    from flask import current_app, request
+    from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from holdfast.core.idempotency_record import Response
 from holdfast.core.job import EnqueueOutcome

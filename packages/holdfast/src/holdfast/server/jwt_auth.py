@@ -16,9 +16,12 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-import jwt
+from holdfast.extras import needs_extra
+
+with needs_extra("jwt"):
+    import jwt
+    from jwt.api_jws import PyJWS
 import msgspec
-from jwt.api_jws import PyJWS
 
 from holdfast.clock import SystemClock
 from holdfast.errors import NotAuthenticatedError

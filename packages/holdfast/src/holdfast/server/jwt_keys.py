@@ -14,7 +14,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, build_opener
 
-import jwt
+from holdfast.extras import needs_extra
+
+with needs_extra("jwt"):
+    import jwt
 import msgspec
 
 from holdfast.errors import ConfigurationError, StoreUnavailableError

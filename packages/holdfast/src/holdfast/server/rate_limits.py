@@ -19,10 +19,13 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import limits
-from limits.aio.strategies import MovingWindowRateLimiter
-from limits.errors import ConfigurationError as LimitsConfigurationError
-from limits.storage import storage_from_string
+from holdfast.extras import needs_extra
+
+with needs_extra("limits"):
+    import limits
+    from limits.aio.strategies import MovingWindowRateLimiter
+    from limits.errors import ConfigurationError as LimitsConfigurationError
+    from limits.storage import storage_from_string
 
 from holdfast.clock import SystemClock
 from holdfast.errors import ConfigurationError

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from holdfast.errors import StoreError
-from holdfast.ports import Clock, Metrics, Store
+from holdfast.ports import Clock, Metrics, Store, SweepMetrics
 
 __all__ = ["Sweeper"]
 
@@ -39,6 +39,8 @@ class Sweeper:
     def start(self) -> None:
         """Sweep periodically in a background task."""
         if self._every_seconds is not None and self._task is None:
+            if isinstance(self._metrics, SweepMetrics):
+                self._metrics.sweep_started()
             # Not in the context of the request that has opened the store: its thread will have
             # ended, and stores with sync connections would wait for it.
             self._task = asyncio.create_task(

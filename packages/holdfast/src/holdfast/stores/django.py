@@ -11,9 +11,12 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
-from django.conf import settings as django_settings
-from django.db import DatabaseError, InterfaceError, OperationalError, connections
-from django.db.transaction import Atomic, get_connection
+from holdfast.extras import needs_extra
+
+with needs_extra("django"):
+    from django.conf import settings as django_settings
+    from django.db import DatabaseError, InterfaceError, OperationalError, connections
+    from django.db.transaction import Atomic, get_connection
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId

@@ -14,10 +14,14 @@ from hashlib import sha256
 from typing import Any, Final, TypeVar
 
 import msgspec
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+
+from holdfast.extras import needs_extra
+
+with needs_extra("redis"):
+    from redis.asyncio import BlockingConnectionPool, Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import RedisError
 
 from holdfast.core.breaker import Breaker
 from holdfast.core.idempotency_record import Record, RecordId

@@ -8,16 +8,19 @@ from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Engine, StaticPool, event
-from sqlalchemy import exc as sa_errors
-from sqlalchemy.ext.asyncio import (
-    AsyncConnection,
-    AsyncEngine,
-    AsyncSession,
-    async_sessionmaker,
-)
-from sqlalchemy.orm import Session, make_transient, scoped_session, sessionmaker
-from sqlalchemy.util import await_only
+from holdfast.extras import needs_extra
+
+with needs_extra("sqlalchemy"):
+    from sqlalchemy import Engine, StaticPool, event
+    from sqlalchemy import exc as sa_errors
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_sessionmaker,
+    )
+    from sqlalchemy.orm import Session, make_transient, scoped_session, sessionmaker
+    from sqlalchemy.util import await_only
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId

@@ -7,7 +7,10 @@ without a guard.
 from datetime import datetime
 from typing import Any
 
-import psycopg
+from holdfast.extras import needs_extra
+
+with needs_extra("psycopg"):
+    import psycopg
 
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import CommitUnknownError, StoreUnavailableError, SupersededError

@@ -10,9 +10,12 @@ from importlib import import_module
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, StaticPool, event
-from sqlalchemy import exc as sa_errors
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from holdfast.extras import needs_extra
+
+with needs_extra("sqlalchemy"):
+    from sqlalchemy import Connection, Engine, StaticPool, event
+    from sqlalchemy import exc as sa_errors
+    from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId

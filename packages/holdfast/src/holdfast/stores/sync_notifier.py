@@ -8,7 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-import psycopg
+from holdfast.extras import needs_extra
+
+with needs_extra("psycopg"):
+    import psycopg
 
 from holdfast.ids import new_request_id
 from holdfast.stores.notifier import LocalNotifier

