@@ -21,6 +21,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.ports import Claimed
 from holdfast.stores.move import FAULT_POINTS, DatabaseMove
 from holdfast.stores.move.source import CORE_TABLES
+from holdfast.stores.move.values import converter_for
 from holdfast.testing.fork_server import ForkServer
 from packages.holdfast.tests.cli.harness import Here, one_line
 from packages.holdfast.tests.support.jobs_harness import JobsLab
@@ -310,20 +311,25 @@ async def test_values_that_do_not_fit_and_rows_that_differ_are_found(
     await connection.execute(
         "CREATE FUNCTION change() RETURNS trigger LANGUAGE plpgsql AS"
         " $$ BEGIN new.nick := upper(new.nick); RETURN new; END $$;"
-        "CREATE TRIGGER change BEFORE INSERT ON people FOR EACH ROW EXECUTE FUNCTION change()"
+        "CREATE TRIGGER change BEFORE INSERT ON people FOR EACH ROW EXECUTE FUNCTION change();"
+        "ALTER TABLE people ADD UNIQUE (token)"
     )
     move = ("move", "--from", f"sqlite:///{source}", "--to", postgres_url, "--tables", "all")
     for change, expected in [
-        ("born = 'soon'", "table people, column born: a value does not fit the type date"),
         (
-            "nick = 'more than twenty characters'",
-            "table people: PostgreSQL refuses a row: value too",
+            "born = 'soon'",
+            "column born, row id = 2: the value does not fit the type date of the target: 'soon'",
         ),
-        ("boss = 1 << 40", "table people: PostgreSQL refuses a row: value out of int32 range"),
+        ("nick = 'more than twenty characters'", "column nick, row id = 2: the value does not fit"),
+        ("boss = 1 << 40", "column boss, row id = 2: the value does not fit the type integer"),
+        ("boss = 3", 'PostgreSQL refuses a row: insert or update on table "people" violates'),
+        ("token = '7f0f5bd04c0a4b2e9b0e0d6d3f9c9a10'", "table people, row id = 2: PostgreSQL ref"),
         ("born = NULL", ""),
     ]:
         with closing(sqlite3.connect(source)) as db:
-            db.execute("UPDATE people SET born = NULL, nick = NULL, boss = NULL WHERE id = 2")
+            db.execute(
+                "UPDATE people SET born = NULL, nick = NULL, boss = NULL, token = NULL WHERE id = 2"
+            )
             db.execute(f"UPDATE people SET {change} WHERE id = 2")
             db.commit()
         if expected:
@@ -340,6 +346,170 @@ async def test_values_that_do_not_fit_and_rows_that_differ_are_found(
     restarted = await asyncio.to_thread(here, *move, "--restart")
     assert restarted.returncode == 0, restarted
     assert b"rows moved and verified" in restarted.stdout
+
+
+async def holdfast_tables(url: str) -> list[tuple[Any, ...]]:
+    return await rows(url, "SELECT relname FROM pg_class WHERE relname LIKE 'holdfast%'")
+
+
+async def test_rows_in_the_tables_of_the_app_are_never_deleted(
+    here: Here, source: str, postgres_url: str
+) -> None:
+    url = f"sqlite:///{source}"
+    await (store := open_store(url)).open()
+    await store.write("CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT)")
+    await store.write("CREATE TABLE my_secret (id INTEGER PRIMARY KEY)")
+    await store.write("INSERT INTO customers VALUES (1, 'q')")
+    await store.close()
+    before = Path(source).read_bytes()
+
+    async def refused(*options: str) -> str:
+        done = await asyncio.to_thread(here, "move", "--from", url, "--to", postgres_url, *options)
+        assert (done.returncode, done.stdout) == (2, b""), options
+        return one_line(done.stderr)
+
+    # Nothing is created for a move that is refused.
+    for options in [(), ("--dry-run",)]:
+        assert "the target has no table customers" in await refused("--tables", "all", *options)
+    assert await holdfast_tables(postgres_url) == []
+
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(
+        "CREATE TABLE customers (id integer PRIMARY KEY, name text);"
+        "INSERT INTO customers VALUES (7, 'precious');"
+        "CREATE TABLE my_secret (id integer PRIMARY KEY);"
+        "CREATE TABLE bills (customer integer REFERENCES customers ON DELETE CASCADE);"
+        "INSERT INTO bills VALUES (7);"
+    )
+    full = "the target is not empty, it has rows in customers: choose an empty database"
+    for tables in ("all", "customers", "customers,my_secret"):
+        for options in [(), ("--dry-run",), ("--restart",)]:
+            assert full in await refused("--tables", tables, *options)
+    assert await connection.fetch("SELECT * FROM customers") == [(7, "precious")]
+    assert await holdfast_tables(postgres_url) == []
+    assert Path(source).read_bytes() == before
+
+    # In a database that Holdfast has migrated, only its own secret is replaced.
+    await connection.execute("TRUNCATE customers, bills; INSERT INTO my_secret VALUES (3)")
+    await (store := open_store(postgres_url)).open()
+    await store.close()
+    secret = await connection.fetch("SELECT * FROM holdfast_secret")
+    assert "it has rows in my_secret" in await refused("--tables", "all")
+    await connection.execute("TRUNCATE my_secret")
+    planned = await asyncio.to_thread(
+        here, "move", "--from", url, "--to", postgres_url, "--tables", "all", "--dry-run"
+    )
+    assert planned.returncode == 0, planned
+    assert await connection.fetch("SELECT * FROM holdfast_secret") == secret
+    await connection.close()
+
+
+async def test_restart_deletes_only_what_the_move_has_copied(
+    source: str, postgres_url: str
+) -> None:
+    await make_app_tables(source, postgres_url)
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute(
+        "CREATE TABLE badges (person integer REFERENCES people ON DELETE CASCADE);"
+        "ALTER TABLE visits ADD CHECK (person < 2)"
+    )
+
+    async def failing(expected: str, *, restart: bool = True) -> None:
+        move = DatabaseMove(source, postgres_url, tables=["all"], restart=restart)
+        with pytest.raises(ConfigurationError, match=expected):
+            await move.run()
+
+    # The people are copied, then a visit is refused.
+    await failing("table visits, row person = 2, at = .*PostgreSQL refuses a row", restart=False)
+    await failing("table visits, row person = 2, at = .*PostgreSQL refuses a row")
+    await connection.execute("INSERT INTO people (id) VALUES (70)")
+    await failing("it has rows in people")
+    await connection.execute("DELETE FROM people WHERE id = 70; INSERT INTO badges VALUES (2)")
+    await failing("it has rows in badges")
+    assert await connection.fetch("SELECT person FROM badges") == [(2,)]
+    assert len(await connection.fetch("SELECT 1 FROM people")) == 2
+    await connection.execute(
+        "DELETE FROM badges; ALTER TABLE visits DROP CONSTRAINT visits_person_check"
+    )
+    await connection.close()
+    first = await DatabaseMove(source, postgres_url, tables=["all"], restart=True).run()
+    assert first.is_verified
+    again = await DatabaseMove(source, postgres_url, tables=["all"]).run()
+    assert again.was_finished
+    assert again.tables == first.tables
+
+
+@pytest.mark.parametrize(
+    ("type_name", "stored_type", "value", "reason"),
+    [
+        ("numeric", "numeric(10,2)", 0.125, "more digits than 10, of which 2"),
+        ("numeric", "numeric(10,2)", "0.125", "more digits than 10, of which 2"),
+        ("numeric", "numeric(10,1)", 1e300, "more digits"),
+        ("numeric", "numeric(10,1)", float("inf"), "not a finite number"),
+        ("numeric", "numeric(3,0)", 1000, "more digits"),
+        ("numeric", "numeric", "1_000", "not a number"),
+        ("int4", "integer", 1 << 31, "too large"),
+        ("int4", "integer", "abc", "'abc' is not an integer"),
+        ("int8", "bigint", 1.5, "not an integer"),
+        ("int8", "bigint", 1e300, "too large"),
+        ("float4", "real", 0.1, "would be rounded"),
+        ("float4", "real", 1e300, "too large"),
+        ("float8", "double precision", (1 << 53) + 1, "more digits"),
+        ("float8", "double precision", "x", "not a number"),
+        ("varchar", "character varying(3)", "abc ", "4 characters, more than 3"),
+        ("bpchar", "character(3)", "a ", "ends with spaces"),
+        ("bpchar", "character(3)", "abcd", "4 characters"),
+        ("timestamptz", "timestamp with time zone", "2026-01-31 09:30:00.1234567", "microseconds"),
+        ("timestamptz", "timestamp with time zone", "tomorrow", "'tomorrow' is not of the form"),
+        ("timestamptz", "timestamp with time zone", 1769851800, "its unit is unknown"),
+        ("timestamp", "timestamp(3) without time zone", "2026-01-31 09:30:00.1234", "3 digits"),
+        ("date", "date", "2026-01-31 09:30", "has a time of day"),
+        ("date", "date", 20260131, "its unit is unknown"),
+        ("time", "time without time zone", "09:30:00+02:00", "has a zone"),
+        ("bytea", "bytea", 5, "is a number in a column of bytes"),
+        ("uuid", "uuid", 5, "is not a UUID"),
+        ("json", "json", "{", "is not JSON"),
+        ("json", "json", "NaN", "is not JSON"),
+        ("jsonb", "jsonb", '{"a": 1, "a": 2}', "the key 'a' is twice"),
+        ("bool", "boolean", "maybe", "is not a boolean"),
+    ],
+)
+def test_value_that_would_be_changed_is_refused(
+    type_name: str, stored_type: str, value: object, reason: str
+) -> None:
+    convert = converter_for(type_name, stored_type)
+    assert convert is not None
+    with pytest.raises(ValueError, match=reason):
+        convert(value)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "stored_type", "value", "expected"),
+    [
+        ("numeric", "numeric(10,2)", 0.1 + 0.7, Decimal("0.8")),
+        ("numeric", "numeric(10,2)", 0.5, Decimal("0.5")),
+        ("numeric", "numeric(30,20)", 0.1 + 0.2, Decimal("0.30000000000000004")),
+        ("numeric", "numeric(3,-2)", 12300, Decimal(12300)),
+        ("numeric", "numeric(1000,0)", "9" * 1000, Decimal("9" * 1000)),
+        ("float4", "real", 0.25, 0.25),
+        ("float8", "double precision", 0.1, 0.1),
+        ("varchar", "character varying(3)", "ab ", "ab "),
+        ("bpchar", "character(3)", "ab ", "ab "),
+        ("date", "date", "2026-01-31T00:00:00Z", date(2026, 1, 31)),
+        (
+            "timestamp",
+            "timestamp(3) without time zone",
+            "2026-01-31 09:30:00.120000000",
+            datetime(2026, 1, 31, 9, 30, 0, 120_000),  # noqa: DTZ001
+        ),
+    ],
+)
+def test_value_that_fits_is_converted_exactly(
+    type_name: str, stored_type: str, value: object, expected: object
+) -> None:
+    convert = converter_for(type_name, stored_type)
+    assert convert is not None
+    assert convert(value) == expected
 
 
 async def test_names_of_tables_may_differ_between_source_and_target(
