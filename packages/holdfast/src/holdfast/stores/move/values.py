@@ -154,7 +154,7 @@ def _decimal_with(precision: int, scale: int) -> Converter:
 def _double(value: Any) -> float:
     exact = _decimal(value)
     number = float(exact)
-    # The shortest decimal of a double stands for it: 0.1 fits, 2^53 + 1 does not.
+    # Compared with the shortest decimal that is read as this double: 0.1 fits, 2^53 + 1 does not.
     if exact.is_finite() and Decimal(repr(number)) != exact:
         raise ValueError(f"{_shown(value)} has more digits than double precision keeps")
     return number
