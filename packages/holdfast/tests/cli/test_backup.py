@@ -7,6 +7,7 @@ import threading
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -171,6 +172,41 @@ def test_postgresql_gets_the_command_of_its_own_tool(here: Here) -> None:
     assert one_line(done.stderr).endswith(
         "pg_restore --clean --if-exists --dbname=postgresql://me@db.example:5433/shop copy.dump"
     )
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        '"sqlite:///shop.db"',
+        'SqlAlchemyStore(create_async_engine("sqlite+aiosqlite:///shop.db"))',
+        'SqlAlchemySyncStore(create_engine("sqlite:///shop.db"))',
+    ],
+)
+def test_backup_and_restore_use_the_database_of_the_app(
+    here: Here, shop: Path, tmp_path: Path, store: str
+) -> None:
+    module = f"app_{uuid4().hex}"
+    (tmp_path / f"{module}.py").write_text(
+        "from sqlalchemy import create_engine\n"
+        "from sqlalchemy.ext.asyncio import create_async_engine\n"
+        "from holdfast import Holdfast\n"
+        "from holdfast.stores.sqlalchemy import SqlAlchemyStore\n"
+        "from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore\n"
+        f"holdfast = Holdfast({store})\n"
+        'postgres = Holdfast("postgresql://me:hunter2@db.example/shop")\n'
+    )
+    app = f"{module}:holdfast"
+    assert here("backup", "copy.db", HOLDFAST_APP=app).returncode == 0
+    shop.unlink()
+    restored = here("restore", "copy.db", "--app", app)
+    assert (restored.returncode, b"shop.db restored" in restored.stdout) == (0, True), restored
+    assert here("keys", "show", KEY, "--database", URL).returncode == 0
+    assert not (tmp_path / "holdfast.db").exists()
+    both = here("backup", "second.db", "--app", app, "--database", URL)
+    assert "give --app or --database, not both" in one_line(both.stderr)
+    refused = here("backup", "copy.dump", HOLDFAST_APP=f"{module}:postgres")
+    assert refused.returncode == 2
+    assert one_line(refused.stderr).endswith("pg_dump --format=custom --file=copy.dump URL")
 
 
 async def test_restored_database_replays(here: Here, shop: Path) -> None:

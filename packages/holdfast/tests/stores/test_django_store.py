@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Coroutine, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -104,6 +105,20 @@ def orders(store: DjangoStore) -> int:
 def insert(store: DjangoStore) -> None:
     with connections[store.using].cursor() as cursor:
         cursor.execute("INSERT INTO orders VALUES ('boots')")
+
+
+def test_path_of_a_sqlite_file_is_that_of_the_settings(store: DjangoStore, tmp_path: Path) -> None:
+    assert store.sqlite_path is None
+    connections.databases["file"] = {
+        **connections.settings["default"],
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": tmp_path / "shop.db",
+    }
+    try:
+        on_file = DjangoStore(run_in_request_thread, using="file")
+        assert on_file.sqlite_path == str(tmp_path / "shop.db")
+    finally:
+        del connections["file"], connections.databases["file"]
 
 
 def test_writes_record_and_hooks_commit_together(store: DjangoStore) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.cli.output import CommandError, print_json
+from holdfast.cli.target import AppTarget, Target
 from holdfast.stores.urls import StoreUrl, parse_store_url
 
 __all__ = ["backup", "restore"]
@@ -17,14 +18,11 @@ _USAGE: Final = 2
 _MEBIBYTE: Final = 1 << 20
 
 
-def backup(file: Path, url: str, *, force: bool, as_json: bool) -> None:
-    """Back up the database of a URL to a file."""
+def backup(file: Path, target: Target, *, force: bool, as_json: bool) -> None:
+    """Back up the database of a URL or an app to a file."""
     from holdfast.stores.sqlite.backup import back_up
 
-    database = parse_store_url(url)
-    if database.database != "sqlite":
-        command = f"pg_dump --format=custom --file={_shell(file)} {_without_password(database)}"
-        raise CommandError(f"for PostgreSQL use its own tool: {command}", _USAGE)
+    database = _sqlite_of(target, f"pg_dump --format=custom --file={_shell(file)} URL")
     with _progress("backup", is_shown=sys.stderr.isatty() and not as_json) as on_progress:
         written = back_up(database.location, file, force=force, on_progress=on_progress)
     if as_json:
@@ -33,16 +31,14 @@ def backup(file: Path, url: str, *, force: bool, as_json: bool) -> None:
         print(f"{written.path} written and checked ({written.size_bytes / _MEBIBYTE:.1f} MiB)")
 
 
-def restore(file: Path, url: str, *, force: bool, as_json: bool) -> None:
-    """Make the database of a URL from a backup."""
+def restore(file: Path, target: Target, *, force: bool, as_json: bool) -> None:
+    """Make the database of a URL or an app from a backup."""
     from holdfast.stores.sqlite.backup import restore as run
 
-    database = parse_store_url(url)
-    if database.database != "sqlite":
-        target = _without_password(database)
-        command = f"pg_restore --clean --if-exists --dbname={target} {_shell(file)}"
-        raise CommandError(f"for PostgreSQL use its own tool: {command}", _USAGE)
-    prefix = database.table_prefix or os.environ.get("HOLDFAST_TABLE_PREFIX") or None
+    database = _sqlite_of(target, f"pg_restore --clean --if-exists --dbname=URL {_shell(file)}")
+    prefix = database.table_prefix
+    if not isinstance(target, AppTarget):
+        prefix = prefix or os.environ.get("HOLDFAST_TABLE_PREFIX") or None
     with _progress("restore", is_shown=sys.stderr.isatty() and not as_json) as on_progress:
         written = run(
             file,
@@ -55,6 +51,37 @@ def restore(file: Path, url: str, *, force: bool, as_json: bool) -> None:
         print_json({"database": written.path, "bytes": written.size_bytes})
     else:
         print(f"{written.path} restored ({written.size_bytes / _MEBIBYTE:.1f} MiB)")
+
+
+def _sqlite_of(target: Target, postgres_command: str) -> StoreUrl:
+    """Return the SQLite database of a URL or an app.
+
+    Raises ``CommandError`` with the command to use for PostgreSQL, in which ``URL`` is replaced.
+    """
+    found = _of_app(target) if isinstance(target, AppTarget) else parse_store_url(target)
+    if found.database == "sqlite":
+        return found
+    # The store of an app may be made of an engine or of settings: it has no URL to print.
+    url = _without_password(found) if found.location else "URL"
+    command = postgres_command.replace("URL", url)
+    raise CommandError(f"for PostgreSQL use its own tool: {command}", _USAGE)
+
+
+def _of_app(app: AppTarget) -> StoreUrl:
+    """Return the database of an app's store, without opening it."""
+    from holdfast.cli.app_loader import load_holdfast
+
+    store = load_holdfast(app.name).store
+    prefix = store.table_names.prefix
+    if store.name == "postgresql":
+        return StoreUrl("postgresql", "", prefix)
+    path = getattr(store, "sqlite_path", None)
+    if path is None:
+        raise CommandError(
+            f"{app.name} does not say which file its database is: give --database sqlite:///file.db",
+            _USAGE,
+        )
+    return StoreUrl("sqlite", path, prefix)
 
 
 def _without_password(url: StoreUrl) -> str:

@@ -94,7 +94,10 @@ def move(  # noqa: PLR0917 - typer turns the parameters into options
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be moved, and change nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check both databases, show what would be moved, change nothing."
+        ),
     ] = False,
     restart: Annotated[
         bool,
@@ -128,9 +131,11 @@ def move(  # noqa: PLR0917 - typer turns the parameters into options
     move_database(source, target, tables=tables, is_dry_run=dry_run, restart=restart, as_json=json)
 
 
-def backup(
+def backup(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="The file to write.")],
     database: Database = _DATABASE,
+    app: App = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     json: Json = False,
 ) -> None:
@@ -145,12 +150,15 @@ def backup(
     """
     from holdfast.cli.backup import backup as run
 
-    run(file, database, force=force, as_json=json)
+    target = choose_target(context, app=app, database=database)
+    run(file, target, force=force, as_json=json)
 
 
-def restore(
+def restore(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="A file that holdfast backup has written.")],
     database: Database = _DATABASE,
+    app: App = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace the database if it exists.")
     ] = False,
@@ -166,4 +174,5 @@ def restore(
     """
     from holdfast.cli.backup import restore as run
 
-    run(file, database, force=force, as_json=json)
+    target = choose_target(context, app=app, database=database)
+    run(file, target, force=force, as_json=json)

@@ -62,8 +62,9 @@ def move_database(
     if not report.is_verified:
         different = ", ".join(table.table for table in report.tables if not table.is_equal)
         raise CommandError(
-            f"the copy differs in {different}: nothing may write to either database during a move; "
-            "run it again with --restart"
+            f"the copy differs in {different}: a trigger in the target has changed rows, or "
+            "another process has written; disable triggers and stop writers, then run it again "
+            "with --restart"
         )
 
 
@@ -172,7 +173,7 @@ def _print_report(report: Any, target: str, *, as_json: bool) -> None:
     if report.is_verified:
         rows = sum(table.rows for table in report.tables)
         before = "had been moved before" if report.was_finished else "moved and verified"
-        print(f"{rows} rows {before}. Start the server with --database {target}")
+        print(f"{rows} rows {before}. Use {target} as the database URL from now on")
 
 
 @contextmanager

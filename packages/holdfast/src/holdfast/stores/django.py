@@ -185,6 +185,12 @@ class DjangoStore:
         """Run one statement, which commits at once."""
         return await self.read(sql, params)
 
+    @property
+    def sqlite_path(self) -> str | None:
+        """The file in Django's settings; None on PostgreSQL, or if it is an SQLite URI."""
+        name = str(connections[self.using].settings_dict["NAME"])
+        return name if self.is_sqlite and not name.startswith("file:") else None
+
     def notifier(self) -> LocalNotifier:
         """Return a notifier for this process; workers of others poll once a second."""
         return LocalNotifier()

@@ -170,6 +170,12 @@ class SqlAlchemySyncStore:
         self._is_open = False
 
     @property
+    def sqlite_path(self) -> str | None:
+        """The file of the engine; None on PostgreSQL, or if its URL is an SQLite URI."""
+        url = self._engine.url
+        return url.database if self.is_sqlite and "uri" not in url.query else None
+
+    @property
     def is_sqlite(self) -> bool:
         """True on SQLite, where writers take turns and the primary key decides."""
         return self.name == "sqlite"

@@ -1,15 +1,18 @@
-"""The steps of a move: check, migrate the target, copy, verify, switch.
+"""The steps of a move: migrate the target and check everything, copy, verify, switch.
 
-A move can be killed at any point and run again. Each batch of rows commits together with its
-progress in the target. From its start, both databases carry a mark that keeps servers from starting
+The first step is one transaction, so a refused move changes nothing. A move can be killed at any
+point and run again. Each batch of rows commits together with its progress in the target. From its
+start, both databases carry a mark that keeps servers from starting
 on them; the end removes the target's mark, and the source keeps its own::
 
-    target: migrated ─▶ marked ─▶ rows, batch by batch ─▶ verified, mark removed
-    source:               marked "moving" ────────────────────────────────────▶ marked "moved"
+    target: migrated, marked ─▶ rows, batch by batch ─▶ verified, mark removed
+    source:             marked "moving" ────────────────────────────────────▶ marked "moved"
 """
 
+import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, Final
@@ -20,8 +23,14 @@ import asyncpg
 from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import ConfigurationError, StoreError
 from holdfast.ports import FaultPoints
-from holdfast.stores.factory import migrations_for, open_store
-from holdfast.stores.migrations import MigrationTable, load_migrations
+from holdfast.stores.factory import migrations_for
+from holdfast.stores.migrations import (
+    MIGRATION_LOCK,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps_async,
+)
 from holdfast.stores.move.source import CORE_TABLES, Source, SourceMark
 from holdfast.stores.move.target import MoveState, Target, TargetTable, connect
 from holdfast.stores.move.values import RowHash, converter_for, milliseconds
@@ -44,13 +53,16 @@ FAULT_POINTS: Final = (
 _BATCH: Final = 5_000
 _FETCH: Final = 1_000
 
-# Errors of one row: by PostgreSQL, or by its driver for a number that is too large.
+# Errors of one row: by PostgreSQL, or by its driver.
 _REFUSED_ROW: Final = (
     asyncpg.IntegrityConstraintViolationError,
     asyncpg.DataError,
     OverflowError,
     ValueError,
 )
+
+# Where PostgreSQL says which row of a batch it refuses.
+_LINE: Final = re.compile(r"^COPY .*, line (\d+)", re.MULTILINE)
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -103,19 +115,22 @@ class _Copy:
     def types(self) -> list[str]:
         return [self.target.columns[name].type for name in self.columns]
 
-    def convert(self, row: Sequence[Any]) -> tuple[Any, ...]:
-        """Return a row as PostgreSQL's driver takes it; raises ``ConfigurationError``."""
-        converted = []
-        for name, convert, value in zip(self.columns, self.converters, row, strict=True):
-            try:
-                converted.append(convert(value))
-            except (ValueError, TypeError, OverflowError) as error:
-                shown = self.target.columns[name].shown_type
-                raise ConfigurationError(
-                    f"table {self.source}, column {name}: a value does not fit the type {shown} "
-                    f"of the target: {str(error)[:200]}"
-                ) from error
-        return tuple(converted)
+    def rows(self, source: Source, *, skip: int = 0) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows as PostgreSQL's driver takes them; raises ``ConfigurationError``."""
+        rows = source.rows(self.source, self.source_columns, skip=skip)
+        for position, row in enumerate(rows, skip):
+            converted = []
+            for name, convert, value in zip(self.columns, self.converters, row, strict=True):
+                try:
+                    converted.append(convert(value))
+                except ValueError as error:
+                    shown = self.target.columns[name].shown_type
+                    raise ConfigurationError(
+                        f"table {self.source}, column {name}, row "
+                        f"{source.key_of(self.source, position)}: the value does not fit the type "
+                        f"{shown} of the target: {error}"
+                    ) from error
+            yield tuple(converted)
 
 
 class DatabaseMove:
@@ -160,25 +175,42 @@ class DatabaseMove:
 
         A report that is not verified leaves both databases marked: servers start on neither.
         """
-        with Source(self._path, table_prefix=self._prefix) as source:
-            self._check_version(source)
+        with self._source() as source:
             moved, not_moved = self._choose(source)
-            connection = await connect(self._url)
-            try:
+            async with self._connected() as connection:
                 return await self._run(source, connection, moved, not_moved)
-            except sqlite3.Error as error:
-                raise StoreError(f"cannot read {self._path}: {error}") from error
-            except (asyncpg.PostgresError, *AsyncpgDriver.outages) as error:
-                raise StoreError(f"PostgreSQL has failed a statement: {error}") from error
-            finally:
-                await connection.close(timeout=5)
 
     async def plan(self) -> tuple[dict[str, int], tuple[str, ...]]:
-        """Return the tables that would be moved with their rows, and those that would not."""
+        """Return the tables that would be moved with their rows, and those that would not.
+
+        Raises what ``run`` would raise before it copies, and changes nothing.
+        """
+        with self._source() as source:
+            moved, not_moved = self._choose(source)
+            async with self._connected() as connection:
+                tables = await self._planned(source, connection, moved)
+            return {name: source.count(name) for name in tables}, tuple(not_moved)
+
+    # -- connections ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _source(self) -> Iterator[Source]:
         with Source(self._path, table_prefix=self._prefix) as source:
             self._check_version(source)
-            moved, not_moved = self._choose(source)
-            return {name: source.count(name) for name, _ in moved}, tuple(not_moved)
+            try:
+                yield source
+            except sqlite3.Error as error:
+                raise StoreError(f"cannot read {self._path}: {error}") from error
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        connection = await connect(self._url)
+        try:
+            yield connection
+        except (asyncpg.PostgresError, *AsyncpgDriver.outages) as error:
+            raise StoreError(f"PostgreSQL has failed a statement: {error}") from error
+        finally:
+            await connection.close(timeout=5)
 
     # -- checks ---------------------------------------------------------------------------------
 
@@ -218,6 +250,7 @@ class DatabaseMove:
                     "--tables none to move only Holdfast's"
                 )
             chosen = []
+        chosen = list(dict.fromkeys(chosen))
         unknown = [name for name in chosen if name not in of_app]
         if unknown:
             raise ConfigurationError(f"{self._path} has no table {', '.join(unknown)} of your app")
@@ -239,35 +272,17 @@ class DatabaseMove:
         not_moved: Sequence[str],
     ) -> MoveReport:
         target = Target(connection, self._target_names)
-        await target.lock()
-        state = await target.state()
-        mark = source.mark()
-        is_same = state is not None and mark is not None and state.move_id == mark.move_id
-        if state and mark and is_same and (state.is_finished or not self._restart):
+        state, mark, is_continued = await self._progress(source, target)
+        if state and mark and is_continued:
             if state.is_finished:
                 source.set_mark(SourceMark(mark.move_id, mark.target, is_finished=True))
                 return _finished(state, not_moved)
-            copies = await self._copies(source, await self._opened(connection), moved)
+            target = await self._opened(connection)
+            copies = await self._copies(source, target, moved)
             return await self._finish(source, target, copies, state, not_moved)
-        self._refuse_other_move(state, mark)
-        await target.refuse_connected_servers()
-        is_new = not await target.has_migrations()
-        if state is not None:  # of an unfinished move, which held servers off
-            await target.allow_servers()
-        await self._migrate(source)
-        await self._reach("after_migration")
-        target = await self._opened(connection)
-        copies = await self._copies(source, target, moved)
-        ours = [copy.source for copy in copies if copy.source not in (self._tables or ())]
-        if state is not None:
-            ours = [name for name, rows in state.copied.items() if rows]
-        elif not is_new:
-            ours = [copy.source for copy in copies if copy.target.name.endswith("secret")]
-        full = [copy for copy in copies if await target.has_rows(copy.target)]
-        _refuse_rows(copy.target.name for copy in full if copy.source not in ours)
         mark = SourceMark(uuid4().hex, self._shown_target, is_finished=False)
         async with connection.transaction():
-            await target.delete_rows([copy.target for copy in full])
+            target, copies = await self._prepare(source, connection, moved, state)
             await target.begin(mark.move_id, self._path, [copy.source for copy in copies])
         await self._reach("after_target_marked")
         source.set_mark(mark)
@@ -275,6 +290,84 @@ class DatabaseMove:
         begun = await target.state()
         assert begun is not None  # noqa: S101 - it was just written
         return await self._finish(source, target, copies, begun, not_moved)
+
+    async def _planned(
+        self, source: Source, connection: Any, moved: Sequence[tuple[str, str | None]]
+    ) -> list[str]:
+        """Run the checks in a transaction that is rolled back; return the tables in order."""
+        state, _, is_continued = await self._progress(
+            source, Target(connection, self._target_names)
+        )
+        if state and is_continued and state.is_finished:
+            return list(state.copied)
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            if state and is_continued:
+                copies = await self._copies(source, await self._opened(connection), moved)
+                _refuse_other_tables(copies, state)
+                _check_values(source, copies)
+            else:
+                _, copies = await self._prepare(source, connection, moved, state)
+        finally:
+            await transaction.rollback()
+        return [copy.source for copy in copies]
+
+    async def _progress(
+        self, source: Source, target: Target
+    ) -> tuple[MoveState | None, SourceMark | None, bool]:
+        """Return what both databases record, and whether it is a move to continue.
+
+        Raises ``ConfigurationError`` for another move that is in the way.
+        """
+        await target.lock()
+        state, mark = await target.state(), source.mark()
+        is_same = state is not None and mark is not None and state.move_id == mark.move_id
+        if state and is_same and (state.is_finished or not self._restart):
+            return state, mark, True
+        self._refuse_other_move(state, mark)
+        await target.refuse_connected_servers()
+        return state, mark, False
+
+    async def _prepare(
+        self,
+        source: Source,
+        connection: Any,
+        moved: Sequence[tuple[str, str | None]],
+        state: MoveState | None,
+    ) -> tuple[Target, list[_Copy]]:
+        """Migrate the target, check everything, delete what an unfinished move has copied.
+
+        Runs in a transaction: the caller commits or rolls back. Raises ``ConfigurationError``.
+        """
+        # The values of a large source take longer to check than a server may allow.
+        await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        if state is not None:  # of an unfinished move, which held servers off
+            await Target(connection, self._target_names).allow_servers()
+        target = await self._migrate(source, connection)
+        await self._reach("after_migration")
+        copies = await self._copies(source, target, moved)
+        copied = {} if state is None else state.copied
+        core_names = dict(moved)
+        foreign, deleted = [], []
+        for copy in reversed(copies):
+            if not await target.has_rows(copy.target):
+                continue
+            # A target that was migrated before has one secret, and a new move replaces it.
+            is_secret = state is None and core_names[copy.source] == "secret"
+            ours = 1 if is_secret else copied.get(copy.source, 0)
+            if ours:
+                await target.lock_table(copy.target)
+            if await target.has_rows(copy.target, beyond=ours):
+                foreign.append(copy.target.name)
+            else:
+                deleted.append(copy.target)
+        _refuse_rows(reversed(foreign))
+        referring = await target.filled_references(deleted, [copy.target for copy in copies])
+        _refuse_rows(referring)
+        _check_values(source, copies)
+        await target.delete_rows(deleted)
+        return target, copies
 
     def _refuse_other_move(self, state: MoveState | None, mark: SourceMark | None) -> None:
         if state is not None and state.is_finished:
@@ -295,15 +388,24 @@ class DatabaseMove:
                 "delete that part and copy everything again"
             )
 
-    async def _migrate(self, source: Source) -> None:
-        store = open_store(
-            self._url,
-            migration_packages=self._registered(source),
-            table_prefix=self._target_names.prefix,
-            schema=self._target_names.schema,
-        )
-        await store.open()
-        await store.close()
+    async def _migrate(self, source: Source, connection: Any) -> Target:
+        """Bring the target's tables up to date, inside the transaction of the caller."""
+
+        async def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+            if not values and not sql.startswith("SELECT"):
+                await connection.execute(sql)  # fetch() refuses scripts of many statements
+                return ()
+            rows: Sequence[Any] = await connection.fetch(sql, *values)
+            return rows
+
+        known = [
+            *load_migrations("core", "holdfast.stores.postgres.migrations"),
+            *migrations_for("postgres", self._registered(source)),
+        ]
+        ledger = MigrationTable(self._target_names, is_sqlite=False)
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+        await run_steps_async(apply_migrations(known, ledger), execute)
+        return Target(connection, ledger.names)
 
     async def _opened(self, connection: Any) -> Target:
         """Return the target with the names that its tables have."""
@@ -339,12 +441,7 @@ class DatabaseMove:
         state: MoveState,
         not_moved: Sequence[str],
     ) -> MoveReport:
-        missing = {copy.source for copy in copies} ^ set(state.copied)
-        if missing:
-            raise ConfigurationError(
-                f"the unfinished move was begun with other tables ({', '.join(sorted(missing))}): "
-                "give the same --tables, or --restart to begin again"
-            )
+        _refuse_other_tables(copies, state)
         for copy in copies:
             await self._copy(source, target, copy, done=state.copied[copy.source])
         await self._reach("after_copy")
@@ -364,7 +461,7 @@ class DatabaseMove:
 
     async def _copy(self, source: Source, target: Target, copy: _Copy, *, done: int) -> None:
         total = source.count(copy.source)
-        rows = map(copy.convert, source.rows(copy.source, copy.source_columns, skip=done))
+        rows = copy.rows(source, skip=done)
         batch = max(total, 1) if copy.refers_to_itself else self._batch
         while done < total:
             counted = _Counted(islice(rows, batch))
@@ -372,8 +469,11 @@ class DatabaseMove:
                 try:
                     await target.copy(copy.target, copy.columns, counted)
                 except _REFUSED_ROW as error:
+                    line = _LINE.search(getattr(error, "context", None) or "")
+                    key = source.key_of(copy.source, done + int(line[1]) - 1) if line else ""
                     raise ConfigurationError(
-                        f"table {copy.source}: PostgreSQL refuses a row: {error}"
+                        f"table {copy.source}{key and f', row {key}'}: PostgreSQL refuses a row: "
+                        f"{' '.join(str(error).split())}"
                     ) from error
                 await self._reach("before_batch_commit")
                 await target.set_copied(copy.source, done + counted.rows)
@@ -383,8 +483,8 @@ class DatabaseMove:
 
     async def _verify(self, source: Source, target: Target, copy: _Copy) -> MovedTable:
         ours, theirs = RowHash(copy.types), RowHash(copy.types)
-        for row in source.rows(copy.source, copy.source_columns):
-            ours.add(copy.convert(row))
+        for row in copy.rows(source):
+            ours.add(row)
         columns = ", ".join(f'"{name}"' for name in copy.columns)
         async with target.connection.transaction(readonly=True):
             query = f"SELECT {columns} FROM {copy.target.sql}"  # noqa: S608
@@ -427,6 +527,22 @@ def _refuse_rows(full: Iterable[str]) -> None:
         )
 
 
+def _refuse_other_tables(copies: Sequence[_Copy], state: MoveState) -> None:
+    missing = {copy.source for copy in copies} ^ set(state.copied)
+    if missing:
+        raise ConfigurationError(
+            f"the unfinished move was begun with other tables ({', '.join(sorted(missing))}): "
+            "give the same --tables, or --restart to begin again"
+        )
+
+
+def _check_values(source: Source, copies: Sequence[_Copy]) -> None:
+    """Convert every row, so that a value that does not fit is found before anything changes."""
+    for copy in copies:
+        for _ in copy.rows(source):
+            pass
+
+
 def _finished(state: MoveState, not_moved: Sequence[str]) -> MoveReport:
     tables = tuple(MovedTable(**result) for result in state.results.values())
     return MoveReport(tables, tuple(not_moved), was_finished=True)
@@ -452,7 +568,7 @@ def _copy_of(name: str, source: Source, target: TargetTable, *, is_core: bool) -
         )
     converters = []
     for _, found in pairs:
-        convert = converter_for(found.type, found.shown_type)
+        convert = converter_for(found.type, found.stored_type)
         if convert is None:
             raise ConfigurationError(
                 f"the target's column {target.name}.{found.name} has the type {found.shown_type}, "

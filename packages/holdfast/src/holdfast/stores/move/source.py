@@ -148,6 +148,19 @@ class Source:
             (skip,),
         )
 
+    def key_of(self, table: str, position: int) -> str:
+        """Return the primary key of a row, or its rowid, for messages: ``id = 7``."""
+        keys = self._keys(table)
+        columns = ", ".join(map(_quoted, keys)) or self._order(table)
+        row = self._db.execute(
+            f"SELECT {columns} FROM {_quoted(table)}"  # noqa: S608
+            f" ORDER BY {self._order(table)} LIMIT 1 OFFSET ?",
+            (position,),
+        ).fetchone()
+        return ", ".join(
+            f"{name} = {value!r}" for name, value in zip(keys or ["rowid"], row, strict=True)
+        )
+
     def _order(self, table: str) -> str:
         declared = {name.lower() for name in self._columns_of(table)}
         for name in ("rowid", "_rowid_", "oid"):
@@ -155,9 +168,12 @@ class Source:
                 with suppress(sqlite3.OperationalError):  # WITHOUT ROWID
                     self._db.execute(f"SELECT {name} FROM {_quoted(table)} LIMIT 0")  # noqa: S608
                     return name
+        return ", ".join(map(_quoted, self._keys(table)))
+
+    def _keys(self, table: str) -> list[str]:
+        """Return the columns of the primary key, in its order."""
         rows = self._db.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
-        keys = sorted((row[5], row[1]) for row in rows if row[5])
-        return ", ".join(_quoted(name) for _, name in keys)
+        return [name for _, name in sorted((row[5], row[1]) for row in rows if row[5])]
 
     def _columns_of(self, table: str) -> list[str]:
         rows = self._db.execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()

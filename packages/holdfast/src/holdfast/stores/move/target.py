@@ -23,6 +23,8 @@ SELECT attname AS name,
        CASE WHEN own.typtype = 'd' THEN base.typname
             WHEN own.typtype = 'e' THEN 'text' ELSE own.typname END AS type,
        format_type(atttypid, atttypmod) AS shown_type,
+       CASE WHEN own.typtype = 'd' THEN format_type(own.typbasetype, own.typtypmod)
+            ELSE format_type(atttypid, atttypmod) END AS stored_type,
        attgenerated <> '' AS is_computed,
        attnotnull AND NOT atthasdef AND attidentity = '' AS is_required,
        pg_get_serial_sequence(quote_ident(space.nspname) || '.' || quote_ident(relname), attname)
@@ -39,6 +41,12 @@ _FOREIGN_KEYS: Final = """
 SELECT conrelid::bigint AS child, confrelid::bigint AS parent
   FROM pg_constraint WHERE contype = 'f' AND conrelid = ANY($1::oid[])
 """
+_REFERRING: Final = """
+SELECT DISTINCT conrelid::regclass::text AS name
+  FROM pg_constraint
+ WHERE contype = 'f' AND confrelid = ANY($1::oid[]) AND conrelid <> ALL($2::oid[])
+ ORDER BY 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,8 @@ class Column:
     name: str
     type: str
     shown_type: str
+    # The same, of a domain that of its base type: with length, precision and scale.
+    stored_type: str
     is_computed: bool
     is_required: bool
     sequence: str | None
@@ -94,12 +104,6 @@ class Target:
         if not await self.connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
             raise ConfigurationError("another move into this database is running: wait for it")
 
-    async def has_migrations(self) -> bool:
-        """Return whether Holdfast has created its tables here."""
-        return bool(
-            await self.connection.fetchval("SELECT to_regclass($1) IS NOT NULL", self._migrations)
-        )
-
     async def refuse_connected_servers(self) -> None:
         """Raise ``ConfigurationError`` if a process of Holdfast is connected."""
         others = await self.connection.fetchval(
@@ -134,10 +138,27 @@ class Target:
         by_name = {column.name: column for column in columns}
         return TargetTable(row["oid"], row["nspname"], row["relname"], by_name)
 
-    async def has_rows(self, table: TargetTable) -> bool:
-        """Return whether a table has rows."""
-        sql = f"SELECT EXISTS (SELECT 1 FROM {table.sql})"  # noqa: S608
-        return bool(await self.connection.fetchval(sql))
+    async def has_rows(self, table: TargetTable, *, beyond: int = 0) -> bool:
+        """Return whether a table has more rows than ``beyond``."""
+        sql = f"SELECT EXISTS (SELECT 1 FROM {table.sql} OFFSET $1)"  # noqa: S608
+        return bool(await self.connection.fetchval(sql, beyond))
+
+    async def lock_table(self, table: TargetTable) -> None:
+        """Keep others from writing to a table until the transaction ends."""
+        await self.connection.execute(f"LOCK TABLE {table.sql} IN EXCLUSIVE MODE")
+
+    async def filled_references(
+        self, tables: Sequence[TargetTable], moved: Sequence[TargetTable]
+    ) -> list[str]:
+        """Return the tables with rows that refer to ``tables``, without those that are moved."""
+        referring = await self.connection.fetch(
+            _REFERRING, [table.oid for table in tables], [table.oid for table in moved]
+        )
+        return [
+            row["name"]
+            for row in referring
+            if await self.connection.fetchval(f"SELECT EXISTS (SELECT 1 FROM {row['name']})")  # noqa: S608
+        ]
 
     async def foreign_keys(self, tables: Sequence[TargetTable]) -> set[tuple[int, int]]:
         """Return pairs of oids: a table and one that it refers to."""
@@ -145,10 +166,10 @@ class Target:
         return {(row["child"], row["parent"]) for row in rows}
 
     async def delete_rows(self, tables: Sequence[TargetTable]) -> None:
-        """Delete all rows of these tables."""
-        if tables:
-            names = ", ".join(table.sql for table in tables)
-            await self.connection.execute(f"TRUNCATE {names}")
+        """Delete all rows of these tables, in this order."""
+        # Not TRUNCATE, which refuses a table to which even an empty one refers.
+        for table in tables:
+            await self.connection.execute(f"DELETE FROM {table.sql}")  # noqa: S608
 
     async def copy(
         self, table: TargetTable, columns: Sequence[str], rows: Iterable[Sequence[Any]]
@@ -178,6 +199,7 @@ class Target:
         if not rows:
             return None
         first = rows[0]
+        rows = sorted(rows, key=lambda row: row.get("position") or 0)
         tables = [row for row in rows if row["source_table"]]
         return MoveState(
             move_id=first["move_id"],
@@ -195,11 +217,11 @@ class Target:
         await self.connection.execute(
             f"CREATE TABLE {self._move} (move_id text NOT NULL, source text NOT NULL,"
             " is_finished boolean NOT NULL, source_table text PRIMARY KEY, copied bigint NOT NULL,"
-            " result text)"
+            " result text, position integer NOT NULL)"
         )
         await self.connection.executemany(
-            f"INSERT INTO {self._move} VALUES ($1, $2, false, $3, 0, NULL)",  # noqa: S608
-            [(move_id, source, table) for table in tables],
+            f"INSERT INTO {self._move} VALUES ($1, $2, false, $3, 0, NULL, $4)",  # noqa: S608
+            [(move_id, source, table, position) for position, table in enumerate(tables)],
         )
         await self.allow_servers()
         mark = Migration(*MOVED, f"moving {move_id} from {source}", "")

@@ -1,8 +1,8 @@
 """Values of SQLite as values of PostgreSQL, and hashes of rows that are equal on both sides.
 
 SQLite keeps what it is given: a time is text or a number, a boolean is 0 or 1. The type of the
-column in PostgreSQL decides what a value means. A value that does not fit raises ``ValueError``;
-nothing is guessed.
+column in PostgreSQL decides what a value means. A value that does not fit, or that PostgreSQL would
+round, cut or pad, raises ``ValueError`` with a reason for a person; nothing is guessed.
 """
 
 import json
@@ -10,8 +10,9 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import Context, Decimal
 from hashlib import sha256
+from math import isnan
 from typing import Any, Final
 from uuid import UUID
 
@@ -24,24 +25,55 @@ INFINITY: Final = datetime.max.replace(tzinfo=UTC)
 # Jobs that wait for another one are visible at this time on SQLite, "infinity" on PostgreSQL.
 _NEVER_MS: Final = 9_000_000_000_000_000
 
-_SCALE: Final = re.compile(r"\(\d+,(\d+)\)")
+# The numbers in "numeric(10,2)", "character varying(20)", "timestamp(3) with time zone".
+_MODIFIERS: Final = re.compile(r"\((-?\d+)(?:,(-?\d+))?\)")
+_INTEGER: Final = re.compile(r"\s*[+-]?[0-9]+\s*")
+_NUMBER: Final = re.compile(
+    r"\s*[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|nan|inf(?:inity)?)\s*", re.IGNORECASE
+)
+# The digits of a fraction that datetime and PostgreSQL do not keep.
+_BELOW_MICROSECONDS: Final = re.compile(r"[.,][0-9]{6}[0-9]*[1-9]")
+_INTEGER_BITS: Final = {"int2": 15, "int4": 31, "int8": 63}
+# Doubles have at least this many decimal digits; the further ones come from binary arithmetic.
+_DOUBLE_DIGITS: Final = 15
+_SHOWN: Final = 40
 
 Converter = Callable[[Any], Any]
 
 
-def converter_for(type_name: str, shown_type: str = "") -> Converter | None:
+def converter_for(type_name: str, stored_type: str = "") -> Converter | None:
     """Return the function that converts a value for a column of this type (``pg_type.typname``).
 
-    ``shown_type`` is the type with its length or scale. None if values of that type cannot be
-    converted. The function passes None through.
+    ``stored_type`` is the type with its length, precision or scale. None if values of that type
+    cannot be converted. The function passes None through; it raises only ``ValueError``.
     """
     convert = _CONVERTERS.get(type_name)
     if convert is None:
         return None
-    scale = _SCALE.search(shown_type)
-    if type_name == "numeric" and scale is not None:
-        convert = _decimal_with(Decimal(1).scaleb(-int(scale[1])))
+    found = _MODIFIERS.search(stored_type)
+    if found is not None:
+        convert = _limited(type_name, convert, int(found[1]), int(found[2] or 0))
     return lambda value: None if value is None else convert(value)
+
+
+def _limited(type_name: str, convert: Converter, first: int, second: int) -> Converter:
+    """Return the converter of a type with modifiers."""
+    match type_name:
+        case "numeric":
+            return _decimal_with(first, second)
+        case "varchar":
+            return _text_up_to(first)
+        case "bpchar":
+            return _padded_text(first)
+        case "timestamptz" | "timestamp" | "time":
+            return _time_with(convert, digits=first)
+        case _:
+            return convert
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def milliseconds(value: Any) -> datetime | None:
@@ -49,48 +81,97 @@ def milliseconds(value: Any) -> datetime | None:
     if value is None:
         return None
     if not isinstance(value, int):
-        raise ValueError(f"{value!r} is not a number of milliseconds")  # noqa: TRY004 - the data
-    return INFINITY if value >= _NEVER_MS else _EPOCH + timedelta(milliseconds=value)
+        raise ValueError(f"{_shown(value)} is not a number of milliseconds")  # noqa: TRY004 - the data
+    try:
+        return INFINITY if value >= _NEVER_MS else _EPOCH + timedelta(milliseconds=value)
+    except OverflowError:
+        raise ValueError(f"{_shown(value)} is not a time before the year 10000") from None
 
 
 def _boolean(value: Any) -> bool:
     known = {0: False, 1: True, "0": False, "1": True, "false": False, "true": True}
     found = known.get(value.lower() if isinstance(value, str) else value)
     if found is None:
-        raise ValueError(f"{value!r} is not a boolean")
+        raise ValueError(f"{_shown(value)} is not a boolean: expected 0, 1, false or true")
     return found
 
 
-def _integer(value: Any) -> int:
-    if isinstance(value, float) and not value.is_integer():
-        raise ValueError(f"{value!r} is not an integer")
-    return int(value)
-
-
-def _decimal(value: Any) -> Decimal:
-    try:
-        return Decimal(str(value))
-    except InvalidOperation:
-        raise ValueError(f"{value!r} is not a number") from None
-
-
-def _decimal_with(step: Decimal) -> Converter:
-    """Return a converter that rounds doubles to the scale of the column, as PostgreSQL does.
-
-    SQLite keeps decimals as doubles. Text with more digits is not rounded: that would lose some.
-    """
-
-    def convert(value: Any) -> Decimal:
-        found = _decimal(value)
-        return found.quantize(step, ROUND_HALF_UP) if isinstance(value, float) else found
+def _integer_of(bits: int) -> Converter:
+    def convert(value: Any) -> int:
+        is_text = isinstance(value, str) and _INTEGER.fullmatch(value)
+        is_whole = isinstance(value, float) and value.is_integer()
+        if not (isinstance(value, int) or is_text or is_whole):
+            raise ValueError(f"{_shown(value)} is not an integer")
+        if is_text and len(value) > _SHOWN:
+            raise ValueError(f"{_shown(value)} is too large")
+        number = int(value)
+        if not -(1 << bits) <= number < 1 << bits:
+            raise ValueError(f"{_shown(value)} is too large")
+        return number
 
     return convert
 
 
+def _decimal(value: Any) -> Decimal:
+    if isinstance(value, bytes) or (isinstance(value, str) and not _NUMBER.fullmatch(value)):
+        raise ValueError(f"{_shown(value)} is not a number")
+    return Decimal(str(value).strip())
+
+
+def _decimal_with(precision: int, scale: int) -> Converter:
+    """Return a converter for ``numeric(precision, scale)``.
+
+    SQLite keeps decimals as doubles: 0.1 + 0.2 is 0.30000000000000004 there, and fits as 0.3.
+    """
+    step = Decimal(1).scaleb(-scale)
+    # PostgreSQL allows up to 1000 digits.
+    context = Context(prec=2 * precision + abs(scale) + _DOUBLE_DIGITS)
+
+    def fitting(number: Decimal) -> Decimal | None:
+        # The first comparison keeps quantize from numbers with more digits than the context has.
+        if number and number.adjusted() >= precision - scale:
+            return None
+        rounded = number.quantize(step, context=context)
+        return rounded if rounded == number else None
+
+    def convert(value: Any) -> Decimal:
+        exact = _decimal(value)
+        if not exact.is_finite():
+            raise ValueError(f"{_shown(value)} is not a finite number")
+        found = fitting(exact)
+        if found is None and isinstance(value, float):
+            found = fitting(Decimal(f"{value:.{_DOUBLE_DIGITS}g}"))
+        if found is None:
+            raise ValueError(
+                f"{_shown(value)} has more digits than {precision}, of which {scale} after the "
+                "decimal point"
+            )
+        return found
+
+    return convert
+
+
+def _double(value: Any) -> float:
+    exact = _decimal(value)
+    number = float(exact)
+    # Compared with the shortest decimal that is read as this double: 0.1 fits, 2^53 + 1 does not.
+    if exact.is_finite() and Decimal(repr(number)) != exact:
+        raise ValueError(f"{_shown(value)} has more digits than double precision keeps")
+    return number
+
+
 def _single(value: Any) -> float:
-    """Round to the precision of ``real``, so that both sides hash the same number."""
-    (rounded,) = struct.unpack("f", struct.pack("f", float(value)))
-    return float(rounded)
+    number = _double(value)
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", number))
+    except OverflowError:
+        raise ValueError(f"{_shown(value)} is too large") from None
+    if rounded != number and not isnan(number):
+        raise ValueError(
+            f"{_shown(value)} would be rounded to {rounded!r}: use double precision, which keeps "
+            "SQLite's numbers"
+        )
+    return number
 
 
 def _text(value: Any) -> str:
@@ -102,40 +183,141 @@ def _text(value: Any) -> str:
     return text
 
 
+def _text_up_to(length: int) -> Converter:
+    """Return a converter for ``varchar(length)``, which cuts spaces at the end without an error."""
+
+    def convert(value: Any) -> str:
+        text = _text(value)
+        if len(text) > length:
+            raise ValueError(f"{_shown(text)} has {len(text)} characters, more than {length}")
+        return text
+
+    return convert
+
+
+def _padded_text(length: int) -> Converter:
+    """Return a converter for ``char(length)``, which does not keep the spaces at the end."""
+    limited = _text_up_to(length)
+
+    def convert(value: Any) -> str:
+        text = str(limited(value))
+        if text.endswith(" ") and len(text) < length:
+            raise ValueError(f"{_shown(text)} ends with spaces, which this type does not keep")
+        return text
+
+    return convert
+
+
 def _bytes(value: Any) -> bytes:
+    if isinstance(value, int | float):
+        raise ValueError(f"{_shown(value)} is a number in a column of bytes")  # noqa: TRY004
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def _uuid(value: Any) -> UUID:
-    return UUID(bytes=value) if isinstance(value, bytes) else UUID(value)
+    try:
+        return UUID(bytes=value) if isinstance(value, bytes) else UUID(str(value))
+    except ValueError:
+        raise ValueError(f"{_shown(value)} is not a UUID") from None
+
+
+def _iso(value: Any, parse: Callable[[str], Any], example: str) -> Any:
+    if not isinstance(value, str):
+        raise ValueError(  # noqa: TRY004 - about the data
+            f"{_shown(value)} is not text such as {example}: its unit is unknown"
+        )
+    try:
+        found = parse(value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{_shown(value)} is not of the form {example}") from None
+    if _BELOW_MICROSECONDS.search(value):
+        raise ValueError(f"{_shown(value)} has more digits than microseconds, which are kept")
+    return found
 
 
 def _instant(value: Any) -> datetime:
-    if not isinstance(value, str):
-        raise ValueError(  # noqa: TRY004 - about the data
-            f"{value!r} is a number in a column of times: its unit is unknown"
-        )
-    instant = datetime.fromisoformat(value)
-    return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+    def parse(text: str) -> datetime:
+        instant = datetime.fromisoformat(text)
+        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+
+    found: datetime = _iso(value, parse, "2026-01-31 09:30:00")
+    return found
 
 
 def _local_time(value: Any) -> datetime:
     return _instant(value).replace(tzinfo=None)
 
 
+def _date(value: Any) -> date:
+    found: datetime = _iso(value, datetime.fromisoformat, "2026-01-31")
+    if found.timetz().replace(tzinfo=None) != time():
+        raise ValueError(f"{_shown(value)} has a time of day, which a date does not keep")
+    return found.date()
+
+
+def _time_of_day(value: Any) -> time:
+    found: time = _iso(value, time.fromisoformat, "09:30:00")
+    if found.tzinfo is not None:
+        raise ValueError(f"{_shown(value)} has a zone, which this type does not keep")
+    return found
+
+
+def _time_with(convert: Converter, *, digits: int) -> Converter:
+    """Return a converter for times with fewer digits than microseconds: ``timestamp(3)``."""
+
+    def limited(value: Any) -> Any:
+        found = convert(value)
+        if found.microsecond % 10 ** (6 - digits):
+            raise ValueError(f"{_shown(value)} has more than {digits} digits after the seconds")
+        return found
+
+    return limited
+
+
 def _json(value: Any) -> str:
-    text = value.decode() if isinstance(value, bytes) else _text(value)
-    json.loads(text)
+    return _checked_json(value, dict)
+
+
+def _jsonb(value: Any) -> str:
+    return _checked_json(value, _unique)
+
+
+def _checked_json(value: Any, to_object: Callable[[list[tuple[str, Any]]], Any]) -> str:
+    try:
+        text = value.decode() if isinstance(value, bytes) else _text(value)
+        json.loads(text, object_pairs_hook=to_object, parse_constant=_no_constant)
+    except _DuplicateError as error:
+        raise ValueError(f"the key {_shown(str(error))} is twice in an object") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{_shown(value)} is not JSON") from None
     return text
+
+
+class _DuplicateError(Exception):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. ``jsonb`` would keep the last one of two equal keys."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _DuplicateError(key)
+        found[key] = value
+    return found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
 
 
 _CONVERTERS: Final[dict[str, Converter]] = {
     "bool": _boolean,
-    "int2": _integer,
-    "int4": _integer,
-    "int8": _integer,
+    "int2": _integer_of(_INTEGER_BITS["int2"]),
+    "int4": _integer_of(_INTEGER_BITS["int4"]),
+    "int8": _integer_of(_INTEGER_BITS["int8"]),
     "float4": _single,
-    "float8": float,
+    "float8": _double,
     "numeric": _decimal,
     "text": _text,
     "varchar": _text,
@@ -145,10 +327,10 @@ _CONVERTERS: Final[dict[str, Converter]] = {
     "uuid": _uuid,
     "timestamptz": _instant,
     "timestamp": _local_time,
-    "date": lambda value: date.fromisoformat(str(value)[:10]),
-    "time": lambda value: time.fromisoformat(str(value)),
+    "date": _date,
+    "time": _time_of_day,
     "json": _json,
-    "jsonb": _json,
+    "jsonb": _jsonb,
 }
 
 
@@ -197,7 +379,7 @@ def _encode(value: Any) -> bytes:
             aware = value.replace(tzinfo=UTC) if value.tzinfo is None else value
             return str((aware - _EPOCH) // _MICROSECOND).encode()
         case Decimal():
-            return str(value.normalize() + 0).encode()
+            return _plain(value).encode()
         case bool():
             return b"true" if value else b"false"
         case _:
@@ -211,4 +393,11 @@ def _encode_json(value: str) -> bytes:
 
 def _number(text: str) -> str:
     """Return one spelling for equal numbers: jsonb does not keep the other ones."""
-    return f"number {Decimal(text).normalize():f}"
+    return f"number {_plain(Decimal(text))}"
+
+
+def _plain(number: Decimal) -> str:
+    """Return all digits of a number, without zeros at the end and without -0."""
+    text = f"{number:f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text

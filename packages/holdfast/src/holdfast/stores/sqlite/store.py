@@ -78,6 +78,11 @@ class SqliteStore:
         self._is_open = False
         self._make_threads()
 
+    @property
+    def sqlite_path(self) -> str:
+        """The file, as it was given."""
+        return self._path
+
     async def open(self) -> None:
         """Open the file with WAL and ``synchronous=FULL``, and migrate it."""
         if self._is_open:
