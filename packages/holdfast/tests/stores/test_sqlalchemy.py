@@ -265,7 +265,7 @@ async def test_sessions_bound_to_a_connection_are_refused(engine):
 async def test_refused_connection_is_a_configuration_error(postgres_only_url, driver, wrong):
     url = make_url(postgres_only_url).set(drivername=f"postgresql+{driver}", **wrong)
     if driver == "asyncpg":
-        store = SqlAlchemyStore(create_async_engine(url))
+        store: SqlAlchemyStore | SqlAlchemySyncStore = SqlAlchemyStore(create_async_engine(url))
     else:
         store = SqlAlchemySyncStore(create_engine(url))
     with pytest.raises(ConfigurationError, match=r"cannot connect to PostgreSQL: .*no_such_"):

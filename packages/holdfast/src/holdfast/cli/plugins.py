@@ -65,7 +65,6 @@ _REQUIREMENT_OF_MODULE: Final = {
     "opentelemetry": '"holdfast[otel]"',
     "psycopg": '"holdfast[psycopg]"',
     "prometheus_client": '"holdfast[metrics]"',
-    "psycopg": '"holdfast[psycopg]"',
     "redis": '"holdfast[redis]"',
     "rich": '"holdfast[cli]"',
     "sqlalchemy": '"holdfast[sqlalchemy]"',
