@@ -465,6 +465,7 @@ def stream() -> Any:
             "no limiter is configured",
         ),
         (lambda _app, guard: guard("a", policy={"key_required": False}), "must be a Policy"),
+        (lambda _app, guard: guard.holdfast.guard(policy={"audit": True}), "must be a Policy"),
         (lambda app, _guard: FlaskGuard(app), "needs a Holdfast"),
         (
             lambda _app, guard: type("V", (MethodView,), {"get": guard()(_GetView.get)}),

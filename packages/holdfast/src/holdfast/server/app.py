@@ -48,7 +48,7 @@ from holdfast.server.route_table import (
     mark_guarded,
 )
 from holdfast.server.sweeper import Sweeper
-from holdfast.server.view_guard import check_endpoint
+from holdfast.server.view_guard import check_endpoint, check_policy
 from holdfast.stores.factory import store_of
 
 __all__ = ["Holdfast"]
@@ -313,6 +313,7 @@ class Holdfast(Generic[TransactionT_co]):
         """Return the policy of a guard, with the app's error format in place of problems."""
         if policy is None:
             return self.policy
+        check_policy(policy)
         if policy.error_format is ErrorFormat.PROBLEM:
             return policy.replace(error_format=self.error_format)
         return policy

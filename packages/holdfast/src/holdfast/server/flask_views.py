@@ -284,7 +284,7 @@ class FlaskGuard:
         for guarded, view in self._guarded:
             # Only what certainly is unguarded: a view may be in another app, or below a decorator
             # that hides it.
-            if id(guarded) not in served and any(id(one) in served for one in _inside(view)):
+            if id(guarded) not in served and any(id(one) in served for one in _unwrapped(view)):
                 raise ConfigurationError(
                     f"{name_of_view(view)} is guarded above its route decorator, so its route is "
                     "not guarded: put @guard(…) below @app.post(…)"
@@ -323,14 +323,17 @@ def _default_principal(installed: _Installed) -> GetPrincipal | None:
 
 
 def _inside(view: Any) -> Iterator[Any]:
-    """Yield a view function, what it wraps, and the methods of its class."""
+    """Yield a view function, the methods of its class, and what all of them wrap."""
     owner = getattr(view, "view_class", None)
     methods = (getattr(owner, name, None) for name in _WRITING_HANDLERS) if owner else ()
     for one in (view, *methods):
-        function = one
-        while function is not None:
-            yield function
-            function = getattr(function, "__wrapped__", None)
+        yield from _unwrapped(one)
+
+
+def _unwrapped(function: Any) -> Iterator[Any]:
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
 
 
 def _text(rule: Any) -> str:
