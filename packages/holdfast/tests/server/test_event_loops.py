@@ -67,6 +67,21 @@ def test_client_without_with_serves_every_request(
     assert not [one.name for one in threading.enumerate() if one.name.startswith("holdfast")]
 
 
+def test_pool_of_a_loop_that_has_ended_is_refused_in_one_line(postgres_url: str) -> None:
+    engine = create_async_engine(postgres_url.replace("postgresql:", "postgresql+asyncpg:"))
+    store = SqlAlchemyStore(engine)
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        first.run(store.open())
+        first.run(store.close())
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="NullPool"):
+                second.run(store.open())
+        first.run(engine.dispose())
+        second.run(store.open())
+        second.run(store.close())
+        second.run(engine.dispose())
+
+
 def test_holdfast_that_is_open_in_another_loop_is_refused_at_once(tmp_path: Path) -> None:
     holdfast = Holdfast(f"sqlite:///{tmp_path}/app.db")
     app = _app(holdfast)

@@ -165,6 +165,8 @@ class SqlAlchemyStore:
         self._metrics: StoreMetrics | None = None
         self._ending_tasks: set[asyncio.Task[Any]] = set()
         self._is_open = False
+        # The event loop and the engine's pool when it was last opened.
+        self._opened_with: tuple[asyncio.AbstractEventLoop, Any] | None = None
 
     @property
     def sqlite_path(self) -> str | None:
@@ -192,6 +194,7 @@ class SqlAlchemyStore:
         """Migrate the schema, in one transaction of the app's engine."""
         if self._is_open:
             return
+        self._refuse_pool_of_another_loop()
         self._turn = asyncio.Lock()  # a lock belongs to one event loop
         self.gate = self._new_gate()
         self._is_open = True
@@ -426,6 +429,21 @@ class SqlAlchemyStore:
 
     def _pool_listeners(self) -> tuple[tuple[str, Callable[..., None]], ...]:
         return ("checkout", self.gate.on_checkout), ("checkin", self.gate.on_checkin)
+
+    def _refuse_pool_of_another_loop(self) -> None:
+        """Raise ``ConfigurationError`` for asyncpg's connections of a loop that has ended."""
+        loop, pool = asyncio.get_running_loop(), self._sessions().get_bind().engine.pool
+        before, self._opened_with = self._opened_with, (loop, pool)
+        if self.is_sqlite or before is None or before[0] is loop or before[1] is not pool:
+            return
+        idle: Callable[[], int] | None = getattr(pool, "checkedin", None)
+        if idle is not None and idle() > 0:
+            self._opened_with = before
+            raise ConfigurationError(
+                "the engine's connections belong to another event loop: in tests, use "
+                "`with TestClient(app)` and dispose of the engine in the lifespan, or create the "
+                "engine with poolclass=NullPool"
+            )
 
     async def _connect(self, session: AsyncSession) -> AsyncConnection:
         """Return the session's connection; report the wait if none was free."""
