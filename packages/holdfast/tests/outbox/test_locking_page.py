@@ -127,3 +127,39 @@ def test_client_wins_reads_the_version_and_sends_it(
         after = queue.get(entry.id)
         assert (after.status, after.headers) == (Status.SUCCEEDED, {"If-Match": '"2"'})
     assert httpx.get(f"{notes}/notes/1").json()["text"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("versions", "coalesce", "statuses", "text"),
+    [
+        # Merged into one request.
+        ([1, 1, 1], True, ["succeeded"], "three"),
+        # The second conflicts with the first; the third waits behind it.
+        ([1, 1, 1], False, ["succeeded", "conflict", "pending"], "one"),
+        # Merged only with entries that name the same version.
+        ([1, 2, 3], True, ["succeeded", "succeeded", "succeeded"], "three"),
+    ],
+)
+def test_several_offline_edits_of_one_note(  # noqa: PLR0917 - the columns of the table
+    notes: str, tmp_path: Path, versions: list[int], coalesce: bool, statuses: list[str], text: str
+) -> None:
+    key = {"Idempotency-Key": "a"}
+    httpx.post(f"{notes}/notes", json={"id": "1", "text": "draft"}, headers=key)
+    with OutboxQueue.open(tmp_path / "outbox.db") as queue, HttpTransport(notes) as transport:
+        queue.add_user("ada")
+        edits = [
+            NewEntry(
+                user_id="ada",
+                operation="patch",
+                entity_type="note",
+                endpoint="/notes/1",
+                payload={"text": name},
+                headers={"If-Match": f'"{version}"'},
+                conflict_resolution="manual",
+            )
+            for name, version in zip(("one", "two", "three"), versions, strict=True)
+        ]
+        queue.enqueue_many(edits, coalesce=coalesce)
+        drain(queue, "ada", transport)
+        assert [entry.status for entry in queue.entries("ada")] == statuses
+    assert httpx.get(f"{notes}/notes/1").json()["text"] == text
