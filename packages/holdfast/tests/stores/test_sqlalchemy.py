@@ -264,10 +264,11 @@ async def test_sessions_bound_to_a_connection_are_refused(engine):
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_refused_connection_is_a_configuration_error(postgres_only_url, driver, wrong):
     url = make_url(postgres_only_url).set(drivername=f"postgresql+{driver}", **wrong)
-    if driver == "asyncpg":
-        store: SqlAlchemyStore | SqlAlchemySyncStore = SqlAlchemyStore(create_async_engine(url))
-    else:
-        store = SqlAlchemySyncStore(create_engine(url))
+    store = (
+        SqlAlchemyStore(create_async_engine(url))
+        if driver == "asyncpg"
+        else SqlAlchemySyncStore(create_engine(url))
+    )
     with pytest.raises(ConfigurationError, match=r"cannot connect to PostgreSQL: .*no_such_"):
         await store.open()
 

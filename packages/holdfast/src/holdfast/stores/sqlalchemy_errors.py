@@ -50,6 +50,9 @@ def is_outage(error: BaseException) -> bool:
         cause = error.orig
     if isinstance(cause, sqlite3.OperationalError):
         return is_sqlite_outage(cause) or "no such savepoint: holdfast" in str(cause)
+    if type(cause).__name__ == "InternalClientError":
+        # asyncpg's "cannot switch to state": the server died while the connection was idle.
+        return True
     state = getattr(cause, "sqlstate", None)
     if state is None:  # psycopg knows no SQLSTATE if it cannot connect
         return isinstance(error, sa_errors.OperationalError)

@@ -18,6 +18,7 @@ __all__ = ["Column", "MoveState", "Target", "TargetTable", "connect"]
 
 # The advisory lock of a running move: "move" in ASCII.
 _LOCK: Final = 0x6D6F7665
+_LOCK_SECONDS: Final = 10
 _COLUMNS: Final = """
 SELECT attname AS name,
        CASE WHEN own.typtype = 'd' THEN base.typname
@@ -100,9 +101,18 @@ class Target:
         self._migrations = names.table("migrations")
 
     async def lock(self) -> None:
-        """Exclude other moves into this database until the connection ends."""
-        if not await self.connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
-            raise ConfigurationError("another move into this database is running: wait for it")
+        """Exclude other moves into this database until the connection ends.
+
+        The server may take a moment to notice that a killed move is gone, so this waits for it.
+        """
+        try:
+            await self.connection.execute(f"SET lock_timeout = '{_LOCK_SECONDS}s'")
+            await self.connection.fetchval("SELECT pg_advisory_lock($1)", _LOCK)
+            await self.connection.execute("RESET lock_timeout")
+        except asyncpg.LockNotAvailableError:
+            raise ConfigurationError(
+                "another move into this database is running: wait for it"
+            ) from None
 
     async def refuse_connected_servers(self) -> None:
         """Raise ``ConfigurationError`` if a process of Holdfast is connected."""
