@@ -451,9 +451,10 @@ class Holdfast(Generic[TransactionT_co]):
             # A timer keeps the task alive: the loop itself refers to tasks only weakly.
             while True:  # noqa: ASYNC110
                 await asyncio.sleep(3600)
-        finally:
+        except asyncio.CancelledError:  # not if the loop was abandoned and the task is freed
             if self._closing_with_loop is asyncio.current_task():
                 await self.close()
+            raise
 
     async def sweep(self) -> int:
         """Delete all expired records now; return how many."""
