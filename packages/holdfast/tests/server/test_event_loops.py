@@ -65,7 +65,7 @@ def test_client_without_with_serves_every_request(
     with TestClient(client.app) as again:  # with a lifespan after that
         response = again.post("/things?name=mill", headers={"Idempotency-Key": "three"})
         assert response.status_code == CREATED
-    deadline = time.monotonic() + 10  # threads that were told to stop may still be ending
+    deadline = time.monotonic() + 10  # stopped threads may still be ending
     while _own_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not _own_threads()
