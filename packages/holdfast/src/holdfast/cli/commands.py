@@ -9,37 +9,19 @@ import typer
 
 from holdfast.cli.data_commands import add_data_commands
 from holdfast.cli.gc import resume_gc
+from holdfast.cli.options import DEFAULT_DATABASE, App, Database, Json
 from holdfast.cli.outbox_commands import outbox_app
 from holdfast.cli.output import CommandError
 from holdfast.cli.target import AppTarget, choose_target
 
 __all__ = ["create_app"]
 
-_DATABASE: Final = "sqlite:///holdfast.db"
 # Someone waits for the new code.
 _RELOAD_DRAIN_SECONDS: Final = "2"
 # These two do most of their imports after the command line is parsed, and resume the garbage
 # collector themselves when they are ready.
 _RESUME_GC_THEMSELVES: Final = frozenset({"serve", "worker"})
 
-Database = Annotated[
-    str,
-    typer.Option(
-        envvar="HOLDFAST_DATABASE_URL",
-        metavar="URL",
-        help="The server's database: sqlite:///file.db or postgresql://user@host/name.",
-    ),
-]
-App = Annotated[
-    str | None,
-    typer.Option(
-        "--app",
-        envvar="HOLDFAST_APP",
-        metavar="MODULE:NAME",
-        help="Your app, such as shop.main:holdfast: its database and tables instead of --database.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
 JsonFile = Annotated[
     Path | None, typer.Argument(help="A file that contains JSON; standard input if absent or -.")
 ]
@@ -152,7 +134,7 @@ def hash_(file: JsonFile = None, volatile: Volatile = None) -> None:
 
 def migrate(
     context: typer.Context,
-    database: Database = _DATABASE,
+    database: Database = DEFAULT_DATABASE,
     app: App = None,
     services: Annotated[
         bool,
@@ -185,7 +167,7 @@ def migrate(
 
 def sweep(
     context: typer.Context,
-    database: Database = _DATABASE,
+    database: Database = DEFAULT_DATABASE,
     app: App = None,
     json: Json = False,
 ) -> None:
@@ -220,7 +202,7 @@ def worker(  # noqa: PLR0917 - typer turns the parameters into options
             envvar="HOLDFAST_DATABASE_URL",
             metavar="URL",
             help="The database of the services; an app has its own.",
-            show_default=_DATABASE,
+            show_default=DEFAULT_DATABASE,
         ),
     ] = None,
     nats: Annotated[
@@ -364,7 +346,7 @@ def keys(context: typer.Context) -> None:
 
 def keys_ls(  # noqa: PLR0917 - typer turns the parameters into options
     context: typer.Context,
-    database: Database = _DATABASE,
+    database: Database = DEFAULT_DATABASE,
     app: App = None,
     tenant: Tenant = None,
     endpoint: Annotated[
@@ -391,7 +373,7 @@ def keys_ls(  # noqa: PLR0917 - typer turns the parameters into options
 def keys_show(  # noqa: PLR0917 - typer turns the parameters into options
     context: typer.Context,
     key: Annotated[str, typer.Argument(help="The idempotency key.")],
-    database: Database = _DATABASE,
+    database: Database = DEFAULT_DATABASE,
     app: App = None,
     tenant: Annotated[
         str | None, typer.Option(help="The tenant, if several tenants used this key.")
@@ -426,7 +408,7 @@ def jobs(context: typer.Context) -> None:
 
 def jobs_ls(  # noqa: PLR0917 - typer turns the parameters into options
     context: typer.Context,
-    database: Database = _DATABASE,
+    database: Database = DEFAULT_DATABASE,
     app: App = None,
     tenant: Tenant = None,
     state: Annotated[
@@ -464,7 +446,7 @@ def jobs_ls(  # noqa: PLR0917 - typer turns the parameters into options
 def jobs_show(  # noqa: PLR0917 - typer turns the parameters into options
     context: typer.Context,
     job_id: JobId,
-    database: Database = _DATABASE,
+    database: Database = DEFAULT_DATABASE,
     app: App = None,
     tenant: Annotated[
         str | None, typer.Option(help="Fail if the job belongs to another tenant.")
@@ -487,7 +469,7 @@ def jobs_show(  # noqa: PLR0917 - typer turns the parameters into options
 
 def jobs_dead(  # noqa: PLR0917 - typer turns the parameters into options
     context: typer.Context,
-    database: Database = _DATABASE,
+    database: Database = DEFAULT_DATABASE,
     app: App = None,
     tenant: Tenant = None,
     queue: Queue = None,
@@ -515,7 +497,7 @@ def jobs_requeue(  # noqa: PLR0917 - typer turns the parameters into options
         list[str] | None,
         typer.Argument(help="Ids of dead letters, as listed by holdfast jobs dead."),
     ] = None,
-    database: Database = _DATABASE,
+    database: Database = DEFAULT_DATABASE,
     app: App = None,
     tenant: Annotated[
         str | None, typer.Option(help="Only dead letters of this tenant. Default: all tenants.")

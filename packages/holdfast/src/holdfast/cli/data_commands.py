@@ -1,33 +1,14 @@
 """The options and help texts of ``holdfast move``, ``backup``, ``restore`` and ``keys rm``."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
+from holdfast.cli.options import DEFAULT_DATABASE, App, Database, Json
 from holdfast.cli.target import choose_target
 
 __all__ = ["add_data_commands"]
-
-_DATABASE: Final = "sqlite:///holdfast.db"
-
-Database = Annotated[
-    str,
-    typer.Option(
-        envvar="HOLDFAST_DATABASE_URL",
-        metavar="URL",
-        help="The server's database: sqlite:///file.db or postgresql://user@host/name.",
-    ),
-]
-App = Annotated[
-    str | None,
-    typer.Option(
-        envvar="HOLDFAST_APP",
-        metavar="MODULE:NAME",
-        help="Your app's Holdfast object, in place of --database.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
 
 
 def add_data_commands(app: typer.Typer, keys_app: typer.Typer) -> None:
@@ -47,7 +28,7 @@ def keys_rm(  # noqa: PLR0917 - typer turns the parameters into options
     reason: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Why; stored in the audit event.")
     ] = None,
-    database: Database = _DATABASE,
+    database: Database = DEFAULT_DATABASE,
     app: App = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the record, and remove nothing.")
@@ -134,7 +115,7 @@ def move(  # noqa: PLR0917 - typer turns the parameters into options
 def backup(  # noqa: PLR0917 - typer turns the parameters into options
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="The file to write.")],
-    database: Database = _DATABASE,
+    database: Database = DEFAULT_DATABASE,
     app: App = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     json: Json = False,
@@ -157,7 +138,7 @@ def backup(  # noqa: PLR0917 - typer turns the parameters into options
 def restore(  # noqa: PLR0917 - typer turns the parameters into options
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="A file that holdfast backup has written.")],
-    database: Database = _DATABASE,
+    database: Database = DEFAULT_DATABASE,
     app: App = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace the database if it exists.")

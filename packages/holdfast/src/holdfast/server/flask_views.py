@@ -341,7 +341,7 @@ def _text(rule: Any) -> str:
 
 
 def login_principal() -> Principal:
-    """Return Flask-Login's user: its id is tenant and actor. Raises if nobody is signed in."""
+    """Return Flask-Login's user: its id is tenant and actor. Raises if the user is anonymous."""
     from flask_login import current_user  # noqa: PLC0415 - an optional dependency
 
     if not current_user.is_authenticated:

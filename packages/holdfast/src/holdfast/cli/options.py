@@ -1,0 +1,28 @@
+"""Options that several commands have."""
+
+from typing import Annotated, Final
+
+import typer
+
+__all__ = ["DEFAULT_DATABASE", "App", "Database", "Json"]
+
+DEFAULT_DATABASE: Final = "sqlite:///holdfast.db"
+
+Database = Annotated[
+    str,
+    typer.Option(
+        envvar="HOLDFAST_DATABASE_URL",
+        metavar="URL",
+        help="The server's database: sqlite:///file.db or postgresql://user@host/name.",
+    ),
+]
+App = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        envvar="HOLDFAST_APP",
+        metavar="MODULE:NAME",
+        help="Your app, such as shop.main:holdfast: its database and tables instead of --database.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
