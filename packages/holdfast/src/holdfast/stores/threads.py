@@ -137,11 +137,13 @@ async def _to_its_end(work: "asyncio.Future[T]", cancel: Callable[[], None] | No
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
+        pending: set[asyncio.Future[Any]] = {work}
         if cancel is not None and not work.done():
-            asyncio.get_running_loop().run_in_executor(None, cancel)
-        while not work.done():
+            # Waited for as well: a late one would cancel the connection's next statement.
+            pending.add(asyncio.get_running_loop().run_in_executor(None, cancel))
+        while not all(future.done() for future in pending):
             with suppress(asyncio.CancelledError):
-                await asyncio.wait([work])
+                await asyncio.wait(pending)
         if not work.cancelled():
             work.exception()  # not reported as never retrieved
         raise

@@ -45,6 +45,8 @@ _TENANT: Final = "tenant-1"
 _QUEUES: Final = ("default", "mail")
 _CAUSE: Final = Cause(_TENANT, "actor-1", "request-1", "correlation-1")
 _QUIET_SECONDS: Final = 0.25
+# Long enough for a busy machine to renew it in time.
+_OUTLASTED_LEASE_SECONDS: Final = 4.0
 
 
 class EngineHarness:
@@ -392,11 +394,11 @@ class EngineContract:
     async def test_handler_that_outlasts_its_lease_runs_once(self, harness: EngineHarness) -> None:
         _register(harness.jobs)
         for _ in range(2):
-            await harness.worker(lease_seconds=1.0)
-        await harness.enqueue("slow", "slow")
+            await harness.worker(lease_seconds=_OUTLASTED_LEASE_SECONDS)
+        await harness.enqueue("outlasting", "outlasting")
         await harness.until_idle()
         rows = await harness.store.read("SELECT name, attempt FROM contract_effects")
-        assert [(row["name"], row["attempt"]) for row in rows] == [("slow", 1)]
+        assert [(row["name"], row["attempt"]) for row in rows] == [("outlasting", 1)]
 
     async def test_stopping_worker_releases_its_jobs_to_another_worker(
         self, harness: EngineHarness
@@ -430,6 +432,11 @@ def _register(jobs: JobRegistry) -> None:
     @jobs.handler("slow")
     async def slow(job: JobContext) -> None:
         await asyncio.sleep(1.3)
+        await write(job)
+
+    @jobs.handler("outlasting")
+    async def outlasting(job: JobContext) -> None:
+        await asyncio.sleep(_OUTLASTED_LEASE_SECONDS * 1.1)
         await write(job)
 
     @jobs.handler("flaky")

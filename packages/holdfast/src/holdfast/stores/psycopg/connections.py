@@ -234,5 +234,7 @@ class ThreadConnection:
         return await self._threads.run(work, cancel=self._cancel)
 
     def _cancel(self) -> None:
-        with suppress(psycopg.Error):
+        try:
             self.raw.cancel_safe(timeout=_CANCEL_SECONDS)
+        except psycopg.Error:  # it may still arrive, during a later statement
+            _terminate(self.raw)
