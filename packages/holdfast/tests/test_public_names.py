@@ -10,6 +10,7 @@ import holdfast
 
 # Every name is a promise: add one only with its documentation.
 PUBLIC = {
+    "SINGLE_TENANT",
     "ErrorFormat",
     "ErrorsStored",
     "Execution",
@@ -23,7 +24,6 @@ PUBLIC = {
     "Principal",
     "RequestError",
     "RetryLaterError",
-    "RetryPolicy",
     "ServiceError",
     "Staleness",
     "Transaction",
@@ -38,7 +38,8 @@ ELSEWHERE = {
     "core.canonical_json": ["canonical_json"],
     "core.fingerprint": ["body_hash"],
     "core.job": ["AlreadyDone", "Enqueued", "Merged"],
-    "core.retry": ["CLIENT", "DEVICE", "QUEUE", "WORKER"],
+    "core.retry": ["CLIENT", "DEVICE", "QUEUE", "WORKER", "RetryPolicy"],
+    "core.tenants": ["ALL_TENANTS"],
     "core.versions": ["check_version", "etag", "expected_version"],
     "fastapi": ["Caller", "Run", "Session", "Tx"],
     "server.jwt_auth": ["JwtIdentify", "mint_token"],

@@ -5,7 +5,7 @@ these modules:
 
     errors              every error
     ports               protocols for stores, clocks, metrics
-    core.retry          the retry presets CLIENT, DEVICE, QUEUE, WORKER
+    core.retry          RetryPolicy and its presets CLIENT, DEVICE, QUEUE, WORKER
     core.versions       etag, expected_version, check_version
     core.job            Enqueued, Merged, AlreadyDone: what ``enqueue`` returns
     core.canonical_json canonical_json
@@ -41,7 +41,7 @@ _NEVER: Final = False
 if TYPE_CHECKING or _NEVER:
     from holdfast.core.keys import KeyFormat
     from holdfast.core.policy import ErrorFormat, ErrorsStored, Policy, Staleness
-    from holdfast.core.retry import RetryPolicy
+    from holdfast.core.tenants import SINGLE_TENANT
     from holdfast.jobs.context import JobContext
     from holdfast.jobs.registry import JobRegistry
     from holdfast.jobs.worker import Worker
@@ -53,6 +53,7 @@ if TYPE_CHECKING or _NEVER:
     from holdfast.stores.factory import open_store
 
 __all__ = [
+    "SINGLE_TENANT",
     "ErrorFormat",
     "ErrorsStored",
     "Execution",
@@ -66,7 +67,6 @@ __all__ = [
     "Principal",
     "RequestError",
     "RetryLaterError",
-    "RetryPolicy",
     "ServiceError",
     "Staleness",
     "Transaction",
@@ -76,6 +76,7 @@ __all__ = [
 ]
 
 _MODULE_OF_NAME: Final = {
+    "SINGLE_TENANT": "core.tenants",
     "ErrorFormat": "core.policy",
     "ErrorsStored": "core.policy",
     "Execution": "server.execution",
@@ -85,7 +86,6 @@ _MODULE_OF_NAME: Final = {
     "KeyFormat": "core.keys",
     "Policy": "core.policy",
     "Principal": "server.guarded_request",
-    "RetryPolicy": "core.retry",
     "Staleness": "core.policy",
     "Transaction": "ports",
     "Worker": "jobs.worker",

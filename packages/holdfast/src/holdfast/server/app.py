@@ -12,6 +12,7 @@ from holdfast.core.breaker import Breaker
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.job import EnqueueOutcome
 from holdfast.core.policy import Policy
+from holdfast.core.tenants import SingleTenant
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
 from holdfast.jobs.depth_reporter import DepthReporter
@@ -92,6 +93,7 @@ class Holdfast(Generic[TransactionT_co]):
         error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
         identify: Identify | None = None,
         principal: Callable[..., Any] | None = None,
+        tenants: SingleTenant | None = None,
         cache: RecordCache | None = None,
         limiter: RateLimiter | None = None,
         memory_bytes: int = 32 * 1024 * 1024,
@@ -109,7 +111,13 @@ class Holdfast(Generic[TransactionT_co]):
         or their own function. ``principal`` is a FastAPI dependency that returns the ``Principal``
         of the caller. With it, guarded handlers claim their key after the app's own dependencies
         have run. ``identify`` gets only the head of the request, and needs no framework.
+        ``tenants=SINGLE_TENANT`` says that callers are not kept apart: all share one tenant.
         """
+        if tenants is not None and not (principal is None and identify is None):
+            raise ConfigurationError(
+                "tenants=SINGLE_TENANT means that callers are not kept apart, but principal=… or "
+                "identify=… says who they are: give one of the three"
+            )
         if principal is not None and identify is not None:
             raise ConfigurationError(
                 "principal=… and identify=… both say who the caller is: give one of them. Where "

@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 from holdfast.core.breaker import Breaker
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter
 from holdfast.core.policy import Policy
+from holdfast.core.tenants import SingleTenant
 from holdfast.observability.traces import Spans
 from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache
 from holdfast.server.asgi import RateLimiter
@@ -21,6 +22,7 @@ class HoldfastOptions(TypedDict, total=False):
     error_format: ErrorFormat | ErrorFormatter
     identify: Identify | None
     principal: Callable[..., Any] | None
+    tenants: SingleTenant | None
     cache: RecordCache | None
     limiter: RateLimiter | None
     memory_bytes: int
