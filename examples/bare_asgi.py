@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import closing
 from typing import Any
 
-from holdfast import Execution, Holdfast
+from holdfast import SINGLE_TENANT, Execution, Holdfast
 
 with closing(sqlite3.connect("notes.db")) as database:
     database.execute("CREATE TABLE IF NOT EXISTS notes (text TEXT NOT NULL)")
 
-holdfast = Holdfast("sqlite:///notes.db")
+holdfast = Holdfast("sqlite:///notes.db", tenants=SINGLE_TENANT)
 holdfast.guard_path("POST", "/notes", endpoint="notes.create")
 
 Scope = MutableMapping[str, Any]

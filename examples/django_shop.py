@@ -15,6 +15,8 @@ if not settings.configured:
         ALLOWED_HOSTS=["*"],
         ROOT_URLCONF=__name__,
         USE_TZ=True,
+        # No one signs in here. A project with AuthenticationMiddleware leaves this out.
+        HOLDFAST={"TENANTS": "holdfast.SINGLE_TENANT"},
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "django_shop.db"}},
     )
 

@@ -7,11 +7,11 @@ Send it twice: the second response is a copy of the first, with ``Idempotency-Re
 
 from flask import Flask, request
 
-from holdfast import Holdfast
+from holdfast import SINGLE_TENANT, Holdfast
 from holdfast.flask import FlaskGuard
 
 app = Flask(__name__)
-guard = FlaskGuard(Holdfast("sqlite:///flask_shop.db"), app)
+guard = FlaskGuard(Holdfast("sqlite:///flask_shop.db", tenants=SINGLE_TENANT), app)
 
 
 @app.post("/orders")

@@ -7,14 +7,14 @@ from uuid import uuid4
 
 from fastapi import FastAPI
 
-from holdfast import Holdfast, JobContext
+from holdfast import SINGLE_TENANT, Holdfast, JobContext
 from holdfast.server.starlette import Tx
 
 with closing(sqlite3.connect("jobs_shop.db")) as database:
     database.execute("CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, item TEXT)")
     database.execute("CREATE TABLE IF NOT EXISTS parcels (order_id TEXT, label TEXT)")
 
-holdfast = Holdfast("sqlite:///jobs_shop.db")
+holdfast = Holdfast("sqlite:///jobs_shop.db", tenants=SINGLE_TENANT)
 
 
 @asynccontextmanager

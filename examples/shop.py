@@ -5,13 +5,13 @@ from contextlib import closing
 
 from fastapi import FastAPI
 
-from holdfast import Holdfast
+from holdfast import SINGLE_TENANT, Holdfast
 
 with closing(sqlite3.connect("shop.db")) as database:
     database.execute("CREATE TABLE IF NOT EXISTS orders (item TEXT NOT NULL)")
 
 app = FastAPI()
-holdfast = Holdfast("sqlite:///shop.db")
+holdfast = Holdfast("sqlite:///shop.db", tenants=SINGLE_TENANT)
 holdfast.install(app)
 
 

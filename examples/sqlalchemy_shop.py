@@ -8,7 +8,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from holdfast import Holdfast
+from holdfast import SINGLE_TENANT, Holdfast
 from holdfast.fastapi import Session
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
 
@@ -48,7 +48,7 @@ async def _lifespan(_app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(lifespan=_lifespan)
-holdfast = Holdfast(SqlAlchemyStore(sessions))
+holdfast = Holdfast(SqlAlchemyStore(sessions), tenants=SINGLE_TENANT)
 holdfast.install(app)
 
 

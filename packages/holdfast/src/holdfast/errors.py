@@ -46,6 +46,7 @@
     └── UsageError                     the app's code or settings; raised at start-up or first use
         ├── ConfigurationError
         │   └── MissingExtraError          also an ImportError: a package of an extra is missing
+        ├── PrincipalInvalidError          also a ValueError: a caller without tenant or actor
         ├── StreamingResponseError
         ├── ResponseTooLargeError
         └── NoTransactionError
@@ -87,6 +88,7 @@ __all__ = [
     "OutboxFileError",
     "OutcomeUnknownError",
     "PayloadMismatchError",
+    "PrincipalInvalidError",
     "QueueFullError",
     "RateLimitedError",
     "RequestError",
@@ -378,6 +380,10 @@ class ConfigurationError(UsageError):
 
 class MissingExtraError(ConfigurationError, ImportError):
     """A package of an extra is not installed; the message has the ``pip install`` command."""
+
+
+class PrincipalInvalidError(UsageError, ValueError):
+    """A caller without a tenant or an actor, or one that is not text."""
 
 
 class StreamingResponseError(UsageError):

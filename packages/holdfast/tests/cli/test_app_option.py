@@ -52,7 +52,7 @@ bare = FastAPI()
 """
 FLASK = """
 from flask import Flask
-from holdfast import Holdfast
+from holdfast import SINGLE_TENANT, Holdfast
 from holdfast.flask import FlaskGuard
 from holdfast.server.wsgi import WsgiGuard
 
@@ -60,7 +60,7 @@ app = Flask(__name__)
 guard = FlaskGuard(Holdfast("sqlite:///app.db"), app)
 
 wrapped = Flask(__name__)
-wsgi_guard = WsgiGuard(wrapped.wsgi_app, Holdfast("sqlite:///app.db"))
+wsgi_guard = WsgiGuard(wrapped.wsgi_app, Holdfast("sqlite:///app.db", tenants=SINGLE_TENANT))
 wrapped.wsgi_app = wsgi_guard
 """
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from holdfast import Holdfast
+from holdfast import SINGLE_TENANT, Holdfast
 from holdfast.client import AsyncClient, Client, GaveUpError
 from holdfast.errors import UsageError
 from holdfast.server.starlette import Tx
@@ -213,7 +213,9 @@ def test_client_rejects_an_async_token(service: Service) -> None:
 
 @pytest.fixture
 def app(tmp_path: Path) -> tuple[Holdfast, FastAPI]:
-    holdfast = Holdfast(f"sqlite:///{tmp_path}/client.db", sweep_every_seconds=None)
+    holdfast = Holdfast(
+        f"sqlite:///{tmp_path}/client.db", tenants=SINGLE_TENANT, sweep_every_seconds=None
+    )
     made = FastAPI()
 
     @made.post("/things", status_code=201)

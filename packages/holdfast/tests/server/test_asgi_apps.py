@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from holdfast import Holdfast, Policy, Principal, ServiceError
+from holdfast import SINGLE_TENANT, Holdfast, Policy, Principal, ServiceError
 from holdfast.errors import (
     ConfigurationError,
     NoTransactionError,
@@ -32,7 +32,9 @@ KEY = {"Idempotency-Key": "key-1"}
 
 @pytest.fixture
 def holdfast(tmp_path: Path) -> Holdfast:
-    return Holdfast(f"sqlite:///{tmp_path}/apps.db", sweep_every_seconds=None)
+    return Holdfast(
+        f"sqlite:///{tmp_path}/apps.db", tenants=SINGLE_TENANT, sweep_every_seconds=None
+    )
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast, Policy
+from holdfast import SINGLE_TENANT, Holdfast, Policy
 from holdfast.errors import ConfigurationError
 from holdfast.server.rate_limits import LimitsRateLimiter
 from packages.holdfast.tests.support.harness import Connection, HeldClock, open_lab
@@ -207,7 +207,7 @@ async def test_keys_in_headers(database: str, values: list[str], status: int) ->
 
 
 async def test_a_rate_limit_without_a_limiter_is_refused_at_start_up(database: str) -> None:
-    holdfast = Holdfast(database)
+    holdfast = Holdfast(database, tenants=SINGLE_TENANT)
     holdfast.guard_path(
         "POST", "/orders", policy=ENVELOPE_WITH_STALENESS.replace(rate_limit="5/minute")
     )
@@ -216,7 +216,7 @@ async def test_a_rate_limit_without_a_limiter_is_refused_at_start_up(database: s
 
 
 async def test_a_malformed_rate_limit_is_refused_at_start_up(database: str) -> None:
-    holdfast = Holdfast(database, limiter=LimitsRateLimiter())
+    holdfast = Holdfast(database, tenants=SINGLE_TENANT, limiter=LimitsRateLimiter())
     holdfast.guard_path(
         "POST", "/orders", policy=ENVELOPE_WITH_STALENESS.replace(rate_limit="often")
     )

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,7 @@ from packages.holdfast.tests.support import django_project  # first: it configur
 
 assert django_project
 
+from django.contrib.auth.middleware import AuthenticationMiddleware  # noqa: E402
 from django.contrib.auth.models import Group, Permission, User  # noqa: E402
 from django.contrib.contenttypes.models import ContentType  # noqa: E402
 from django.core.cache import cache  # noqa: E402
@@ -28,7 +30,7 @@ from rest_framework.decorators import action, api_view  # noqa: E402
 from rest_framework.response import Response  # noqa: E402
 from rest_framework.routers import DefaultRouter  # noqa: E402
 
-from holdfast import Policy  # noqa: E402
+from holdfast import SINGLE_TENANT, Policy  # noqa: E402
 from holdfast.django import guard, user_principal  # noqa: E402
 from holdfast.errors import ConfigurationError, StreamingResponseError  # noqa: E402
 from holdfast.server.django_views import django_holdfast  # noqa: E402
@@ -107,7 +109,7 @@ def test_principal_is_the_user_unless_a_function_or_setting_says_otherwise() -> 
     with override_settings(HOLDFAST={"PRINCIPAL": f"{views.__name__}.company"}):
         found = post(ann, "/function/who", key() | {"X-Company": "acme"})
         assert found.json() == {"tenant": "acme", "actor": "somebody"}
-    with override_settings(HOLDFAST={"IDENTIFY": "holdfast.server.request_head.anonymous"}):
+    with override_settings(HOLDFAST={"TENANTS": "holdfast.SINGLE_TENANT"}):
         assert post(ann, "/function/who", key()).json()["tenant"] == "everyone"
 
 
@@ -570,12 +572,36 @@ def test_swallowed_database_error_is_a_500_that_says_what_to_change(
     assert Group.objects.count() == 0
 
 
-@override_settings(ROOT_URLCONF=TwoRoutes, MIDDLEWARE=[])
-def test_project_without_users_is_warned_once_that_all_callers_share_a_tenant(
-    caplog: pytest.LogCaptureFixture,
+NO_CALLER = r'"PRINCIPAL".*AuthenticationMiddleware.*"holdfast.SINGLE_TENANT"'
+
+
+@override_settings(MIDDLEWARE=["django.middleware.csrf.CsrfViewMiddleware"])
+def test_guard_of_a_project_that_does_not_say_who_calls_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for _ in range(2):
+    guard("x")  # views of REST framework have users
+    monkeypatch.delitem(sys.modules, "rest_framework")
+    guard("x", principal=user_principal)
+    with pytest.raises(ConfigurationError, match=NO_CALLER):
+        guard("x")
+    for name in ("IDENTIFY", "PRINCIPAL", "TENANTS"):
+        with override_settings(HOLDFAST={name: "not read yet"}):
+            guard("x")
+    for middleware in ("django.contrib.auth.middleware.AuthenticationMiddleware", OWN):
+        with override_settings(MIDDLEWARE=[middleware]):
+            guard("x")
+
+
+class OwnAuthentication(AuthenticationMiddleware):
+    """A middleware of the project."""
+
+
+OWN = f"{__name__}.OwnAuthentication"
+
+
+@override_settings(ROOT_URLCONF=TwoRoutes, MIDDLEWARE=[])
+def test_request_without_a_user_is_refused_unless_all_callers_share_a_tenant() -> None:
+    with pytest.raises(ConfigurationError, match=NO_CALLER):
+        post(Client(), "/anyone", key())
+    with override_settings(HOLDFAST={"TENANTS": SINGLE_TENANT}):
         assert post(Client(), "/anyone", key()).status_code == 200
-    (warned,) = [one for one in caplog.records if one.levelname == "WARNING"]
-    assert "'everyone'" in warned.getMessage()
-    assert '"PRINCIPAL"' in warned.getMessage()

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from holdfast import ErrorFormat, Holdfast, Policy, ServiceError
+from holdfast import SINGLE_TENANT, ErrorFormat, Holdfast, Policy, ServiceError
 from holdfast.core.error_formats import ErrorInfo
 
 KEY = {"Idempotency-Key": "key-1"}
@@ -17,7 +17,12 @@ def own(error: ErrorInfo) -> dict[str, Any]:
 
 
 async def test_every_error_of_a_fastapi_app_has_the_shape_of_the_app(tmp_path: Path) -> None:
-    holdfast = Holdfast(f"sqlite:///{tmp_path}/own.db", sweep_every_seconds=None, error_format=own)
+    holdfast = Holdfast(
+        f"sqlite:///{tmp_path}/own.db",
+        tenants=SINGLE_TENANT,
+        sweep_every_seconds=None,
+        error_format=own,
+    )
     app = FastAPI()
     holdfast.install(app)
 

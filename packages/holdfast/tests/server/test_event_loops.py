@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import NullPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from holdfast import Holdfast
+from holdfast import SINGLE_TENANT, Holdfast
 from holdfast.errors import ConfigurationError
 from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
@@ -56,7 +56,7 @@ def test_client_without_with_serves_every_request(
 ) -> None:
     is_sqlite = database == "sqlite"
     url = f"sqlite:///{tmp_path}/app.db" if is_sqlite else request.getfixturevalue("postgres_url")
-    holdfast = Holdfast(store(url))
+    holdfast = Holdfast(store(url), tenants=SINGLE_TENANT)
     client = TestClient(_app(holdfast))
     for key, replayed in (("one", None), ("two", None), ("one", "true")):
         response = client.post("/things?name=mill", headers={"Idempotency-Key": key})
@@ -91,7 +91,7 @@ def test_pool_of_a_loop_that_has_ended_is_refused_in_one_line(postgres_url: str)
 
 
 def test_holdfast_that_is_open_in_another_loop_is_refused_at_once(tmp_path: Path) -> None:
-    holdfast = Holdfast(f"sqlite:///{tmp_path}/app.db")
+    holdfast = Holdfast(f"sqlite:///{tmp_path}/app.db", tenants=SINGLE_TENANT)
     app = _app(holdfast)
 
     async def post() -> None:

@@ -106,7 +106,7 @@ class Shop:
 
 
 def by_token(head: RequestHead) -> Principal:
-    return Principal(tenant=head.authorization or "", actor="someone")
+    return Principal(tenant=head.authorization or "mill", actor="someone")
 
 
 @asynccontextmanager

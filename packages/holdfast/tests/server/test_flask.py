@@ -12,7 +12,7 @@ from flask.views import MethodView
 from flask_login import LoginManager, UserMixin, login_required, login_user, logout_user
 from sqlalchemy import create_engine, text
 
-from holdfast import Holdfast, Policy, Principal, ServiceError
+from holdfast import SINGLE_TENANT, Holdfast, Policy, Principal, ServiceError
 from holdfast.errors import (
     ConfigurationError,
     NoTransactionError,
@@ -28,10 +28,20 @@ Shop = tuple[Flask, FlaskGuard]
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
+    yield from make_shop(tmp_path, tenants=SINGLE_TENANT)
+
+
+@pytest.fixture
+def shop_without_callers(tmp_path: Path) -> Iterator[Shop]:
+    """A shop whose Holdfast does not say who the callers are."""
+    yield from make_shop(tmp_path)
+
+
+def make_shop(tmp_path: Path, **options: Any) -> Iterator[Shop]:
     app = Flask(__name__)
     app.secret_key = "for tests"
     app.testing = True  # exceptions of views are raised in the test
-    holdfast = Holdfast(f"sqlite:///{tmp_path}/shop.db", sweep_every_seconds=None)
+    holdfast = Holdfast(f"sqlite:///{tmp_path}/shop.db", sweep_every_seconds=None, **options)
     guard = FlaskGuard(holdfast, app)
     yield app, guard
     guard.close()
@@ -89,8 +99,8 @@ def with_login(shop: Shop) -> FlaskClient:
     return app.test_client()
 
 
-def test_replay_needs_the_sign_in_of_flask_login(shop: Shop) -> None:
-    client = with_login(shop)
+def test_replay_needs_the_sign_in_of_flask_login(shop_without_callers: Shop) -> None:
+    client = with_login(shop_without_callers)
     client.post("/login/ann")
     first = client.post("/orders", headers=KEY)
     assert (first.status_code, first.json) == (201, {"n": 1, "tenant": "ann", "actor": "ann"})
@@ -106,8 +116,10 @@ def test_replay_needs_the_sign_in_of_flask_login(shop: Shop) -> None:
     assert other.json == {"n": 2, "tenant": "bob", "actor": "bob"}
 
 
-def test_anonymous_caller_of_a_guarded_view_without_login_required_gets_401(shop: Shop) -> None:
-    client = with_login(shop)
+def test_anonymous_caller_of_a_guarded_view_without_login_required_gets_401(
+    shop_without_callers: Shop,
+) -> None:
+    client = with_login(shop_without_callers)
     refused = client.post("/public", headers=KEY)
     assert (refused.status_code, refused.json["code"]) == (401, "auth.required")  # type: ignore[index]
 
@@ -248,7 +260,9 @@ def test_session_of_sync_sqlalchemy_is_the_transaction(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
     app = Flask(__name__)
     app.testing = True
-    guard = FlaskGuard(Holdfast(SqlAlchemySyncStore(engine), sweep_every_seconds=None), app)
+    guard = FlaskGuard(
+        Holdfast(SqlAlchemySyncStore(engine), tenants=SINGLE_TENANT, sweep_every_seconds=None), app
+    )
 
     @app.post("/orders")
     @guard()
@@ -342,6 +356,7 @@ def test_error_format_of_the_app_is_used_everywhere(tmp_path: Path) -> None:
     app = Flask(__name__)
     holdfast = Holdfast(
         f"sqlite:///{tmp_path}/shop.db",
+        tenants=SINGLE_TENANT,
         sweep_every_seconds=None,
         error_format=lambda error: {"fault": error.code},
     )
@@ -543,7 +558,7 @@ def test_route_added_to_a_named_view_does_not_change_the_records_of_the_first(
 ) -> None:
     for paths in (["/orders"], ["/orders", "/v2/orders"]):
         app = Flask(__name__)
-        guard = FlaskGuard(Holdfast(f"sqlite:///{tmp_path}/shop.db"), app)
+        guard = FlaskGuard(Holdfast(f"sqlite:///{tmp_path}/shop.db", tenants=SINGLE_TENANT), app)
         view = guard("orders.create")(lambda: "ordered")
         for path in paths:
             app.add_url_rule(path, "orders", view, methods=["POST"])
@@ -616,7 +631,9 @@ def test_module_level_guard_serves_each_app_of_a_factory_with_its_own_holdfast(
         app = Flask(__name__)
         app.testing = True
         with app.app_context():
-            shared_guard.init_app(app, Holdfast(f"sqlite:///{tmp_path}/{name}.db"))
+            shared_guard.init_app(
+                app, Holdfast(f"sqlite:///{tmp_path}/{name}.db", tenants=SINGLE_TENANT)
+            )
         app.register_blueprint(shared_blueprint)
         apps.append(app)
     for app in apps:
@@ -632,16 +649,39 @@ def test_module_level_guard_serves_each_app_of_a_factory_with_its_own_holdfast(
         bare.test_client().post("/orders", headers=KEY)
 
 
-def test_app_without_sign_in_is_warned_once_that_all_callers_share_a_tenant(
-    shop: Shop, caplog: pytest.LogCaptureFixture
+NO_CALLER = r"principal=….*Flask-Login.*SINGLE_TENANT"
+
+
+def test_app_that_does_not_say_who_calls_is_refused_at_its_first_request(
+    shop_without_callers: Shop,
 ) -> None:
-    app, guard = shop
-    app.add_url_rule("/a", "a", guard("a")(lambda: "a"), methods=["POST"])
-    for _ in range(2):
-        assert app.test_client().post("/a", headers=KEY).status_code == 200
-    (warned,) = [one for one in caplog.records if one.levelname == "WARNING"]
-    assert "'everyone'" in warned.getMessage()
-    assert "principal=" in warned.getMessage()
+    app, guard = shop_without_callers
+    app.add_url_rule("/health", "health", lambda: "well")
+    own = guard("own", principal=lambda: Principal("a", "b"))(stream)
+    app.add_url_rule("/own", "own", own, methods=["POST"])
+    guard("elsewhere")(lambda: "not a view of this app")
+    assert app.test_client().get("/health").text == "well"
+    other = Flask(__name__)
+    other.testing = True
+    guard.init_app(other)
+    other.add_url_rule("/health", "health", lambda: "well")
+    other.add_url_rule("/a", "a", guard("a")(lambda: "a"), methods=["POST"])
+    with pytest.raises(ConfigurationError, match=NO_CALLER):
+        other.test_client().get("/health")
+
+
+def test_view_that_a_decorator_hides_is_refused_when_it_is_called(
+    shop_without_callers: Shop,
+) -> None:
+    app, guard = shop_without_callers
+    view = guard("a")(lambda: "a")
+
+    def hidden() -> Any:
+        return view()
+
+    app.add_url_rule("/a", "a", hidden, methods=["POST"])
+    with pytest.raises(ConfigurationError, match=NO_CALLER):
+        app.test_client().post("/a", headers=KEY)
 
 
 def test_what_is_for_asgi_apps_is_refused_with_what_flask_needs(shop: Shop) -> None:

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 
-from holdfast import Holdfast
+from holdfast import SINGLE_TENANT, Holdfast
 from holdfast.errors import ConfigurationError, HoldfastError, StoreUnavailableError
 from packages.holdfast.tests.support.serving import ROOT, free_port
 
@@ -33,7 +33,7 @@ def test_a_refused_start_raises_under_test_client(
     tmp_path: Path, url: str, method: str | None, error: type[Exception], message: str
 ) -> None:
     app = FastAPI()
-    holdfast = Holdfast(url.format(tmp=tmp_path), sweep_every_seconds=None)
+    holdfast = Holdfast(url.format(tmp=tmp_path), tenants=SINGLE_TENANT, sweep_every_seconds=None)
     holdfast.install(app)
 
     async def create() -> None:

@@ -16,7 +16,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import create_engine, event, func, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, scoped_session, sessionmaker
 
-from holdfast import Holdfast
+from holdfast import SINGLE_TENANT, Holdfast
 from holdfast.errors import ConfigurationError, NoTransactionError, UsageError
 from holdfast.flask import FlaskGuard
 from holdfast.stores.psycopg import PsycopgSyncStore, PsycopgSyncTransaction
@@ -58,7 +58,7 @@ class Shop:
         self.db = SQLAlchemy(self.app, model_class=Base)
         with self.app.app_context():
             self.db.create_all()
-            self.holdfast = Holdfast(SqlAlchemySyncStore(self.db.session))
+            self.holdfast = Holdfast(SqlAlchemySyncStore(self.db.session), tenants=SINGLE_TENANT)
         self.guard = FlaskGuard(self.holdfast, self.app)
 
         @self.app.post("/orders/<item>")
@@ -221,7 +221,7 @@ async def test_def_handler_of_fastapi_writes_in_a_sync_session(url: str) -> None
     engine = create_engine(url, pool_size=2, max_overflow=0)
     Base.metadata.create_all(engine)
     app = FastAPI()
-    holdfast = Holdfast(SqlAlchemySyncStore(engine))
+    holdfast = Holdfast(SqlAlchemySyncStore(engine), tenants=SINGLE_TENANT)
     holdfast.install(app)
 
     @app.post("/orders", status_code=201)
@@ -258,7 +258,7 @@ def insert(tx: PsycopgSyncTransaction) -> dict[str, int]:
 
 async def test_def_handler_of_fastapi_writes_with_psycopg(postgres_url: str) -> None:
     app = FastAPI()
-    holdfast = Holdfast(PsycopgSyncStore(postgres_url, max_connections=2))
+    holdfast = Holdfast(PsycopgSyncStore(postgres_url, max_connections=2), tenants=SINGLE_TENANT)
     holdfast.install(app)
 
     @app.post("/rows")
@@ -274,7 +274,7 @@ async def test_def_handler_of_fastapi_writes_with_psycopg(postgres_url: str) -> 
 
 def test_flask_view_writes_with_psycopg(postgres_url: str) -> None:
     app = Flask(__name__)
-    holdfast = Holdfast(PsycopgSyncStore(postgres_url, max_connections=2))
+    holdfast = Holdfast(PsycopgSyncStore(postgres_url, max_connections=2), tenants=SINGLE_TENANT)
     guard = FlaskGuard(holdfast, app)
 
     @app.post("/rows")
@@ -295,7 +295,9 @@ def test_flask_view_writes_with_psycopg(postgres_url: str) -> None:
 async def test_scoped_session_is_refused_in_an_async_framework(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
     app = FastAPI()
-    holdfast = Holdfast(SqlAlchemySyncStore(scoped_session(sessionmaker(engine))))
+    holdfast = Holdfast(
+        SqlAlchemySyncStore(scoped_session(sessionmaker(engine))), tenants=SINGLE_TENANT
+    )
     holdfast.install(app)
 
     @app.post("/orders")

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
-from holdfast import Holdfast
+from holdfast import SINGLE_TENANT, Holdfast
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -594,7 +594,7 @@ async def test_on_sqlite_two_processes_that_read_before_they_write_both_succeed(
 @pytest.fixture
 async def client(store: SqlAlchemyStore) -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
-    holdfast = Holdfast(store, sweep_every_seconds=None, memory_bytes=0)
+    holdfast = Holdfast(store, tenants=SINGLE_TENANT, sweep_every_seconds=None, memory_bytes=0)
     holdfast.install(app)
 
     @app.post("/orders", status_code=201)

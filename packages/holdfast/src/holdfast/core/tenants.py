@@ -15,7 +15,9 @@ class Tenants(Enum):
     ALL = "all"
 
 
+# For ``Holdfast(tenants=…)``: an app whose callers are not kept apart.
 SINGLE_TENANT: Final = Tenants.SINGLE
+# For operators' functions and commands, in place of the name of a tenant.
 ALL_TENANTS: Final = Tenants.ALL
 SingleTenant: TypeAlias = Literal[Tenants.SINGLE]
 AllTenants: TypeAlias = Literal[Tenants.ALL]

@@ -12,7 +12,7 @@ from holdfast.core.breaker import Breaker
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.job import EnqueueOutcome
 from holdfast.core.policy import Policy
-from holdfast.core.tenants import SingleTenant
+from holdfast.core.tenants import SINGLE_TENANT, SingleTenant
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
 from holdfast.jobs.depth_reporter import DepthReporter
@@ -36,10 +36,10 @@ from holdfast.ports import (
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
-from holdfast.server.guarded_request import Principal
+from holdfast.server.guarded_request import SHARED_PRINCIPAL, Principal
 from holdfast.server.idempotency import Idempotency
 from holdfast.server.options import HoldfastOptions
-from holdfast.server.request_head import Identify, RequestHead, anonymous
+from holdfast.server.request_head import Identify, RequestHead
 from holdfast.server.route_table import (
     Guard,
     GuardedRoute,
@@ -49,7 +49,7 @@ from holdfast.server.route_table import (
     mark_guarded,
 )
 from holdfast.server.sweeper import Sweeper
-from holdfast.server.view_guard import check_endpoint, check_policy
+from holdfast.server.view_guard import check_endpoint, check_policy, no_caller
 from holdfast.stores.factory import store_of
 
 __all__ = ["Holdfast"]
@@ -67,7 +67,7 @@ class Holdfast(Generic[TransactionT_co]):
 
     ::
 
-        holdfast = Holdfast("sqlite:///shop.db")
+        holdfast = Holdfast("sqlite:///shop.db", principal=signed_in_user)
         app = FastAPI()
         holdfast.install(app)
 
@@ -107,12 +107,16 @@ class Holdfast(Generic[TransactionT_co]):
     ) -> None:
         """Take a store or its URL. Nothing is opened before ``open`` or the first request.
 
+        An app with guarded routes says who their callers are, by one of ``principal``,
+        ``identify`` and ``tenants``; else it refuses to start. An app that only has jobs need not.
         ``error_format`` formats all errors, except those of policies that have the envelope format
         or their own function. ``principal`` is a FastAPI dependency that returns the ``Principal``
         of the caller. With it, guarded handlers claim their key after the app's own dependencies
         have run. ``identify`` gets only the head of the request, and needs no framework.
         ``tenants=SINGLE_TENANT`` says that callers are not kept apart: all share one tenant.
         """
+        if tenants is not None and tenants is not SINGLE_TENANT:
+            raise ConfigurationError(f"tenants must be SINGLE_TENANT of holdfast, not {tenants!r}")
         if tenants is not None and not (principal is None and identify is None):
             raise ConfigurationError(
                 "tenants=SINGLE_TENANT means that callers are not kept apart, but principal=… or "
@@ -130,8 +134,14 @@ class Holdfast(Generic[TransactionT_co]):
         self.error_format = error_format
         # The policy of operations that are guarded without one.
         self.policy = self.policy_or_default(policy or Policy())
+        # Whether the caller is found in the head of a request.
+        self.has_identify = identify is not None or tenants is not None
         # Returns the caller of a request from its head.
-        self.identify = identify or (anonymous if principal is None else _refuse_to_identify)
+        self.identify: Identify = identify or _refuse_to_identify
+        if tenants is not None:
+            self.identify = _share_tenant
+        elif principal is not None:
+            self.identify = _refuse_caller
         # Returns the caller of a request after the app's own sign-in.
         self.principal = principal
         # Counts requests.
@@ -358,7 +368,7 @@ class Holdfast(Generic[TransactionT_co]):
     def table(self) -> GuardTable:
         """Return all guarded routes. Raises ``ConfigurationError`` if one cannot be guarded."""
         if self._table is None:
-            if self._explicit and self.identify is _refuse_to_identify:
+            if self._explicit and self.identify is _refuse_caller:
                 raise ConfigurationError(
                     f"{self._explicit[0].path} is guarded with guard_path, which has no "
                     "dependencies: give Holdfast identify=…, and principal=… to each guard"
@@ -372,6 +382,7 @@ class Holdfast(Generic[TransactionT_co]):
                         "the app leads to it: put @guard below the route decorator, and install "
                         "Holdfast on the app that has the route"
                     )
+            self._check_callers(routes)
             self._check_limits(routes)
             self._table = GuardTable(routes)
         return self._table
@@ -379,6 +390,14 @@ class Holdfast(Generic[TransactionT_co]):
     def route_table(self) -> RouteTable:
         """Return where requests are looked up: ``table``, or the framework's own."""
         return self.table() if self._own_table is None else self._own_table
+
+    def _check_callers(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
+        """Raise ``ConfigurationError`` for a guarded route whose caller nothing identifies."""
+        if self.has_identify:
+            return
+        for route in routes:
+            if isinstance(route, GuardedRoute) and not route.guard.is_claimed_late:
+                raise _no_choice(f"{route.method} {route.path}")
 
     def _check_limits(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
         for route in routes:
@@ -469,7 +488,24 @@ class Holdfast(Generic[TransactionT_co]):
         return await self._sweeper.sweep()
 
 
+def _no_choice(operation: str) -> ConfigurationError:
+    return no_caller(
+        operation,
+        "Holdfast(…, principal=…) with a FastAPI dependency or Holdfast(…, identify=…) with a "
+        "function of the request's head, that returns Principal(tenant=…, actor=…)",
+        "Holdfast(…, tenants=SINGLE_TENANT)",
+    )
+
+
+def _share_tenant(_head: RequestHead) -> Principal:
+    return SHARED_PRINCIPAL
+
+
 def _refuse_to_identify(head: RequestHead) -> Principal:
+    raise _no_choice(f"{head.method} {head.path}")
+
+
+def _refuse_caller(head: RequestHead) -> Principal:
     raise ConfigurationError(
         f"{head.method} {head.path} uses Caller, which reads what identify=… returns, but this "
         "Holdfast was given principal=…: use that function as the dependency, "

@@ -14,6 +14,7 @@ The guard is a ``transaction.atomic()`` of the project's database around the vie
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial, wraps
 from typing import Any, Final, TypeVar, cast
@@ -51,9 +52,9 @@ from holdfast.server.view_guard import (
     check_policy,
     check_rate_limit,
     name_of_view,
+    no_caller,
     refuse_coroutine,
     render_unguarded,
-    warn_of_shared_tenant,
     with_route,
 )
 from holdfast.server.wsgi import parsed_form, scope_of, with_content_type
@@ -87,10 +88,13 @@ def guard(
 
     Goes on a function, a method of a class-based view or viewset, or the class; on functions below
     ``@api_view`` and below decorators that check the caller. ``principal`` takes the request and
-    returns the caller; the default is ``user_principal``.
+    returns the caller; the default is ``user_principal``. Raises ``ConfigurationError`` if neither
+    this nor the settings say who the caller is.
     """
     check_endpoint(endpoint)
     check_policy(policy)
+    if principal is None and not _has_caller():
+        raise _no_caller(f"a view below @guard({endpoint or ''!r})")
     chosen = _ViewGuard(endpoint, policy, principal)
     return cast("Callable[[View], View]", chosen.wrap)
 
@@ -114,7 +118,7 @@ class _DjangoHoldfast:
     def __init__(self) -> None:
         given: Mapping[str, Any] = getattr(django_settings, "HOLDFAST", {})
         options = {str(name).lower(): value for name, value in given.items()}
-        for name in ("identify", "principal", "error_format", "policy"):
+        for name in ("identify", "principal", "tenants", "error_format", "policy"):
             if isinstance(options.get(name), str):
                 try:
                     options[name] = import_string(options[name])
@@ -133,8 +137,6 @@ class _DjangoHoldfast:
                 f"settings.DATABASES, which has {', '.join(django_settings.DATABASES)}"
             )
         self.principal: GetPrincipal | None = options.pop("principal", None)
-        self.has_identify = "identify" in options
-        self._has_warned = False
         names = {name: options.pop(name) for name in ("table_prefix", "schema") if name in options}
         self.store = DjangoStore(run_in_request_thread, using=self.using, **names)
         # A sweep here would need its own thread and connection: sweep with manage.py or a worker.
@@ -146,16 +148,6 @@ class _DjangoHoldfast:
             raise ConfigurationError(f"settings.HOLDFAST: {error}") from error
         self.bridge = Bridge(self.holdfast)
         self.names = EndpointNames()
-
-    def warn_without_identify(self, request: Any) -> None:
-        """Log once that all callers share a tenant, if nothing says who they are."""
-        if not self.has_identify and not self._has_warned:
-            self._has_warned = True
-            warn_of_shared_tenant(
-                f"{request.method} {request.path}",
-                'HOLDFAST = {"PRINCIPAL": "shop.tenants.member"} with a function of the request '
-                "that returns Principal(tenant=…, actor=…), or add AuthenticationMiddleware",
-            )
 
 
 @cache
@@ -339,11 +331,44 @@ class _ViewGuard:
     ) -> Callable[[], Principal] | None:
         chosen = self._principal or configured.principal
         if chosen is None:
-            if configured.has_identify or not hasattr(request, "user"):
-                configured.warn_without_identify(request)
-                return None  # ``Holdfast.identify`` finds the caller in the head
+            if configured.holdfast.has_identify:
+                return None
+            if not hasattr(request, "user"):
+                raise _no_caller(f"{request.method} {request.path}")
             chosen = user_principal
         return partial(chosen, request)
+
+
+def _has_caller() -> bool:
+    """Whether the settings say who the caller is; True if that is only known with a request."""
+    if not django_settings.configured:
+        return True
+    if {"IDENTIFY", "PRINCIPAL", "TENANTS"} & {
+        str(name).upper() for name in getattr(django_settings, "HOLDFAST", {})
+    }:
+        return True
+    if "rest_framework" in sys.modules:  # its requests have a user, without a middleware
+        return True
+    return any(map(_sets_user, django_settings.MIDDLEWARE))
+
+
+def _sets_user(middleware: str) -> bool:
+    """Whether it is ``AuthenticationMiddleware`` or derived from it, or cannot be imported yet."""
+    try:
+        found = import_string(middleware)
+    except ImportError:
+        return True
+    names = (base.__name__ for base in getattr(found, "__mro__", ()))
+    return "AuthenticationMiddleware" in names
+
+
+def _no_caller(operation: str) -> ConfigurationError:
+    return no_caller(
+        operation,
+        'HOLDFAST = {"PRINCIPAL": "shop.tenants.member"} with a function of the request that '
+        "returns Principal(tenant=…, actor=…), or add AuthenticationMiddleware",
+        'HOLDFAST = {"TENANTS": "holdfast.SINGLE_TENANT"}',
+    )
 
 
 def _instance_and_request(view: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 ::
 
-    guard = FlaskGuard(Holdfast("sqlite:///shop.db"), app)
+    guard = FlaskGuard(Holdfast("sqlite:///shop.db"), app)  # the caller is Flask-Login's user
 
     @app.post("/orders")
     @login_required
@@ -37,7 +37,6 @@ from holdfast.errors import (
 from holdfast.jobs.enqueue import EnqueueOptions
 from holdfast.server.app import Holdfast
 from holdfast.server.guarded_request import Principal
-from holdfast.server.request_head import anonymous
 from holdfast.server.route_table import SAFE_METHODS, Guard, Match, mark_guarded
 from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from holdfast.server.view_guard import (
@@ -46,8 +45,8 @@ from holdfast.server.view_guard import (
     check_policy,
     check_rate_limit,
     name_of_view,
+    no_caller,
     render_unguarded,
-    warn_of_shared_tenant,
     with_route,
 )
 from holdfast.server.wsgi import parsed_form, scope_of, with_content_type
@@ -69,14 +68,28 @@ class _Installed:
         self.holdfast = holdfast
         self.principal: GetPrincipal | None = principal or getattr(holdfast, "principal", None)
         self.bridge = Bridge(holdfast)
-        self.has_warned = False
+
+    def check_caller(self, app: flask.Flask, view: str) -> None:
+        """Raise ``ConfigurationError`` if nothing says who calls a view without a principal."""
+        if not (
+            self.principal is not None
+            or self.holdfast.has_identify
+            or hasattr(app, "login_manager")
+        ):
+            raise no_caller(
+                view,
+                "FlaskGuard(holdfast, app, principal=…) with a function that returns "
+                "Principal(tenant=…, actor=…), or set up Flask-Login",
+                "Holdfast(…, tenants=SINGLE_TENANT)",
+            )
 
 
 class FlaskGuard:
     """Guards views of a Flask app: functions, methods of a ``MethodView``, views of blueprints.
 
     ``principal`` returns the caller, from ``g``, the session or ``current_user``. Without it, the
-    caller is what ``Holdfast(identify=…)`` finds, else the user of Flask-Login, if the app has it.
+    caller is what ``Holdfast(identify=…)`` finds, else the user of Flask-Login. An app that has
+    none of these, and not ``Holdfast(tenants=SINGLE_TENANT)``, is refused at its first request.
 
     In an app factory, write ``guard = FlaskGuard()`` at module level, and in the factory
     ``guard.init_app(app, Holdfast(…))``. Each app then has its own Holdfast.
@@ -99,8 +112,8 @@ class FlaskGuard:
         self._default = None if holdfast is None else _Installed(holdfast, principal)
         self._by_app: WeakKeyDictionary[flask.Flask, _Installed] = WeakKeyDictionary()
         self._names = EndpointNames()
-        # Guarded functions, and what they guard.
-        self._guarded: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+        # Guarded functions, what they guard, and whether they have their own principal.
+        self._guarded: list[tuple[Callable[..., Any], Callable[..., Any], bool]] = []
         # The first route of each view and guard.
         self._first_routes: WeakKeyDictionary[flask.Flask, dict[tuple[str, int], str]] = (
             WeakKeyDictionary()
@@ -178,7 +191,7 @@ class FlaskGuard:
                 return self._serve(installed, chosen, principal, guarded, view, args, kwargs)
 
             mark_guarded(guarded, Guard(policy or Policy(), endpoint))
-            self._guarded.append((guarded, view))
+            self._guarded.append((guarded, view, principal is not None))
             return guarded  # type: ignore[return-value]
 
         return decorate
@@ -247,7 +260,7 @@ class FlaskGuard:
                 match=Match(guard.endpoint or f"{request.method} {path}", guard.policy, params),
                 body=body,
                 handle=handle,
-                principal=principal or installed.principal or _default_principal(installed),
+                principal=principal or installed.principal or _default_principal(installed, view),
             )
         )
         return _flask_response(served, own[-1] if served.is_own else None)
@@ -276,12 +289,14 @@ class FlaskGuard:
         return None if route == firsts[key] else route
 
     def _check_routes(self) -> None:
-        """Raise ``ConfigurationError`` for a guard above its route decorator: it guards nothing."""
+        """Raise ``ConfigurationError`` for a guard that guards nothing, or has no caller."""
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
         if self._checked.get(app) == len(self._guarded):
             return
         served = {id(one): one for view in app.view_functions.values() for one in _inside(view)}
-        for guarded, view in self._guarded:
+        for guarded, view, has_principal in self._guarded:
+            if id(guarded) in served and not has_principal:
+                self._installed().check_caller(app, name_of_view(view))
             # Only what certainly is unguarded: a view may be in another app, or below a decorator
             # that hides it.
             if id(guarded) not in served and any(id(one) in served for one in _unwrapped(view)):
@@ -306,20 +321,12 @@ class FlaskGuard:
         )
 
 
-def _default_principal(installed: _Installed) -> GetPrincipal | None:
-    """Return how the caller is found if no function was given: Flask-Login, or ``identify``."""
-    if installed.holdfast.identify is not anonymous:
+def _default_principal(installed: _Installed, view: Callable[..., Any]) -> GetPrincipal | None:
+    """Return how the caller is found if no function was given: ``identify``, or Flask-Login."""
+    if installed.holdfast.has_identify:
         return None
-    if hasattr(current_app, "login_manager"):
-        return login_principal
-    if not installed.has_warned:
-        installed.has_warned = True
-        warn_of_shared_tenant(
-            f"{request.method} {request.path}",
-            "FlaskGuard(holdfast, app, principal=…) with a function that returns "
-            "Principal(tenant=…, actor=…)",
-        )
-    return None
+    installed.check_caller(current_app, name_of_view(view))
+    return login_principal
 
 
 def _inside(view: Any) -> Iterator[Any]:

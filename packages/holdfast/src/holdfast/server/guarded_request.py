@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -20,14 +20,17 @@ from holdfast.errors import (
     BodyInvalidError,
     KeyInvalidError,
     KeyRequiredError,
+    PrincipalInvalidError,
     StaleActionError,
 )
 
 __all__ = [
+    "SHARED_PRINCIPAL",
     "GuardedRequest",
     "Principal",
     "generated_at",
     "hash_payload",
+    "mismatch_details",
     "parse_request",
     "stale_error",
 ]
@@ -35,7 +38,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The caller and its tenant. A tenant never sees another tenant's records."""
+    """The caller and its tenant. A tenant never sees another tenant's records.
+
+    Raises ``PrincipalInvalidError`` if tenant or actor is empty or not text: callers who could
+    not be told apart would share their keys.
+    """
 
     # Keys, records and jobs of tenants are separate.
     tenant: str
@@ -45,6 +52,18 @@ class Principal:
     roles: frozenset[str] = frozenset()
     # Everything else that is known about the caller, such as the claims of a token.
     claims: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in (("tenant", self.tenant), ("actor", self.actor)):
+            if not isinstance(value, str) or not value.strip() or "\x00" in value:
+                raise PrincipalInvalidError(
+                    f"the {name} of a Principal must be text that is not empty, not {value!r}: "
+                    "raise NotAuthenticatedError for a caller who is not known"
+                )
+
+
+# The caller of every request with ``tenants=SINGLE_TENANT``.
+SHARED_PRINCIPAL: Final = Principal(tenant="everyone", actor="anonymous")
 
 
 class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
@@ -127,6 +146,16 @@ def _key_in_body(body: bytes, policy: Policy) -> str | None:
     if not isinstance(value, str):
         raise KeyInvalidError(f"{policy.key_field} must be a string")
     return check_key(value, policy.key_format)
+
+
+def mismatch_details(request: GuardedRequest, expected: str, received: str) -> dict[str, str]:
+    """Return the hashes for a 409. That of the stored request is only for its own tenant.
+
+    With ``SINGLE_TENANT`` the caller may be anybody, and could guess a short body by its hash.
+    """
+    if request.principal == SHARED_PRINCIPAL:
+        return {"receivedHash": received}
+    return {"expectedHash": expected, "receivedHash": received}
 
 
 def stale_error(request: GuardedRequest, now: datetime) -> StaleActionError | None:

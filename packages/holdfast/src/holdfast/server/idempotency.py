@@ -51,7 +51,12 @@ from holdfast.ports import (
 )
 from holdfast.server.cache_epoch import CacheEpoch
 from holdfast.server.execution import Execution
-from holdfast.server.guarded_request import GuardedRequest, generated_at, stale_error
+from holdfast.server.guarded_request import (
+    GuardedRequest,
+    generated_at,
+    mismatch_details,
+    stale_error,
+)
 from holdfast.server.record_lru_cache import RecordLruCache
 from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
@@ -262,7 +267,7 @@ class Idempotency:
                 self.metrics.outcome(request.endpoint, "mismatched")
                 raise PayloadMismatchError(
                     "this key was used for a different request",
-                    details={"expectedHash": expected, "receivedHash": received},
+                    details=mismatch_details(request, expected, received),
                 )
             case Expired():
                 self.metrics.expired(request.endpoint)

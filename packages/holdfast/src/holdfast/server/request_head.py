@@ -10,7 +10,7 @@ from holdfast.server.guarded_request import GuardedRequest, Principal
 if TYPE_CHECKING:
     from holdfast.server.request_transaction import RequestTransaction
 
-__all__ = ["Identify", "RequestHead", "anonymous"]
+__all__ = ["Identify", "RequestHead"]
 
 _MAX_ID_LENGTH: Final = 128
 _VISIBLE: Final = frozenset(range(0x21, 0x7F))
@@ -111,13 +111,6 @@ class RequestHead:
 
 # Returns the caller, or raises NotAuthenticatedError.
 Identify = Callable[[RequestHead], Principal | Awaitable[Principal]]
-
-_ANONYMOUS = Principal(tenant="everyone", actor="anonymous")
-
-
-def anonymous(_head: RequestHead) -> Principal:
-    """Put all callers into one tenant, ``everyone``: for apps without sign-in."""
-    return _ANONYMOUS
 
 
 def _usable_id(value: bytes) -> str | None:

@@ -1,6 +1,5 @@
 """What ``@guard(…)`` of all frameworks have in common: names, and what cannot be guarded."""
 
-import logging
 from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any, Final
@@ -18,13 +17,11 @@ __all__ = [
     "check_policy",
     "check_rate_limit",
     "name_of_view",
+    "no_caller",
     "refuse_coroutine",
     "render_unguarded",
-    "warn_of_shared_tenant",
     "with_route",
 ]
-
-_log = logging.getLogger("holdfast.request")
 
 # Handlers of class-based views for methods that must not write.
 _SAFE_HANDLERS: Final = frozenset({"get", "head", "options", "trace", "list", "retrieve"})
@@ -62,14 +59,11 @@ def check_policy(policy: object) -> None:
         )
 
 
-def warn_of_shared_tenant(operation: str, fix: str) -> None:
-    """Log that all callers share one tenant, and what to write instead."""
-    _log.warning(
-        "%s is guarded, but it is not configured who the caller is, so all callers share the "
-        "tenant 'everyone': a caller who sends another's key and body gets that response. "
-        "Write %s",
-        operation,
-        fix,
+def no_caller(operation: str, fix: str, single_tenant: str) -> ConfigurationError:
+    """Return the refusal of a guard without a caller, with the two ways to write one."""
+    return ConfigurationError(
+        f"{operation} is guarded, but nothing says who the caller is, and keys belong to callers: "
+        f"write {fix}, or, if all callers may get each other's responses, {single_tenant}"
     )
 
 

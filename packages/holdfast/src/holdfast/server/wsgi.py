@@ -24,6 +24,7 @@ from holdfast.errors import ResponseTooLargeError
 from holdfast.server.app import Holdfast
 from holdfast.server.route_table import SAFE_METHODS, Match
 from holdfast.server.sync_bridge import Bridge, SyncExecution, SyncRequest
+from holdfast.server.view_guard import no_caller
 
 __all__ = ["WsgiGuard", "parsed_form", "scope_of", "with_content_type"]
 
@@ -36,7 +37,17 @@ class WsgiGuard:
     """Guards the operations of a WSGI app that were named with ``holdfast.guard_path``."""
 
     def __init__(self, app: WsgiApp, holdfast: Holdfast) -> None:
-        """Wrap an app. The store is opened at the first guarded request of each process."""
+        """Wrap an app. The store is opened at the first guarded request of each process.
+
+        Raises ``ConfigurationError`` if the Holdfast has neither ``identify`` nor ``tenants``.
+        """
+        if not holdfast.has_identify:
+            raise no_caller(
+                "WsgiGuard(app, holdfast)",
+                "Holdfast(…, identify=…) with a function of the request's head that returns "
+                "Principal(tenant=…, actor=…)",
+                "Holdfast(…, tenants=SINGLE_TENANT)",
+            )
         # The object that was given.
         self.holdfast = holdfast
         self._app = app

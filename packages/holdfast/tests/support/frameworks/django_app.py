@@ -37,6 +37,7 @@ settings.configure(
     USE_TZ=True,
     DATABASES={"default": _database()},
     MIDDLEWARE=["holdfast.django.HoldfastMiddleware"],
+    HOLDFAST={"TENANTS": "holdfast.SINGLE_TENANT"},
 )
 
 import django  # noqa: E402

@@ -8,11 +8,13 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from holdfast import Holdfast, Policy, ServiceError
+from holdfast import SINGLE_TENANT, Holdfast, Policy, ServiceError
 from holdfast.server.starlette import Tx
 from packages.holdfast.tests.support.frameworks.words import CREATE, LIMIT
 
-holdfast = Holdfast(sys.argv[1], policy=Policy().replace(max_body_bytes=LIMIT))
+holdfast = Holdfast(
+    sys.argv[1], tenants=SINGLE_TENANT, policy=Policy().replace(max_body_bytes=LIMIT)
+)
 app = FastAPI()
 
 

@@ -8,12 +8,14 @@ from typing import Any
 from flask import Flask, request
 from werkzeug.serving import make_server
 
-from holdfast import Holdfast, Policy, ServiceError, open_store
+from holdfast import SINGLE_TENANT, Holdfast, Policy, ServiceError, open_store
 from holdfast.flask import FlaskGuard
 from packages.holdfast.tests.support.frameworks.words import CREATE, LIMIT
 
 app = Flask(__name__)
-holdfast = Holdfast(sys.argv[1], policy=Policy().replace(max_body_bytes=LIMIT))
+holdfast = Holdfast(
+    sys.argv[1], tenants=SINGLE_TENANT, policy=Policy().replace(max_body_bytes=LIMIT)
+)
 guard = FlaskGuard(holdfast, app)
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from holdfast import Holdfast, Policy, Principal, open_store
+from holdfast import SINGLE_TENANT, Holdfast, Policy, Principal, open_store
 from holdfast.fastapi import Session
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
 from holdfast.stores.sqlite.connection_thread import ConnectionThread
@@ -141,7 +141,10 @@ def guarded(*, memory_bytes: int = 32 * 1024 * 1024, audit: bool = True) -> Fast
     if _url().startswith("postgresql"):
         options = {"min_connections": CONNECTIONS, "max_connections": CONNECTIONS}
     holdfast = Holdfast(
-        open_store(_url(), **options), policy=Policy(audit=audit), memory_bytes=memory_bytes
+        open_store(_url(), **options),
+        tenants=SINGLE_TENANT,
+        policy=Policy(audit=audit),
+        memory_bytes=memory_bytes,
     )
     app = FastAPI()
     holdfast.install(app)
@@ -220,7 +223,7 @@ def _guarded_sqlalchemy(**options: Any) -> FastAPI:
 
 
 def guarded_sqlalchemy() -> FastAPI:
-    return _guarded_sqlalchemy()
+    return _guarded_sqlalchemy(tenants=SINGLE_TENANT)
 
 
 def guarded_sqlalchemy_after_dependencies() -> FastAPI:

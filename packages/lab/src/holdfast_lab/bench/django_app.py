@@ -54,7 +54,7 @@ settings.configure(
         "django.contrib.messages.middleware.MessageMiddleware",
         "django.middleware.clickjacking.XFrameOptionsMiddleware",
     ],
-    HOLDFAST={"IDENTIFY": "holdfast.server.request_head.anonymous"},
+    HOLDFAST={"TENANTS": "holdfast.SINGLE_TENANT"},
 )
 
 import django  # noqa: E402

@@ -11,7 +11,7 @@ from flask import Flask, request
 from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from holdfast import Holdfast
+from holdfast import SINGLE_TENANT, Holdfast
 from holdfast.flask import FlaskGuard
 from holdfast.stores.psycopg import PsycopgSyncStore
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
@@ -72,7 +72,7 @@ def bare_sqlalchemy() -> Flask:
 
 def guarded_sqlalchemy() -> Flask:
     app = _app()
-    holdfast = Holdfast(SqlAlchemySyncStore(_sessions()))
+    holdfast = Holdfast(SqlAlchemySyncStore(_sessions()), tenants=SINGLE_TENANT)
     guard = FlaskGuard(holdfast, app)
 
     @app.post("/orders")
@@ -105,7 +105,9 @@ def bare_psycopg() -> Flask:
 
 def guarded_psycopg() -> Flask:
     app = _app()
-    holdfast = Holdfast(PsycopgSyncStore(_url(), max_connections=CONNECTIONS))
+    holdfast = Holdfast(
+        PsycopgSyncStore(_url(), max_connections=CONNECTIONS), tenants=SINGLE_TENANT
+    )
     guard = FlaskGuard(holdfast, app)
 
     @app.post("/orders")
