@@ -11,6 +11,7 @@ from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.core.job import LeasedJob
 from holdfast.core.table_names import TableNames
+from holdfast.core.tenants import ALL_TENANTS, TenantFilter, tenant_or_none
 
 __all__ = [
     "Claim",
@@ -162,7 +163,7 @@ class RecordQuery:
     """Selects records for operators. ``after`` is the last record of the previous page."""
 
     # Only records of this tenant.
-    tenant: str | None = None
+    tenant: TenantFilter = ALL_TENANTS
     # Only records of this endpoint.
     endpoint: str | None = None
     # Only records with this key.
@@ -171,6 +172,14 @@ class RecordQuery:
     limit: int = 50
     # The last record of the page before.
     after: tuple[datetime, str, str, str] | None = None
+
+    def __post_init__(self) -> None:
+        tenant_or_none(self.tenant)
+
+    @property
+    def only_tenant(self) -> str | None:
+        """The tenant for SQL in which NULL matches all tenants."""
+        return tenant_or_none(self.tenant)
 
 
 @runtime_checkable

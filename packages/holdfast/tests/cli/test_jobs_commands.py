@@ -175,6 +175,20 @@ def test_requeue_with_tenant_ignores_other_tenants(here: Here, database: str) ->
     assert json.loads(whole.stdout)["requeued"] == [ids["dead"]]
 
 
+def test_empty_tenant_is_refused_and_means_neither_all_nor_none(here: Here, database: str) -> None:
+    ids = prepare(database)
+    for command in (
+        ("jobs", "requeue", ids["dead-too"]),
+        ("keys", "ls"),
+        ("keys", "rm", "a", "--endpoint", "b", "--reason", "c"),
+    ):
+        result = here(*command, "--tenant", "", "--database", database)
+        assert result.returncode == 2
+        assert "--tenant is empty" in one_line(result.stderr)
+    job = json.loads(here("jobs", "show", ids["dead-too"], "--database", database, "--json").stdout)
+    assert job["state"] == "dead"
+
+
 def test_requeue_takes_either_ids_or_a_queue(here: Here, database: str) -> None:
     prepare(database)
     for options in ((), ("7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10", "--queue", "mail")):

@@ -409,6 +409,12 @@ def test_invalid_enqueue_arguments_are_refused(arguments: dict[str, Any]) -> Non
         new_job(job_type, 1, cause=CAUSE, **arguments)
 
 
+async def test_empty_tenant_is_refused_and_not_taken_for_the_callers(shop: Shop) -> None:
+    assert (await shop.order(tenant="")).status_code == 500
+    assert await shop.lab.count("effects") == 0
+    assert (await shop.order(tenant=None)).status_code == 201
+
+
 def test_job_without_a_tenant_is_refused() -> None:
     with pytest.raises(UsageError, match="tenant"):
         new_job("receipt", 1, cause=Cause("", "", "", ""))

@@ -3,14 +3,16 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from holdfast.core.job import Lease, LeasedJob
-from holdfast.errors import LeaseLostError
-from holdfast.jobs.admin import ALL_TENANTS
+from holdfast.core.tenants import ALL_TENANTS
+from holdfast.errors import LeaseLostError, UsageError
 from holdfast.jobs.cleaner import clean_up
 from holdfast.jobs.job_store import JobStore, _statements
+from holdfast.ports import RecordQuery
 from packages.holdfast.tests.jobs.conftest import OpenStore
 from packages.holdfast.tests.support.jobs_harness import JobsLab
 
@@ -393,6 +395,19 @@ async def test_reading_and_requeueing_never_cross_tenants(lab: JobsLab) -> None:
     seen = await lab.admin.jobs(tenant="ada")
     assert {view.id: view.state for view in seen} == {ids[state]: state for state in ids}
     assert len(await lab.admin.jobs(tenant=ALL_TENANTS)) == 3
+    for missing in ("", None):
+        unnamed: Any = {"tenant": missing}
+        for call in (
+            lab.admin.jobs(**unnamed),
+            lab.admin.find(ids["dead"], **unnamed),
+            lab.admin.state(ids["dead"], **unnamed),
+            lab.admin.requeue(ids["dead"], **unnamed, actor="eve"),
+        ):
+            with pytest.raises(UsageError, match="ALL_TENANTS"):
+                await call
+        with pytest.raises(UsageError, match="ALL_TENANTS"):
+            RecordQuery(**unnamed)
+    assert await lab.state(ids["dead"]) == "dead"
 
 
 async def test_the_same_work_for_two_tenants_is_two_jobs(lab: JobsLab) -> None:

@@ -10,8 +10,9 @@ from typing import Any, Final, get_args
 from holdfast.cli.database import opened
 from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.cli.target import Target
+from holdfast.cli.tenants import tenant_or_all
 from holdfast.core.job import JobState
-from holdfast.jobs.admin import ALL_TENANTS, JobAdmin, JobDetail, JobView
+from holdfast.jobs.admin import JobAdmin, JobDetail, JobView
 
 __all__ = ["list_dead", "list_jobs", "requeue", "show_job"]
 
@@ -33,7 +34,12 @@ def list_jobs(
         raise CommandError(f"--state must be one of {', '.join(get_args(JobState))}", 2)
     found = asyncio.run(
         _jobs(
-            target, tenant=_tenant(tenant), state=state, queue=queue, job_type=job_type, limit=limit
+            target,
+            tenant=tenant_or_all(tenant),
+            state=state,
+            queue=queue,
+            job_type=job_type,
+            limit=limit,
         )
     )
     if as_json:
@@ -145,14 +151,16 @@ async def _dead(
 ) -> list[JobDetail]:
     async with opened(target) as store:
         admin = JobAdmin(store)
-        views = await admin.jobs(tenant=_tenant(tenant), state="dead", queue=queue, limit=limit)
+        views = await admin.jobs(
+            tenant=tenant_or_all(tenant), state="dead", queue=queue, limit=limit
+        )
         found = [await admin.find(view.id, tenant=view.tenant) for view in views]
     return [job for job in found if job is not None]
 
 
 async def _find(target: Target, job_id: str, tenant: str | None) -> JobDetail | None:
     async with opened(target) as store:
-        return await JobAdmin(store).find(job_id, tenant=_tenant(tenant))
+        return await JobAdmin(store).find(job_id, tenant=tenant_or_all(tenant))
 
 
 async def _requeue(
@@ -165,21 +173,17 @@ async def _requeue(
         admin = JobAdmin(store)
         if queue is not None:
             views = await admin.jobs(
-                tenant=_tenant(tenant), state="dead", queue=queue, limit=_REQUEUE_LIMIT
+                tenant=tenant_or_all(tenant), state="dead", queue=queue, limit=_REQUEUE_LIMIT
             )
             job_ids = [view.id for view in views]
         for job_id in job_ids:
-            back = await admin.requeue(job_id, tenant=_tenant(tenant), actor=actor)
+            back = await admin.requeue(job_id, tenant=tenant_or_all(tenant), actor=actor)
             (done if back else missing).append(job_id)
         if done:
             notifier = store.notifier()
             notifier.notify()
             await notifier.close()
     return done, missing
-
-
-def _tenant(given: str | None) -> str:
-    return ALL_TENANTS if given is None else given
 
 
 def _summary(view: JobView) -> dict[str, Any]:

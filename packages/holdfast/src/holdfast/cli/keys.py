@@ -10,6 +10,7 @@ from typing import Any, Final
 from holdfast.cli.database import opened
 from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.cli.target import Target
+from holdfast.cli.tenants import check_tenant, tenant_or_all
 from holdfast.clock import SystemClock
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.errors import CommitUnknownError, InProgressError
@@ -26,7 +27,7 @@ def list_keys(
 ) -> None:
     """Print records, newest first."""
     found = asyncio.run(
-        _records(target, RecordQuery(tenant=tenant, endpoint=endpoint, limit=limit))
+        _records(target, RecordQuery(tenant=tenant_or_all(tenant), endpoint=endpoint, limit=limit))
     )
     if as_json:
         print_json([_summary(record) for record in found])
@@ -38,7 +39,7 @@ def show_key(
     target: Target, key: str, *, tenant: str | None, endpoint: str | None, as_json: bool
 ) -> None:
     """Print one record. Where several match, print a list and raise ``CommandError``."""
-    query = RecordQuery(tenant=tenant, endpoint=endpoint, key=key, limit=50)
+    query = RecordQuery(tenant=tenant_or_all(tenant), endpoint=endpoint, key=key, limit=50)
     found = asyncio.run(_records(target, query))
     if not found:
         raise CommandError("no record matches the key and these options (try: holdfast keys ls)")
@@ -84,7 +85,7 @@ def remove_key(
             "log",
             2,
         )
-    record_id = RecordId(tenant, endpoint, key)
+    record_id = RecordId(check_tenant(tenant), endpoint, key)
     found = asyncio.run(_remove(target, record_id, None if is_dry_run else text))
     if found is None:
         raise CommandError("no record matches key, tenant and endpoint (try: holdfast keys ls)")

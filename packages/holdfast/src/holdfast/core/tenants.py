@@ -3,7 +3,17 @@
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
-__all__ = ["ALL_TENANTS", "SINGLE_TENANT", "AllTenants", "SingleTenant", "Tenants"]
+from holdfast.errors import UsageError
+
+__all__ = [
+    "ALL_TENANTS",
+    "SINGLE_TENANT",
+    "AllTenants",
+    "SingleTenant",
+    "TenantFilter",
+    "Tenants",
+    "tenant_or_none",
+]
 
 
 class Tenants(Enum):
@@ -21,3 +31,21 @@ SINGLE_TENANT: Final = Tenants.SINGLE
 ALL_TENANTS: Final = Tenants.ALL
 SingleTenant: TypeAlias = Literal[Tenants.SINGLE]
 AllTenants: TypeAlias = Literal[Tenants.ALL]
+# A tenant, or all of them.
+TenantFilter: TypeAlias = str | AllTenants
+
+
+def tenant_or_none(tenant: TenantFilter) -> str | None:
+    """Return a tenant for a query in which NULL matches all tenants.
+
+    Raises ``UsageError`` for an empty one and for None: a tenant that is missing by mistake must
+    not match all of them.
+    """
+    if tenant is ALL_TENANTS:
+        return None
+    if not isinstance(tenant, str) or not tenant:
+        raise UsageError(
+            f"tenant must be the name of a tenant, or ALL_TENANTS of holdfast.core.tenants, not "
+            f"{tenant!r}"
+        )
+    return tenant

@@ -1,6 +1,6 @@
 """List, inspect and requeue jobs, for operators.
 
-Every call names a tenant. ``ALL_TENANTS`` is for operators of the database only.
+Every call names a tenant. ``core.tenants.ALL_TENANTS`` is for operators of the database only.
 """
 
 import re
@@ -11,13 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.core.job import JobState
+from holdfast.core.tenants import TenantFilter, tenant_or_none
 from holdfast.jobs.job_store import JobStore, at
 from holdfast.ports import Row, Store
 
-__all__ = ["ALL_TENANTS", "Failure", "JobAdmin", "JobDetail", "JobView", "QueueDepth"]
-
-ALL_TENANTS: Final = ""
-"""Matches every tenant. No tenant has an empty name."""
+__all__ = ["Failure", "JobAdmin", "JobDetail", "JobView", "QueueDepth"]
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -129,7 +127,7 @@ class JobAdmin:
     async def jobs(
         self,
         *,
-        tenant: str,
+        tenant: TenantFilter,
         state: JobState | None = None,
         queue: str | None = None,
         job_type: str | None = None,
@@ -139,7 +137,7 @@ class JobAdmin:
         rows = await self._job_store.read(
             "list_jobs",
             {
-                "tenant": tenant,
+                "tenant": tenant_or_none(tenant),
                 "state": state or "",
                 "queue": queue or "",
                 "type": job_type or "",
@@ -148,7 +146,7 @@ class JobAdmin:
         )
         return [_view(row) for row in rows]
 
-    async def find(self, job_id: str, *, tenant: str) -> JobDetail | None:
+    async def find(self, job_id: str, *, tenant: TenantFilter) -> JobDetail | None:
         """Return one job in detail, or None."""
         row = await self._row(job_id, tenant)
         if row is None:
@@ -179,12 +177,12 @@ class JobAdmin:
             steps={name: _json(text) for name, text in steps.items()},
         )
 
-    async def state(self, job_id: str, *, tenant: str) -> JobState | None:
+    async def state(self, job_id: str, *, tenant: TenantFilter) -> JobState | None:
         """Return the state of a job, or None if there is no such job."""
         row = await self._row(job_id, tenant)
         return None if row is None else row["state"]
 
-    async def requeue(self, job_id: str, *, tenant: str, actor: str) -> bool:
+    async def requeue(self, job_id: str, *, tenant: TenantFilter, actor: str) -> bool:
         """Move a dead letter back into its queue; False if there is none."""
         row = await self._row(job_id, tenant)
         if row is None:
@@ -211,10 +209,11 @@ class JobAdmin:
             found.setdefault(row["queue"], {})["dead"] = row["jobs"]
         return {queue: QueueDepth(**counts) for queue, counts in found.items()}
 
-    async def _row(self, job_id: str, tenant: str) -> Row | None:
+    async def _row(self, job_id: str, tenant: TenantFilter) -> Row | None:
+        about = {"tenant": tenant_or_none(tenant), "job_id": job_id}
         if _ID.fullmatch(job_id) is None:  # PostgreSQL raises for malformed UUIDs
             return None
-        rows = await self._job_store.read("find_job", {"tenant": tenant, "job_id": job_id})
+        rows = await self._job_store.read("find_job", about)
         return rows[0] if rows else None
 
 

@@ -198,7 +198,7 @@ class JobContext:
         given = {name: value for name, value in options.items() if value is not None}
         chosen = self._defaults_for(job_type) | given
         cause = Cause(
-            chosen.pop("tenant", None) or self.tenant,
+            chosen.pop("tenant", self.tenant),
             f"job {self.type}",
             self.request_id,
             self.correlation_id,

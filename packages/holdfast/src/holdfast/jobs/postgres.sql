@@ -303,7 +303,7 @@ SELECT attempt, reason, error, worker, extract(epoch FROM failed_at)::float8 AS 
   FROM holdfast_job_failures WHERE tenant = :tenant AND job_id = :job_id::uuid ORDER BY seq;
 
 -- name: list_jobs
--- Jobs in any state, newest first. An empty tenant matches every tenant.
+-- Jobs in any state, newest first. NULL matches every tenant.
 SELECT * FROM (
     SELECT tenant, id::text AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
            worker, NULL AS reason, request_id, correlation_id,
@@ -312,7 +312,7 @@ SELECT * FROM (
            NULL::float8 AS ended_at,
            state = 'running' AND visible_at <= clock_timestamp() AS lease_expired
       FROM holdfast_jobs
-     WHERE :state::text IN ('', state) AND (:tenant::text = '' OR tenant = :tenant)
+     WHERE :state::text IN ('', state) AND (:tenant::text IS NULL OR tenant = :tenant)
        AND :queue::text IN ('', queue) AND :type::text IN ('', type)
     UNION ALL
     SELECT * FROM (
@@ -321,7 +321,7 @@ SELECT * FROM (
                extract(epoch FROM enqueued_at)::float8, NULL::float8,
                extract(epoch FROM completed_at)::float8, false
           FROM holdfast_job_completions
-         WHERE :state IN ('', 'done') AND (:tenant = '' OR tenant = :tenant)
+         WHERE :state IN ('', 'done') AND (:tenant IS NULL OR tenant = :tenant)
            AND :queue IN ('', queue) AND :type IN ('', type)
          ORDER BY completed_at DESC LIMIT :limit::integer) AS done
     UNION ALL
@@ -332,14 +332,14 @@ SELECT * FROM (
                extract(epoch FROM died_at)::float8, false
           FROM holdfast_dead_letters
          WHERE :state IN ('', 'dead') AND requeued_at IS NULL
-           AND (:tenant = '' OR tenant = :tenant)
+           AND (:tenant IS NULL OR tenant = :tenant)
            AND :queue IN ('', queue) AND :type IN ('', type)
          ORDER BY died_at DESC LIMIT :limit) AS dead
 ) AS found
  ORDER BY enqueued_at DESC, job_id LIMIT :limit;
 
 -- name: find_job
--- One job in any state.
+-- One job in any state. NULL matches every tenant.
 SELECT tenant, id::text AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
        worker, NULL AS reason, NULL AS error, payload, payload_hash, NULL AS result, merged,
        coalesce_key, order_key, request_id, correlation_id,
@@ -347,21 +347,21 @@ SELECT tenant, id::text AS job_id, key, queue, type, resource_id, state, attempt
        CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
        NULL::float8 AS ended_at,
        state = 'running' AND visible_at <= clock_timestamp() AS lease_expired, 1 AS place
-  FROM holdfast_jobs WHERE id = :job_id::uuid AND (:tenant::text = '' OR tenant = :tenant)
+  FROM holdfast_jobs WHERE id = :job_id::uuid AND (:tenant::text IS NULL OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id::text, key, queue, type, resource_id, 'done', attempts, NULL,
        worker, NULL, NULL, NULL, payload_hash, result, 0,
        NULL, NULL, request_id, correlation_id,
        extract(epoch FROM enqueued_at)::float8, NULL::float8,
        extract(epoch FROM completed_at)::float8, false, 2
-  FROM holdfast_job_completions WHERE job_id = :job_id::uuid AND (:tenant = '' OR tenant = :tenant)
+  FROM holdfast_job_completions WHERE job_id = :job_id::uuid AND (:tenant IS NULL OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id::text, key, queue, type, resource_id, 'dead', attempts, max_attempts,
        NULL, reason, error, payload, payload_hash, NULL, 0,
        NULL, order_key, request_id, correlation_id,
        extract(epoch FROM enqueued_at)::float8, NULL::float8,
        extract(epoch FROM died_at)::float8, false, 3
-  FROM holdfast_dead_letters WHERE job_id = :job_id::uuid AND (:tenant = '' OR tenant = :tenant)
+  FROM holdfast_dead_letters WHERE job_id = :job_id::uuid AND (:tenant IS NULL OR tenant = :tenant)
  ORDER BY place LIMIT 1;
 
 -- name: requeue

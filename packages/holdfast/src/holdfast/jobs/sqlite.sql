@@ -275,7 +275,7 @@ SELECT attempt, reason, error, worker, failed_at / 1000.0 AS failed_at
   FROM holdfast_job_failures WHERE tenant = :tenant AND job_id = :job_id ORDER BY seq;
 
 -- name: list_jobs
--- Jobs in any state, newest first. An empty tenant matches every tenant.
+-- Jobs in any state, newest first. NULL matches every tenant.
 SELECT * FROM (
     SELECT tenant, id AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
            worker, NULL AS reason, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
@@ -283,7 +283,7 @@ SELECT * FROM (
            NULL AS ended_at,
            state = 'running' AND visible_at <= NOW_MS AS lease_expired
       FROM holdfast_jobs
-     WHERE :state IN ('', state) AND (:tenant = '' OR tenant = :tenant)
+     WHERE :state IN ('', state) AND (:tenant IS NULL OR tenant = :tenant)
        AND :queue IN ('', queue) AND :type IN ('', type)
     UNION ALL
     SELECT * FROM (
@@ -291,7 +291,7 @@ SELECT * FROM (
                worker, NULL, request_id, correlation_id, enqueued_at / 1000.0, NULL,
                completed_at / 1000.0, 0
           FROM holdfast_job_completions
-         WHERE :state IN ('', 'done') AND (:tenant = '' OR tenant = :tenant)
+         WHERE :state IN ('', 'done') AND (:tenant IS NULL OR tenant = :tenant)
            AND :queue IN ('', queue) AND :type IN ('', type)
          ORDER BY completed_at DESC LIMIT :limit) AS done
     UNION ALL
@@ -301,33 +301,33 @@ SELECT * FROM (
                died_at / 1000.0, 0
           FROM holdfast_dead_letters
          WHERE :state IN ('', 'dead') AND requeued_at IS NULL
-           AND (:tenant = '' OR tenant = :tenant)
+           AND (:tenant IS NULL OR tenant = :tenant)
            AND :queue IN ('', queue) AND :type IN ('', type)
          ORDER BY died_at DESC LIMIT :limit) AS dead
 ) AS found
  ORDER BY enqueued_at DESC, job_id LIMIT :limit;
 
 -- name: find_job
--- One job in any state.
+-- One job in any state. NULL matches every tenant.
 SELECT tenant, id AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
        worker, NULL AS reason, NULL AS error, payload, payload_hash, NULL AS result, merged,
        coalesce_key, order_key, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
        CASE WHEN visible_at < 9000000000000000 THEN visible_at / 1000.0 END AS due_at,
        NULL AS ended_at,
        state = 'running' AND visible_at <= NOW_MS AS lease_expired, 1 AS place
-  FROM holdfast_jobs WHERE id = :job_id AND (:tenant = '' OR tenant = :tenant)
+  FROM holdfast_jobs WHERE id = :job_id AND (:tenant IS NULL OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id, key, queue, type, resource_id, 'done', attempts, NULL,
        worker, NULL, NULL, NULL, payload_hash, result, 0,
        NULL, NULL, request_id, correlation_id, enqueued_at / 1000.0, NULL,
        completed_at / 1000.0, 0, 2
-  FROM holdfast_job_completions WHERE job_id = :job_id AND (:tenant = '' OR tenant = :tenant)
+  FROM holdfast_job_completions WHERE job_id = :job_id AND (:tenant IS NULL OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id, key, queue, type, resource_id, 'dead', attempts, max_attempts,
        NULL, reason, error, payload, payload_hash, NULL, 0,
        NULL, order_key, request_id, correlation_id, enqueued_at / 1000.0, NULL,
        died_at / 1000.0, 0, 3
-  FROM holdfast_dead_letters WHERE job_id = :job_id AND (:tenant = '' OR tenant = :tenant)
+  FROM holdfast_dead_letters WHERE job_id = :job_id AND (:tenant IS NULL OR tenant = :tenant)
  ORDER BY place LIMIT 1;
 
 -- name: requeue

@@ -257,7 +257,7 @@ class Holdfast(Generic[TransactionT_co]):
             job_type,
             payload,
             cause=Cause(
-                tenant or request.principal.tenant,
+                request.principal.tenant if tenant is None else tenant,
                 request.principal.actor,
                 request.request_id,
                 request.correlation_id,

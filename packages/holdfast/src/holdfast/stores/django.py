@@ -205,7 +205,7 @@ class DjangoStore:
         """List records for operators."""
         after = query.after or (None, None, None, None)
         at = None if after[0] is None else self.instant(after[0])
-        values: Any = (query.tenant, query.endpoint, query.key, at, *after[1:], query.limit)
+        values: Any = (query.only_tenant, query.endpoint, query.key, at, *after[1:], query.limit)
         if self.is_sqlite:
             names = ("tenant", "endpoint", "key", "after_at")
             more = ("after_tenant", "after_endpoint", "after_key", "limit")

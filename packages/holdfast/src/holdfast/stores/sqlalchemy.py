@@ -343,7 +343,7 @@ class SqlAlchemyStore:
         """List records for operators."""
         after = query.after or (None, None, None, None)
         at = None if after[0] is None else self.instant(after[0])
-        values: Any = (query.tenant, query.endpoint, query.key, at, *after[1:], query.limit)
+        values: Any = (query.only_tenant, query.endpoint, query.key, at, *after[1:], query.limit)
         if self.is_sqlite:
             values = dict(zip(_LIST_NAMES, values, strict=True))
         rows = await self._fetch(self._sql["list_records"], values)

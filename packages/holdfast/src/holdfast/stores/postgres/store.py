@@ -250,7 +250,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
         try:
             rows = await connection.fetch(
                 self.sql["list_records"],
-                query.tenant,
+                query.only_tenant,
                 query.endpoint,
                 query.key,
                 *after,

@@ -166,7 +166,7 @@ class SqliteStore:
         """List records for operators."""
         after = query.after
         values = {
-            "tenant": query.tenant,
+            "tenant": query.only_tenant,
             "endpoint": query.endpoint,
             "key": query.key,
             "limit": query.limit,
