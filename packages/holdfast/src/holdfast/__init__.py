@@ -10,8 +10,10 @@ these modules:
     core.job            Enqueued, Merged, AlreadyDone: what ``enqueue`` returns
     core.canonical_json canonical_json
     core.fingerprint    body_hash
-    fastapi             dependencies for FastAPI: Session, Tx, Caller, Run
-    server              integrations: starlette, asgi, wsgi, django_views; jwt_auth; rate_limits
+    core.tenants        ALL_TENANTS, for operators
+    fastapi             dependencies for FastAPI: Session, Tx, Caller, Run; principal_from
+    server              integrations: starlette, asgi, wsgi, django_views; identify, jwt_auth;
+                        rate_limits
     stores              SQLite, PostgreSQL, SQLAlchemy, Django, the Redis cache
     jobs                background jobs in the same database
     client              an HTTP client that keeps the key over retries

@@ -9,6 +9,7 @@
     async def create(order: NewOrder, session: Session) -> OrderOut: ...
 """
 
+from holdfast.server.identify import principal_from
 from holdfast.server.starlette import (
     Caller,
     Run,
@@ -18,7 +19,15 @@ from holdfast.server.starlette import (
     the_transaction,
 )
 
-__all__ = ["Caller", "Run", "Tx", "the_execution", "the_principal", "the_transaction"]
+__all__ = [
+    "Caller",
+    "Run",
+    "Tx",
+    "principal_from",
+    "the_execution",
+    "the_principal",
+    "the_transaction",
+]
 
 try:
     from sqlalchemy.ext.asyncio import AsyncSession

@@ -5,6 +5,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -570,6 +571,12 @@ def test_swallowed_database_error_is_a_500_that_says_what_to_change(
         assert (response.status_code, "Retry-After" in response) == (500, False)
     assert "transaction.atomic()" in caplog.text
     assert Group.objects.count() == 0
+
+
+def test_users_without_a_primary_key_do_not_share_a_tenant() -> None:
+    request = SimpleNamespace(user=SimpleNamespace(is_authenticated=True, pk=None))
+    with pytest.raises(ConfigurationError, match="PRINCIPAL"):
+        user_principal(request)
 
 
 NO_CALLER = r'"PRINCIPAL".*AuthenticationMiddleware.*"holdfast.SINGLE_TENANT"'

@@ -124,6 +124,20 @@ def test_anonymous_caller_of_a_guarded_view_without_login_required_gets_401(
     assert (refused.status_code, refused.json["code"]) == (401, "auth.required")  # type: ignore[index]
 
 
+def test_users_of_flask_login_without_an_id_do_not_share_a_tenant(
+    shop_without_callers: Shop,
+) -> None:
+    class Service(UserMixin):
+        def get_id(self) -> Any:
+            return None
+
+    app, guard = shop_without_callers
+    LoginManager(app).request_loader(lambda _request: Service())
+    app.add_url_rule("/a", "a", guard("a")(lambda: "a"), methods=["POST"])
+    with pytest.raises(ConfigurationError, match="has no id"):
+        app.test_client().post("/a", headers=KEY)
+
+
 def test_before_request_hooks_and_g_decide_before_the_guard(shop: Shop) -> None:
     app, guard = shop
     allowed = {"t1": "acme", "t2": "acme", "t3": "other"}

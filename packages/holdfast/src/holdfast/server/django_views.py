@@ -109,6 +109,10 @@ def user_principal(request: Any) -> Principal:
     user = getattr(request, "user", None)
     if user is None or not user.is_authenticated:
         raise NotAuthenticatedError("sign in first")
+    if user.pk is None:  # str(None) would be one tenant for all such users
+        raise ConfigurationError(
+            'request.user has no primary key: name the caller by HOLDFAST = {"PRINCIPAL": …}'
+        )
     return Principal(tenant=str(user.pk), actor=str(user.pk))
 
 

@@ -353,8 +353,10 @@ def login_principal() -> Principal:
 
     if not current_user.is_authenticated:
         raise NotAuthenticatedError("sign in first")
-    user_id = str(current_user.get_id())
-    return Principal(tenant=user_id, actor=user_id)
+    user_id = current_user.get_id()
+    if user_id is None:  # str(None) would be one tenant for all such users
+        raise ConfigurationError("the user of Flask-Login has no id: give FlaskGuard principal=…")
+    return Principal(tenant=str(user_id), actor=str(user_id))
 
 
 def _response_of(
