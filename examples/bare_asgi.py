@@ -6,12 +6,18 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import closing
 from typing import Any
 
-from holdfast import SINGLE_TENANT, Execution, Holdfast
+from holdfast import Execution, Holdfast, Principal
+from holdfast.server.identify import ApiKeyIdentify, hash_api_key
 
 with closing(sqlite3.connect("notes.db")) as database:
     database.execute("CREATE TABLE IF NOT EXISTS notes (text TEXT NOT NULL)")
 
-holdfast = Holdfast("sqlite:///notes.db", tenants=SINGLE_TENANT)
+# An app keeps only the hashes, e.g. in its settings.
+api_keys = {
+    hash_api_key("token-1"): Principal(tenant="ada", actor="ada"),
+    hash_api_key("token-2"): Principal(tenant="bob", actor="bob"),
+}
+holdfast = Holdfast("sqlite:///notes.db", identify=ApiKeyIdentify(api_keys, header="X-Token"))
 holdfast.guard_path("POST", "/notes", endpoint="notes.create")
 
 Scope = MutableMapping[str, Any]

@@ -1,6 +1,6 @@
 """A Django shop in one file. Run: ``python -m examples.django_shop``.
 
-    curl -X POST 'localhost:8000/orders?item=boots' -H 'Idempotency-Key: my-first-order'
+    curl -X POST 'localhost:8000/orders?item=boots' -H X-Token:token-1 -H Idempotency-Key:order-1
 
 The view writes with Django's connection. The guard wraps it in ``transaction.atomic()``, so the
 record of the key commits with the order.
@@ -15,8 +15,6 @@ if not settings.configured:
         ALLOWED_HOSTS=["*"],
         ROOT_URLCONF=__name__,
         USE_TZ=True,
-        # No one signs in here. A project with AuthenticationMiddleware leaves this out.
-        HOLDFAST={"TENANTS": "holdfast.SINGLE_TENANT"},
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "django_shop.db"}},
     )
 
@@ -29,10 +27,22 @@ from django.db import connection  # noqa: E402
 from django.http import HttpRequest, JsonResponse  # noqa: E402
 from django.urls import path  # noqa: E402
 
+from holdfast import Principal  # noqa: E402
 from holdfast.django import guard  # noqa: E402
+from holdfast.errors import NotAuthenticatedError  # noqa: E402
+
+CUSTOMERS = {"token-1": "ada", "token-2": "bob"}
 
 
-@guard("orders.place")
+def customer(request: HttpRequest) -> Principal:
+    """Sign in. With AuthenticationMiddleware, ``request.user`` is the caller without this."""
+    name = CUSTOMERS.get(request.headers.get("X-Token", ""))
+    if name is None:
+        raise NotAuthenticatedError("send a valid X-Token")
+    return Principal(tenant=name, actor=name)
+
+
+@guard("orders.place", principal=customer)
 def place_order(request: HttpRequest) -> JsonResponse:
     """Write the order as in any Django view."""
     item = request.GET["item"]

@@ -1,17 +1,26 @@
 """A Flask shop. Run: ``python -m examples.flask_shop``.
 
-    curl -X POST 'localhost:8000/orders?item=boots' -H 'Idempotency-Key: my-first-order'
+    curl -X POST 'localhost:8000/orders?item=boots' -H X-Token:token-1 -H Idempotency-Key:order-1
 
 Send it twice: the second response is a copy of the first, with ``Idempotency-Replayed: true``.
 """
 
-from flask import Flask, request
+from flask import Flask, abort, request
 
-from holdfast import SINGLE_TENANT, Holdfast
+from holdfast import Holdfast, Principal
 from holdfast.flask import FlaskGuard
 
+CUSTOMERS = {"token-1": "ada", "token-2": "bob"}
+
+
+def customer() -> Principal:
+    """Sign in. With Flask-Login, its user is the caller, and this is not needed."""
+    name = CUSTOMERS.get(request.headers.get("X-Token", "")) or abort(401)
+    return Principal(tenant=name, actor=name)
+
+
 app = Flask(__name__)
-guard = FlaskGuard(Holdfast("sqlite:///flask_shop.db", tenants=SINGLE_TENANT), app)
+guard = FlaskGuard(Holdfast("sqlite:///flask_shop.db"), app, principal=customer)
 
 
 @app.post("/orders")

@@ -3,18 +3,29 @@
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from typing import Annotated
 from uuid import uuid4
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Header, HTTPException
 
-from holdfast import SINGLE_TENANT, Holdfast, JobContext
-from holdfast.server.starlette import Tx
+from holdfast import Holdfast, JobContext
+from holdfast.fastapi import Tx, principal_from
 
 with closing(sqlite3.connect("jobs_shop.db")) as database:
     database.execute("CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, item TEXT)")
     database.execute("CREATE TABLE IF NOT EXISTS parcels (order_id TEXT, label TEXT)")
 
-holdfast = Holdfast("sqlite:///jobs_shop.db", tenants=SINGLE_TENANT)
+CUSTOMERS = {"token-1": "ada", "token-2": "bob"}
+
+
+async def customer(x_token: Annotated[str, Header()]) -> str:
+    """Sign in: your own dependency goes here."""
+    if x_token not in CUSTOMERS:
+        raise HTTPException(401, "unknown token")
+    return CUSTOMERS[x_token]
+
+
+holdfast = Holdfast("sqlite:///jobs_shop.db", principal=principal_from(customer))
 
 
 @asynccontextmanager

@@ -2,16 +2,28 @@
 
 import sqlite3
 from contextlib import closing
+from typing import Annotated
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Header, HTTPException
 
-from holdfast import SINGLE_TENANT, Holdfast
+from holdfast import Holdfast
+from holdfast.fastapi import principal_from
 
 with closing(sqlite3.connect("shop.db")) as database:
     database.execute("CREATE TABLE IF NOT EXISTS orders (item TEXT NOT NULL)")
 
+CUSTOMERS = {"token-1": "ada", "token-2": "bob"}
+
+
+async def customer(x_token: Annotated[str, Header()]) -> str:
+    """Sign in: your own dependency goes here."""
+    if x_token not in CUSTOMERS:
+        raise HTTPException(401, "unknown token")
+    return CUSTOMERS[x_token]
+
+
 app = FastAPI()
-holdfast = Holdfast("sqlite:///shop.db", tenants=SINGLE_TENANT)
+holdfast = Holdfast("sqlite:///shop.db", principal=principal_from(customer))
 holdfast.install(app)
 
 

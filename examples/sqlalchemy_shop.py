@@ -2,14 +2,15 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Annotated
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Header, HTTPException
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from holdfast import SINGLE_TENANT, Holdfast
-from holdfast.fastapi import Session
+from holdfast import Holdfast
+from holdfast.fastapi import Session, principal_from
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
 
 
@@ -47,8 +48,18 @@ async def _lifespan(_app: FastAPI) -> AsyncIterator[None]:
     await engine.dispose()
 
 
+CUSTOMERS = {"token-1": "ada", "token-2": "bob"}
+
+
+async def customer(x_token: Annotated[str, Header()]) -> str:
+    """Sign in: your own dependency goes here."""
+    if x_token not in CUSTOMERS:
+        raise HTTPException(401, "unknown token")
+    return CUSTOMERS[x_token]
+
+
 app = FastAPI(lifespan=_lifespan)
-holdfast = Holdfast(SqlAlchemyStore(sessions), tenants=SINGLE_TENANT)
+holdfast = Holdfast(SqlAlchemyStore(sessions), principal=principal_from(customer))
 holdfast.install(app)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.jobs.admin import JobAdmin
 
-KEY = {"Idempotency-Key": "one-key"}
+KEY = {"Idempotency-Key": "one-key", "X-Token": "token-1"}
 
 CASES = [
     ("shop", "/orders?item=boots", "SELECT item FROM orders"),
@@ -55,13 +55,18 @@ async def test_request_sent_twice_has_one_effect(example: Any, path: str, sql: s
         first = await client.post(path, content=b"milk", headers=KEY)
         second = await client.post(path, content=b"milk", headers=KEY)
         other = await client.post(path, content=b"bread", headers=KEY)
+        stranger = await client.post(path, content=b"milk", headers=KEY | {"X-Token": "guessed"})
+        rows_of_one = await example.holdfast.store.read(sql)
+        bob = await client.post(path, content=b"milk", headers=KEY | {"X-Token": "token-2"})
         rows = await example.holdfast.store.read(sql)
     assert first.status_code == second.status_code == 201
     assert first.content == second.content
     assert "Idempotency-Replayed" not in first.headers
     assert second.headers["Idempotency-Replayed"] == "true"
     assert other.status_code == 409
-    assert len(rows) == 1
+    assert stranger.status_code == 401
+    assert (bob.status_code, "Idempotency-Replayed" in bob.headers) == (201, False)
+    assert (len(rows_of_one), len(rows)) == (1, 2)
 
 
 @pytest.mark.parametrize("example", ["jobs_shop"], indirect=True)
@@ -72,6 +77,6 @@ async def test_order_sent_twice_is_packed_once(example: Any) -> None:
         async with asyncio.timeout(30):
             while not (packed := (await client.get("/parcels")).json()):
                 await asyncio.sleep(0.01)
-        jobs = await JobAdmin(example.holdfast.store).jobs(tenant="everyone")
+        jobs = await JobAdmin(example.holdfast.store).jobs(tenant="ada")
     assert [parcel["order_id"] for parcel in packed] == [response.json()["id"]]
     assert [job.state for job in jobs] == ["done"]

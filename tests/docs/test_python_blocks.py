@@ -129,10 +129,10 @@ def test_at_most_one_block_is_not_run() -> None:
     assert len(skipped) <= MAX_NOT_RUN
 
 
-def test_readme_diff_adds_five_lines_and_results_in_the_tested_example() -> None:
+def test_readme_diff_adds_six_lines_and_results_in_the_tested_example() -> None:
     (diff,) = [block.text for block in blocks(ROOT / "README.md") if block.language == "diff"]
     lines = diff.splitlines()
-    assert len([line for line in lines if line.startswith("+")]) == 5
+    assert len([line for line in lines if line.startswith("+")]) == 6
     after = "\n".join(line[1:] for line in lines if not line.startswith("-"))
     example = (ROOT / "examples/shop.py").read_text(encoding="utf-8")
     assert example.partition('"""\n\n')[2].strip() == after.strip()

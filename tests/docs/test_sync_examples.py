@@ -13,7 +13,7 @@ import pytest
 
 from packages.holdfast.tests.support.serving import ROOT, free_port
 
-KEY = {"Idempotency-Key": "one-key"}
+KEY = {"Idempotency-Key": "one-key", "X-Token": "token-1"}
 SOURCES = os.pathsep.join(str(path) for path in sorted(ROOT.glob("packages/*/src")))
 
 
@@ -49,6 +49,7 @@ def test_order_sent_twice_is_placed_once(example: str, database: str, tmp_path: 
                         time.sleep(0.05)
                 first = client.post("/orders?item=boots", headers=KEY)
                 second = client.post("/orders?item=boots", headers=KEY)
+                stranger = client.post("/orders?item=boots", headers=KEY | {"X-Token": "guessed"})
                 other = client.post("/orders?item=shoes", headers=KEY)
         finally:
             process.terminate()
@@ -57,5 +58,6 @@ def test_order_sent_twice_is_placed_once(example: str, database: str, tmp_path: 
     assert second.content == first.content
     assert second.headers["idempotency-replayed"] == "true"
     assert other.status_code == 409
+    assert stranger.status_code == 401
     with closing(sqlite3.connect(tmp_path / database)) as db:
         assert db.execute("SELECT item FROM orders").fetchall() == [("boots",)]

@@ -40,8 +40,8 @@ __all__ = [
 class Principal:
     """The caller and its tenant. A tenant never sees another tenant's records.
 
-    Raises ``PrincipalInvalidError`` if tenant or actor is empty or not text: callers who could
-    not be told apart would share their keys.
+    Raises ``PrincipalInvalidError`` if tenant or actor is empty or not text: all callers without
+    a tenant would share their keys.
     """
 
     # Keys, records and jobs of tenants are separate.
