@@ -528,6 +528,8 @@ def test_rate_limit_without_a_limiter_is_refused() -> None:
         ({"PRINCIPLE": user_principal}, "principle"),
         ({"PRINCIPAL": "shop.missing.member"}, r'HOLDFAST\["PRINCIPAL"\].*shop'),
         ({"POLICY": {"key_required": False}}, r'HOLDFAST\["POLICY"\].*must be a Policy'),
+        ({"PRINCIPAL": user_principal, "TENANTS": SINGLE_TENANT}, "give one of them"),
+        ({"TENANTS": "holdfast.ALL"}, r'HOLDFAST\["TENANTS"\]'),
         ({"USING": "other"}, r'HOLDFAST\["USING"\].*other.*default'),
     ],
 )

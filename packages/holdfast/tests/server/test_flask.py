@@ -684,6 +684,12 @@ def test_app_that_does_not_say_who_calls_is_refused_at_its_first_request(
         other.test_client().get("/health")
 
 
+def test_principal_and_single_tenant_together_are_refused(shop: Shop) -> None:
+    app, guard = shop
+    with pytest.raises(ConfigurationError, match="give one of them"):
+        FlaskGuard(guard.holdfast, app, principal=lambda: Principal("a", "b"))
+
+
 def test_view_that_a_decorator_hides_is_refused_when_it_is_called(
     shop_without_callers: Shop,
 ) -> None:

@@ -134,6 +134,8 @@ class Holdfast(Generic[TransactionT_co]):
         self.error_format = error_format
         # The policy of operations that are guarded without one.
         self.policy = self.policy_or_default(policy or Policy())
+        # Whether all callers share one tenant.
+        self.is_single_tenant = tenants is not None
         # Whether the caller is found in the head of a request.
         self.has_identify = identify is not None or tenants is not None
         # Returns the caller of a request from its head.
@@ -397,7 +399,7 @@ class Holdfast(Generic[TransactionT_co]):
             return
         for route in routes:
             if isinstance(route, GuardedRoute) and not route.guard.is_claimed_late:
-                raise _no_choice(f"{route.method} {route.path}")
+                raise _no_choice(f"{route.method} {route.path} is guarded")
 
     def _check_limits(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
         for route in routes:
@@ -488,9 +490,9 @@ class Holdfast(Generic[TransactionT_co]):
         return await self._sweeper.sweep()
 
 
-def _no_choice(operation: str) -> ConfigurationError:
+def _no_choice(what: str) -> ConfigurationError:
     return no_caller(
-        operation,
+        what,
         "Holdfast(…, principal=…) with a FastAPI dependency or Holdfast(…, identify=…) with a "
         "function of the request's head, that returns Principal(tenant=…, actor=…)",
         "Holdfast(…, tenants=SINGLE_TENANT)",
@@ -502,7 +504,7 @@ def _share_tenant(_head: RequestHead) -> Principal:
 
 
 def _refuse_to_identify(head: RequestHead) -> Principal:
-    raise _no_choice(f"{head.method} {head.path}")
+    raise _no_choice(f"{head.method} {head.path} needs the caller")
 
 
 def _refuse_caller(head: RequestHead) -> Principal:

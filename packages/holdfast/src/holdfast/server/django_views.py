@@ -94,7 +94,7 @@ def guard(
     check_endpoint(endpoint)
     check_policy(policy)
     if principal is None and not _has_caller():
-        raise _no_caller(f"a view below @guard({endpoint or ''!r})")
+        raise _no_caller(f"a view has @guard({endpoint or ''!r})")
     chosen = _ViewGuard(endpoint, policy, principal)
     return cast("Callable[[View], View]", chosen.wrap)
 
@@ -141,6 +141,11 @@ class _DjangoHoldfast:
                 f"settings.DATABASES, which has {', '.join(django_settings.DATABASES)}"
             )
         self.principal: GetPrincipal | None = options.pop("principal", None)
+        if self.principal is not None and options.get("tenants") is not None:
+            raise ConfigurationError(
+                'settings.HOLDFAST: "PRINCIPAL" says who callers are, but "TENANTS" that they are '
+                "not kept apart: give one of them"
+            )
         names = {name: options.pop(name) for name in ("table_prefix", "schema") if name in options}
         self.store = DjangoStore(run_in_request_thread, using=self.using, **names)
         # A sweep here would need its own thread and connection: sweep with manage.py or a worker.
@@ -338,7 +343,7 @@ class _ViewGuard:
             if configured.holdfast.has_identify:
                 return None
             if not hasattr(request, "user"):
-                raise _no_caller(f"{request.method} {request.path}")
+                raise _no_caller(f"{request.method} {request.path} is guarded")
             chosen = user_principal
         return partial(chosen, request)
 
@@ -366,9 +371,9 @@ def _sets_user(middleware: str) -> bool:
     return "AuthenticationMiddleware" in names
 
 
-def _no_caller(operation: str) -> ConfigurationError:
+def _no_caller(what: str) -> ConfigurationError:
     return no_caller(
-        operation,
+        what,
         'HOLDFAST = {"PRINCIPAL": "shop.tenants.member"} with a function of the request that '
         "returns Principal(tenant=…, actor=…), or add AuthenticationMiddleware",
         'HOLDFAST = {"TENANTS": "holdfast.SINGLE_TENANT"}',

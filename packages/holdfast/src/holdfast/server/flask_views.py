@@ -66,6 +66,11 @@ class _Installed:
     def __init__(self, holdfast: Holdfast, principal: GetPrincipal | None) -> None:
         # ``holdfast worker --app`` looks for this name.
         self.holdfast = holdfast
+        if principal is not None and holdfast.is_single_tenant:
+            raise ConfigurationError(
+                "FlaskGuard(principal=…) says who callers are, but Holdfast(tenants=SINGLE_TENANT) "
+                "that they are not kept apart: give one of them"
+            )
         self.principal: GetPrincipal | None = principal or getattr(holdfast, "principal", None)
         self.bridge = Bridge(holdfast)
 
@@ -77,7 +82,7 @@ class _Installed:
             or hasattr(app, "login_manager")
         ):
             raise no_caller(
-                view,
+                f"{view} is guarded",
                 "FlaskGuard(holdfast, app, principal=…) with a function that returns "
                 "Principal(tenant=…, actor=…), or set up Flask-Login",
                 "Holdfast(…, tenants=SINGLE_TENANT)",

@@ -283,7 +283,8 @@ def _name(claims: Mapping[str, Any], claim: str) -> str:
         raise NotAuthenticatedError(f'the token has no claim "{claim}"')
     if (
         not isinstance(value, str)
-        or not 0 < len(value) <= _NAME_MAX_CHARS
+        or not value.strip()
+        or len(value) > _NAME_MAX_CHARS
         or _FORBIDDEN_IN_NAME.search(value)
     ):
         raise NotAuthenticatedError(

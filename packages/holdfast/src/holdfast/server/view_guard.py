@@ -59,10 +59,10 @@ def check_policy(policy: object) -> None:
         )
 
 
-def no_caller(operation: str, fix: str, single_tenant: str) -> ConfigurationError:
-    """Return the refusal of a guard without a caller, with the two ways to write one."""
+def no_caller(what: str, fix: str, single_tenant: str) -> ConfigurationError:
+    """Return the refusal of ``what``, a clause, with the two ways to say who the caller is."""
     return ConfigurationError(
-        f"{operation} is guarded, but nothing says who the caller is, and keys belong to callers: "
+        f"{what}, but nothing says who the caller is, and keys belong to callers: "
         f"write {fix}, or, if all callers may get each other's responses, {single_tenant}"
     )
 

@@ -43,7 +43,7 @@ class WsgiGuard:
         """
         if not holdfast.has_identify:
             raise no_caller(
-                "WsgiGuard(app, holdfast)",
+                "WsgiGuard(app, holdfast) guards an app",
                 "Holdfast(…, identify=…) with a function of the request's head that returns "
                 "Principal(tenant=…, actor=…)",
                 "Holdfast(…, tenants=SINGLE_TENANT)",

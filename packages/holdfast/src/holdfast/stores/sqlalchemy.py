@@ -105,7 +105,7 @@ class SqlAlchemyStore:
 
         engine = create_async_engine("postgresql+asyncpg://…")
         sessions = async_sessionmaker(engine, expire_on_commit=False)
-        holdfast = Holdfast(SqlAlchemyStore(sessions))
+        holdfast = Holdfast(SqlAlchemyStore(sessions), principal=…)
 
     A guarded handler gets an ``AsyncSession`` of that maker. It may add, flush, query, use
     savepoints and roll back. It must not commit, because the record commits with its rows: that

@@ -92,7 +92,7 @@ class SqlAlchemySyncStore:
 
     ::
 
-        holdfast = Holdfast(SqlAlchemySyncStore(engine))        # or a sessionmaker
+        holdfast = Holdfast(SqlAlchemySyncStore(engine), principal=…)  # or a sessionmaker
         holdfast = Holdfast(SqlAlchemySyncStore(db.session))    # Flask-SQLAlchemy
 
     A guarded handler gets a ``Session`` of that engine or maker. If a ``scoped_session`` is given,
