@@ -129,7 +129,8 @@ def create_app(
         ),
     )
     holdfast.install(app)
-    app.add_middleware(OpsPortMiddleware, ports=ports)
+    if ports.is_set:
+        app.add_middleware(OpsPortMiddleware, ports=ports)
     app.add_middleware(ErrorMiddleware)
     app.add_middleware(SecurityHeadersMiddleware)
     return app

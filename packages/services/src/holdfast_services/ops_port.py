@@ -17,6 +17,11 @@ class OpsPort:
     def __init__(self, port: int | None) -> None:
         self._port = port
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is an ops port."""
+        return self._port is not None
+
     def serves(self, scope: Mapping[str, Any], path: str) -> bool:
         """Return whether the port that a request came in on serves this path."""
         if self._port is None:
