@@ -297,7 +297,7 @@ def test_a_file_may_not_be_changed_to_a_weak_passphrase(secret: Lab) -> None:
 def test_an_existing_file_with_a_weak_passphrase_opens_with_a_warning_and_can_be_changed(
     quick_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, weak, strong = quick_path / "q.db", f"raw:{RAW}", "a longer passphrase"
+    path, weak, strong = quick_path / "q.db", f"raw:{RAW}", KEY
     with OutboxQueue.open(path, passphrase=weak, allow_weak_passphrase=True) as queue:
         queue.add_user("ada")
         entry = queue.enqueue(new())
