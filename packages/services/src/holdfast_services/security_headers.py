@@ -17,7 +17,7 @@ _HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _NO_STORE: Final = (b"cache-control", b"no-store")
-# A response with a version may be kept by its reader, who has to ask for a newer one each time.
+# A client may keep a response that has a version, and revalidates it before each use.
 _REVALIDATE: Final = (b"cache-control", b"private, no-cache")
 
 

@@ -27,7 +27,7 @@ def check_new_passphrase(passphrase: str | bytes, *, allow_weak: bool) -> None:
 
 
 def warn_of_weak_passphrase(passphrase: str | bytes, path: Path) -> None:
-    """Log a warning for a file that has a weak passphrase: nobody is locked out of their data."""
+    """Log a warning for a file that has a weak passphrase; refusing it would lock its owner out."""
     reason = _weakness(passphrase)
     if reason is not None:
         _log.warning("the passphrase of %s %s: change it with change_passphrase", path, reason)

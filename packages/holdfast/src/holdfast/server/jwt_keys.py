@@ -173,8 +173,8 @@ class _FileKeys(_JwksKeys):
 class _UrlKeys(_JwksKeys):
     """A JWKS URL, fetched by one background thread at a time.
 
-    Requests use the keys at hand while a thread fetches newer ones. Only a request that no key at
-    hand can serve waits for the thread, and not for long.
+    Requests use the known keys while a thread fetches newer ones. Only a request whose token no
+    known key verifies waits for the thread, for ``_JWKS_WAIT_SECONDS`` at most.
     """
 
     def __init__(self, url: str, algorithm: str, clock: Clock) -> None:
