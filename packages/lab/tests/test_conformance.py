@@ -29,6 +29,8 @@ from holdfast_lab.conformance import (
     plan_checks,
     read_profile,
 )
+from holdfast_services.app import create_app
+from holdfast_services.settings import load_settings
 from packages.lab.tests.tiny_server import PROFILE, TinyServer
 from packages.services.tests.cli.conftest import Server, environment
 from tests.docs.pages import ROOT, blocks
@@ -103,6 +105,35 @@ async def test_checks_of_a_second_tenant_are_skipped_with_one_token(server: Serv
     )
     assert {r.check for r in results if r.verdict is Verdict.SKIP} == needs_two
     assert set(failures(results)) == needs_two
+
+
+async def test_pages_that_are_switched_off_are_skipped_and_tokens_have_issuer_and_audience(
+    tmp_path: Path,
+) -> None:
+    app = create_app(
+        load_settings(
+            database_url=f"sqlite:///{tmp_path}/server.db",
+            jwt_secret=SECRET,
+            jwt_issuer="https://id.example",
+            jwt_audience="shop,till",
+            metrics_enabled=False,
+            openapi_enabled=False,
+        ),
+        only=["routes"],
+    )
+    await app.state.holdfast.open()
+    results = await checked(
+        "http://pages",
+        service="routes",
+        sign_in=SignIn(secret=SECRET, issuer="https://id.example", audience=("till",)),
+        only={"replay", "health", "metrics", "OpenAPI"},
+        transport=httpx.ASGITransport(app),
+    )
+    await app.state.holdfast.close()
+    off = "is switched off, or on another port"
+    assert failures(results) == {"metrics": f"/metrics {off}", "OpenAPI": f"/openapi.json {off}"}
+    assert {r.verdict for r in results} == {Verdict.PASS, Verdict.SKIP}
+    assert len(results) == 4
 
 
 async def test_another_server_passes_with_its_profile() -> None:

@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 from importlib.metadata import version
 from urllib.parse import urljoin
 
+import pytest
 from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
 
@@ -148,3 +149,81 @@ async def test_index_is_json_for_clients_that_prefer_json(serve: Serve, sqlite_u
         for accept, media_type in ACCEPT.items():
             response = await client.get("/", headers={"Accept": accept})
             assert response.headers["content-type"].partition(";")[0] == media_type, accept
+
+
+@pytest.mark.parametrize(
+    ("setting", "gone"),
+    [
+        ("metrics_enabled", {"/metrics"}),
+        ("docs_enabled", {"/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/redoc"}),
+        ("openapi_enabled", {"/openapi.json", "/docs", "/redoc"}),
+    ],
+)
+async def test_pages_can_be_switched_off(
+    serve: Serve, sqlite_url: str, setting: str, gone: set[str]
+) -> None:
+    every = {"/metrics", "/docs", "/openapi.json"}
+    async with serve(sqlite_url, **{setting: "false"}) as client:
+        index = Page((await client.get("/")).text)
+        for link in {*index.links, *index.loaded}:
+            assert (await client.get(urljoin("/", link))).status_code == 200, link
+        for path in gone | every:
+            response = await client.get(path)
+            assert response.status_code == (404 if path in gone else 200), path
+
+
+STRICT = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+async def test_every_response_has_security_headers(serve: Serve, sqlite_url: str) -> None:
+    place = {"start": {"lat": 55.95, "lon": -3.19}, "minutes": 90, "interests": []}
+    key = {"Idempotency-Key": "0b3f8a3c-52f0-4a52-a7a4-d06fd9e3f6aa"}
+    async with serve(sqlite_url, prepare=lambda app: app.add_api_route("/fail", fail)) as client:
+        responses = {
+            "created": await client.post("/api/v1/routes", json=place, headers=key),
+            "replayed": await client.post("/api/v1/routes", json=place, headers=key),
+            "malformed": await client.post("/api/v1/routes", content=b"{", headers=key),
+            "unknown": await client.get("/unknown"),
+            "failed": await client.get("/fail"),
+            "health": await client.get("/healthz"),
+            "metrics": await client.get("/metrics"),
+            "openapi": await client.get("/openapi.json"),
+            "index": await client.get("/"),
+            "docs": await client.get("/docs"),
+            "script": await client.get("/docs/start.js"),
+        }
+        del client.headers["Authorization"]
+        responses["anonymous"] = await client.post("/api/v1/routes", json=place, headers=key)
+    assert responses["replayed"].headers["idempotency-replayed"] == "true"
+    assert responses["failed"].status_code == 500
+    for name, response in responses.items():
+        found = {header: response.headers.get(header) for header in STRICT}
+        assert found == STRICT, name
+        policy = directives(response.headers["content-security-policy"])
+        assert policy["default-src"] == policy["frame-ancestors"] == ["'none'"], name
+        assert "unsafe" not in response.headers["content-security-policy"]
+        cached = "public, max-age=3600" if name == "script" else "no-store"
+        assert response.headers.get_list("cache-control") == [cached], name
+
+
+async def test_a_read_with_an_etag_may_be_revalidated(serve: Serve, sqlite_url: str) -> None:
+    async with serve(sqlite_url) as client:
+        made = await client.post(
+            "/api/v1/contacts",
+            json={"name": "Ada"},
+            headers={"Idempotency-Key": "6a8d5e0e-6d59-4a6e-8c43-2d9c0c2d0c11"},
+        )
+        read = await client.get(made.headers["location"])
+    assert (made.status_code, read.status_code) == (201, 200)
+    assert made.headers["cache-control"] == "no-store"
+    assert "etag" in read.headers
+    assert read.headers["cache-control"] == "private, no-cache"

@@ -1,10 +1,14 @@
 """Settings: every variable is read, and a bad one is named in one line."""
 
+import re
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from holdfast.errors import ConfigurationError
+from holdfast.server.jwt_keys import SAMPLE_SECRETS
+from holdfast_services.app import create_app
 from holdfast_services.field.policy import POLICY as FIELD
 from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.routes.policy import POLICY as ROUTES
@@ -135,6 +139,9 @@ def test_short_secret_is_rejected_and_not_in_the_message(monkeypatch: pytest.Mon
     assert "hunter2" not in str(caught.value)
 
 
+PARTY = {"jwt_issuer": "https://id.example", "jwt_audience": "holdfast"}
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -151,8 +158,8 @@ def test_only_one_authentication_source_may_be_set(given: dict[str, str]) -> Non
 
 def test_the_algorithm_follows_from_the_keys() -> None:
     assert load_settings(jwt_secret="s" * 40).algorithm == "HS256"
-    assert load_settings(jwks_url="https://id.example/keys").algorithm == "RS256"
-    es256 = load_settings(jwks_url="https://id.example/keys", jwt_algorithm="ES256")
+    assert load_settings(jwks_url="https://id.example/keys", **PARTY).algorithm == "RS256"
+    es256 = load_settings(jwks_url="https://id.example/keys", jwt_algorithm="ES256", **PARTY)
     assert es256.algorithm == "ES256"
 
 
@@ -195,3 +202,70 @@ def test_walk_ttl_longer_than_staleness_has_no_warning(
     settings = load_settings()
     assert settings.policies().walk.outlive_staleness
     assert settings.warnings() == []
+
+
+@pytest.mark.parametrize("source", ["jwks_url", "jwks_file"])
+@pytest.mark.parametrize("missing", ["jwt_issuer", "jwt_audience"])
+def test_jwks_without_issuer_or_audience_is_refused_with_the_line_to_add(
+    source: str, missing: str
+) -> None:
+    party = {name: value for name, value in PARTY.items() if name != missing}
+    with pytest.raises(ConfigurationError, match=f"for example HOLDFAST_{missing.upper()}="):
+        load_settings(**{source: "https://id.example/keys"}, **party)
+    with pytest.raises(ConfigurationError, match=f"HOLDFAST_{missing.upper()} should be"):
+        load_settings(**{source: "https://id.example/keys", missing: " , "}, **party)
+
+
+def test_several_issuers_and_audiences_are_separated_by_commas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_JWT_ISSUER", "https://a, https://b,")
+    monkeypatch.setenv("HOLDFAST_JWT_AUDIENCE", "shop")
+    settings = load_settings()
+    assert settings.jwt_issuers == ("https://a", "https://b")
+    assert settings.jwt_audiences == ("shop",)
+
+
+def test_several_secrets_are_separated_by_commas_and_the_first_signs() -> None:
+    new, old = "n" * 32, "o" * 32
+    assert load_settings(jwt_secret=f"{new}, {old}").jwt_secrets[:2] == (new, old)
+    one = "a secret with a comma, which is one secret"
+    assert load_settings(jwt_secret=one).jwt_secrets == (one,)
+    for secret in (new, one):
+        assert load_settings(jwt_secret=secret).jwt_secrets == (secret,)
+
+
+def test_one_secret_with_a_comma_between_two_long_parts_is_accepted_as_a_whole_too() -> None:
+    whole = f"{'n' * 32},{'o' * 32}"
+    assert whole in load_settings(jwt_secret=whole).jwt_secrets
+
+
+@pytest.mark.parametrize("environment", ["production", "Production", "prod"])
+@pytest.mark.parametrize(
+    ("secret", "reason"),
+    [(None, "a development secret"), ("sample", "a sample secret from the documentation")],
+)
+def test_production_never_runs_on_a_development_or_sample_secret(
+    environment: str, secret: str | None, reason: str, tmp_path: Path
+) -> None:
+    sample = None if secret is None else min(SAMPLE_SECRETS)
+    settings = load_settings(environment=environment, jwt_secret=sample, home=tmp_path / "home")
+    with pytest.raises(ConfigurationError, match=f"never runs on {reason}: set HOLDFAST_JWT"):
+        create_app(settings)
+    assert not (tmp_path / "home").exists()
+    load_settings(environment=environment, jwt_secret="s" * 40).check_production()
+    load_settings(environment=environment, jwks_url="https://id/keys", **PARTY).check_production()
+
+
+def test_every_secret_in_the_documentation_is_a_known_sample() -> None:
+    """Readers copy them, so they are refused beyond loopback."""
+    root = Path(__file__).parents[3]
+    pages = [*root.glob("docs/**/*.md"), *root.glob("*.md"), *root.glob("packages/*/README.md")]
+    shown = {
+        secret
+        for page in pages
+        for secret in re.findall(
+            r"""(?:secret|SECRET) ?= ?["']([^"']{32,})["']""", page.read_text(encoding="utf-8")
+        )
+    }
+    assert shown <= SAMPLE_SECRETS

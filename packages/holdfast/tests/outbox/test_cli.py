@@ -278,17 +278,30 @@ def test_an_encrypted_queue_opens_with_its_passphrase_only(
     base = ("outbox", "--db", "secret.db", "--passphrase-env", "PIN")
     more = ("--user", user, "--op", "create", "--entity", "note", "--endpoint", "/x")
     payload = ("--payload", '{"text": "very private"}')
-    assert here(*base, "add", *more, *payload, PIN="1234").returncode == 0
+    assert here(*base, "add", *more, *payload, PIN="a long passphrase").returncode == 0
     files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"very private" not in files
     assert user.encode() not in files
-    assert here(*base, "ls", PIN="1234").returncode == 0
-    wrong = here(*base, "ls", PIN="4321")
+    assert here(*base, "ls", PIN="a long passphrase").returncode == 0
+    wrong = here(*base, "ls", PIN="another passphrase")
     assert (wrong.returncode, wrong.stdout) == (1, b"")
     assert "passphrase" in one_line(wrong.stderr)
     missing = here(*base, "ls")
     assert missing.returncode == 2
     assert "PIN" in one_line(missing.stderr)
+
+
+def test_a_weak_passphrase_needs_a_flag_for_a_new_file_only(here: Here, tmp_path: Path) -> None:
+    base = ("outbox", "--db", "secret.db", "--passphrase-env", "PIN")
+    add = ("add", "--user", "ada", "--op", "create", "--entity", "note", "--endpoint", "/x")
+    refused = here(*base, *add, PIN="1234")
+    assert (refused.returncode, refused.stdout) == (2, b"")
+    assert "--allow-weak-passphrase" in one_line(refused.stderr)
+    assert list(tmp_path.iterdir()) == []
+    assert here(*base, "--allow-weak-passphrase", *add, PIN="1234").returncode == 0
+    warned = here(*base, "ls", "--json", PIN="1234")
+    assert warned.returncode == 0
+    assert b"note" in warned.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from holdfast.errors import (
     UsageError,
     WrongPassphraseError,
 )
-from holdfast.outbox import NewEntry, OutboxQueue, Status
+from holdfast.outbox import NewEntry, Outbox, OutboxQueue, Status
 from packages.holdfast.tests.outbox.queue_harness import KEY, Lab, local, new
 from packages.holdfast.tests.outbox.queue_processes import fork_server
 
@@ -158,7 +158,7 @@ def test_an_invalid_key_is_refused(quick_path: Path, passphrase: str | bytes) ->
 
 def test_the_format_is_sqlciphers(quick_path: Path) -> None:
     path = quick_path / "q.db"
-    with OutboxQueue.open(path, passphrase="open sesame") as queue:
+    with OutboxQueue.open(path, passphrase="open sesame, please") as queue:
         queue.add_user("ada")
     # As any tool that knows SQLCipher 4 would open it: its page size, key derivation and HMAC.
     connection = apsw.Connection(str(path))
@@ -170,7 +170,7 @@ def test_the_format_is_sqlciphers(quick_path: Path) -> None:
         ("hmac_algorithm", 2),
         ("legacy_page_size", 4096),
         ("legacy", 4),
-        ("key", "'open sesame'"),
+        ("key", "'open sesame, please'"),
     ):
         connection.execute(f"PRAGMA {name} = {value}").fetchall()
     assert connection.execute("SELECT id FROM users").fetchall() == [("ada",)]
@@ -265,3 +265,50 @@ def test_encrypted_and_plain_queues_behave_alike(secret: Lab) -> None:
                 id=child.id,
             )
         )
+
+
+RAW = "00112233445566778899aabbccddeeff" * 2
+WEAK = ["11 letters.", f"x'{RAW}'", f"X'{RAW}'", f"raw:{RAW}", f"RAW:{RAW}", f"x'{RAW}{RAW[:32]}'"]
+
+
+@pytest.mark.parametrize("passphrase", WEAK)
+def test_a_weak_passphrase_of_a_new_file_is_refused(quick_path: Path, passphrase: str) -> None:
+    path = quick_path / "q.db"
+    with pytest.raises(ConfigurationError, match="allow_weak_passphrase") as caught:
+        OutboxQueue.open(path, passphrase=passphrase)
+    assert passphrase not in str(caught.value)
+    assert not path.exists()
+    with pytest.raises(ConfigurationError, match="allow_weak_passphrase"):
+        Outbox.open(path, server="https://shop.example", passphrase=passphrase)
+    assert not path.exists()
+
+
+def test_a_file_may_not_be_changed_to_a_weak_passphrase(secret: Lab) -> None:
+    entry = secret.add()
+    with pytest.raises(ConfigurationError, match="fewer than 12 characters"):
+        secret.queue.change_passphrase("short")
+    assert secret.queue.get(entry.id).id == entry.id
+    secret.reopen()
+    secret.queue.change_passphrase(f"x'{RAW}'", allow_weak_passphrase=True)
+    secret.reopen(passphrase=bytes.fromhex(RAW))  # SQLCipher has taken the text as the key
+    assert secret.queue.get(entry.id).id == entry.id
+
+
+def test_an_existing_file_with_a_weak_passphrase_opens_with_a_warning_and_can_be_changed(
+    quick_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, weak, strong = quick_path / "q.db", f"raw:{RAW}", KEY
+    with OutboxQueue.open(path, passphrase=weak, allow_weak_passphrase=True) as queue:
+        queue.add_user("ada")
+        entry = queue.enqueue(new())
+    with OutboxQueue.open(path, passphrase=weak, allow_weak_passphrase=True):
+        assert caplog.text == ""
+    with OutboxQueue.open(path, passphrase=weak) as queue:
+        assert queue.get(entry.id).id == entry.id
+        assert "change_passphrase" in caplog.text
+        assert RAW not in caplog.text
+        queue.change_passphrase(strong)
+    caplog.clear()
+    with OutboxQueue.open(path, passphrase=strong) as queue:
+        assert queue.get(entry.id).id == entry.id
+    assert caplog.text == ""

@@ -18,6 +18,8 @@ from holdfast.server.request_head import RequestHead
 SECRET = "a secret that is long enough for HS256"
 NOW = datetime(2025, 6, 1, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+ISSUER = "https://id.example"
+AUDIENCE = "holdfast"
 
 
 class HeldClock:
@@ -93,7 +95,12 @@ class Signer:
 
     def token(self, **changes: Any) -> str:
         headers = None if self.kid is None else {"kid": self.kid}
-        return jwt.encode(claims_of(**changes), self.key, self.algorithm, headers=headers)
+        claims = claims_of(**{"iss": ISSUER, "aud": AUDIENCE} | changes)
+        return jwt.encode(claims, self.key, self.algorithm, headers=headers)
+
+
+def by_jwks(**options: Any) -> JwtIdentify:
+    return JwtIdentify(issuer=ISSUER, audience=AUDIENCE, **options)
 
 
 def jwks(*keys: dict[str, Any]) -> bytes:

@@ -22,10 +22,13 @@ from packages.holdfast.tests.server.jwt_harness import (
     NOW,
     SECRET,
     HeldClock,
+    Signer,
     ask,
+    ask_async,
     b64,
     claims_of,
     head_with,
+    jwks,
     sign_raw,
     token_of,
 )
@@ -331,6 +334,86 @@ def test_issuer_and_audience_are_checked_where_they_are_set(clock):
     for audience in ("other", ["other"], None, {"holdfast": 1}):
         with pytest.raises(NotAuthenticatedError, match="another audience"):
             ask(identify, token_of(iss="https://id", aud=audience))
+
+
+def test_several_issuers_and_audiences_are_accepted(clock):
+    identify = JwtIdentify(
+        secret=SECRET, clock=clock, issuer=["https://a", "https://b"], audience=("x", "y")
+    )
+    for issuer, audience in (("https://a", "y"), ("https://b", ["z", "x"])):
+        assert ask(identify, token_of(iss=issuer, aud=audience)).actor == "ana"
+    for other in (b'"https://c"', b'"https://a,https://b"', b'["https://a"]', b'""', b"null"):
+        with pytest.raises(NotAuthenticatedError, match="another issuer"):
+            ask(identify, sign_raw(b'{"sub":"ana","exp":9e9,"aud":"x","iss":%s}' % other))
+    for other in (b'"x,y"', b"[]", b'[["x"]]', b"[null]", b'""', b'{"x":1}'):
+        with pytest.raises(NotAuthenticatedError, match="another audience"):
+            ask(identify, sign_raw(b'{"sub":"ana","exp":9e9,"iss":"https://a","aud":%s}' % other))
+
+
+def test_a_jwks_without_issuer_and_audience_is_refused_at_start_up(tmp_path):
+    path = tmp_path / "keys.json"
+    path.write_bytes(jwks(Signer("ES256", "one").jwk()))
+    parties: list[dict[str, Any]] = [{}, {"issuer": "https://a"}, {"audience": "x"}]
+    sources: list[dict[str, Any]] = [{"jwks_file": path}, {"jwks_url": "https://id/keys"}]
+    for source in sources:
+        for party in parties:
+            with pytest.raises(ConfigurationError, match="needs issuer= and audience="):
+                JwtIdentify(**source, **party, algorithm="ES256")
+
+
+@pytest.mark.parametrize("empty", ["", [], ["x", ""]])
+def test_an_empty_issuer_or_audience_is_refused_at_start_up(empty):
+    with pytest.raises(ConfigurationError, match="issuer should be a text"):
+        JwtIdentify(secret=SECRET, issuer=empty)
+    with pytest.raises(ConfigurationError, match="audience should be a text"):
+        JwtIdentify(secret=SECRET, audience=empty)
+
+
+def test_overlapping_secrets_are_all_accepted(clock):
+    old, new = "the old secret, of 32 bytes or more", "the new secret, of 32 bytes or more"
+    tokens = [mint_token(one, sub="ana", lifetime=HOUR, now=NOW) for one in (old, new)]
+    both, after = (JwtIdentify(secret=given, clock=clock) for given in ([new, old], [new]))
+    for token in tokens:
+        assert ask(both, token).actor == "ana"
+    assert ask(after, tokens[1]).actor == "ana"
+    for identify, token in ((after, tokens[0]), (both, token_of())):
+        with pytest.raises(NotAuthenticatedError, match="signature is invalid"):
+            ask(identify, token)
+    with pytest.raises(ConfigurationError, match="has 5 bytes"):
+        JwtIdentify(secret=[new, "short"])
+
+
+# -- revoked tokens ----------------------------------------------------------------------------
+
+
+async def test_a_revoked_token_is_refused_from_the_next_request_on(clock):
+    denied: set[str] = set()
+
+    async def is_denied(jti: str) -> bool:
+        return jti in denied
+
+    for hook in (denied.__contains__, is_denied):
+        denied.clear()
+        identify = JwtIdentify(secret=SECRET, clock=clock, is_revoked=hook)
+        tokens = [token_of(jti="one"), token_of(jti="two")]
+        for token in tokens:
+            assert (await ask_async(identify, token)).actor == "ana"
+        denied.add("one")
+        for same in (identify, identify.with_tenant("jti")):
+            with pytest.raises(NotAuthenticatedError, match="was revoked"):
+                await ask_async(same, tokens[0])
+        assert (await ask_async(identify, tokens[1])).actor == "ana"
+        for jti in (..., "", 7, None):
+            with pytest.raises(NotAuthenticatedError, match='claim "jti"'):
+                await ask_async(identify, token_of(jti=jti))
+
+
+def test_a_deny_list_that_fails_lets_no_token_through(clock):
+    def fail(_jti: str) -> bool:
+        raise OSError("the list is away")
+
+    with pytest.raises(OSError, match="the list is away"):
+        ask(JwtIdentify(secret=SECRET, clock=clock, is_revoked=fail), token_of(jti="one"))
 
 
 # -- the cache of verified tokens --------------------------------------------------------------

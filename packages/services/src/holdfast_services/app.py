@@ -1,7 +1,7 @@
 """Build the FastAPI app of the server from its settings."""
 
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.metadata import version
@@ -25,8 +25,10 @@ from holdfast_services.bootstrap import create_holdfast, create_store
 from holdfast_services.dev_secrets import development_secret
 from holdfast_services.error_handlers import ErrorMiddleware, install_error_handlers
 from holdfast_services.jobs import make_worker, register_jobs
+from holdfast_services.ops_port import OpsPort, OpsPortMiddleware
 from holdfast_services.registry import SERVICES, service_for_path
 from holdfast_services.routing import extend_router
+from holdfast_services.security_headers import SecurityHeadersMiddleware
 from holdfast_services.settings import Settings
 
 __all__ = ["create_app", "create_holdfast", "create_store"]
@@ -47,20 +49,25 @@ def create_app(
     metrics: Metrics | None = None,
     only: Collection[str] = (),
     rate_limit_file: Path | None = None,
+    is_revoked: Callable[[str], bool | Awaitable[bool]] | None = None,
+    ops_port: int | None = None,
 ) -> FastAPI:
     """Build the app with all services, or with ``only`` those named.
 
     Several processes on one machine share their rate limits through ``rate_limit_file``. The store
-    is opened by the app's lifespan, not here.
+    is opened by the app's lifespan, not here. ``is_revoked`` is that of ``JwtIdentify``.
+    ``ops_port`` is the actual port if the settings have 0 for it.
     """
+    settings.check_production()
     clock = clock or SystemClock()
     metrics = metrics or PrometheusMetrics()
     store = create_store(settings)
     cache = _create_cache(settings, store)
     limiter = LimitsRateLimiter(_rate_limit_storage(settings, rate_limit_file), clock=clock)
+    by_token = _create_jwt_identify(settings, clock, is_revoked)
     holdfast = Holdfast(
         store,
-        identify=_create_identify(settings, clock),
+        identify=_identify_by_service(by_token),
         cache=cache,
         limiter=limiter,
         memory_bytes=settings.memory_bytes,
@@ -85,6 +92,7 @@ def create_app(
         )
         if worker is not None:
             await worker.start()
+        by_token.start_refresh()
         try:
             yield
         finally:
@@ -102,15 +110,29 @@ def create_app(
         # FastAPI's own pages load scripts from a CDN; `pages` serves the same from here.
         docs_url=None,
         redoc_url=None,
+        openapi_url="/openapi.json" if settings.openapi_enabled else None,
     )
     app.state.holdfast = holdfast
     install_error_handlers(app)
     services = [service for service in SERVICES if not only or service.name in only]
     for service in services:
         extend_router(app.router, _service_router(service.package, holdfast, settings))
-    extend_router(app.router, health.router(holdfast, metrics), pages.router(services, app.version))
+    ports = OpsPort(settings.ops_port if ops_port is None else ops_port)
+    extend_router(
+        app.router,
+        health.router(holdfast, metrics if settings.metrics_enabled else None),
+        pages.router(
+            services,
+            app.version,
+            has_docs=settings.docs_enabled and settings.openapi_enabled,
+            ports=ports,
+        ),
+    )
     holdfast.install(app)
+    if ports.is_set:
+        app.add_middleware(OpsPortMiddleware, ports=ports)
     app.add_middleware(ErrorMiddleware)
+    app.add_middleware(SecurityHeadersMiddleware)
     return app
 
 
@@ -124,22 +146,32 @@ def _service_router(package: str, holdfast: Holdfast, settings: Settings) -> API
     return router
 
 
-def _create_identify(settings: Settings, clock: Clock) -> Identify:
-    """Build ``identify`` for JWTs; the service of the path decides which claim is the tenant."""
-    secret = settings.jwt_secret.get_secret_value() if settings.jwt_secret else None
+def _create_jwt_identify(
+    settings: Settings,
+    clock: Clock,
+    is_revoked: Callable[[str], bool | Awaitable[bool]] | None,
+) -> JwtIdentify:
+    secrets = settings.jwt_secrets
     if settings.needs_development_secret:
-        secret = development_secret(settings.home)
+        secrets = (development_secret(settings.home),)
         _log.info(
             "no HOLDFAST_JWT_SECRET is set: tokens are signed with a development secret kept in %s",
             settings.home,
         )
-    by_token = JwtIdentify(
-        secret=secret,
+    return JwtIdentify(
+        secret=secrets or None,
         jwks_file=settings.jwks_file,
         jwks_url=settings.jwks_url,
         algorithm=settings.algorithm,
+        issuer=settings.jwt_issuers or None,
+        audience=settings.jwt_audiences or None,
+        is_revoked=is_revoked,
         clock=clock,
     )
+
+
+def _identify_by_service(by_token: JwtIdentify) -> Identify:
+    """Return ``identify``; the service of the path decides which claim is the tenant."""
     by_claim = {
         claim: by_token.with_tenant(claim)
         for claim in {service.tenant_claim for service in SERVICES}

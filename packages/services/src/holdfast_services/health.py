@@ -21,7 +21,7 @@ _DEPTHS_SECONDS: Final = 5.0
 _log = logging.getLogger("holdfast.ops")
 
 
-def router(holdfast: Holdfast, metrics: Metrics) -> APIRouter:
+def router(holdfast: Holdfast, metrics: Metrics | None) -> APIRouter:
     """Build ``/healthz``, ``/readyz`` and, with Prometheus metrics, ``/metrics``."""
     api = APIRouter(tags=["ops"])
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse
 
+from holdfast_services.ops_port import OpsPort
 from holdfast_services.registry import Service
+from holdfast_services.security_headers import STRICT_POLICY
 
 __all__ = ["router"]
 
@@ -28,24 +30,25 @@ _SWAGGER_FILES: Final = {
     "favicon.png": ("favicon-32x32.png", "image/png"),
 }
 _CACHE: Final = "public, max-age=3600"
-_COMMON_HEADERS: Final = {
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
-_POLICY: Final = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 # Swagger UI's stylesheet has pictures as data: URLs; requests go to this server only.
 _DOCS_POLICY: Final = (
-    f"{_POLICY}; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
+    f"{STRICT_POLICY}; "
+    "script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
 )
 
 
-def router(services: Sequence[Service], version: str) -> APIRouter:
-    """Build ``/``, ``/docs`` with its files, and ``/redoc``, which leads to ``/docs``."""
+def router(
+    services: Sequence[Service], version: str, *, has_docs: bool, ports: OpsPort
+) -> APIRouter:
+    """Build ``/``, ``/docs`` with its files, and ``/redoc``, which leads to ``/docs``.
+
+    ``/`` links to what the port of the request serves.
+    """
     api = APIRouter(include_in_schema=False)
 
     @api.api_route("/", methods=["GET", "HEAD"])
     async def index(request: Request) -> Response:
-        links = _links(request.app)
+        links = _links(request, ports)
         if _prefers_json(request.headers.get("accept", "")):
             found: dict[str, Any] = {
                 "name": "holdfast",
@@ -53,21 +56,26 @@ def router(services: Sequence[Service], version: str) -> APIRouter:
                 "services": [{"name": s.name, "paths": list(s.paths)} for s in services],
                 "links": {name: f"{request.scope['root_path']}/{path}" for name, path, _ in links},
             }
-            return JSONResponse(found, headers={"vary": "Accept", **_COMMON_HEADERS})
+            return JSONResponse(found, headers={"vary": "Accept"})
         style = _text("index.css")
         digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-        policy = f"{_POLICY}; style-src 'sha256-{digest}'; img-src 'self'"
-        headers = {"vary": "Accept", "content-security-policy": policy, **_COMMON_HEADERS}
+        policy = f"{STRICT_POLICY}; style-src 'sha256-{digest}'; img-src 'self'"
+        headers = {"vary": "Accept", "content-security-policy": policy}
         return HTMLResponse(_index_page(services, version, links, style), headers=headers)
 
+    if has_docs:
+        _add_docs(api)
+    return api
+
+
+def _add_docs(api: APIRouter) -> None:
     @api.api_route("/docs", methods=["GET", "HEAD"])
     async def docs() -> Response:
-        headers = {"content-security-policy": _DOCS_POLICY, **_COMMON_HEADERS}
-        return HTMLResponse(_text("docs.html"), headers=headers)
+        return HTMLResponse(_text("docs.html"), headers={"content-security-policy": _DOCS_POLICY})
 
     @api.api_route("/docs/start.js", methods=["GET", "HEAD"])
     async def start() -> Response:
-        headers = {"cache-control": _CACHE, **_COMMON_HEADERS}
+        headers = {"cache-control": _CACHE}
         return Response(_text("docs.js"), headers=headers, media_type="text/javascript")
 
     for path, (name, media_type) in _SWAGGER_FILES.items():
@@ -77,12 +85,10 @@ def router(services: Sequence[Service], version: str) -> APIRouter:
     async def redoc() -> Response:
         return RedirectResponse("docs", status_code=308)
 
-    return api
-
 
 def _file(name: str, media_type: str) -> Any:
     async def send() -> Response:
-        headers = {"cache-control": _CACHE, **_COMMON_HEADERS}
+        headers = {"cache-control": _CACHE}
         return FileResponse(_swagger_directory() / name, headers=headers, media_type=media_type)
 
     return send
@@ -102,8 +108,8 @@ def _text(name: str) -> str:
     return files("holdfast_services").joinpath("static", name).read_text(encoding="utf-8")
 
 
-def _links(app: FastAPI) -> list[tuple[str, str, str]]:
-    """Return name, path and meaning of each page that this app has."""
+def _links(request: Request, ports: OpsPort) -> list[tuple[str, str, str]]:
+    """Return name, path and meaning of each page that this port serves."""
     links = [
         ("docs", "docs", "the HTTP API, with requests to try"),
         ("openapi", "openapi.json", "the same for programs (OpenAPI)"),
@@ -112,15 +118,20 @@ def _links(app: FastAPI) -> list[tuple[str, str, str]]:
         ("readiness", "readyz", "the store responds"),
         ("metrics", "metrics", "Prometheus metrics"),
     ]
-    paths = {getattr(route, "path", None) for route in app.routes}
-    return [link for link in links if f"/{link[1]}" in paths]
+    paths = {getattr(route, "path", None) for route in request.app.routes}
+    return [
+        link
+        for link in links
+        if f"/{link[1]}" in paths and ports.serves(request.scope, f"/{link[1]}")
+    ]
 
 
 def _index_page(
     services: Sequence[Service], version: str, links: Sequence[tuple[str, str, str]], style: str
 ) -> str:
+    has_docs = any(name == "docs" for name, _, _ in links)
     described = "\n".join(
-        f'<dt><a href="docs#/{html.escape(service.name)}">{html.escape(service.name)}</a></dt>\n'
+        f"<dt>{_service_name(service.name, has_docs=has_docs)}</dt>\n"
         f"<dd>{', '.join(f'<code>{html.escape(path)}</code>' for path in service.paths)}</dd>"
         for service in services
     )
@@ -129,8 +140,17 @@ def _index_page(
         for name, path, meaning in links
     )
     return Template(_text("index.html")).substitute(
-        version=html.escape(version), services=described, links=listed, style=style
+        version=html.escape(version),
+        services=described,
+        links=listed,
+        style=style,
+        icon='<link rel="icon" href="docs/favicon.png">' if has_docs else "",
     )
+
+
+def _service_name(name: str, *, has_docs: bool) -> str:
+    text = html.escape(name)
+    return f'<a href="docs#/{text}">{text}</a>' if has_docs else text
 
 
 def _prefers_json(accept: str) -> bool:

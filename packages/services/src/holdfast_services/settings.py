@@ -7,14 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast import Policy, Staleness
@@ -24,6 +17,7 @@ from holdfast_services.field.policy import POLICY as FIELD
 from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.planning.settings import PlanningSettings
 from holdfast_services.routes.policy import POLICY as ROUTES
+from holdfast_services.sign_in_settings import SignInSettings
 from holdfast_services.walk.policy import POLICY as WALK
 from holdfast_services.walk.settings import WalkSettings
 from holdfast_services.walk.steps.settings import StepSettings
@@ -42,7 +36,6 @@ Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, le=2**40)]
 
 _HOURS: Final = "a number of hours above 0, such as 24 or 0.5"
-_MIN_SECRET_BYTES: Final = 32
 _SECONDS: Final = "a number of seconds from 0 to 86400"
 _BYTES: Final = "a whole number of bytes"
 _URL: Final = "a URL"
@@ -61,18 +54,10 @@ def _rate(value: object) -> object:
     return value
 
 
-def _check_secret_length(secret: SecretStr) -> SecretStr:
-    """RFC 7518 §3.2 requires a key at least as long as the hash output."""
-    if len(secret.get_secret_value().encode("utf-8", "surrogatepass")) < _MIN_SECRET_BYTES:
-        raise ValueError("too short")
-    return secret
-
-
 Level = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"],
     BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value),
 ]
-Secret = Annotated[SecretStr, AfterValidator(_check_secret_length)]
 Rate = Annotated[str | None, BeforeValidator(_rate)]
 
 
@@ -86,7 +71,7 @@ class Policies(NamedTuple):
     field: Policy
 
 
-class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
+class Settings(SignInSettings, WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     """All settings. ``HOLDFAST_WAIT_SECONDS`` sets ``wait_seconds``, and so on.
 
     A field's description says what its variable should be; error messages quote it.
@@ -104,26 +89,20 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     table_schema: str | None = Field(None, description="the name of a schema of PostgreSQL")
     redis_url: str | None = Field(None, description=_URL)
     nats_url: str | None = Field(None, description=_URL)
-    environment: str = Field(
-        "development",
-        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
-        description="a name of letters, digits, dots, dashes and underscores",
-    )
     home: Path = Field(Path(".holdfast"), description="a directory")
-
-    # Authentication: a secret or a JWKS. With neither, a development secret is created.
-    jwt_secret: Secret | None = Field(
-        None, description=f"a random text of at least {_MIN_SECRET_BYTES} bytes"
-    )
-    jwt_algorithm: Literal["HS256", "RS256", "ES256"] | None = Field(
-        None, description="HS256, RS256 or ES256"
-    )
-    jwks_file: Path | None = Field(None, description="a file with a JWKS")
-    jwks_url: str | None = Field(None, description=_URL)
 
     # Logging.
     log_level: Level = Field("INFO", description="DEBUG, INFO, WARNING, ERROR or CRITICAL")
     log_json: bool | None = Field(None, description="true or false")
+
+    # Pages for operators and developers, which need no sign-in.
+    metrics_enabled: bool = Field(default=True, description="true or false")
+    docs_enabled: bool = Field(default=True, description="true or false")
+    openapi_enabled: bool = Field(default=True, description="true or false")
+    ops_host: str = Field("127.0.0.1", description="an address to listen on")
+    ops_port: int | None = Field(
+        None, ge=0, le=65535, description="a port from 1 to 65535, or 0 for a free one"
+    )
 
     # Requests.
     wait_seconds: Seconds = Field(10.0, description=_SECONDS)
@@ -209,42 +188,11 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
         }
 
     @model_validator(mode="after")
-    def _check_authentication(self) -> Self:
-        sources = [s for s in (self.jwt_secret, self.jwks_file, self.jwks_url) if s is not None]
-        if len(sources) > 1:
-            raise ConfigurationError(
-                "set only one of HOLDFAST_JWT_SECRET, HOLDFAST_JWKS_FILE and HOLDFAST_JWKS_URL"
-            )
-        has_jwks = self.jwks_file is not None or self.jwks_url is not None
-        if has_jwks and self.jwt_algorithm == "HS256":
-            raise ConfigurationError(
-                "HOLDFAST_JWT_ALGORITHM should be RS256 or ES256 when keys come from a JWKS"
-            )
-        if not has_jwks and self.jwt_algorithm in ("RS256", "ES256"):
-            raise ConfigurationError(
-                f"HOLDFAST_JWT_ALGORITHM={self.jwt_algorithm} needs HOLDFAST_JWKS_FILE or "
-                "HOLDFAST_JWKS_URL"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _apply_routes_ttl_alias(self) -> Self:
         alias = self.routes_idempotency_ttl_hours
         if alias is not None and "routes_success_ttl_hours" not in self.model_fields_set:
             self.routes_success_ttl_hours = alias
         return self
-
-    @property
-    def algorithm(self) -> str:
-        """The only algorithm that tokens may be signed with."""
-        if self.jwt_algorithm is not None:
-            return self.jwt_algorithm
-        return "HS256" if self.jwks_file is None and self.jwks_url is None else "RS256"
-
-    @property
-    def needs_development_secret(self) -> bool:
-        """True if neither a secret nor a JWKS is set."""
-        return self.jwt_secret is None and self.jwks_file is None and self.jwks_url is None
 
     @property
     def _ttl_shorter_than_staleness(self) -> bool:
@@ -263,6 +211,11 @@ class Settings(WalkSettings, StepSettings, PlanningSettings, BaseSettings):
     def warnings(self) -> list[str]:
         """Return one line for each setting that is valid but has a side effect to know about."""
         lines = []
+        if self.is_production and self.app_check_is_development:
+            lines.append(
+                "HOLDFAST_APP_CHECK_JWKS_URL is not set: in production, reports of steps are "
+                "refused without it"
+            )
         if self._ttl_shorter_than_staleness:
             lines.append(
                 f"HOLDFAST_WALK_SUCCESS_TTL_HOURS={self.walk_success_ttl_hours:g} is shorter than "

@@ -15,6 +15,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from holdfast.cli.output import CommandError
+from holdfast.server.jwt_keys import SAMPLE_SECRETS
 from holdfast_services.cli.serve import _bind
 from holdfast_services.settings import load_settings
 
@@ -176,6 +177,10 @@ def test_port_in_use_is_reported_in_one_line(cli: Cli) -> None:
     ("arguments", "variables", "code", "message"),
     [
         (["--host", "0.0.0.0"], {}, 2, "HOLDFAST_JWT_SECRET"),
+        (["--host", "0.0.0.0"], {"HOLDFAST_JWT_SECRET": min(SAMPLE_SECRETS)}, 2, "sample secret"),
+        ([], {"HOLDFAST_ENVIRONMENT": "production"}, 2, "production never runs on"),
+        ([], {"HOLDFAST_JWKS_URL": "https://id/keys"}, 2, "HOLDFAST_JWT_ISSUER=https://"),
+        ([], {"HOLDFAST_OPS_HOST": "nowhere.invalid", "HOLDFAST_OPS_PORT": "0"}, 2, "nowhere"),
         (["--host", "nowhere.invalid"], {}, 2, "nowhere.invalid"),
         (["--database", "mysql://x"], {}, 2, "mysql"),
         (["--database", "postgresql://[bad"], {}, 2, "PostgreSQL URL is malformed"),
@@ -197,7 +202,12 @@ def test_startup_error_is_reported_in_one_line(
 
 def test_startup_error_of_several_processes_is_reported_once(cli: Cli) -> None:
     arguments = ("serve", "--port", "0", "--workers", "2")
-    done = cli(*arguments, HOLDFAST_JWKS_FILE="nowhere.json")
+    done = cli(
+        *arguments,
+        HOLDFAST_JWKS_FILE="nowhere.json",
+        HOLDFAST_JWT_ISSUER="https://id.example",
+        HOLDFAST_JWT_AUDIENCE="holdfast",
+    )
     assert (done.returncode, done.stdout) == (2, b"")
     assert "nowhere.json" in one_line(done.stderr)
 
@@ -230,3 +240,38 @@ def test_development_secret_binds_to_loopback_only(monkeypatch: pytest.MonkeyPat
     with pytest.raises(CommandError):
         _bind("::", 0, development)
     _bind("0.0.0.0", 0, real).close()
+
+
+def test_sample_secret_binds_to_loopback_only() -> None:
+    for sample in SAMPLE_SECRETS:
+        for secret in (sample, f"{'n' * 32},{sample}"):
+            if "," in sample and secret != sample:
+                continue  # it cannot be one of several
+            settings = load_settings(jwt_secret=secret)
+            _bind("127.0.0.1", 0, settings).close()
+            for host in ("0.0.0.0", "::"):
+                with pytest.raises(CommandError, match="a sample secret from the documentation"):
+                    _bind(host, 0, settings)
+
+
+def test_ops_port_has_metrics_and_docs_and_the_other_port_has_not(cli: Cli, serve: Serve) -> None:
+    server = serve("--no-jobs", "--workers", "2", HOLDFAST_OPS_PORT="0")
+    ops = server.line.split()[-1]
+    assert server.line.endswith(f"(sqlite:///holdfast.db), metrics and docs on {ops}")
+    pages = ("/metrics", "/docs", "/docs/start.js", "/openapi.json")
+    with httpx.Client(base_url=server.url) as api, httpx.Client(base_url=ops) as other:
+        for path in pages:
+            assert (api.get(path).status_code, other.get(path).status_code) == (404, 200), path
+        for path in ("/", "/healthz", "/readyz"):
+            assert (api.get(path).status_code, other.get(path).status_code) == (200, 200), path
+        # A header cannot choose the port.
+        forged = {"Host": ops.removeprefix("http://"), "X-Forwarded-Port": ops.rpartition(":")[2]}
+        assert api.get("/metrics", headers=forged).status_code == 404
+        assert api.get("/metrics/").status_code == api.get("/%6detrics").status_code == 404
+        signed_in = {"Authorization": f"Bearer {token(cli)}"}
+        assert api.post(ROUTES, json=WALK, headers=signed_in).status_code == 202
+        refused = other.post(ROUTES, json=WALK, headers=signed_in)
+        assert (refused.status_code, refused.json()["code"]) == (404, "resource.not_found")
+        assert "docs" not in api.get("/", headers={"Accept": "application/json"}).json()["links"]
+        assert "docs" in other.get("/", headers={"Accept": "application/json"}).json()["links"]
+    assert server.stop() == 0

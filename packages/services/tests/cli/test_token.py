@@ -28,6 +28,22 @@ def test_token_has_the_claims_and_the_configured_signature(here: Here, tmp_path:
     assert not (tmp_path / ".holdfast").exists()
 
 
+def test_token_has_the_configured_issuer_and_audiences_and_the_first_secret(here: Here) -> None:
+    secrets = ("n" * 32, "o" * 32)
+    done = here(
+        *("token", "--sub", "ada"),
+        HOLDFAST_JWT_SECRET=",".join(secrets),
+        HOLDFAST_JWT_ISSUER="https://a,https://b",
+        HOLDFAST_JWT_AUDIENCE="shop",
+    )
+    token = done.stdout.decode().strip()
+    found = jwt.decode(token, secrets[0], algorithms=["HS256"], audience="shop")
+    assert (found["iss"], found["aud"]) == ("https://a", "shop")
+    assert len(found["jti"]) == 36
+    for name in ("HOLDFAST_JWT_ISSUER", "HOLDFAST_JWT_AUDIENCE"):
+        assert name not in done.stderr.decode()
+
+
 def test_token_without_configured_secret_uses_the_one_in_holdfast_home(
     here: Here, tmp_path: Path
 ) -> None:
@@ -50,7 +66,16 @@ def test_token_without_configured_secret_uses_the_one_in_holdfast_home(
             },
         ),
         (["--app-check"], {"HOLDFAST_HOME": "/dev/null"}),
-        ([], {"HOLDFAST_JWKS_URL": "https://id.example/keys"}),
+        (
+            [],
+            {
+                "HOLDFAST_JWKS_URL": "https://id.example/keys",
+                "HOLDFAST_JWT_ISSUER": "https://id.example",
+                "HOLDFAST_JWT_AUDIENCE": "holdfast",
+            },
+        ),
+        ([], {"HOLDFAST_ENVIRONMENT": "production"}),
+        (["--app-check"], {"HOLDFAST_ENVIRONMENT": "production"}),
         ([], {"HOLDFAST_JWT_SECRET": "short"}),
         ([], {"HOLDFAST_HOME": "/dev/null"}),
     ],

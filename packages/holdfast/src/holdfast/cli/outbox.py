@@ -76,6 +76,7 @@ class Place(msgspec.Struct, frozen=True):
 
     path: Path
     passphrase_env: str | None
+    allow_weak_passphrase: bool = False
 
     @contextmanager
     def opened(self, *, must_exist: bool = True) -> Iterator[OutboxQueue]:
@@ -89,6 +90,7 @@ class Place(msgspec.Struct, frozen=True):
             with OutboxQueue.open(
                 self.path,
                 passphrase=self._passphrase(),
+                allow_weak_passphrase=self.allow_weak_passphrase,
                 settings=QueueSettings.from_environment(),
                 create=not must_exist,
             ) as queue:

@@ -39,6 +39,13 @@ def outbox(
             metavar="VAR", help="Environment variable with the passphrase, for an encrypted file."
         ),
     ] = None,
+    allow_weak_passphrase: Annotated[
+        bool,
+        typer.Option(
+            "--allow-weak-passphrase",
+            help="Accept a passphrase of fewer than 12 characters, or in the form of a raw key.",
+        ),
+    ] = False,
 ) -> None:
     """Inspect and drain the outbox of a device.
 
@@ -58,7 +65,7 @@ def outbox(
         if "--help" in sys.argv:
             return  # help needs no file
         raise CommandError("name the file: holdfast outbox --db FILE … (try: --help)", 2)
-    context.obj = Place(db, passphrase_env)
+    context.obj = Place(db, passphrase_env, allow_weak_passphrase)
 
 
 @outbox_app.command("add")

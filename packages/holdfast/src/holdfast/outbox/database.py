@@ -26,6 +26,7 @@ from holdfast.errors import (
     UsageError,
     WrongPassphraseError,
 )
+from holdfast.outbox.passphrase import check_new_passphrase, warn_of_weak_passphrase
 from holdfast.stores.busy_retry import until_free
 from holdfast.stores.migrations import (
     Migration,
@@ -191,20 +192,26 @@ def open_database(
     vfs: str | None,
     busy_seconds: float,
     create: bool,
+    allow_weak_passphrase: bool,
 ) -> Database:
     """Open or create the file, and bring its schema up to date; see ``OutboxQueue.open``."""
     is_new = not path.exists() or path.stat().st_size == 0
     if is_new and not create:
         raise OutboxFileError(f"there is no outbox in {path}")
+    if is_new and passphrase is not None:
+        check_new_passphrase(passphrase, allow_weak=allow_weak_passphrase)
     opened = partial(_open, path, passphrase, driver, vfs, busy_seconds, create=create)
     try:
-        return opened()
+        database = opened()
     except (WrongPassphraseError, FileDamagedError):
         if not is_new or passphrase is None:
             raise
         # Another process has created the file meanwhile, with another salt. The key that was
         # derived with ours does not fit it.
         return opened()
+    if not is_new and passphrase is not None and not allow_weak_passphrase:
+        warn_of_weak_passphrase(passphrase, path)
+    return database
 
 
 def _open(

@@ -166,6 +166,7 @@ class Outbox:
         token: Token = None,
         users: Iterable[str] = (),
         passphrase: str | bytes | None = None,
+        allow_weak_passphrase: bool = False,
         listeners: Iterable[Listener] = (),
         settings: QueueSettings | None = None,
         payloads: PayloadMigration | None = None,
@@ -177,15 +178,16 @@ class Outbox:
 
         ``token`` is a text, or a function that returns the current token of a user, None if they
         are not signed in. ``users`` are added to the queue.
-        ``passphrase``, ``settings``, ``payloads`` and ``profiles`` are those of
-        ``OutboxQueue.open``, ``tls`` is that of ``HttpTransport``, and ``options`` are those of the
-        class itself.
+        ``passphrase``, ``allow_weak_passphrase``, ``settings``, ``payloads`` and ``profiles`` are
+        those of ``OutboxQueue.open``, ``tls`` is that of ``HttpTransport``, and ``options`` are
+        those of the class itself.
         """
         transport = HttpTransport(server, tls=tls)
         try:
             queue = OutboxQueue.open(
                 path,
                 passphrase=passphrase,
+                allow_weak_passphrase=allow_weak_passphrase,
                 listeners=listeners,
                 settings=settings,
                 payloads=payloads,

@@ -48,6 +48,7 @@ from holdfast.outbox.database import (
 from holdfast.outbox.enqueue import QueueQuota
 from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
 from holdfast.outbox.maintenance import PayloadMigration, migrate_payloads
+from holdfast.outbox.passphrase import check_new_passphrase
 from holdfast.outbox.profile import Profile, ProfileRegistry
 from holdfast.outbox.resolution import Rewrite
 from holdfast.outbox.settings import QueueSettings
@@ -127,6 +128,7 @@ class OutboxQueue:
         path: str | os.PathLike[str],
         *,
         passphrase: str | bytes | None = None,
+        allow_weak_passphrase: bool = False,
         settings: QueueSettings | None = None,
         clock: Clock | None = None,
         listeners: Iterable[Listener] = (),
@@ -144,7 +146,9 @@ class OutboxQueue:
 
         ``passphrase``: text is stretched into a key as SQLCipher 4 does (a few tenths of a second);
         32 bytes are the key itself, for apps that keep one in the system's key store. Without one
-        the file is plain.
+        the file is plain. A new file needs a passphrase of at least 12 characters, not in the form
+        of a raw key (``x'…'`` or ``raw:…``), unless ``allow_weak_passphrase``: otherwise
+        ``ConfigurationError``. An existing file with a weak one opens, and a warning is logged.
 
         ``driver``: plain files use the standard library's ``sqlite3``, encrypted ones ``apsw``;
         ``"apsw"`` uses it for both. Two copies of SQLite in one process must never have the same
@@ -163,6 +167,7 @@ class OutboxQueue:
             vfs=vfs,
             busy_seconds=chosen.busy_seconds,
             create=create,
+            allow_weak_passphrase=allow_weak_passphrase,
         )
         try:
             queue = cls(
@@ -820,12 +825,16 @@ class OutboxQueue:
         self._transactions.checkpoint()
         return removed
 
-    def change_passphrase(self, passphrase: str | bytes) -> None:
+    def change_passphrase(
+        self, passphrase: str | bytes, *, allow_weak_passphrase: bool = False
+    ) -> None:
         """Encrypt the file under another passphrase; a plain file opened with ``apsw`` too.
 
         No other process may have the file open: ``FileBusyError`` otherwise. A crash leaves the
         old passphrase or the new one, never a mixture. Needs free disk space of the file's size.
+        A weak passphrase is refused as for a new file; see ``open``.
         """
+        check_new_passphrase(passphrase, allow_weak=allow_weak_passphrase)
         with self._transactions.exclusive() as database:
             rekey(database, self._passphrase, passphrase)
             self._passphrase = passphrase

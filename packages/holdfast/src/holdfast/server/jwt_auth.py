@@ -7,9 +7,10 @@ PyJWT, so that tests can set it. No message contains any part of the token.
 
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
+from inspect import isawaitable
 from math import ceil, floor
 from pathlib import Path
 from threading import Lock
@@ -24,7 +25,7 @@ with needs_extra("jwt"):
 import msgspec
 
 from holdfast.clock import SystemClock
-from holdfast.errors import NotAuthenticatedError
+from holdfast.errors import ConfigurationError, NotAuthenticatedError
 from holdfast.ports import Clock
 from holdfast.server.guarded_request import Principal
 from holdfast.server.jwt_keys import UNREADABLE, keys_unavailable, open_keys, usable_secret
@@ -51,27 +52,42 @@ class JwtIdentify:
     def __init__(
         self,
         *,
-        secret: str | None = None,
+        secret: str | Sequence[str] | None = None,
         jwks_file: Path | None = None,
         jwks_url: str | None = None,
         algorithm: str = "HS256",
         tenant_claim: str = "sub",
-        issuer: str | None = None,
-        audience: str | None = None,
+        issuer: str | Sequence[str] | None = None,
+        audience: str | Sequence[str] | None = None,
+        is_revoked: Callable[[str], bool | Awaitable[bool]] | None = None,
         clock: Clock | None = None,
         leeway_seconds: float = 30.0,
     ) -> None:
         """Take exactly one source of keys: a secret for HS256, a JWKS for RS256 and ES256.
 
+        Several secrets are accepted while one replaces another. A token must be from one of the
+        issuers and for one of the audiences; with a JWKS both are required, because its keys may
+        sign tokens for other services too.
+
+        ``is_revoked`` gets the token's ``jti`` at every request and returns whether it is refused;
+        it may be async. With it, a token needs a ``jti``. If it raises, the request fails.
+
         ``leeway_seconds`` is for an issuer whose clock is ahead (``nbf``, ``iat``). There is none
         for ``exp``: if this server's clock is ahead, the caller refreshes its token early.
         """
         self._clock: Clock = clock or SystemClock()
-        self._keys = open_keys(secret, jwks_file, jwks_url, algorithm, self._clock)
+        self._issuers = _texts("issuer", issuer)
+        self._audiences = _texts("audience", audience)
+        secrets = () if secret is None else (secret,) if isinstance(secret, str) else tuple(secret)
+        self._keys = open_keys(secrets, jwks_file, jwks_url, algorithm, self._clock)
+        if not secrets and not (self._issuers and self._audiences):
+            raise ConfigurationError(
+                "a JWKS needs issuer= and audience= too: its keys may sign tokens for other "
+                "services"
+            )
         self._algorithm = algorithm
         self._tenant_claim = tenant_claim
-        self._issuer = issuer
-        self._audience = audience
+        self._is_revoked = is_revoked
         self._leeway = leeway_seconds
         self._verified = _VerifiedTokens()
         self._jws = PyJWS(algorithms=[algorithm])
@@ -83,33 +99,54 @@ class JwtIdentify:
         other._tenant_claim = claim
         return other
 
+    def start_refresh(self) -> None:
+        """Begin to fetch the keys of a JWKS URL, so that the first request need not wait."""
+        self._keys.start_refresh()
+
     def __call__(self, head: RequestHead) -> Principal | Awaitable[Principal]:
         """Return the caller, or an awaitable of it."""
         token = _bearer_token(head.authorization)
         if self._keys.is_current():
             try:
-                return self._identify(token)
+                principal = self._identify(token)
             except _UnknownKeyError:
                 if not self._keys.may_refetch():
                     raise
+            else:
+                return self._unless_revoked(principal)
         return self._identify_with_new_keys(token)
 
     async def _identify_with_new_keys(self, token: bytes) -> Principal:
         self._header(token)  # fetch no keys for a token that is refused anyway
         await self._keys.fetch()
         try:
-            return self._identify(token)
+            principal = self._identify(token)
         except _UnknownKeyError:
             if self._keys.is_failing():  # the key may be a new one
                 raise keys_unavailable() from None
             raise
+        checked = self._unless_revoked(principal)
+        return await checked if isawaitable(checked) else checked
+
+    def _unless_revoked(self, principal: Principal) -> Principal | Awaitable[Principal]:
+        if self._is_revoked is None:
+            return principal
+        revoked = self._is_revoked(_name(principal.claims, "jti"))
+        if isawaitable(revoked):
+            return _unless(revoked, principal)
+        if revoked:
+            raise _revoked()
+        return principal
 
     def _identify(self, token: bytes) -> Principal:
         digest = sha256(token).digest()
-        verified = self._verified.get(digest, self._keys.generation)
+        # Read before the keys, which another thread may replace meanwhile: a token that was
+        # verified with old keys must not be cached for the new ones.
+        generation = self._keys.generation
+        verified = self._verified.get(digest, generation)
         is_new = verified is None
         if verified is None:
-            verified = _Verified(self._claims(token), self._keys.generation)
+            verified = _Verified(self._claims(token), generation)
         self._check_times(verified)
         principal = verified.principals.get(self._tenant_claim)
         if principal is None:
@@ -159,11 +196,12 @@ class JwtIdentify:
         return MappingProxyType(claims)
 
     def _check_party(self, claims: Mapping[str, Any]) -> None:
-        if self._issuer is not None and claims.get("iss") != self._issuer:
+        if self._issuers and claims.get("iss") not in self._issuers:
             raise NotAuthenticatedError("the token is from another issuer")
-        if self._audience is not None:
+        if self._audiences:
             audience = claims.get("aud")
-            if self._audience not in (audience if isinstance(audience, list) else [audience]):
+            named = audience if isinstance(audience, list) else [audience]
+            if not any(name in self._audiences for name in named):
                 raise NotAuthenticatedError("the token is for another audience")
 
     def _check_times(self, verified: "_Verified") -> None:
@@ -188,10 +226,13 @@ def mint_token(
     sub: str,
     org: str | None = None,
     roles: Sequence[str] = (),
+    issuer: str | None = None,
+    audience: str | Sequence[str] | None = None,
+    token_id: str | None = None,
     lifetime: timedelta,
     now: datetime,
 ) -> str:
-    """Return an HS256 token, for development and tests."""
+    """Return an HS256 token, for development and tests; ``token_id`` is its ``jti``."""
     claims: dict[str, Any] = {
         "sub": sub,
         "iat": floor(now.timestamp()),
@@ -201,6 +242,12 @@ def mint_token(
         claims["org"] = org
     if roles:
         claims["roles"] = list(roles)
+    if issuer is not None:
+        claims["iss"] = issuer
+    if audience:
+        claims["aud"] = audience if isinstance(audience, str) else list(audience)
+    if token_id is not None:
+        claims["jti"] = token_id
     return jwt.encode(claims, usable_secret(secret), algorithm="HS256")
 
 
@@ -251,6 +298,26 @@ class _VerifiedTokens:
             self._tokens[digest] = verified
             if len(self._tokens) > _CACHED_TOKENS:
                 self._tokens.popitem(last=False)
+
+
+def _texts(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return one or several names as a tuple; none if the argument is None."""
+    if value is None:
+        return ()
+    texts = (value,) if isinstance(value, str) else tuple(value)
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ConfigurationError(f"{name} should be a text, or several, and none of them empty")
+    return texts
+
+
+async def _unless(revoked: Awaitable[bool], principal: Principal) -> Principal:
+    if await revoked:
+        raise _revoked()
+    return principal
+
+
+def _revoked() -> NotAuthenticatedError:
+    return NotAuthenticatedError("the token was revoked: sign in again")
 
 
 def _bearer_token(authorization: str | None) -> bytes:

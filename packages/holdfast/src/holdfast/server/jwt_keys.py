@@ -1,4 +1,4 @@
-"""Keys for verifying tokens: a shared secret, a JWKS file or a JWKS URL.
+"""Keys for verifying tokens: shared secrets, a JWKS file or a JWKS URL.
 
 PyJWT (2.15) parses the keys, but its ``PyJWKClient`` does not fetch them: it blocks the calling
 thread, reads responses of any size, cannot use expired keys during an outage of the key server,
@@ -8,11 +8,12 @@ sends that server a request for every token meanwhile, and ignores keys without 
 import asyncio
 import logging
 from collections.abc import Sequence
-from http.client import HTTPException
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Any, Final
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, build_opener
 
 from holdfast.extras import needs_extra
 
@@ -22,8 +23,16 @@ import msgspec
 
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Clock
+from holdfast.server.jwks_download import download
 
-__all__ = ["UNREADABLE", "KeySource", "keys_unavailable", "open_keys", "usable_secret"]
+__all__ = [
+    "SAMPLE_SECRETS",
+    "UNREADABLE",
+    "KeySource",
+    "keys_unavailable",
+    "open_keys",
+    "usable_secret",
+]
 
 # RFC 7518 §3.2: an HMAC key must be at least as long as the hash.
 _SECRET_MIN_BYTES: Final = 32
@@ -34,15 +43,28 @@ _RSA_MIN_BITS: Final = 2048
 _KEY_TYPE: Final = {"RS256": ("RSA", None), "ES256": ("EC", "P-256")}
 _PRIVATE_PARTS: Final = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth"})
 
+# Older keys are still used, and refreshed in the background.
 _JWKS_FRESH_SECONDS: Final = 300.0
+# Even older keys are used only if the last refresh failed, or takes too long to wait for it.
+_JWKS_STALE_SECONDS: Final = 600.0
+_JWKS_MAX_STALE_SECONDS: Final = 3600.0
 # An unknown key id may mean that the keys were rotated, or that a client is guessing ids.
 _JWKS_REFETCH_SECONDS: Final = 30.0
-# While the key server fails, its last keys are used for this long; the pause is between fetches.
-_JWKS_MAX_STALE_SECONDS: Final = 3600.0
+# The pause after a refresh that failed.
 _JWKS_PAUSE_SECONDS: Final = 5.0
+# For the whole download. A request without a usable key waits less, and then gets 503.
 _JWKS_TIMEOUT_SECONDS: Final = 5.0
-_JWKS_MAX_BYTES: Final = 1024 * 1024
+_JWKS_WAIT_SECONDS: Final = 2.0
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+# Secrets that the documentation has shown: everybody knows them.
+SAMPLE_SECRETS: Final = frozenset(
+    {
+        "a random text of at least 32 bytes, kept secret",
+        "a secret for this page, of 32 bytes or more",
+        "change me: at least thirty-two bytes long",
+    }
+)
 
 # Everything PyJWT, cryptography and msgspec raise for malformed input.
 UNREADABLE: Final = (
@@ -66,7 +88,7 @@ class KeySource:
         self._keys: Sequence[tuple[str | None, Any]] = ()
 
     def is_current(self) -> bool:
-        """Return whether the keys may be used without fetching."""
+        """Return whether the keys may be used without waiting; may start a refresh."""
         return True
 
     def may_refetch(self) -> bool:
@@ -74,24 +96,27 @@ class KeySource:
         return False
 
     def is_failing(self) -> bool:
-        """Return whether the last fetch failed."""
+        """Return whether the last fetch failed, or has not ended yet."""
         return False
 
+    def start_refresh(self) -> None:
+        """Fetch the keys in the background, unless that has just been tried. Never blocks."""
+
     async def fetch(self) -> None:
-        """Fetch the keys; raise ``StoreUnavailableError`` if none are usable afterwards."""
+        """Wait for new keys; raise ``StoreUnavailableError`` if none are usable afterwards."""
 
     def find(self, kid: str | None) -> Sequence[Any]:
         """Return the keys with this id; all keys if the token names none."""
         return [key for name, key in self._keys if kid is None or name == kid]
 
 
-class _SecretKey(KeySource):
-    def __init__(self, secret: bytes) -> None:
+class _SecretKeys(KeySource):
+    def __init__(self, secrets: Sequence[bytes]) -> None:
         super().__init__()
-        self._keys = ((None, secret),)
+        self._keys = tuple((None, secret) for secret in secrets)
 
-    def find(self, kid: str | None) -> Sequence[Any]:  # noqa: ARG002 - a secret has no id
-        return [self._keys[0][1]]
+    def find(self, kid: str | None) -> Sequence[Any]:  # noqa: ARG002 - secrets have no ids
+        return [secret for _, secret in self._keys]
 
 
 class _JwksKeys(KeySource):
@@ -103,6 +128,7 @@ class _JwksKeys(KeySource):
     def use(self, raw: bytes) -> None:
         """Use these keys from now on. Raises ``ValueError`` if none of them is usable."""
         if raw != self._raw:
+            # In this order: readers on other threads read the generation before the keys.
             self._keys = _usable_keys(raw, self._algorithm)
             self._raw = raw
             self.generation += 1
@@ -145,66 +171,94 @@ class _FileKeys(_JwksKeys):
 
 
 class _UrlKeys(_JwksKeys):
-    """A JWKS URL, fetched in a thread, once for all callers that wait."""
+    """A JWKS URL, fetched by one background thread at a time.
+
+    Requests use the known keys while a thread fetches newer ones. Only a request whose token no
+    known key verifies waits for the thread, for ``_JWKS_WAIT_SECONDS`` at most.
+    """
 
     def __init__(self, url: str, algorithm: str, clock: Clock) -> None:
         super().__init__(algorithm)
         self._url = url
         self._clock = clock
+        self._lock = Lock()
+        self._thread: Thread | None = None
+        self._refresh: Future[None] = Future()
         self._fetched_at: float | None = None
-        self._requested_at: float | None = None
-        self._failed_at: float | None = None
-        self._fetching: asyncio.Task[None] | None = None
+        self._ended_at: float | None = None
+        self._has_failed = False
 
     def is_current(self) -> bool:
-        now = self._clock.monotonic()
-        if self._fetched_at is None:
-            return False
-        age = now - self._fetched_at
-        return age < _JWKS_FRESH_SECONDS or (age < _JWKS_MAX_STALE_SECONDS and self._is_paused(now))
+        age = self._age()
+        if age >= _JWKS_FRESH_SECONDS:
+            self.start_refresh()
+        # After a long time without requests, wait: the keys may have been withdrawn long ago.
+        return age < (_JWKS_MAX_STALE_SECONDS if self._has_failed else _JWKS_STALE_SECONDS)
 
     def may_refetch(self) -> bool:
-        return (
-            self._failed_at is not None
-            or self._requested_at is None
-            or self._running() is not None
-            or self._clock.monotonic() - self._requested_at >= _JWKS_REFETCH_SECONDS
-        )
+        return self._has_failed or self._is_running() or self._is_due()
 
     def is_failing(self) -> bool:
-        return self._failed_at is not None
+        return self._has_failed or self._is_running()
+
+    def start_refresh(self) -> None:
+        with self._lock:
+            if self._is_running() or not self._is_due():
+                return
+            self._refresh = Future()
+            # A running future cannot be cancelled by one of the callers that wait for it.
+            self._refresh.set_running_or_notify_cancel()
+            thread = Thread(
+                target=self._run, args=(self._refresh,), name="holdfast-jwks", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads, or the interpreter is ending
+                self._fail(error)
+                self._refresh.set_result(None)
+                return
+            self._thread = thread
 
     async def fetch(self) -> None:
-        if not self._is_paused(self._clock.monotonic()):
-            task = self._running()
-            if task is None:
-                task = self._fetching = asyncio.create_task(self._fetch())
-            # Shielded: cancelling one caller must not cancel the fetch for the others.
-            await asyncio.shield(task)
-        if not self.is_current():
+        self.start_refresh()
+        if self._is_running():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.wrap_future(self._refresh), _JWKS_WAIT_SECONDS)
+        if self._age() >= _JWKS_MAX_STALE_SECONDS:
             raise keys_unavailable()
 
-    def _is_paused(self, now: float) -> bool:
-        return self._failed_at is not None and now - self._failed_at < _JWKS_PAUSE_SECONDS
+    def _age(self) -> float:
+        """Return the age of the keys in seconds; infinite if there are none."""
+        fetched_at = self._fetched_at
+        return float("inf") if fetched_at is None else self._clock.monotonic() - fetched_at
 
-    def _running(self) -> asyncio.Task[None] | None:
-        task = self._fetching
-        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-            return None
-        return task
+    def _is_running(self) -> bool:
+        # After a fork, the thread of the parent is not alive in the child.
+        return self._thread is not None and self._thread.is_alive() and not self._refresh.done()
 
-    async def _fetch(self) -> None:
-        self._requested_at = self._clock.monotonic()
+    def _is_due(self) -> bool:
+        """Return whether enough time has passed since the last refresh, for any reason."""
+        if self._ended_at is None:
+            return True
+        is_healthy = not self._has_failed and self._age() < _JWKS_FRESH_SECONDS
+        pause = _JWKS_REFETCH_SECONDS if is_healthy else _JWKS_PAUSE_SECONDS
+        return self._clock.monotonic() - self._ended_at >= pause
+
+    def _run(self, refresh: Future[None]) -> None:
         try:
-            async with asyncio.timeout(2 * _JWKS_TIMEOUT_SECONDS):
-                raw = await asyncio.to_thread(_download, self._url)
-            self.use(raw)
-        except (OSError, ValueError, HTTPException) as error:  # OSError: timeouts, refused
-            self._failed_at = self._clock.monotonic()
-            _log.warning("no keys could be fetched from the JWKS URL: %s", error)
+            self.use(download(self._url, _JWKS_TIMEOUT_SECONDS))
+        except Exception as error:  # noqa: BLE001 - a thread has no caller that could handle it
+            self._fail(error)
         else:
-            self._fetched_at = self._clock.monotonic()
-            self._failed_at = None
+            self._fetched_at = self._ended_at = self._clock.monotonic()
+            self._has_failed = False
+        finally:
+            refresh.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        self._ended_at = self._clock.monotonic()
+        self._has_failed = True
+        _log.warning("no keys could be fetched from the JWKS URL: %s", error)
 
 
 def keys_unavailable() -> StoreUnavailableError:
@@ -217,19 +271,26 @@ def keys_unavailable() -> StoreUnavailableError:
 
 
 def open_keys(
-    secret: str | None, jwks_file: Path | None, jwks_url: str | None, algorithm: str, clock: Clock
+    secrets: Sequence[str],
+    jwks_file: Path | None,
+    jwks_url: str | None,
+    algorithm: str,
+    clock: Clock,
 ) -> KeySource:
     """Return the source of keys. Raises ``ConfigurationError`` unless exactly one is given."""
-    sources = [source for source in (secret, jwks_file, jwks_url) if source is not None]
-    if len(sources) != 1:
+    sources = [secrets or None, jwks_file, jwks_url]
+    count = sum(source is not None for source in sources)
+    if count != 1:
         raise ConfigurationError(
             "set exactly one of a secret, a JWKS file and a JWKS URL for verifying tokens: "
-            f"{len(sources)} are set"
+            f"{count} are set"
         )
-    if secret is not None:
+    if secrets:
         if algorithm != "HS256":
             raise ConfigurationError(f"a secret verifies HS256 tokens; {algorithm} needs a JWKS")
-        return _SecretKey(usable_secret(secret))
+        if any(secret in SAMPLE_SECRETS for secret in secrets):
+            _log.warning("a JWT secret is a sample from the documentation: anyone can sign in")
+        return _SecretKeys([usable_secret(secret) for secret in secrets])
     if algorithm not in _KEY_TYPE:
         raise ConfigurationError(f"a JWKS verifies RS256 or ES256 tokens, not {algorithm}")
     if jwks_file is not None:
@@ -294,19 +355,3 @@ def _usable_keys(raw: bytes, algorithm: str) -> Sequence[tuple[str | None, Any]]
     if not usable:
         raise ValueError(f"has no key for {algorithm}")
     return usable
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    """Follows no redirect: urllib then raises the status as an error."""
-
-    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
-        """Return None, which refuses the redirect."""
-
-
-def _download(url: str) -> bytes:
-    opener = build_opener(_NoRedirect)
-    with opener.open(url, timeout=_JWKS_TIMEOUT_SECONDS) as response:
-        raw: bytes = response.read(_JWKS_MAX_BYTES + 1)
-    if len(raw) > _JWKS_MAX_BYTES:
-        raise ValueError(f"has more than {_JWKS_MAX_BYTES} bytes")
-    return raw

@@ -263,10 +263,17 @@ def _local_sign_in(host: str) -> SignIn:
 
     settings = load_settings()
     if _is_loopback(host):
-        if settings.jwt_secret is not None:
-            return SignIn(secret=settings.jwt_secret.get_secret_value())
-        if settings.needs_development_secret and (settings.home / JWT_SECRET).is_file():
-            return SignIn(secret=development_secret(settings.home))
+        secret = None
+        if settings.jwt_secrets:
+            secret = settings.jwt_secrets[0]
+        elif settings.needs_development_secret and (settings.home / JWT_SECRET).is_file():
+            secret = development_secret(settings.home)
+        if secret is not None:
+            return SignIn(
+                secret=secret,
+                issuer=settings.jwt_issuers[0] if settings.jwt_issuers else None,
+                audience=settings.jwt_audiences,
+            )
     raise CommandError(
         "no credentials: give --token, or --secret to sign tokens (not needed for a server on this "
         "machine if the command runs in its directory); for your own app give --path and --body",

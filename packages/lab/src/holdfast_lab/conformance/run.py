@@ -87,6 +87,9 @@ class SignIn(msgspec.Struct, frozen=True):
     token: str | None = None
     other_token: str | None = None
     secret: str | None = None
+    # Claims of the signed tokens.
+    issuer: str | None = None
+    audience: tuple[str, ...] = ()
 
     def credentials(self, token: str | None) -> Credentials | None:
         """Return credentials for this token, or for a new user if there is only a secret."""
@@ -96,7 +99,13 @@ class SignIn(msgspec.Struct, frozen=True):
             return None
         name = f"conform-{unique()}"
         minted = mint_token(
-            self.secret, sub=name, org=f"{name}-org", lifetime=_HOUR, now=datetime.now(UTC)
+            self.secret,
+            sub=name,
+            org=f"{name}-org",
+            issuer=self.issuer,
+            audience=self.audience,
+            lifetime=_HOUR,
+            now=datetime.now(UTC),
         )
         return Credentials({"Authorization": f"Bearer {minted}"})
 

@@ -6,7 +6,7 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
@@ -24,7 +24,7 @@ from holdfast_services.settings import Settings, load_settings, unknown_variable
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["run_in_process", "run_server"]
+__all__ = ["port_of", "run_in_process", "run_server"]
 
 _BACKLOG = 2048
 
@@ -49,12 +49,17 @@ def run_server(
         "run_jobs": "false" if no_jobs else None,
     }
     settings = load_settings(**overrides)
+    settings.check_production()
     if settings.nats_url is not None:
         servers_of(settings.nats_url)
     for line in (*unknown_variables(), *settings.warnings()):
         print_warning(line)
-    listener = _bind(host, port, settings)
-    with listener:
+    with ExitStack() as stack:
+        listener = stack.enter_context(_bind(host, port, settings))
+        ops = _bind_ops(settings, listener)
+        if ops is not None:
+            stack.enter_context(ops)
+        listeners = [listener] if ops is None else [listener, ops]
         asyncio.run(_check_store(settings))
         if settings.needs_development_secret:
             development_secret(settings.home)
@@ -65,19 +70,22 @@ def run_server(
         line = (
             f"Holdfast is ready on {_address(listener)} ({redact_password(settings.database_url)})"
         )
+        if ops is not None:
+            line += f", metrics and docs on {_address(ops)}"
 
         def announce_ready() -> None:
             resume_gc()
             print(line, flush=True)
 
         configure_logging_from_settings(settings)
-        app = create_app(settings)  # with several workers too, so that an error is reported once
+        # With several workers too, so that an error is reported once.
+        app = create_app(settings, ops_port=port_of(ops))
         if workers == 1:
-            run_in_process(app, settings, listener, announce_ready)
+            run_in_process(app, settings, listeners, announce_ready)
             return 0
         from holdfast_services.cli.supervisor import Supervisor
 
-        return Supervisor(listener, workers, overrides, settings.shutdown_seconds).run(
+        return Supervisor(listeners, workers, overrides, settings.shutdown_seconds).run(
             announce_ready
         )
 
@@ -85,7 +93,7 @@ def run_server(
 def run_in_process(
     app: "FastAPI",
     settings: Settings,
-    listener: socket.socket,
+    listeners: list[socket.socket],
     on_ready: Callable[[], None],
     *,
     on_start: Callable[[uvicorn.Server], None] = lambda _server: None,
@@ -103,7 +111,7 @@ def run_in_process(
     server = _Server(config, on_ready)
     on_start(server)
     try:
-        server.run(sockets=[listener])
+        server.run(sockets=listeners)
     except SystemExit:
         raise CommandError("the server could not start; see the log") from None
 
@@ -132,8 +140,38 @@ def _exit(_number: int, _frame: Any) -> NoReturn:
     raise SystemExit(0)
 
 
+def port_of(ops: socket.socket | None) -> int | None:
+    """Return the port of the listener for metrics and docs; None if they have none."""
+    if ops is None:
+        return None
+    port: int = ops.getsockname()[1]
+    return port
+
+
 def _bind(host: str, port: int, settings: Settings) -> socket.socket:
     """Bind the port first, so that a port in use fails before anything else has happened."""
+    family, address = _resolve(host, port)
+    if not ipaddress.ip_address(address[0]).is_loopback and (found := settings.public_secret):
+        raise CommandError(
+            f"refusing to listen on {host} with {found}: set HOLDFAST_JWT_SECRET "
+            "(32 random bytes or more), HOLDFAST_JWKS_FILE or HOLDFAST_JWKS_URL, or use "
+            "--host 127.0.0.1",
+            2,
+        )
+    return _listen(host, port, family, address, "choose another --port (0 chooses a free port)")
+
+
+def _bind_ops(settings: Settings, listener: socket.socket) -> socket.socket | None:
+    """Bind the port of metrics and docs, if they have one."""
+    host, port = settings.ops_host, settings.ops_port
+    if port is None:
+        return None
+    if port != 0 and port == port_of(listener):
+        raise CommandError(f"HOLDFAST_OPS_PORT={port} is the port of the API: choose another", 2)
+    return _listen(host, port, *_resolve(host, port), "choose another HOLDFAST_OPS_PORT")
+
+
+def _resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
     try:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
@@ -142,18 +180,17 @@ def _bind(host: str, port: int, settings: Settings) -> socket.socket:
         raise CommandError(f"cannot listen on {host}: {error.strerror}", 2) from error
     # "localhost" often has an address of both families. Clients expect IPv4.
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    if settings.needs_development_secret and not ipaddress.ip_address(address[0]).is_loopback:
-        raise CommandError(
-            f"refusing to listen on {host} with a development secret: set HOLDFAST_JWT_SECRET "
-            "(32 bytes or more), HOLDFAST_JWKS_FILE or HOLDFAST_JWKS_URL, or use --host 127.0.0.1",
-            2,
-        )
+    return family, (str(address[0]), int(address[1]))
+
+
+def _listen(
+    host: str, port: int, family: int, address: tuple[str, int], advice: str
+) -> socket.socket:
     try:
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        return socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
         raise CommandError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port "
-            "(0 chooses a free port)"
+            f"cannot listen on {host} port {port}: {error.strerror}; {advice}"
         ) from error
 
 

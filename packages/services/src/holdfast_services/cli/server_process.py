@@ -1,7 +1,7 @@
 """One server process of ``holdfast serve --workers``, started by the supervisor.
 
-Arguments: the file descriptors of the listening socket and of the ready pipe, and the file in which
-the processes share their rate limits.
+Arguments: the file descriptors of the listening sockets, separated by commas, and of the ready
+pipe, and the file in which the processes share their rate limits.
 """
 
 import os
@@ -24,10 +24,11 @@ __all__: list[str] = []
 def _run() -> int:
     from holdfast_services.app import create_app
     from holdfast_services.cli.logs import configure_logging_from_settings
-    from holdfast_services.cli.serve import run_in_process
+    from holdfast_services.cli.serve import port_of, run_in_process
     from holdfast_services.settings import load_settings
 
-    listener, ready = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    listeners = [socket.socket(fileno=int(number)) for number in sys.argv[1].split(",")]
+    ready = int(sys.argv[2])
     settings = load_settings()
     configure_logging_from_settings(settings)
 
@@ -47,8 +48,9 @@ def _run() -> int:
 
         Thread(target=watch, name="holdfast-parent", daemon=True).start()
 
-    app = create_app(settings, rate_limit_file=Path(sys.argv[3]))
-    run_in_process(app, settings, listener, announce_ready, on_start=stop_with_parent)
+    ops = listeners[1] if len(listeners) > 1 else None
+    app = create_app(settings, rate_limit_file=Path(sys.argv[3]), ops_port=port_of(ops))
+    run_in_process(app, settings, listeners, announce_ready, on_start=stop_with_parent)
     return 0
 
 

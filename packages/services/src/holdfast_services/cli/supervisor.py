@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -35,17 +35,21 @@ class _Worker:
     """One server process. It stops when the supervisor's end of its stdin closes."""
 
     def __init__(
-        self, listener: socket.socket, environment: Mapping[str, str], rate_limit_file: Path
+        self,
+        listeners: Sequence[socket.socket],
+        environment: Mapping[str, str],
+        rate_limit_file: Path,
     ) -> None:
         self.started_at = time.monotonic()
         self.is_ready = False
         self._ready, ready = os.pipe()
-        arguments = (str(listener.fileno()), str(ready), str(rate_limit_file))
+        numbers = [listener.fileno() for listener in listeners]
+        arguments = (",".join(map(str, numbers)), str(ready), str(rate_limit_file))
         try:
             self.process = subprocess.Popen(  # noqa: S603 - a module of this package
                 [sys.executable, "-m", "holdfast_services.cli.server_process", *arguments],
                 env=dict(environment),
-                pass_fds=(listener.fileno(), ready),
+                pass_fds=(*numbers, ready),
                 stdin=subprocess.PIPE,
                 # Ctrl-C reaches only the supervisor, which stops the workers.
                 start_new_session=True,
@@ -86,13 +90,13 @@ class Supervisor:
 
     def __init__(
         self,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         count: int,
         overrides: Mapping[str, str | None],
         shutdown_seconds: float,
     ) -> None:
         """Take the socket that the processes share, and the settings of the command line."""
-        self._listener = listener
+        self._listeners = listeners
         self._count = count
         self._shutdown_seconds = shutdown_seconds
         self._environment = dict(os.environ)
@@ -124,7 +128,7 @@ class Supervisor:
                 self._stop_all()
 
     def _start(self) -> _Worker:
-        return _Worker(self._listener, self._environment, self._shared / "rate-limits")
+        return _Worker(self._listeners, self._environment, self._shared / "rate-limits")
 
     def _note_signal(self, _number: int, _frame: Any) -> None:
         self._signals += 1

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
+from uuid import uuid4
 
 from holdfast.cli.output import CommandError
 
@@ -34,19 +35,24 @@ def make_token(
     from holdfast_services.settings import load_settings
 
     settings = load_settings()
-    if settings.jwt_secret is not None:
-        secret = settings.jwt_secret.get_secret_value()
+    settings.check_production()
+    if settings.jwt_secrets:
+        secret = settings.jwt_secrets[0]
     elif settings.needs_development_secret:
         secret = development_secret(settings.home)
     else:
         raise CommandError(
             "this server verifies tokens with a JWKS: get a token from their issuer", 2
         )
+    audiences = settings.jwt_audiences
     return mint_token(
         secret,
         sub=sub,
         org=org,
         roles=roles,
+        issuer=settings.jwt_issuers[0] if settings.jwt_issuers else None,
+        audience=audiences[0] if len(audiences) == 1 else audiences,
+        token_id=str(uuid4()),
         lifetime=timedelta(hours=hours),
         now=datetime.now(UTC),
     )
@@ -59,6 +65,12 @@ def _app_check(sub: str | None, lifetime: timedelta) -> str:
     from holdfast_services.walk.steps.attestation import DEVELOPMENT_APP, mint_app_check
 
     settings = load_settings()
+    if settings.is_production and settings.app_check_is_development:
+        raise CommandError(
+            f"HOLDFAST_ENVIRONMENT={settings.environment} never runs on a development key: get an "
+            "App Check token from its issuer",
+            2,
+        )
     if not settings.app_check_is_development:
         raise CommandError(
             "this server verifies App Check tokens with a JWKS: get one from their issuer", 2

@@ -58,7 +58,12 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
 
 def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
     api = service_router("walk", prefix="/step")
-    app_check = AppCheck(settings, settings.home, holdfast.clock)
+    app_check = AppCheck(
+        settings,
+        settings.home,
+        holdfast.clock,
+        allow_development_key=not settings.is_production,
+    )
     ingestion = StepIngestion(holdfast, settings, app_check)
 
     @api.post("/ingest", summary="Report steps", description=_INGEST, responses=_errors())

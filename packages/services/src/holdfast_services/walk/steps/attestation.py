@@ -58,8 +58,16 @@ class AttestationError(Exception):
 class AppCheck:
     """Checks App Check tokens; without a JWKS, those of ``holdfast token --app-check``."""
 
-    def __init__(self, settings: StepSettings, home: Path, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: StepSettings,
+        home: Path,
+        clock: Clock,
+        *,
+        allow_development_key: bool = True,
+    ) -> None:
         """Load the keys of the settings. Development keys are created on first use."""
+        self._allow_development_key = allow_development_key
         self._clock = clock
         self._home = home
         self._max_age = settings.app_check_max_age_seconds
@@ -116,6 +124,12 @@ class AppCheck:
         )
 
     async def _with_development_key(self) -> JwtIdentify:
+        if not self._allow_development_key:
+            _log.error("App Check tokens cannot be checked: set HOLDFAST_APP_CHECK_JWKS_URL")
+            raise StoreUnavailableError(
+                "App Check tokens cannot be checked: this server has no keys for them",
+                is_for_callers=True,
+            )
         async with self._opening:
             if self._identify is None:
                 try:
