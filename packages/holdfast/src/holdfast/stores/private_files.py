@@ -7,14 +7,21 @@ database.
 
 import logging
 import os
+import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from holdfast.errors import ConfigurationError
 
-__all__ = ["check_private_directory", "create_database_file", "create_private_file"]
+__all__ = [
+    "check_private_directory",
+    "create_database_file",
+    "create_private_file",
+    "private_output",
+]
 
 _log = logging.getLogger("holdfast.stores")
 
@@ -52,6 +59,29 @@ def create_database_file(path: str | None) -> None:
                 "files that SQLite keeps beside it",
                 path,
             )
+
+
+@contextmanager
+def private_output(path: Path, *, force: bool) -> Iterator[TextIO]:
+    """Write a text file with mode 0600 that appears when it is complete.
+
+    Raises ``ConfigurationError`` if the file exists and ``force`` is False, or for a bad path.
+    """
+    if path.exists() and not force:
+        raise ConfigurationError(f"{path} exists: choose another file, or give --force")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    try:
+        descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _OWNER_ONLY)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write to {path.parent}: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def check_private_directory(path: Path) -> None:
