@@ -260,7 +260,7 @@ def sweep(target: Target, *, tenant: str | None = None, as_json: bool) -> None:
     """Delete all expired records and old rows, or a tenant's expired records; print how many."""
     deleted, old = asyncio.run(_sweep(target) if tenant is None else _sweep_of(target, tenant))
     if as_json:
-        print_json({"deleted": deleted} | ({"old_rows": old} if tenant is None else {}))
+        print_json({"deleted": deleted} | ({"old_rows": old} if old else {}))
         return
     print(f"{deleted} expired record{'' if deleted == 1 else 's'} deleted")
     for table, count in old.items():
