@@ -8,20 +8,26 @@ SETUP  := $(VENV)/.setup
 # With bytecode switched off, each of the many test processes would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
+# Everything that is downloaded is in requirements/*.txt with its hash; `make lock` writes them.
 # uv installs in a fifth of pip's time, but does not read pip's configuration: where it cannot
 # install (a private index, a platform without uv), pip does.
-OPTIONS := --quiet --constraint constraints.txt
-PIP     := $(BIN)/python -m pip install --disable-pip-version-check --no-compile $(OPTIONS)
-UV      := UV_HTTP_TIMEOUT=20 UV_HTTP_RETRIES=1 UV_LINK_MODE=copy $(BIN)/uv pip install --python $(BIN)/python $(OPTIONS)
+LOCKS   := $(addprefix requirements/,setup.txt server.txt all.txt)
+PIP     := $(BIN)/python -m pip install --disable-pip-version-check --no-compile --quiet
+UV      := UV_HTTP_TIMEOUT=20 UV_HTTP_RETRIES=1 UV_LINK_MODE=copy $(BIN)/uv pip install --python $(BIN)/python --quiet
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 comma   := ,
 install = $(UV) $(1) || { echo "uv failed: installing with pip"; $(BIN)/python -m ensurepip >/dev/null; $(PIP) $(1); }
+# What others have made: in these versions, with these hashes, and nothing else.
+locked  = $(call install,--require-hashes --requirement requirements/$(1).txt)
+# Our own packages. Built with the locked hatchling: a build environment would be filled from the
+# index, without hashes.
+own     = $(call install,--no-deps --no-build-isolation $(addprefix --editable packages/,$(1)))
 PROJECTS := $(wildcard packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-min compiled lint format bench proof setup docs lock clean vectors
+.PHONY: help run demo test test-min compiled lint format bench proof setup docs lock build clean vectors
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -30,17 +36,19 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Holdfast needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv --without-pip $(VENV)
 # The pip that is there already takes two seconds less than installing one with ensurepip first.
-	@$(PYTHON) -m pip --python $@ install --disable-pip-version-check --no-compile $(OPTIONS) pip uv 2>/dev/null \
-		|| { $@ -m ensurepip >/dev/null && $(PIP) uv 2>/dev/null; } || true
+	@$(PYTHON) -m pip --python $@ install --disable-pip-version-check --no-compile --quiet --require-hashes --requirement requirements/setup.txt 2>/dev/null \
+		|| { $@ -m ensurepip >/dev/null && $(PIP) --require-hashes --requirement requirements/setup.txt 2>/dev/null; } || true
 
-$(SERVER): $(PROJECTS) constraints.txt | $(BIN)/python
+$(SERVER): $(PROJECTS) $(LOCKS) | $(BIN)/python
 	@echo "installing the server in $(VENV)"
-	@$(call install,--editable packages/holdfast --editable packages/services)
+	@$(call locked,server)
+	@$(call own,holdfast services)
 	@touch $@
 
-$(SETUP): $(PROJECTS) constraints.txt requirements-dev.txt | $(BIN)/python
+$(SETUP): $(PROJECTS) $(LOCKS) | $(BIN)/python
 	@echo "installing all packages and tools in $(VENV)"
-	@$(call install,--editable 'packages/holdfast[all$(comma)testing]' --editable 'packages/services[all]' --editable 'packages/lab[bench]' --requirement requirements-dev.txt)
+	@$(call locked,all)
+	@$(call own,holdfast services lab)
 	@touch $(SERVER) $@
 
 setup: $(SETUP) ## install all packages, extras, test servers and tools
@@ -70,11 +78,12 @@ test-min: $(SETUP) ## the library's tests with the oldest versions of its depend
 compiled: $(SETUP)
 	@$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 || true
 
-lint: $(SETUP) ## formatting, lint, types, import layers
+lint: $(SETUP) ## formatting, lint, types, import layers, known-bad dependencies
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.advisories
 
 format: $(SETUP) ## reformat the code
 	$(BIN)/ruff format .
@@ -97,8 +106,19 @@ docs: $(SETUP) ## build the documentation site into site/ (strict)
 vectors: $(SETUP) ## write the conformance vectors that follow from the core's tables
 	$(BIN)/python -m holdfast_lab.vectors --write
 
-lock: $(SETUP) ## pin the versions that are installed now
-	$(BIN)/python -m pip freeze --exclude-editable | sort -f > constraints.txt
+# For all platforms and for every Python that can run it. Keeps the versions of the lock files
+# unless UPGRADE=--upgrade, or UPGRADE="--upgrade-package NAME".
+COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate $(UPGRADE) \
+	$(addprefix --no-emit-package ,holdfast holdfast-services holdfast-lab)
+lock: | $(BIN)/python ## resolve versions and hashes of all dependencies
+	$(COMPILE) --python-version 3.11 --output-file requirements/setup.txt requirements/setup.in
+	$(COMPILE) --python-version 3.11.5 --output-file requirements/all.txt requirements/all.in
+	$(COMPILE) --python-version 3.11 --constraint requirements/all.txt --output-file requirements/server.txt requirements/server.in
+
+build: $(SETUP) ## wheels, and their bills of materials (CycloneDX), into dist/
+	rm -rf dist
+	for package in holdfast services lab; do (cd packages/$$package && ../../$(BIN)/python -m hatchling build -d ../../dist) || exit 1; done
+	$(BIN)/python -m tools.bill_of_materials dist
 
 clean: ## remove everything the targets made
-	rm -rf $(VENV) $(VENV)-min site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-min dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,9 @@
 """The development secret: created once and the same for every process."""
 
 import json
+import os
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,6 +36,7 @@ def test_concurrent_processes_get_the_same_secret(tmp_path: Path) -> None:
 
 def test_empty_secret_file_is_reported_and_not_used(tmp_path: Path) -> None:
     (tmp_path / "jwt-secret").write_text("\n")
+    (tmp_path / "jwt-secret").chmod(0o600)
     with pytest.raises(ConfigurationError, match="is empty: delete it"):
         development_secret(tmp_path)
 
@@ -59,3 +62,55 @@ def test_app_check_key_in_a_home_that_is_not_a_directory_is_reported(tmp_path: P
     (tmp_path / "home").write_text("")
     with pytest.raises(ConfigurationError, match="set HOLDFAST_HOME"):
         development_app_check_key(tmp_path / "home")
+
+
+def _of_another_user(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.mkdir(mode=0o700)
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+
+
+def _writable(home: Path, _: pytest.MonkeyPatch) -> None:
+    home.mkdir()
+    home.chmod(0o770)
+
+
+def _link(home: Path, _: pytest.MonkeyPatch) -> None:
+    (home.parent / "elsewhere").mkdir(mode=0o700)
+    home.symlink_to(home.parent / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (_of_another_user, "belongs to another user"),
+        (_writable, "can be written by other users"),
+        (_link, "symbolic link"),
+    ],
+)
+@pytest.mark.parametrize("secret_of", [development_secret, development_app_check_key])
+def test_home_that_others_control_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[Path, pytest.MonkeyPatch], None],
+    reason: str,
+    secret_of: Callable[[Path], object],
+) -> None:
+    home = tmp_path / ".holdfast"
+    prepare(home, monkeypatch)
+    with pytest.raises(ConfigurationError, match=f"{reason}.*HOLDFAST_HOME") as raised:
+        secret_of(home)
+    assert "\n" not in str(raised.value)
+    assert list(home.iterdir()) == []
+
+
+def test_secret_that_others_can_read_or_have_linked_is_refused(tmp_path: Path) -> None:
+    home = tmp_path / ".holdfast"
+    development_secret(home)
+    (home / "jwt-secret").chmod(0o644)
+    with pytest.raises(ConfigurationError, match="only you can read"):
+        development_secret(home)
+    (home / "jwt-secret").rename(tmp_path / "known")
+    (home / "jwt-secret").symlink_to(tmp_path / "known")
+    with pytest.raises(ConfigurationError, match="only you can read"):
+        development_secret(home)

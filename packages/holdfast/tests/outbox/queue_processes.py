@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.outbox import OutboxQueue, QueueSettings, Status
+from holdfast.outbox import OutboxQueue, QueueSettings, Status, database
 from holdfast.testing.fork_server import ForkServer
 from packages.holdfast.tests.outbox.queue_harness import KEY, new
 
@@ -92,6 +92,20 @@ def add_user(path: str, passphrase: str) -> None:
 
 def change_key(path: str) -> None:
     with OutboxQueue.open(path, passphrase=KEY) as queue:
+        queue.change_passphrase(OTHER_KEY)
+
+
+def encrypt(path: str, kill: str) -> None:
+    """Encrypt a plain file, and die before or after the copy is encrypted."""
+    give_key = database.give_key
+
+    def and_die(*arguments: Any, **options: Any) -> None:
+        if kill == "after the key":
+            give_key(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with OutboxQueue.open(path, driver="apsw") as queue:
+        database.give_key = and_die  # in a forked process, which dies
         queue.change_passphrase(OTHER_KEY)
 
 

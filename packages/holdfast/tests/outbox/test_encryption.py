@@ -248,6 +248,25 @@ def test_a_kill_while_the_key_is_changed_leaves_the_old_key_or_the_new_one(tmp_p
     assert outcomes[-1] == OTHER
 
 
+def test_a_kill_while_a_plain_file_is_encrypted_leaves_no_clear_text_for_others(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "q.db"
+    lab = Lab(path, driver="apsw")
+    entries = lab.queue.enqueue_many([new(payload={"note": MARK}) for _ in range(50)])
+    lab.queue.close()
+    with fork_server() as processes:
+        for step in ("before the key", "after the key"):
+            processes.run(("encrypt", {"path": str(path), "kill": step}))
+            copy = tmp_path / "q.db-rekey"
+            assert (MARK.encode() in copy.read_bytes()) is (step == "before the key")
+            for file in tmp_path.iterdir():
+                assert file.stat().st_mode & 0o777 == 0o600, file.name
+            with OutboxQueue.open(path, driver="apsw") as queue:
+                assert not list(tmp_path.glob("q.db-rekey*"))
+                assert queue.entries(limit=100) == entries
+
+
 def test_encrypted_and_plain_queues_behave_alike(secret: Lab) -> None:
     ref = local()
     secret.add(local_id=ref)

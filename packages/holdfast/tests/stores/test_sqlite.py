@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from holdfast.errors import (
     ConfigurationError,
@@ -20,6 +22,7 @@ from holdfast.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from holdfast.stores.sqlalchemy import SqlAlchemyStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.unit_of_work import SqliteUnit
 from holdfast.testing.samples import NOW, a_record, an_audit_event, claimed, commit
@@ -54,6 +57,58 @@ async def test_commits_are_durable(store):
     assert await unit.transaction.fetch_one("PRAGMA journal_mode") == {"journal_mode": "wal"}
     assert await unit.transaction.fetch_one("PRAGMA foreign_keys") == {"foreign_keys": 1}
     await unit.rollback()
+
+
+def _private(directory: Path) -> dict[str, bool]:
+    return {file.name: file.stat().st_mode & 0o777 == 0o600 for file in directory.iterdir()}
+
+
+async def test_new_file_and_its_log_are_private_from_the_first_byte(path, monkeypatch):
+    previous = os.umask(0)
+    try:
+        real = sqlite3.connect
+        created = []
+
+        def connect(database, *args, **options):
+            created.append(path.stat().st_mode & 0o777)
+            return real(database, *args, **options)
+
+        monkeypatch.setattr(sqlite3, "connect", connect)
+        link = path.with_name("link.db")
+        link.symlink_to(path)
+        store = SqliteStore(link)
+        await store.open()
+        await commit(store, a_record("key"))
+        assert set(created) == {0o600}
+        files = _private(path.parent)
+        assert {"test.db", "test.db-wal", "test.db-shm"} <= set(files)
+        assert all(files.values())
+        await store.close()
+    finally:
+        os.umask(previous)
+
+
+async def test_file_of_the_app_engine_is_created_private(tmp_path):
+    previous = os.umask(0)
+    try:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
+        store = SqlAlchemyStore(engine)
+        await store.open()
+        assert all(_private(tmp_path).values())
+        await store.close()
+        await engine.dispose()
+    finally:
+        os.umask(previous)
+
+
+async def test_file_that_every_user_can_open_is_reported_and_kept(path, caplog):
+    path.touch()
+    path.chmod(0o644)
+    store = SqliteStore(path)
+    await store.open()
+    await store.close()
+    assert "can be opened by every user of this machine" in caplog.text
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_new_file_may_be_opened_by_several_at_once(tmp_path):

@@ -73,6 +73,7 @@ def create_app(
         memory_bytes=settings.memory_bytes,
         # Where jobs run, the sweep is a job, and only one process runs it.
         sweep_every_seconds=None if settings.run_jobs else settings.sweep_every_seconds,
+        retention=settings.retention(),
         max_payload_bytes=settings.jobs_payload_bytes,
         breaker=Breaker(
             failure_limit=settings.breaker_failure_limit,

@@ -15,6 +15,7 @@ def create_holdfast(settings: Settings, *, metrics: Metrics | None = None) -> Ho
     holdfast = Holdfast(
         create_store(settings.model_copy(update={"run_jobs": True})),
         sweep_every_seconds=None,
+        retention=settings.retention(),
         metrics=metrics,
         max_payload_bytes=settings.jobs_payload_bytes,
     )

@@ -3,17 +3,22 @@
 ``jwt-secret`` signs the tokens of users. ``app-check-key.json`` is the key pair of App Check
 tokens: one JWKS file that includes the private key, so that no process can read half a pair. The
 server reads only the public part.
+
+A secret that another user could have read or replaced would let them sign in as anyone, so a
+directory or file of another user, or one that others can write, is refused.
 """
 
 import json
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.errors import ConfigurationError
+from holdfast.stores.private_files import check_private_directory
 
 __all__ = ["APP_CHECK_KEY", "JWT_SECRET", "development_app_check_key", "development_secret"]
 
@@ -27,8 +32,10 @@ def development_secret(home: Path, name: str = JWT_SECRET) -> str:
     """Return the secret of that name, creating it if it does not exist."""
     path = home / name
     try:
+        _check_home(home)
         if not path.exists():
             _create(path, lambda: secrets.token_urlsafe(48))
+        _check_file(path)
         secret = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not ASCII text"
@@ -45,14 +52,38 @@ def development_app_check_key(home: Path) -> Path:
     """Return the file with the App Check key pair, creating it if it does not exist."""
     path = home / APP_CHECK_KEY
     try:
+        _check_home(home)
         if not path.exists():
             _create(path, _new_key_pair)
+        _check_file(path)
     except OSError as error:
         raise ConfigurationError(
             f"cannot keep a development key in {path}: {error.strerror}; set HOLDFAST_HOME to a "
             "writable directory, or set HOLDFAST_APP_CHECK_JWKS_URL"
         ) from error
     return path
+
+
+def _check_home(home: Path) -> None:
+    try:
+        check_private_directory(home)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"development secrets are not kept in a directory of others: {error}; or set "
+            "HOLDFAST_HOME to another directory"
+        ) from None
+
+
+def _check_file(path: Path) -> None:
+    """Refuse a secret that another user has put here, or can read."""
+    about = path.lstat()
+    is_private = stat.S_ISREG(about.st_mode) and not about.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    is_own = not hasattr(os, "geteuid") or about.st_uid == os.geteuid()
+    if not (is_private and is_own):
+        raise ConfigurationError(
+            f"{path} should be a file that only you can read: delete it, and a new secret will be "
+            f"created (or run chmod 600 {path}, if no other user could read it)"
+        )
 
 
 def _new_key_pair() -> str:
@@ -69,6 +100,7 @@ def _new_key_pair() -> str:
 def _create(path: Path, content: Callable[[], str]) -> None:
     """Write a temporary file and link it into place: complete or absent, and the first one wins."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_home(path.parent)  # another user may have created it meanwhile
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

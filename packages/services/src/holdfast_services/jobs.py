@@ -32,11 +32,14 @@ def register_jobs(holdfast: Holdfast, settings: Settings) -> None:
 
     @jobs.handler("jobs.cleanup", queue=_MAINTENANCE_QUEUE, time_limit_seconds=3600)
     async def clean(_job: JobContext) -> dict[str, int]:
-        return await clean_up(
+        cleaned = await clean_up(
             holdfast.job_store,
             keep_done_days=settings.jobs_keep_done_days,
             keep_dead_days=settings.jobs_keep_dead_days,
         )
+        return cleaned | {
+            f"old_{name}": n for name, n in (await holdfast.delete_old_rows()).items()
+        }
 
     jobs.every(settings.sweep_every_seconds, "records.sweep", queue=_MAINTENANCE_QUEUE)
     jobs.daily(settings.cleanup_at, "jobs.cleanup", queue=_MAINTENANCE_QUEUE)

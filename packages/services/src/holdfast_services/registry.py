@@ -1,11 +1,13 @@
 """The list of services. Imports no web framework, so that every command can read it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast import ErrorFormat
+from holdfast.stores.tenant_tables import TenantTable
 
-__all__ = ["SERVICES", "Service", "migration_packages", "service_for_path"]
+__all__ = ["SERVICES", "Service", "migration_packages", "service_for_path", "tenant_tables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class Service:
     paths: tuple[str, ...]
     error_format: ErrorFormat
     tenant_claim: str
+    # The tables with rows of tenants, which ``holdfast tenant`` exports and erases.
+    tables: tuple[str, ...]
 
     @property
     def package(self) -> str:
@@ -28,21 +32,58 @@ class Service:
 
 
 SERVICES: Final = (
-    Service("routes", ("/api/v1/routes",), ErrorFormat.PROBLEM, "sub"),
-    Service("walk", ("/tree", "/quest", "/step", "/walker", "/admin"), ErrorFormat.ENVELOPE, "sub"),
+    Service("routes", ("/api/v1/routes",), ErrorFormat.PROBLEM, "sub", ("route_requests",)),
+    Service(
+        "walk",
+        ("/tree", "/quest", "/step", "/walker", "/admin"),
+        ErrorFormat.ENVELOPE,
+        "sub",
+        (
+            "walk_reviews",
+            "attestation_logs",
+            "step_reports",
+            "step_logs",
+            "streak_states",
+            "walker_events",
+            "energy_ledger",
+            "tree_refunds",
+            "tree_allocations",
+            "quest_progress",
+            "walkers",
+        ),
+    ),
     Service(
         "field",
         ("/api/v1/activities", "/api/v1/contacts", "/api/v1/expenses"),
         ErrorFormat.PROBLEM,
         "sub",
+        ("field_items", "field_counters"),
     ),
-    Service("planning", ("/v1",), ErrorFormat.PROBLEM, "org"),
+    Service(
+        "planning",
+        ("/v1",),
+        ErrorFormat.PROBLEM,
+        "org",
+        (
+            "planning_search",
+            "planning_notifications",
+            "planning_dashboards",
+            "planning_assignments",
+            "planning_missions",
+            "planning_projects",
+        ),
+    ),
 )
 
 
 def migration_packages() -> list[tuple[str, str]]:
     """Return the name and the package of each service's migrations, for ``open_store``."""
     return [(service.name, f"{service.package}.migrations") for service in SERVICES]
+
+
+def tenant_tables() -> Mapping[str, Sequence[TenantTable]]:
+    """Return each service's tables by the name of its migrations, for ``holdfast tenant``."""
+    return {service.name: [TenantTable(name) for name in service.tables] for service in SERVICES}
 
 
 def service_for_path(path: str) -> Service | None:

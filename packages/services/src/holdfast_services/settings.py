@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from holdfast import Policy, Staleness
 from holdfast.errors import ConfigurationError
 from holdfast.server.rate_limits import check_limit
+from holdfast.stores.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
 from holdfast_services.field.policy import POLICY as FIELD
 from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.planning.settings import PlanningSettings
@@ -33,10 +34,12 @@ _MIN_HOURS: Final = 0.000001
 
 Hours = Annotated[float, Field(ge=_MIN_HOURS, le=_MAX_HOURS, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Days = Annotated[float, Field(ge=0, le=36_500, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, le=2**40)]
 
 _HOURS: Final = "a number of hours above 0, such as 24 or 0.5"
 _SECONDS: Final = "a number of seconds from 0 to 86400"
+_DAYS: Final = "a number of days, such as 365, or 0 to keep everything"
 _BYTES: Final = "a whole number of bytes"
 _URL: Final = "a URL"
 _ROUTES_TTL_ALIAS: Final = "ROUTES_IDEMPOTENCY_TTL_HOURS"
@@ -145,6 +148,9 @@ class Settings(SignInSettings, WalkSettings, StepSettings, PlanningSettings, Bas
     jobs_keep_dead_days: float = Field(
         30.0, gt=0, le=36_500, description="a number of days above 0, such as 30"
     )
+    # How long rows are kept; 0 keeps them for ever. Those of walk are in its settings.
+    audit_retention_days: Days = Field(0.0, description=_DAYS)
+    dead_letter_retention_days: Days = Field(365.0, description=_DAYS)
     cleanup_at: time = Field(time(3, 0), description="a time of day in UTC, such as 03:00")
 
     # How long responses are stored. Routes stores no errors, so it has one TTL.
@@ -223,6 +229,19 @@ class Settings(SignInSettings, WalkSettings, StepSettings, PlanningSettings, Bas
                 "that is sent again after its record has expired will run a second time"
             )
         return lines
+
+    def retention(self) -> list[Retention]:
+        """Return how long rows are kept, for the tables from which old rows are deleted."""
+        kept = (
+            (AUDIT_EVENTS, None, self.audit_retention_days),
+            (DEAD_LETTERS, None, self.dead_letter_retention_days),
+            ("walker_events", "created_at", self.walk_event_retention_days),
+            ("tree_refunds", "refunded_at", self.walk_refund_retention_days),
+            ("energy_ledger", "created_at", self.walk_ledger_retention_days),
+        )
+        return [
+            Retention(table, timedelta(days=days), column) for table, column, days in kept if days
+        ]
 
     def _with_limits(self, policy: Policy) -> Policy:
         """Apply the settings that all services share."""

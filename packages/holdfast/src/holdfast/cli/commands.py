@@ -13,6 +13,7 @@ from holdfast.cli.options import DEFAULT_DATABASE, App, Database, Json
 from holdfast.cli.outbox_commands import outbox_app
 from holdfast.cli.output import CommandError
 from holdfast.cli.target import AppTarget, choose_target
+from holdfast.cli.tenant_commands import tenant_app
 
 __all__ = ["create_app"]
 
@@ -74,6 +75,7 @@ def create_app() -> typer.Typer:
     app.add_typer(jobs_app, name="jobs")
 
     add_data_commands(app, keys_app)
+    app.add_typer(tenant_app, name="tenant")
     app.add_typer(outbox_app, name="outbox")
     return app
 
@@ -169,19 +171,26 @@ def sweep(
     context: typer.Context,
     database: Database = DEFAULT_DATABASE,
     app: App = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Only expired records of this tenant, and no old rows.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Delete expired records, in small batches.
+    """Delete expired records and old rows, in small batches.
 
-    A server does the same every HOLDFAST_SWEEP_EVERY_SECONDS (default: 3600).
+    A server deletes expired records every HOLDFAST_SWEEP_EVERY_SECONDS (default: 3600), and once a
+    day rows that are older than the retention of their table: that of the app with --app, or
+    HOLDFAST_AUDIT_RETENTION_DAYS, HOLDFAST_DEAD_LETTER_RETENTION_DAYS and the services' settings.
 
-    Example:
+    Examples:
         holdfast sweep --database sqlite:///holdfast.db
+
+        holdfast sweep --tenant ada
 
     """
     from holdfast.cli.database import sweep as run
 
-    run(choose_target(context, app=app, database=database), as_json=json)
+    run(choose_target(context, app=app, database=database), tenant=tenant, as_json=json)
 
 
 def worker(  # noqa: PLR0917 - typer turns the parameters into options

@@ -13,6 +13,7 @@ from typing import Any, Final, TypedDict, cast
 
 from holdfast import open_store
 from holdfast.cli.output import CommandError, print_json, print_table, redact_password
+from holdfast.cli.plugins import declared_by_packages
 from holdfast.cli.target import AppTarget, Target, describe_target
 from holdfast.clock import SystemClock
 from holdfast.errors import HoldfastError
@@ -20,12 +21,15 @@ from holdfast.ports import Store
 from holdfast.server.sweeper import Sweeper
 from holdfast.stores.factory import uses_psycopg
 from holdfast.stores.migrations import load_migrations
+from holdfast.stores.retention import Retention
+from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.urls import StoreUrl, parse_store_url
 
-__all__ = ["installed_migrations", "migrate", "opened", "sweep"]
+__all__ = ["installed_migrations", "migrate", "namespaces_in", "opened", "sweep"]
 
 _MIGRATIONS_GROUP: Final = "holdfast.migrations"
 _CONNECT_SECONDS: Final = 5
+_SWEEP_BATCH: Final = 500
 _APPLIED: Final = (
     "SELECT namespace, number, name FROM holdfast_migrations ORDER BY namespace, number"
 )
@@ -252,16 +256,45 @@ class _Counted:
         return deleted
 
 
-def sweep(target: Target, *, as_json: bool) -> None:
-    """Delete all expired records and print how many."""
-    deleted = asyncio.run(_sweep(target))
+def sweep(target: Target, *, tenant: str | None = None, as_json: bool) -> None:
+    """Delete all expired records and old rows, or a tenant's expired records; print how many."""
+    deleted, old = asyncio.run(_sweep(target) if tenant is None else _sweep_of(target, tenant))
     if as_json:
-        print_json({"deleted": deleted})
-    else:
-        print(f"{deleted} expired record{'' if deleted == 1 else 's'} deleted")
+        print_json({"deleted": deleted} | ({"old_rows": old} if old else {}))
+        return
+    print(f"{deleted} expired record{'' if deleted == 1 else 's'} deleted")
+    for table, count in old.items():
+        print(f"{count} old row{'' if count == 1 else 's'} of {table} deleted")
 
 
-async def _sweep(target: Target) -> int:
+async def _sweep_of(target: Target, tenant: str) -> tuple[int, dict[str, int]]:
+    async with opened(target) as store:
+        sql = load_queries("holdfast.stores", "records.sql", names=store.table_names)
+        params = {"tenant": tenant, "now": SystemClock().now(), "limit": _SWEEP_BATCH}
+        deleted = 0
+        while batch := len(await store.write(sql["sweep_records_of_tenant"], params)):
+            deleted += batch
+        return deleted, {}
+
+
+async def namespaces_in(store: Store) -> set[str]:
+    """Return the namespaces whose migrations an open store has."""
+    rows = await store.read(store.table_names.render(_APPLIED))
+    return {row["namespace"] for row in rows}
+
+
+async def _retention(target: Target, store: Store) -> list[Retention]:
+    """Return how long rows are kept: as the app says, or as the services in the database do."""
+    if isinstance(target, AppTarget):
+        from holdfast.cli.app_loader import load_holdfast
+
+        return list(load_holdfast(target.name).retention)
+    declared: dict[str, list[Retention]] = declared_by_packages("retention")
+    present = await namespaces_in(store)
+    return [rule for name, rules in declared.items() if name in present for rule in rules]
+
+
+async def _sweep(target: Target) -> tuple[int, dict[str, int]]:
     progress: Any = nullcontext(None)
     if sys.stderr.isatty():
         from rich.console import Console
@@ -272,6 +305,9 @@ async def _sweep(target: Target) -> int:
             counted = cast("Store", _Counted(store, status))
             sweeper = Sweeper(counted, SystemClock())
             try:
-                return await sweeper.sweep()
+                deleted = await sweeper.sweep()
+                retention = await _retention(target, store)
+                old = Sweeper(store, SystemClock(), retention=retention)
+                return deleted, await old.delete_old_rows()
             except HoldfastError as error:
                 raise CommandError(f"{describe_target(target)}: {error}") from error

@@ -9,8 +9,13 @@ A package adds commands with an entry point in its ``pyproject.toml``::
 ``holdfast --help`` and for every command that the library does not have itself, so commands should
 import what they need when they run.
 
-A package with jobs may have a function ``default_worker`` in the same module: that is what
-``holdfast worker`` runs without ``--app``.
+The same module may have three more functions:
+
+- ``default_worker``, of a package with jobs: what ``holdfast worker`` runs without ``--app``;
+- ``tenant_tables()``, of a package with migrations: a ``TenantTable`` for each table with rows of
+  tenants, in a mapping from the namespace of the migrations that create them. ``holdfast tenant``
+  exports and erases them in databases that have these migrations;
+- ``retention()``: a mapping of the same kind to ``Retention`` rules, for ``holdfast sweep``.
 
 This module works without typer: ``holdfast serve`` names the package to install even where only
 the library itself is installed.
@@ -31,6 +36,7 @@ __all__ = [
     "PACKAGE_OF_COMMAND",
     "RENAMED_COMMANDS",
     "add_plugins",
+    "declared_by_packages",
     "default_worker",
     "error_without_typer",
     "install_argument",
@@ -120,6 +126,21 @@ def default_worker() -> Callable[..., int] | None:
         if found is not None:
             return found
     return None
+
+
+def declared_by_packages(function: str) -> dict[str, list[Any]]:
+    """Return what installed packages declare for the namespaces of their migrations.
+
+    ``function`` is ``tenant_tables`` or ``retention``.
+    """
+    from importlib import import_module
+
+    found: dict[str, list[Any]] = {}
+    for entry_point in _installed():
+        declared = getattr(import_module(entry_point.module), function, None)
+        for namespace, declarations in (declared() if declared is not None else {}).items():
+            found.setdefault(namespace, []).extend(declarations)
+    return found
 
 
 def error_without_typer(arguments: Sequence[str]) -> CommandError:

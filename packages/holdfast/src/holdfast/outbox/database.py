@@ -36,6 +36,7 @@ from holdfast.stores.migrations import (
     run_steps,
     split_statements,
 )
+from holdfast.stores.private_files import create_private_file
 
 __all__ = [
     "AppConnection",
@@ -362,9 +363,7 @@ def translated(error: Exception, path: Path) -> OutboxFileError:
 def _make_private(path: Path) -> None:
     """Create the file, readable by its owner only; SQLite gives its log the same mode."""
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except FileExistsError:
-        return
+        create_private_file(path)
     except OSError as error:
         raise FileReadOnlyError(f"{path} cannot be created: {error.strerror}") from error
 
@@ -411,6 +410,9 @@ def _prepare_schema(database: Database, *, busy_seconds: float, create: bool) ->
         if _checked_version(database, newest=newest) == 0:
             _check_tables_absent(database)
         run_steps(apply_migrations(migrations, _SchemaVersion()), database.rows)
+        # Of a process that was killed while it encrypted the file. One that does so now would
+        # have the lock that this transaction holds.
+        _remove(_copy_of(database.path))
         database.rows("COMMIT")
     except BaseException:
         database.rollback()
@@ -487,10 +489,12 @@ def rekey(database: Database, old: str | bytes | None, new: str | bytes) -> None
         raise UsageError('open the outbox with driver="apsw" to encrypt it')
     new_key = key_text(new)
     path = database.path
-    copy = path.with_name(f"{path.name}-rekey")
+    copy = _copy_of(path)
     _lock_exclusively(database)
     try:
         _remove(copy)
+        # The copy of a plain file is plain until it is encrypted, and so is its journal.
+        create_private_file(copy)
         database.rows("VACUUM INTO ?", (os.fspath(copy),))
         copied = connect(copy, "apsw", None, 1.0)
         try:
@@ -538,9 +542,20 @@ def _unlock(database: Database) -> None:
     database.switch_to_wal(_REKEY_BUSY_SECONDS)
 
 
+def _copy_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-rekey")
+
+
 def _remove(copy: Path) -> None:
-    for name in (copy.name, f"{copy.name}-journal"):
-        copy.with_name(name).unlink(missing_ok=True)
+    """Remove an unfinished copy. Raises ``FileReadOnlyError``."""
+    for name in (copy.name, f"{copy.name}-journal", f"{copy.name}-wal", f"{copy.name}-shm"):
+        try:
+            copy.with_name(name).unlink(missing_ok=True)
+        except OSError as error:
+            raise FileReadOnlyError(
+                f"{copy.with_name(name)} is left from an unfinished encryption and cannot be "
+                f"removed: {error.strerror}"
+            ) from error
 
 
 def _sync(path: Path) -> None:

@@ -51,6 +51,8 @@ from holdfast.server.route_table import (
 from holdfast.server.sweeper import Sweeper
 from holdfast.server.view_guard import check_endpoint, check_policy, no_caller
 from holdfast.stores.factory import store_of
+from holdfast.stores.retention import Retention
+from holdfast.stores.tenant_tables import TenantTable
 
 __all__ = ["Holdfast"]
 
@@ -98,6 +100,7 @@ class Holdfast(Generic[TransactionT_co]):
         limiter: RateLimiter | None = None,
         memory_bytes: int = 32 * 1024 * 1024,
         sweep_every_seconds: float | None = 3600.0,
+        retention: Sequence[Retention] = (),
         breaker: Breaker | None = None,
         metrics: Metrics | None = None,
         clock: Clock | None = None,
@@ -114,6 +117,8 @@ class Holdfast(Generic[TransactionT_co]):
         of the caller. With it, guarded handlers claim their key after the app's own dependencies
         have run. ``identify`` gets only the head of the request, and needs no framework.
         ``tenants=SINGLE_TENANT`` says that callers are not kept apart: all share one tenant.
+        ``retention`` says how long audit events, dead letters or rows of the app are kept; the
+        sweep deletes older ones once a day.
         """
         if tenants is not None and tenants is not SINGLE_TENANT:
             raise ConfigurationError(f"tenants must be SINGLE_TENANT of holdfast, not {tenants!r}")
@@ -165,8 +170,16 @@ class Holdfast(Generic[TransactionT_co]):
             breaker=breaker,
             faults=faults,
         )
+        # Tables of the app with rows of tenants, beside the library's own.
+        self.tenant_tables: list[TenantTable] = []
+        # How long rows are kept.
+        self.retention = tuple(retention)
         self._sweeper = Sweeper(
-            self.store, self.clock, self.metrics, every_seconds=sweep_every_seconds
+            self.store,
+            self.clock,
+            self.metrics,
+            every_seconds=sweep_every_seconds,
+            retention=self.retention,
         )
         # The job handlers of the app.
         self.jobs = JobRegistry()
@@ -488,6 +501,18 @@ class Holdfast(Generic[TransactionT_co]):
     async def sweep(self) -> int:
         """Delete all expired records now; return how many."""
         return await self._sweeper.sweep()
+
+    async def delete_old_rows(self) -> dict[str, int]:
+        """Delete rows older than ``retention`` now; return how many of each table."""
+        return await self._sweeper.delete_old_rows()
+
+    def add_tenant_table(self, name: str, *, column: str = "tenant") -> None:
+        """Include a table of the app in ``holdfast tenant export`` and ``holdfast tenant erase``.
+
+        ``column`` holds the tenant of a row. Rows are deleted in the order of these calls: add a
+        table before those that its foreign keys refer to. Raises ``ConfigurationError``.
+        """
+        self.tenant_tables.append(TenantTable(name, column))
 
 
 def _no_choice(what: str) -> ConfigurationError:

@@ -1,6 +1,6 @@
 """The options of ``Holdfast``, as a type: type checkers find misspelt ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 from holdfast.core.breaker import Breaker
@@ -11,6 +11,7 @@ from holdfast.observability.traces import Spans
 from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache
 from holdfast.server.asgi import RateLimiter
 from holdfast.server.request_head import Identify
+from holdfast.stores.retention import Retention
 
 __all__ = ["HoldfastOptions"]
 
@@ -27,6 +28,7 @@ class HoldfastOptions(TypedDict, total=False):
     limiter: RateLimiter | None
     memory_bytes: int
     sweep_every_seconds: float | None
+    retention: Sequence[Retention]
     breaker: Breaker | None
     metrics: Metrics | None
     clock: Clock | None

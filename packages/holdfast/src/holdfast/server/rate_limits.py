@@ -31,6 +31,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import ConfigurationError
 from holdfast.ports import Clock
 from holdfast.stores.busy_retry import until_free
+from holdfast.stores.private_files import create_database_file
 from holdfast.stores.sqlite.rows import is_busy
 
 __all__ = ["LimitsRateLimiter", "check_limit"]
@@ -223,6 +224,7 @@ class _FileWindows:
         return None
 
     def _connect(self) -> sqlite3.Connection:
+        create_database_file(str(self._path))
         db = sqlite3.connect(self._path, timeout=_FILE_BUSY_SECONDS, isolation_level=None)
         try:
             until_free(

@@ -1,25 +1,32 @@
-"""Deletes expired records in small batches, so that live traffic is not slowed down."""
+"""Deletes expired records and old rows in small batches, so as not to slow down live traffic."""
 
 import asyncio
 import contextvars
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from holdfast.errors import StoreError
+from holdfast.errors import ConfigurationError, StoreError
 from holdfast.ports import Clock, Metrics, Store, SweepMetrics
+from holdfast.stores.retention import Retention, delete_old_rows
 
 __all__ = ["Sweeper"]
 
 _BATCH: Final = 500
 # Between batches the sweep sleeps as long as the batch took: at most half of one connection's time.
 _MIN_PAUSE_SECONDS: Final = 0.005
+# Rows are kept for days: more often would find little.
+_RETENTION_EVERY_SECONDS: Final = 86_400.0
 
 _log = logging.getLogger("holdfast.sweep")
 
 
 class Sweeper:
-    """Deletes expired records periodically. Several processes may sweep at the same time."""
+    """Deletes expired records periodically, and old rows once a day.
+
+    Several processes may sweep at the same time.
+    """
 
     def __init__(
         self,
@@ -28,12 +35,15 @@ class Sweeper:
         metrics: Metrics | None = None,
         *,
         every_seconds: float | None = None,
+        retention: Sequence[Retention] = (),
     ) -> None:
         """With ``every_seconds`` None, ``start`` does nothing."""
         self._store = store
         self._clock = clock
         self._metrics = metrics
         self._every_seconds = every_seconds
+        self._retention = retention
+        self._retention_due = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -72,12 +82,23 @@ class Sweeper:
             self._metrics.swept(deleted, self._clock.monotonic() - started)
         return deleted
 
+    async def delete_old_rows(self) -> dict[str, int]:
+        """Delete the rows that ``retention`` says are too old; return how many of each table."""
+        now = self._clock.now()
+        return {
+            rule.table: await delete_old_rows(self._store, rule, now) for rule in self._retention
+        }
+
     async def _forever(self, every_seconds: float) -> None:
         while True:
             await asyncio.sleep(every_seconds)
             try:
                 deleted = await self.sweep()
-            except StoreError as error:
+                if self._retention and self._clock.monotonic() >= self._retention_due:
+                    old = await self.delete_old_rows()
+                    self._retention_due = self._clock.monotonic() + _RETENTION_EVERY_SECONDS
+                    _log.info("retention", extra={f"{table}_rows": n for table, n in old.items()})
+            except (StoreError, ConfigurationError) as error:
                 _log.warning(
                     "the sweep failed and will be repeated at the next interval: %s", error
                 )

@@ -41,6 +41,7 @@ from holdfast.stores.migrations import (
 from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.parameters import named_parameters
 from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literal
+from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import can_send_messages, send_message
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
@@ -131,6 +132,7 @@ class DjangoStore:
     async def open(self) -> None:
         """Migrate the schema."""
         if not self._is_open:
+            create_database_file(self.sqlite_path)
             await self.in_thread(self.migrate)
             self._is_open = True
 

@@ -11,3 +11,11 @@ UPDATE holdfast_secret SET cache_epoch = :epoch;
 DELETE FROM holdfast_idempotency_records
  WHERE tenant = :tenant AND endpoint = :endpoint AND idempotency_key = :key
    AND request_id = :request_id;
+
+-- name: sweep_records_of_tenant
+-- One batch of expired records.
+DELETE FROM holdfast_idempotency_records
+ WHERE tenant = :tenant AND (endpoint, idempotency_key) IN (
+       SELECT endpoint, idempotency_key FROM holdfast_idempotency_records
+        WHERE tenant = :tenant AND expires_at <= :now LIMIT :limit)
+RETURNING 1 AS deleted;

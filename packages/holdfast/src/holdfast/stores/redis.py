@@ -25,7 +25,7 @@ with needs_extra("redis"):
 
 from holdfast.core.breaker import Breaker
 from holdfast.core.idempotency_record import Record, RecordId
-from holdfast.errors import ConfigurationError, StoreError
+from holdfast.errors import ConfigurationError, StoreError, StoreUnavailableError
 
 __all__ = ["RedisRecords"]
 
@@ -38,6 +38,7 @@ _CONTEXT: Final = b"holdfast record 2"
 _MAC_BYTES: Final = 32
 _MAX_CONNECTIONS: Final = 32
 _MAX_BATCH: Final = 500
+_OPERATOR_TIMEOUT_SECONDS: Final = 10.0
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
@@ -131,6 +132,27 @@ class RedisRecords:
         for start in range(0, len(names), _MAX_BATCH):
             batch = names[start : start + _MAX_BATCH]
             await self._try(lambda batch=batch: self._redis.delete(*batch))  # type: ignore[misc]
+
+    async def forget_tenant(self, tenant: str) -> int:
+        """Delete all values of a tenant and return how many, for operators.
+
+        Raises ``StoreUnavailableError``: unlike a cache, an erasure must not be skipped. Tenants
+        whose names begin with this one and a colon may lose theirs too, which costs them a query.
+        """
+        special = str.maketrans({character: f"\\{character}" for character in "\\*?[]^"})
+        pattern = _utf8(f"{self._prefix}:{tenant}:".translate(special)) + b"*"
+        deleted, cursor = 0, 0
+        try:
+            while True:
+                async with timeout(_OPERATOR_TIMEOUT_SECONDS):
+                    cursor, names = await self._redis.scan(cursor, match=pattern, count=_MAX_BATCH)
+                    if names:
+                        deleted += int(await self._redis.unlink(*names))
+                if not cursor:
+                    return deleted
+        except _OUTAGES as error:
+            reason = str(error) or type(error).__name__
+            raise StoreUnavailableError(f"Redis: {reason}") from error
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""

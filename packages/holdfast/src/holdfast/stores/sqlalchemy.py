@@ -52,6 +52,7 @@ from holdfast.stores.postgres.params import (
     rows_changed,
     text_literal,
 )
+from holdfast.stores.private_files import create_database_file
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
@@ -198,6 +199,7 @@ class SqlAlchemyStore:
         self._turn = asyncio.Lock()  # a lock belongs to one event loop
         self.gate = self._new_gate()
         self._is_open = True
+        create_database_file(self.sqlite_path)
         try:
             with translating_refusals():
                 await self._transact(self._apply_migrations)

@@ -39,6 +39,7 @@ from holdfast.stores.migrations import (
 )
 from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.postgres.params import positional
+from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import can_begin
 from holdfast.stores.pyformat import to_pyformat
 from holdfast.stores.rows import audit_values, finish_values, record_of
@@ -198,6 +199,7 @@ class SqlAlchemySyncStore:
         self._threads.open()
         self._is_open = True
         event.listen(self._engine, "handle_error", self._after_error)
+        create_database_file(self.sqlite_path)
         try:
             with translating_refusals():
                 await self._transact(self._apply_migrations)

@@ -1,13 +1,17 @@
-"""The options of ``holdfast serve`` and ``token``, and the services' part of ``worker``."""
+"""The options of ``serve`` and ``token``, and the services' part of other commands."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from holdfast.cli.worker import WorkerOptions
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["default_worker", "register"]
+    from holdfast.cli.worker import WorkerOptions
+    from holdfast.stores.retention import Retention
+    from holdfast.stores.tenant_tables import TenantTable
+
+__all__ = ["default_worker", "register", "retention", "tenant_tables"]
 
 _DATABASE = "sqlite:///holdfast.db"
 
@@ -16,6 +20,20 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this package to ``holdfast``."""
     for command in (serve, token):
         app.command()(command)
+
+
+def tenant_tables() -> "Mapping[str, Sequence[TenantTable]]":
+    """Return the services' tables with rows of tenants, for ``holdfast tenant``."""
+    from holdfast_services.registry import tenant_tables as of_services
+
+    return of_services()
+
+
+def retention() -> "Mapping[str, Sequence[Retention]]":
+    """Return how long rows are kept, for ``holdfast sweep``. All services share one database."""
+    from holdfast_services.settings import load_settings
+
+    return {"walk": load_settings().retention()}
 
 
 def serve(  # noqa: PLR0917 - typer turns them into options

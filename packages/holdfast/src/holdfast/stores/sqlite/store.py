@@ -19,6 +19,7 @@ from holdfast.stores.migrations import (
     load_migrations,
     run_steps,
 )
+from holdfast.stores.private_files import create_database_file
 from holdfast.stores.rows import record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.connection_thread import ConnectionThread
@@ -89,6 +90,7 @@ class SqliteStore:
             return
         # New ones: a thread starts only once, and a lock belongs to one event loop.
         self._make_threads()
+        create_database_file(self._path)
         try:
             await self._writing.start()
             await self._writing.run(self._migrate)

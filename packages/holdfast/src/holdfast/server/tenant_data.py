@@ -1,0 +1,184 @@
+"""Everything that is stored of one tenant: counted, exported and erased, for operators."""
+
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final, Self
+
+from holdfast.core.idempotency_record import AuditEvent
+from holdfast.errors import ConfigurationError, HoldfastError, StoreError
+from holdfast.ids import new_id, new_request_id
+from holdfast.ports import Clock, Row, Store
+from holdfast.server.cache_epoch import new_epoch
+from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.tenant_tables import (
+    Columns,
+    TenantTable,
+    covered_tables,
+    delete_batch,
+    plain_name,
+    read_rows,
+    uncovered_tables,
+)
+
+__all__ = ["OPERATOR_TENANT", "Erased", "StillWrittenError", "TenantData"]
+
+OPERATOR_TENANT: Final = "holdfast:operator"
+"""The tenant of audit events about tenants that do not exist any more."""
+
+_STARTED: Final = "tenant.erase_started"
+_ERASED: Final = "tenant.erased"
+_OK: Final = 200
+_ACCEPTED: Final = 202
+# Rows that are written while others are deleted are found by the next pass.
+_PASSES: Final = 3
+
+
+class StillWrittenError(HoldfastError):
+    """Rows of the tenant were written as fast as they were erased."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """How many rows of each table were erased, how many values in Redis, and the audit event."""
+
+    rows: dict[str, int]
+    cached: int | None
+    audit_id: str
+
+
+class TenantData:
+    """The tables that hold rows of tenants, in the order in which rows are deleted."""
+
+    def __init__(self, store: Store, clock: Clock, tables: dict[TenantTable, Columns]) -> None:
+        """Use ``open`` instead."""
+        self._store = store
+        self._clock = clock
+        self._tables = tables
+
+    @classmethod
+    async def open(cls, store: Store, clock: Clock, others: Sequence[TenantTable] = ()) -> Self:
+        """Look at the library's tables and ``others`` in an open store.
+
+        Raises ``ConfigurationError`` for a table that does not exist or cannot be used.
+        """
+        return cls(store, clock, await covered_tables(store, others))
+
+    async def uncovered(self) -> list[str]:
+        """Return tables with a column ``tenant`` that are neither the library's nor were given."""
+        return await uncovered_tables(self._store, list(self._tables))
+
+    async def count(self, tenant: str) -> dict[str, int]:
+        """Return the number of rows of a tenant by table."""
+        counts = {}
+        for table in self._tables:
+            rows = await self._store.read(
+                f"SELECT count(*) AS n FROM {table.name}"  # noqa: S608 - checked names
+                f" WHERE {table.column} = :tenant",
+                {"tenant": tenant},
+            )
+            counts[plain_name(table.name)] = int(rows[0]["n"])
+        return counts
+
+    async def rows(self, tenant: str) -> AsyncIterator[tuple[str, Row]]:
+        """Yield every row with the name of its table. Reads one page at a time.
+
+        Each page is of the instant at which it is read.
+        """
+        for table, columns in self._tables.items():
+            async for row in read_rows(self._store, table, columns, tenant):
+                yield plain_name(table.name), row
+
+    async def erase(
+        self,
+        tenant: str,
+        *,
+        actor: str,
+        reason: str,
+        forget_cached: Callable[[str], Awaitable[int]] | None = None,
+        on_progress: Callable[[str, int], None] = lambda _table, _rows: None,
+    ) -> Erased:
+        """Delete every row of a tenant in small batches, then what caches hold.
+
+        May be interrupted and run again. Two audit events under ``OPERATOR_TENANT`` say that an
+        erasure began and ended; they have a keyed hash of the tenant's name instead of the name.
+        ``forget_cached`` deletes the tenant's values in Redis and returns how many.
+
+        Raises ``StillWrittenError`` if rows are written as fast as they are deleted.
+        """
+        if not tenant:
+            raise ConfigurationError("the name of the tenant is empty")
+        pseudonym = await self._pseudonym(tenant)
+        await self._audit(_STARTED, _ACCEPTED, pseudonym, actor, reason)
+        if self._store.name == "sqlite":
+            # Otherwise deleted rows stay readable in free pages of the file.
+            await self._store.write("PRAGMA secure_delete = ON")
+        erased = dict.fromkeys((plain_name(table.name) for table in self._tables), 0)
+        for _ in range(_PASSES):
+            for table, columns in self._tables.items():
+                name = plain_name(table.name)
+                while batch := await delete_batch(self._store, table, columns, tenant):
+                    erased[name] += batch
+                    on_progress(name, erased[name])
+            if not any((await self.count(tenant)).values()):
+                break
+        else:
+            raise StillWrittenError(
+                "rows of this tenant are written while they are erased: end its access, then run "
+                "the command again"
+            )
+        # The new epoch makes memory and Redis forget all records: from here on none is replayed.
+        # It comes after the deletion, or a server could cache a record in between.
+        said = f"{reason} ({sum(erased.values())} rows)"
+        audit_id = await self._audit(_ERASED, _OK, pseudonym, actor, said, renew_epoch=True)
+        cached = None if forget_cached is None else await forget_cached(tenant)
+        if self._store.name == "sqlite":
+            # The log still has the rows as they were. A server that reads keeps it a while longer.
+            with suppress(StoreError):
+                await self._store.read("PRAGMA wal_checkpoint(TRUNCATE)")
+        return Erased(erased, cached, audit_id)
+
+    async def _pseudonym(self, tenant: str) -> str:
+        """Return a hash that only a holder of the database's secret can compute from a name."""
+        secret = await self._store.secret()
+        name = tenant.encode("utf-8", "surrogatepass")
+        return hmac.new(secret, b"tenant " + name, sha256).hexdigest()
+
+    async def _audit(
+        self,
+        what: str,
+        status: int,
+        pseudonym: str,
+        actor: str,
+        reason: str,
+        *,
+        renew_epoch: bool = False,
+    ) -> str:
+        now = self._clock.now()
+        request_id = new_request_id()
+        event = AuditEvent(
+            id=new_id(now),
+            tenant=OPERATOR_TENANT,
+            actor=actor,
+            endpoint=what,
+            payload_hash=pseudonym,
+            status=status,
+            request_id=request_id,
+            correlation_id=request_id,
+            created_at=now,
+            resource=f"tenant:{pseudonym[:16]}",
+            reason=reason,
+        )
+        unit: Any = await self._store.begin()
+        try:
+            if renew_epoch:
+                names = self._store.table_names
+                sql = load_queries("holdfast.stores", "records.sql", names=names)
+                await unit.statements.execute(sql["renew_cache_epoch"], {"epoch": new_epoch()})
+            await unit.commit(None, event)
+        except BaseException:
+            await unit.rollback()
+            raise
+        return event.id
