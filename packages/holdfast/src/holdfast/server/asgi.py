@@ -37,6 +37,7 @@ from holdfast.server.response_buffer import (
     ResponseBuffer,
     ResponseDiscarded,
     Send,
+    remove_response_extensions,
     send_response,
 )
 from holdfast.server.route_table import SAFE_METHODS, Match
@@ -290,6 +291,7 @@ class GuardMiddleware:
         send_to: Send = buffer.send
         if isinstance(claimed, PendingRequest):
             send_to = responder.passing_on_unclaimed(buffer.send)
+        remove_response_extensions(scope)
         try:
             await self._app(scope, receive, send_to)
         except Exception as error:
