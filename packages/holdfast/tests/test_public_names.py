@@ -41,6 +41,7 @@ ELSEWHERE = {
     "core.retry": ["CLIENT", "DEVICE", "QUEUE", "WORKER", "RetryPolicy"],
     "core.tenants": ["ALL_TENANTS"],
     "core.versions": ["check_version", "etag", "expected_version"],
+    "jobs.sync_handler": ["SyncJobContext"],
     "fastapi": ["Caller", "Run", "Session", "Tx"],
     "server.jwt_auth": ["JwtIdentify", "mint_token"],
     "server.rate_limits": ["LimitsRateLimiter"],
