@@ -46,6 +46,7 @@ from holdfast.errors import (
 )
 from holdfast.server.app import Holdfast
 from holdfast.server.django_routes import later_route
+from holdfast.server.guarded_endpoint import refuse_generator
 from holdfast.server.guarded_request import Principal
 from holdfast.server.request_thread import run_in_request_thread
 from holdfast.server.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
@@ -224,6 +225,7 @@ class _ViewGuard:
                 "below @api_view, or on the class or its methods"
             )
         refuse_coroutine(view)
+        refuse_generator(view)
         if not isinstance(view, partial):  # method_decorator makes one for each request
             name_of_view(view)  # refuses handlers of GET
 
@@ -470,6 +472,9 @@ def _complete(response: Any, view: str, max_bytes: int) -> Any:
     if not response.streaming:
         return response
     length = response.get("Content-Length", "")
+    if not length.isdigit() or response.is_async or int(length) > max_bytes:
+        for close_file in response._resource_closers:  # noqa: SLF001 - close() would end the request
+            close_file()
     if not length.isdigit() or response.is_async:
         raise StreamingResponseError(
             f"the guarded view {view} streams its response, which is stored with the transaction "

@@ -90,6 +90,8 @@ def _collect(app: WsgiApp, environ: Environ, body: bytes, max_bytes: int) -> Res
         return written.append
 
     environ = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+    # A file that the server would send, e.g. by its path, could not be stored.
+    environ.pop("wsgi.file_wrapper", None)
     chunks = app(environ, start_response)
     try:
         size = 0
