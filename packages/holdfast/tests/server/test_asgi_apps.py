@@ -416,17 +416,17 @@ async def test_named_guard_does_not_replay_across_its_routes(holdfast: Holdfast)
     holdfast.install(app)
     create = guarded(holdfast, "create")
     app.add_api_route("/cars", create, methods=["POST", "PUT"])
-    app.add_api_route("/{kind}/new", create, methods=["POST"])
+    app.add_api_route("/bikes", create, methods=["POST"])
     async with client_of(holdfast, app) as client:
         await assert_guarded(client, "/cars")
-        refused = await client.post("/bikes/new", headers=KEY)
+        refused = await client.post("/bikes", headers=KEY)
         assert (refused.status_code, refused.json()["code"]) == (
             409,
             "idempotency.payload_mismatch",
         )
         assert (await client.put("/cars", headers=KEY)).status_code == 409
         other = {"Idempotency-Key": "key-2"}
-        first, again = [await client.post("/bikes/new", headers=other) for _ in range(2)]
+        first, again = [await client.post("/bikes", headers=other) for _ in range(2)]
         assert (first.content, again.headers["Idempotency-Replayed"]) == (again.content, "true")
 
 
