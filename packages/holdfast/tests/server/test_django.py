@@ -19,7 +19,7 @@ from django.contrib.contenttypes.models import ContentType  # noqa: E402
 from django.core.cache import cache  # noqa: E402
 from django.db import IntegrityError, connections  # noqa: E402
 from django.http import FileResponse, HttpRequest, HttpResponse  # noqa: E402
-from django.test import Client, TestCase, override_settings  # noqa: E402
+from django.test import AsyncClient, Client, TestCase, override_settings  # noqa: E402
 from django.test.client import MULTIPART_CONTENT  # noqa: E402
 from django.urls import include, path  # noqa: E402
 from django.utils.decorators import method_decorator  # noqa: E402
@@ -519,6 +519,15 @@ def test_empty_key_is_refused_where_keys_are_optional() -> None:
     refused = post(Client(), "/company", headers | {"Idempotency-Key": ""})
     assert (refused.status_code, refused.json()["code"]) == (400, "idempotency.key_invalid")
     assert post(Client(), "/company", headers).status_code == 201
+
+
+async def test_guard_works_below_the_asgi_handler_of_django() -> None:
+    client, headers = AsyncClient(), {"X-Company": "acme"}
+    refused = await client.post("/company", headers=headers | {"Idempotency-Key": ""})
+    assert (refused.status_code, refused.json()["code"]) == (400, "idempotency.key_invalid")
+    again = headers | key()
+    first, replay = [await client.post("/company", headers=again) for _ in range(2)]
+    assert (first.status_code, replay.content, is_replay(replay)) == (201, first.content, True)
 
 
 def test_form_whose_csrf_token_was_checked_is_compared_by_its_fields_and_files() -> None:
