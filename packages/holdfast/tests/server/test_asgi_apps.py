@@ -156,6 +156,19 @@ async def test_a_bare_asgi_app(holdfast: Holdfast) -> None:
         assert responses[0].content != responses[1].content
 
 
+async def test_method_in_lower_case_is_guarded(holdfast: Holdfast) -> None:
+    holdfast.guard_path("POST", "/things")
+    app = holdfast.wrap(bare_app)
+    await holdfast.open()
+    for replayed in (False, True):
+        connection = Connection(method="post")
+        connection.feed(b"{}")
+        await connection.run(app)
+        names = [name for name, _ in connection.sent[0]["headers"]]
+        assert (connection.status, b"idempotency-replayed" in names) == (201, replayed)
+    await holdfast.close()
+
+
 async def test_a_bare_app_is_opened_and_closed_by_its_lifespan(holdfast: Holdfast) -> None:
     app = holdfast.wrap(bare_app)
     connection = Connection()

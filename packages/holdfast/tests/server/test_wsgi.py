@@ -79,6 +79,15 @@ def test_empty_or_ambiguous_key_is_refused_where_keys_are_optional(
     assert refused.json["code"] == "idempotency.key_invalid"  # type: ignore[index]
 
 
+def test_method_in_lower_case_is_guarded(guard: WsgiGuard) -> None:
+    options: Any = {"data": b"boots", "headers": KEY | {"Authorization": "ann"}}
+    method = {"REQUEST_METHOD": "post"}
+    for replayed in (None, "true"):
+        response = Client(guard).open("/orders/a", environ_overrides=method, **options)
+        assert (response.status_code, response.data) == (201, b"made boots")
+        assert response.headers.get("Idempotency-Replayed") == replayed
+
+
 class Unreadable:
     """A file as a server sends it by itself: not readable by anyone else, as uWSGI's."""
 

@@ -116,7 +116,8 @@ class GuardMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        method: str = scope["method"]
+        # In upper case by the standard, but not every server converts it, and many apps do.
+        method: str = scope["method"].upper()
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):

@@ -32,7 +32,7 @@ def refuse_unguarded(handler: Any) -> Any:
 
         @wraps(dispatch)
         async def guarded_dispatch(self: Any) -> None:
-            method = self.scope["method"]
+            method = self.scope["method"].upper()
             if method not in SAFE_METHODS and hasattr(self, method.lower()):
                 check_is_guarded(handler)
             await dispatch(self)

@@ -58,7 +58,8 @@ class WsgiGuard:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one WSGI request."""
-        method, path = environ["REQUEST_METHOD"], _path(environ)
+        # Apps convert the method to upper case, and would run ``post`` as POST.
+        method, path = environ["REQUEST_METHOD"].upper(), _path(environ)
         match = None if method in SAFE_METHODS else self.holdfast.table().find(method, path)
         if match is None:
             return self._app(environ, start_response)
