@@ -43,6 +43,7 @@ ELSEWHERE = {
     "core.versions": ["check_version", "etag", "expected_version"],
     "fastapi": ["Caller", "Run", "Session", "Tx", "principal_from"],
     "server.identify": ["ApiKeyIdentify", "hash_api_key", "principal_from"],
+    "jobs.sync_handler": ["SyncJobContext"],
     "server.jwt_auth": ["JwtIdentify", "mint_token"],
     "server.rate_limits": ["LimitsRateLimiter"],
     "server.request_head": ["RequestHead"],

@@ -309,20 +309,6 @@ async def test_handler_that_cancels_itself_fails_like_any_other(lab: JobsLab) ->
     await lab.quiet()
 
 
-async def test_handler_that_is_not_a_coroutine_fails_its_job_only(
-    lab: JobsLab,
-) -> None:
-    @lab.jobs.handler("plain", max_attempts=1)
-    def plain(job: JobContext) -> Any:
-        return None
-
-    await lab.start_worker()
-    job_id = await lab.enqueued("plain", max_attempts=1)
-    dead = await lab.until(job_id, "dead")
-    assert dead.error is not None
-    assert dead.error.startswith("TypeError")
-
-
 async def test_failed_attempt_is_logged_as_error_with_its_job_and_traceback(
     effect_lab: JobsLab, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
 
 from holdfast import SINGLE_TENANT, Holdfast, Policy, Principal, ServiceError
 from holdfast.errors import (
@@ -156,6 +156,19 @@ async def test_a_bare_asgi_app(holdfast: Holdfast) -> None:
         await assert_guarded(client, "/things/a")
         responses = [await client.post("/others", headers=KEY) for _ in range(2)]
         assert responses[0].content != responses[1].content
+
+
+async def test_method_in_lower_case_is_guarded(holdfast: Holdfast) -> None:
+    holdfast.guard_path("POST", "/things")
+    app = holdfast.wrap(bare_app)
+    await holdfast.open()
+    for replayed in (False, True):
+        connection = Connection(method="post")
+        connection.feed(b"{}")
+        await connection.run(app)
+        names = [name for name, _ in connection.sent[0]["headers"]]
+        assert (connection.status, b"idempotency-replayed" in names) == (201, replayed)
+    await holdfast.close()
 
 
 async def test_a_bare_app_is_opened_and_closed_by_its_lifespan(holdfast: Holdfast) -> None:
@@ -411,6 +424,111 @@ class Things(HTTPEndpoint):
 
     async def post(self, request: Request) -> Response:
         return await fresh(request)
+
+
+async def test_named_guard_does_not_replay_across_its_routes(holdfast: Holdfast) -> None:
+    app = FastAPI()
+    holdfast.install(app)
+    create = guarded(holdfast, "create")
+    app.add_api_route("/cars", create, methods=["POST", "PUT"])
+    app.add_api_route("/bikes", create, methods=["POST"])
+    async with client_of(holdfast, app) as client:
+        await assert_guarded(client, "/cars")
+        refused = await client.post("/bikes", headers=KEY)
+        assert (refused.status_code, refused.json()["code"]) == (
+            409,
+            "idempotency.payload_mismatch",
+        )
+        assert (await client.put("/cars", headers=KEY)).status_code == 409
+        other = {"Idempotency-Key": "key-2"}
+        first, again = [await client.post("/bikes", headers=other) for _ in range(2)]
+        assert (first.content, again.headers["Idempotency-Replayed"]) == (again.content, "true")
+
+
+async def test_endpoint_classes_are_guarded_as_a_whole_and_by_method(holdfast: Holdfast) -> None:
+    @holdfast.guard("whole")
+    class Whole(HTTPEndpoint):
+        async def get(self, request: Request) -> Response:
+            return JSONResponse({"read": True})
+
+        async def post(self, request: Request) -> Response:
+            return await fresh(request)
+
+    class Child(Whole):
+        async def put(self, request: Request) -> Response:
+            return await fresh(request)
+
+    class ByMethod(HTTPEndpoint):
+        @holdfast.guard("by-method")
+        async def post(self, request: Request) -> Response:
+            return await fresh(request)
+
+        async def put(self, request: Request) -> Response:
+            return await fresh(request)
+
+    app = Starlette(
+        routes=[
+            Route("/whole", Whole),
+            Route("/child", Child),
+            Mount("/by", routes=[Route("/method", ByMethod)]),
+            Route("/by/method", guarded(holdfast, "hidden"), methods=["PATCH"]),
+        ]
+    )
+    holdfast.install(app)
+    async with client_of(holdfast, app) as client:
+        assert (await client.get("/whole")).json() == {"read": True}
+        await assert_guarded(client, "/whole")
+        await assert_guarded(client, "/by/method")
+        assert (await client.put("/by/method")).status_code == 201
+        assert (await client.patch("/by/method")).status_code == 405  # of the first route
+        assert (await client.delete("/whole", headers=KEY)).status_code == 405
+        # The name of the class is that of the subclass, too: a key is used on one path.
+        assert (await client.post("/child", headers=KEY)).status_code == 409
+
+
+async def test_guarded_websocket_get_method_and_generator_are_refused(holdfast: Holdfast) -> None:
+    class Reads(HTTPEndpoint):
+        @holdfast.guard("reads")
+        async def get(self, request: Request) -> Response:
+            return await fresh(request)
+
+    app = Starlette(routes=[Route("/reads", Reads)])
+    holdfast.install(app)
+    with pytest.raises(ConfigurationError, match="GET /reads is guarded, but a GET must not"):
+        holdfast.table()
+    app.router.routes[:] = [WebSocketRoute("/socket", guarded(holdfast, "socket"))]
+    with pytest.raises(ConfigurationError, match="/socket is guarded, but it is no HTTP route"):
+        holdfast.table()
+
+    async def streams() -> AsyncIterator[int]:
+        yield 1
+
+    async def principal() -> Principal:
+        return Principal("a", "b")
+
+    for dependency in (None, principal):
+        with pytest.raises(StreamingResponseError, match="streams is guarded and has a yield"):
+            holdfast.guard("streams", principal=dependency)(streams)
+
+
+class Fresh:
+    """An endpoint of FastAPI as an object."""
+
+    async def __call__(self) -> dict[str, str]:
+        return {"id": str(uuid.uuid4())}
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_callable_object_is_guarded(holdfast: Holdfast, is_late: bool) -> None:
+    async def principal() -> Principal:
+        return Principal("a", "b")
+
+    app = FastAPI()
+    holdfast.install(app)
+    guard = holdfast.guard("object", principal=principal if is_late else None)
+    app.add_api_route("/things", guard(Fresh()), methods=["POST"], status_code=201)
+    async with client_of(holdfast, app) as client:
+        await assert_guarded(client, "/things")
 
 
 @pytest.mark.parametrize("kind", ["fastapi", "sync", "starlette", "class", "principal"])

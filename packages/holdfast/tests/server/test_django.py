@@ -1,10 +1,12 @@
 """``guard`` of Django: the decision is taken around the view, after sign-in and permissions."""
 
+import asyncio
 import io
 import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +21,8 @@ from django.contrib.auth.models import Group, Permission, User  # noqa: E402
 from django.contrib.contenttypes.models import ContentType  # noqa: E402
 from django.core.cache import cache  # noqa: E402
 from django.db import IntegrityError, connections  # noqa: E402
-from django.http import HttpRequest, HttpResponse  # noqa: E402
-from django.test import Client, TestCase, override_settings  # noqa: E402
+from django.http import FileResponse, HttpRequest, HttpResponse  # noqa: E402
+from django.test import AsyncClient, Client, TestCase, override_settings  # noqa: E402
 from django.test.client import MULTIPART_CONTENT  # noqa: E402
 from django.urls import include, path  # noqa: E402
 from django.utils.decorators import method_decorator  # noqa: E402
@@ -33,8 +35,14 @@ from rest_framework.routers import DefaultRouter  # noqa: E402
 
 from holdfast import SINGLE_TENANT, Policy  # noqa: E402
 from holdfast.django import guard, user_principal  # noqa: E402
-from holdfast.errors import ConfigurationError, StreamingResponseError  # noqa: E402
-from holdfast.server.django_views import django_holdfast  # noqa: E402
+from holdfast.errors import (  # noqa: E402
+    ConfigurationError,
+    ResponseTooLargeError,
+    StreamingResponseError,
+    UsageError,
+)
+from holdfast.server.django_views import _django_response, django_holdfast  # noqa: E402
+from holdfast.server.sync_bridge import Served  # noqa: E402
 from packages.holdfast.tests.support.django_project import urls as views  # noqa: E402
 
 _numbers = itertools.count()
@@ -300,6 +308,90 @@ def test_route_added_to_a_named_view_does_not_change_the_records_of_the_first() 
         assert is_replay(post(client, "/two/a", again))
 
 
+@guard(principal=views.company)
+class Parent(View):
+    http_method_names = ("get", "post", "purge")
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"read")
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"parent")
+
+    def purge(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"purged")
+
+
+class Child(Parent):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(b"child")
+
+
+@guard(principal=views.company)
+class ParentViewSet(viewsets.ViewSet):
+    authentication_classes = ()
+    permission_classes = ()
+
+    def create(self, request: Any) -> Any:
+        return Response("create")
+
+
+class ChildViewSet(ParentViewSet):
+    def create(self, request: Any) -> Any:
+        return Response("create of the child")
+
+    @action(detail=False, methods=["post"])
+    def added(self, request: Any) -> Any:
+        return Response("added by the child")
+
+
+class AsyncOnDispatch(View):
+    async def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+
+class Subclasses:
+    router = DefaultRouter()
+    router.register("set", ChildViewSet, basename="set")
+    urlpatterns = (
+        path("parent", Parent.as_view()),
+        path("child", Child.as_view()),
+        path(
+            "async",
+            method_decorator(guard("async"), name="dispatch")(AsyncOnDispatch).as_view(),
+        ),
+        path("", include(router.urls)),
+    )
+
+
+@override_settings(ROOT_URLCONF=Subclasses)
+@pytest.mark.parametrize(
+    ("method", "url", "content"),
+    [
+        ("POST", "/child", b"child"),
+        ("PURGE", "/child", b"purged"),
+        ("PURGE", "/parent", b"purged"),
+        ("POST", "/set/", b'"create of the child"'),
+        ("POST", "/set/added/", b'"added by the child"'),
+    ],
+)
+def test_all_methods_of_a_guarded_class_and_its_subclasses_are_guarded(
+    method: str, url: str, content: bytes
+) -> None:
+    client, again = Client(), key() | {"X-Company": "acme"}
+    first = client.generic(method, url, headers=again)
+    assert (first.status_code, first.content, is_replay(first)) == (200, content, False)
+    replay = client.generic(method, url, headers=again)
+    assert (replay.content, is_replay(replay)) == (content, True)
+    assert client.get("/child").content == b"read"
+
+
+@override_settings(ROOT_URLCONF=Subclasses)
+def test_async_handler_below_a_guarded_dispatch_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"AsyncOnDispatch\.post is async.*a plain def"):
+        post(Client(), "/async", key())
+
+
 def test_body_that_a_permission_has_parsed_is_compared() -> None:
     client, again = signed_in(), key()
     url = f"/rest/whole/{Group.objects.create(name='x').pk}/pay/"
@@ -329,6 +421,62 @@ def test_throttle_of_rest_framework_counts_replays() -> None:
 def test_response_keeps_all_its_cookies() -> None:
     first = post(signed_in(), "/function/cookies", key())
     assert {"one", "two"} <= set(first.cookies)
+
+
+def test_response_that_was_not_made_by_the_view_keeps_all_its_cookies() -> None:
+    cookies = ["a=1; Path=/", "a=2; Path=/shop", "b=x=y; Secure; HttpOnly; Partitioned"]
+    headers = [(b"set-cookie", cookie.encode()) for cookie in cookies]
+    response = _django_response(Served(201, [*headers, (b"etag", b'"1"')], b"made", is_own=False))
+    assert [cookie.OutputString() for cookie in response.cookies.values()] == cookies
+    assert (dict(response.items()), response.content) == ({"etag": '"1"'}, b"made")
+    client = Client()
+    client.cookies.update({morsel.key: morsel for morsel in response.cookies.values()})
+    assert (client.cookies["a"].value, client.cookies["b"].value) == ("2", "x=y")
+
+
+def returns_file(request: HttpRequest) -> FileResponse:
+    file = io.BytesIO(Path(__file__).read_bytes())
+    response = FileResponse(file, as_attachment=True, filename="receipt.txt")
+    response.set_cookie("seen", "yes")
+    return response
+
+
+class Returned:
+    urlpatterns = (
+        path("file", guard("file", principal=views.company)(returns_file)),
+        path(
+            "large",
+            guard("large", principal=views.company, policy=Policy(max_response_bytes=9))(
+                returns_file
+            ),
+        ),
+        path("nothing", guard("nothing", principal=views.company)(lambda _: None)),
+        path("coroutine", guard("co", principal=views.company)(lambda _: asyncio.sleep(0))),
+    )
+
+
+@override_settings(ROOT_URLCONF=Returned)
+def test_file_response_is_stored_and_replayed() -> None:
+    client, again = Client(), key() | {"X-Company": "acme"}
+    first = post(client, "/file", again)
+    assert (first.status_code, first.content) == (200, Path(__file__).read_bytes())
+    assert first["Content-Disposition"] == 'attachment; filename="receipt.txt"'
+    assert first["Content-Type"].startswith("text/plain")
+    assert first.cookies["seen"].value == "yes"
+    replay = post(client, "/file", again)
+    assert (replay.content, is_replay(replay)) == (first.content, True)
+    with pytest.raises(ResponseTooLargeError, match="more than 9 bytes"):
+        post(client, "/large", again)
+
+
+@override_settings(ROOT_URLCONF=Returned)
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [("/nothing", "must return an HttpResponse, not None"), ("/coroutine", "make it a plain def")],
+)
+def test_view_that_returns_no_response_is_named(url: str, line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        post(Client(), url, key() | {"X-Company": "acme"})
 
 
 def test_template_response_is_rendered_and_replayed() -> None:
@@ -374,6 +522,15 @@ def test_empty_key_is_refused_where_keys_are_optional() -> None:
     refused = post(Client(), "/company", headers | {"Idempotency-Key": ""})
     assert (refused.status_code, refused.json()["code"]) == (400, "idempotency.key_invalid")
     assert post(Client(), "/company", headers).status_code == 201
+
+
+async def test_guard_works_below_the_asgi_handler_of_django() -> None:
+    client, headers = AsyncClient(), {"X-Company": "acme"}
+    refused = await client.post("/company", headers=headers | {"Idempotency-Key": ""})
+    assert (refused.status_code, refused.json()["code"]) == (400, "idempotency.key_invalid")
+    again = headers | key()
+    first, replay = [await client.post("/company", headers=again) for _ in range(2)]
+    assert (first.status_code, replay.content, is_replay(replay)) == (201, first.content, True)
 
 
 def test_form_whose_csrf_token_was_checked_is_compared_by_its_fields_and_files() -> None:
@@ -463,6 +620,11 @@ async def an_async_view(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
+class NoView:
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+
 class NoHandlers(View):
     def get(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse()
@@ -476,6 +638,7 @@ class NoHandlers(View):
         (an_async_view, "make it a plain def"),
         (NoHandlers, "has no handler of POST"),
         (NoHandlers.get, "serves GET"),
+        (NoView, "is no view"),
     ],
 )
 def test_views_that_cannot_be_guarded_are_refused(view: Any, line: str) -> None:

@@ -1,12 +1,17 @@
 """``FlaskGuard``: the decision is taken around the view, after the app's own sign-in."""
 
 import io
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from flask import Blueprint, Flask, Response, abort, g, request, stream_with_context
+from flask import Blueprint, Flask, Response, abort, g, request, send_file, stream_with_context
 from flask.testing import FlaskClient
 from flask.views import MethodView
 from flask_login import LoginManager, UserMixin, login_required, login_user, logout_user
@@ -16,11 +21,13 @@ from holdfast import SINGLE_TENANT, Holdfast, Policy, Principal, ServiceError
 from holdfast.errors import (
     ConfigurationError,
     NoTransactionError,
+    ResponseTooLargeError,
     StoreUnavailableError,
     StreamingResponseError,
 )
 from holdfast.flask import FlaskGuard
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from packages.holdfast.tests.support.serving import ROOT, free_port
 
 KEY = {"Idempotency-Key": "key-1"}
 Shop = tuple[Flask, FlaskGuard]
@@ -229,6 +236,120 @@ def test_method_views_are_guarded_as_a_whole_and_by_method(shop: Shop) -> None:
         again = client.post(path, headers=KEY)
         assert (first.status_code, again.data, is_replay(again)) == (201, first.data, True)
         assert client.post(path).json["code"] == "idempotency.key_required"  # type: ignore[index]
+
+
+def test_guarded_class_covers_its_methods_and_subclasses_below_their_decorators(
+    shop: Shop,
+) -> None:
+    app, guard = shop
+    order: list[str] = []
+
+    def noting(view: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(view)
+        def noted(**kwargs: Any) -> Any:
+            order.append("decorator")
+            return view(**kwargs)
+
+        return noted
+
+    @guard("orders")
+    class Orders(MethodView):
+        def get(self, name: str) -> Any:
+            return {"got": name}
+
+        def post(self, name: str) -> Any:
+            return {"n": write(guard, name)}, 201
+
+    class Others(Orders):
+        decorators = (noting,)  # type: ignore[assignment]
+
+        async def post(self, name: str) -> Any:
+            order.append("view")
+            return {"n": write(guard, name)}, 201
+
+    app.add_url_rule("/orders/<name>", view_func=Orders.as_view("orders"))
+    app.add_url_rule("/others/<name>", view_func=Others.as_view("others"))
+    client = app.test_client()
+    assert client.get("/orders/x").json == {"got": "x"}
+    for path, expected in (("/orders/x", []), ("/others/x", ["decorator", "view", "decorator"])):
+        headers = {"Idempotency-Key": f"key-of{path}"}
+        first, again = (client.post(path, headers=headers) for _ in range(2))
+        assert (first.status_code, again.data, is_replay(again)) == (201, first.data, True)
+        assert order == expected
+    # One name for both: no response of one class is replayed by the other.
+    assert (
+        client.post("/others/x", headers={"Idempotency-Key": "key-of/orders/x"}).status_code == 409
+    )
+
+
+def test_file_is_stored_and_replayed(shop: Shop) -> None:
+    app, guard = shop
+
+    def send() -> Any:
+        return send_file(__file__, mimetype="text/plain")
+
+    app.add_url_rule("/file", "file", guard("file")(send), methods=["POST"])
+    small = Policy(max_response_bytes=9)
+    app.add_url_rule("/large", "large", guard("large", policy=small)(send), methods=["POST"])
+    client = app.test_client()
+    first, again = (client.post("/file", headers=KEY) for _ in range(2))
+    assert (first.status_code, first.data) == (200, Path(__file__).read_bytes())
+    assert first.headers["Content-Disposition"].startswith("inline")
+    assert (again.data, is_replay(again)) == (first.data, True)
+    with pytest.raises(ResponseTooLargeError, match="more than 9 bytes"):
+        client.post("/large", headers=KEY)
+
+
+SERVED = """
+from flask import Flask, send_file
+from holdfast import SINGLE_TENANT, Holdfast, Policy
+from holdfast.flask import FlaskGuard
+
+app = Flask(__name__)
+holdfast = Holdfast("sqlite:///served.db", tenants=SINGLE_TENANT, policy=Policy(key_required=False))
+guard = FlaskGuard(holdfast, app)
+
+@app.post("/file")
+@guard("file")
+def file():
+    response = send_file(__file__)
+    response.set_cookie("a", "1")
+    response.set_cookie("b", "2")
+    return response
+"""
+
+
+def test_files_cookies_and_empty_keys_on_gunicorn(tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(SERVED)
+    port = free_port()
+    command = ["gunicorn", "served:app", f"--bind=127.0.0.1:{port}", "--no-control-socket"]
+    with (tmp_path / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=tmp_path,
+            env={"PYTHONPATH": f"{ROOT}/packages/holdfast/src:{tmp_path}", "HOME": str(tmp_path)},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    refused = client.post("/file", headers={"Idempotency-Key": ""})
+                    break
+                except httpx.TransportError:
+                    assert process.poll() is None, (tmp_path / "log.txt").read_text()
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+            assert (refused.status_code, refused.json()["code"]) == (400, "idempotency.key_invalid")
+            first, again = (client.post("/file", headers=KEY) for _ in range(2))
+            assert (first.status_code, first.text) == (200, SERVED)
+            assert first.headers.get_list("Set-Cookie") == ["a=1; Path=/", "b=2; Path=/"]
+            assert (again.text, is_replay(again)) == (SERVED, True)
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 def test_async_views_are_guarded(shop: Shop) -> None:
@@ -496,6 +617,7 @@ def stream() -> Any:
         (lambda _app, guard: guard("a", policy={"key_required": False}), "must be a Policy"),
         (lambda _app, guard: guard.holdfast.guard(policy={"audit": True}), "must be a Policy"),
         (lambda app, _guard: FlaskGuard(app), "needs a Holdfast"),
+        (lambda _app, guard: guard("a")(_GetView), "_GetView is guarded, but is no view"),
         (
             lambda _app, guard: type("V", (MethodView,), {"get": guard()(_GetView.get)}),
             "serves GET",
@@ -512,6 +634,15 @@ def test_mistakes_are_refused_when_the_view_is_defined(
 class _GetView:
     def get(self) -> Any:
         return {}
+
+
+def generate() -> Any:
+    yield b"a"
+
+
+def test_view_with_a_yield_is_refused_when_it_is_defined(shop: Shop) -> None:
+    with pytest.raises(StreamingResponseError, match=r"generate is guarded and has a yield"):
+        shop[1]("a")(generate)
 
 
 def test_mistakes_are_refused_at_first_use(shop: Shop) -> None:

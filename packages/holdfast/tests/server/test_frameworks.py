@@ -160,6 +160,7 @@ def test_simultaneous_requests_with_different_keys_are_all_executed(app: httpx.C
     [
         ({}, "idempotency.key_required"),
         ({"Idempotency-Key": "a b"}, "idempotency.key_invalid"),
+        ({"Idempotency-Key": ""}, "idempotency.key_invalid"),
         ({"Idempotency-Key": "k" * 129}, "idempotency.key_invalid"),
     ],
 )

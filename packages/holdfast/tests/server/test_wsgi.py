@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from werkzeug.test import Client
 from werkzeug.wrappers import Request
+from werkzeug.wsgi import wrap_file
 
-from holdfast import Holdfast, Policy, Principal, ServiceError
+from holdfast import SINGLE_TENANT, Holdfast, Policy, Principal, ServiceError
 from holdfast.errors import NotAuthenticatedError
 from holdfast.server.request_head import RequestHead
 from holdfast.server.wsgi import WsgiGuard
@@ -76,6 +77,41 @@ def test_empty_or_ambiguous_key_is_refused_where_keys_are_optional(
     headers = {"Authorization": "ann", "Idempotency-Key": key}
     refused = Client(guard).post("/orders/a", headers=headers)
     assert refused.json["code"] == "idempotency.key_invalid"  # type: ignore[index]
+
+
+def test_method_in_lower_case_is_guarded(guard: WsgiGuard) -> None:
+    options: Any = {"data": b"boots", "headers": KEY | {"Authorization": "ann"}}
+    method = {"REQUEST_METHOD": "post"}
+    for replayed in (None, "true"):
+        response = Client(guard).open("/orders/a", environ_overrides=method, **options)
+        assert (response.status_code, response.data) == (201, b"made boots")
+        assert response.headers.get("Idempotency-Replayed") == replayed
+
+
+class Unreadable:
+    """A file as a server sends it by itself: not readable by anyone else, as uWSGI's."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+
+def test_file_is_read_where_the_server_would_send_it(tmp_path: Path) -> None:
+    holdfast = Holdfast(
+        f"sqlite:///{tmp_path}/shop.db", tenants=SINGLE_TENANT, sweep_every_seconds=None
+    )
+    holdfast.guard_path("POST", "/file")
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return wrap_file(environ, Path(__file__).open("rb"))
+
+    guard = WsgiGuard(app, holdfast)
+    server = {"wsgi.file_wrapper": Unreadable}
+    for _ in range(2):
+        response = Client(guard).post("/file", headers=KEY, environ_overrides=server)
+        assert (response.status_code, response.data) == (200, Path(__file__).read_bytes())
+    assert response.headers["Idempotency-Replayed"] == "true"
+    guard.close()
 
 
 def test_other_operations_pass_through(guard: WsgiGuard) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 import msgspec
 
@@ -13,7 +13,7 @@ from holdfast.jobs.enqueue import Cause, EnqueueOptions, encode_json, log_duplic
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Params, Row, Transaction, UnitOfWork
 
-__all__ = ["JobContext", "encode_result"]
+__all__ = ["JobAttributes", "JobContext", "RecordedStep", "encode_result"]
 
 T = TypeVar("T")
 
@@ -38,56 +38,21 @@ class _LazyTransaction:
         return await (await self._begin()).statements.fetch_one(sql, params)
 
 
-class JobContext:
-    """One attempt at a job. Writes in ``transaction`` commit with the completion marker."""
+class RecordedStep(NamedTuple):
+    """The result of a step that an earlier attempt has finished."""
 
-    # Created for every job: members are made when needed and hold no reference cycles, which
-    # only the garbage collector could free.
-    __slots__ = (
-        "_beginning",
-        "_closed",
-        "_defaults_for",
-        "_has_slot",
-        "_idle_seconds",
-        "_job",
-        "_job_store",
-        "_step_names",
-        "_steps",
-        "_transaction_slots",
-        "_unit",
-        "_worker",
-        "enqueued",
-        "payload",
-    )
+    result: Any
 
-    def __init__(
-        self,
-        job: LeasedJob,
-        job_store: JobStore,
-        *,
-        worker: str,
-        idle_seconds: float,
-        defaults_for: Callable[[str], dict[str, Any]],
-        transaction_slots: asyncio.Semaphore | None = None,
-    ) -> None:
+
+class JobAttributes:
+    """What a handler may know about its job and the attempt."""
+
+    __slots__ = ("_job", "payload")
+
+    def __init__(self, job: LeasedJob, payload: Any) -> None:
         self._job = job
-        self._job_store = job_store
-        self._worker = worker
-        self._idle_seconds = idle_seconds
-        self._defaults_for = defaults_for
-        self._transaction_slots = transaction_slots
-        self._has_slot = False
-        self._unit: UnitOfWork | None = None
-        self._beginning: asyncio.Lock | None = None
-        self._closed = False
-        self._steps: dict[str, str] | None = None
-        self._step_names: set[str] | None = None
-        # True once this job has enqueued another.
-        self.enqueued = False
         # What was given to ``enqueue``, decoded.
-        self.payload: Any = job.decoded()
-
-    # -- about the job --------------------------------------------------------------------------
+        self.payload = payload
 
     @property
     def id(self) -> str:
@@ -144,6 +109,56 @@ class JobContext:
         """When it was enqueued."""
         return self._job.enqueued_at
 
+    def step_key(self, name: str) -> str:
+        """Return the idempotency key of a step: a UUID that is the same in every attempt."""
+        return stable_uuid("step", self.tenant, self.id, name)
+
+
+class JobContext(JobAttributes):
+    """One attempt at a job. Writes in ``transaction`` commit with the completion marker."""
+
+    # Created for every job: members are made when needed and hold no reference cycles, which
+    # only the garbage collector could free.
+    __slots__ = (
+        "_beginning",
+        "_closed",
+        "_defaults_for",
+        "_has_slot",
+        "_idle_seconds",
+        "_job_store",
+        "_step_names",
+        "_steps",
+        "_transaction_slots",
+        "_unit",
+        "_worker",
+        "enqueued",
+    )
+
+    def __init__(
+        self,
+        job: LeasedJob,
+        job_store: JobStore,
+        *,
+        worker: str,
+        idle_seconds: float,
+        defaults_for: Callable[[str], dict[str, Any]],
+        transaction_slots: asyncio.Semaphore | None = None,
+    ) -> None:
+        super().__init__(job, job.decoded())
+        self._job_store = job_store
+        self._worker = worker
+        self._idle_seconds = idle_seconds
+        self._defaults_for = defaults_for
+        self._transaction_slots = transaction_slots
+        self._has_slot = False
+        self._unit: UnitOfWork | None = None
+        self._beginning: asyncio.Lock | None = None
+        self._closed = False
+        self._steps: dict[str, str] | None = None
+        self._step_names: set[str] | None = None
+        # True once this job has enqueued another.
+        self.enqueued = False
+
     # -- for the handler ------------------------------------------------------------------------
 
     @property
@@ -166,30 +181,13 @@ class JobContext:
         Steps come before the first statement in ``transaction``: a rollback cannot undo them, and
         no transaction should stay open during a call to another service. Raises ``UsageError``.
         """
-        if self._unit is not None:
-            raise UsageError(
-                f"step {name!r} comes after a write: run all steps before the first write"
-            )
-        self._step_names = self._step_names or set()
-        if name in self._step_names:  # else the second would be skipped
-            raise UsageError(f"there are two steps {name!r}: names must be unique within a job")
-        self._step_names.add(name)
-        self._refuse_closed()
-        if self._steps is None:
-            self._steps = await self._job_store.steps(self.tenant, self.id)
-        if name in self._steps:
-            known: T = msgspec.json.decode(self._steps[name])
+        recorded = await self.find_step(name)
+        if recorded is not None:
+            known: T = recorded.result
             return known
         result = await action(self.step_key(name))
-        text = encode_result(result, f"step {name!r}") or "null"
-        self._refuse_closed()
-        await self._job_store.save_step(self._job.lease, name, text, worker=self._worker)
-        self._steps[name] = text
+        await self.record_step(name, result)
         return result
-
-    def step_key(self, name: str) -> str:
-        """Return the idempotency key of a step: a UUID that is the same in every attempt."""
-        return stable_uuid("step", self.tenant, self.id, name)
 
     async def enqueue(
         self, job_type: str, payload: Any = None, **options: Unpack[EnqueueOptions]
@@ -210,6 +208,35 @@ class JobContext:
         return outcome
 
     # -- for the executor -----------------------------------------------------------------------
+
+    @property
+    def leased_job(self) -> LeasedJob:
+        """The job as it was claimed."""
+        return self._job
+
+    async def find_step(self, name: str) -> RecordedStep | None:
+        """Begin a step: return its recorded result, or None if it must run. See ``step``."""
+        if self._unit is not None:
+            raise UsageError(
+                f"step {name!r} comes after a write: run all steps before the first write"
+            )
+        self._step_names = self._step_names or set()
+        if name in self._step_names:  # else the second would be skipped
+            raise UsageError(f"there are two steps {name!r}: names must be unique within a job")
+        self._step_names.add(name)
+        self._refuse_closed()
+        if self._steps is None:
+            self._steps = await self._job_store.steps(self.tenant, self.id)
+        if name in self._steps:
+            return RecordedStep(msgspec.json.decode(self._steps[name]))
+        return None
+
+    async def record_step(self, name: str, result: Any) -> None:
+        """Record the result of a step that has run."""
+        text = encode_result(result, f"step {name!r}") or "null"
+        self._refuse_closed()
+        await self._job_store.save_step(self._job.lease, name, text, worker=self._worker)
+        self._steps = (self._steps or {}) | {name: text}
 
     async def unit(self) -> UnitOfWork:
         """Return the open transaction, or begin one."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from holdfast.core.job import Lease
 from holdfast.core.retry import WORKER
@@ -23,6 +23,7 @@ from holdfast.jobs.context import JobContext, encode_result
 from holdfast.jobs.enqueue import MAX_SECONDS
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry, Registration
+from holdfast.jobs.sync_handler import run_in_thread
 from holdfast.ports import (
     Clock,
     Delivery,
@@ -223,7 +224,12 @@ class JobExecutor:
         limit = registration.time_limit_seconds
         loop = asyncio.get_running_loop()
         self._handler_ended = loop.create_future()
-        self._handler = handler = asyncio.ensure_future(registration.handler(self.context))
+        function = cast("Callable[[Any], Any]", registration.handler)
+        self._handler = handler = asyncio.ensure_future(
+            function(self.context)
+            if registration.is_async
+            else run_in_thread(function, self.context)
+        )
         handler.add_done_callback(self._stop_waiting)
         timer = loop.call_later(limit, self._exceed_time_limit)
         try:

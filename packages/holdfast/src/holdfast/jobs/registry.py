@@ -1,20 +1,24 @@
 """The handlers of an app, by job type, and its periodic jobs."""
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import time
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from holdfast.core.job import check_name
 from holdfast.core.schedule import Daily, Every, Schedule
 from holdfast.errors import ConfigurationError
 from holdfast.jobs.context import JobContext
 from holdfast.jobs.enqueue import MAX_ATTEMPTS
+from holdfast.jobs.sync_handler import SyncJobContext
 
 __all__ = ["Handler", "JobRegistry", "Periodic", "Registration"]
 
-# A function that runs a job.
-Handler = Callable[[JobContext], Awaitable[Any]]
+# A function that runs a job; a plain one runs in a thread.
+Handler = Callable[[JobContext], Awaitable[Any]] | Callable[[SyncJobContext], Any]
+HandlerT = TypeVar("HandlerT", bound=Handler)
 
 _TIME_LIMIT_SECONDS: Final = 300.0
 
@@ -35,6 +39,8 @@ class Registration:
     max_attempts: int
     # Exceptions that dead-letter a job at once.
     never_retry: tuple[type[Exception], ...]
+    # False for a plain function.
+    is_async: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +81,18 @@ class JobRegistry:
         time_limit_seconds: float = _TIME_LIMIT_SECONDS,
         max_attempts: int = 5,
         never_retry: tuple[type[Exception], ...] = (),
-    ) -> Callable[[Handler], Handler]:
+    ) -> Callable[[HandlerT], HandlerT]:
         """Register a handler for a type of job.
 
-        Errors of the types in ``never_retry`` dead-letter the job at once, as
-        ``NonRetryableError`` does. Raises ``ConfigurationError`` for a second handler of a type.
+        A coroutine function runs on the event loop and gets a ``JobContext``. A plain function
+        runs in a thread and gets a ``SyncJobContext``, which needs no ``await``. Errors of the
+        types in ``never_retry`` dead-letter the job at once, as ``NonRetryableError`` does. Raises
+        ``ConfigurationError`` for a second handler of a type, and for what cannot be one.
         """
+        if callable(job_type):
+            raise ConfigurationError(
+                'write @jobs.handler("receipt.send") with the type of the jobs, not @jobs.handler'
+            )
         check_name(job_type, "type")
         check_name(queue, "queue")
         if not time_limit_seconds > 0:
@@ -88,11 +100,12 @@ class JobRegistry:
         if not 1 <= max_attempts <= MAX_ATTEMPTS:
             raise ConfigurationError(f"{job_type}: max_attempts must be from 1 to {MAX_ATTEMPTS}")
 
-        def register(handler: Handler) -> Handler:
+        def register(handler: HandlerT) -> HandlerT:
+            is_async = _check_handler(job_type, handler)
             if job_type in self._registrations:
                 raise ConfigurationError(f"jobs of type {job_type} already have a handler")
             self._registrations[job_type] = Registration(
-                job_type, handler, queue, time_limit_seconds, max_attempts, never_retry
+                job_type, handler, queue, time_limit_seconds, max_attempts, never_retry, is_async
             )
             self._queues.add(queue)
             return handler
@@ -138,3 +151,26 @@ class JobRegistry:
 
     def __len__(self) -> int:
         return len(self._registrations)
+
+
+def _check_handler(job_type: str, handler: Any) -> bool:
+    """Return whether a handler is async. Raises ``ConfigurationError`` if it cannot run a job."""
+    what = f"the handler of {job_type}, {getattr(handler, '__qualname__', repr(handler))},"
+    if not callable(handler) or isinstance(handler, type):
+        raise ConfigurationError(f"{what} is not a function: register a function of the job")
+    function: Any = handler
+    while isinstance(function, partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{what} has a yield, so calling it runs nothing: return a result instead"
+        )
+    try:
+        inspect.signature(handler).bind(None)
+    except ValueError:  # of a built-in function, which has none
+        pass
+    except TypeError as error:
+        raise ConfigurationError(f"{what} must take one argument, the job: {error}") from None
+    return inspect.iscoroutinefunction(function)

@@ -37,6 +37,7 @@ from holdfast.server.response_buffer import (
     ResponseBuffer,
     ResponseDiscarded,
     Send,
+    remove_response_extensions,
     send_response,
 )
 from holdfast.server.route_table import SAFE_METHODS, Match
@@ -115,7 +116,8 @@ class GuardMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        method: str = scope["method"]
+        # In upper case by the standard, but not every server converts it, and many apps do.
+        method: str = scope["method"].upper()
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
@@ -290,6 +292,7 @@ class GuardMiddleware:
         send_to: Send = buffer.send
         if isinstance(claimed, PendingRequest):
             send_to = responder.passing_on_unclaimed(buffer.send)
+        remove_response_extensions(scope)
         try:
             await self._app(scope, receive, send_to)
         except Exception as error:

@@ -17,6 +17,8 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial, wraps
+from http.cookies import Morsel
+from inspect import iscoroutine, iscoroutinefunction
 from typing import Any, Final, TypeVar, cast
 
 from holdfast.extras import needs_extra
@@ -28,6 +30,7 @@ with needs_extra("django"):
     from django.core.signals import setting_changed
     from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException
     from django.http.multipartparser import MultiPartParserError
+    from django.http.response import HttpResponseBase
     from django.utils.module_loading import import_string
 
 from holdfast.core.idempotency_record import Response
@@ -37,14 +40,17 @@ from holdfast.errors import (
     HoldfastError,
     NotAuthenticatedError,
     RequestError,
+    ResponseTooLargeError,
     StoreUnavailableError,
     StreamingResponseError,
+    UsageError,
 )
 from holdfast.server.app import Holdfast
 from holdfast.server.django_routes import later_route
+from holdfast.server.guarded_endpoint import refuse_generator
 from holdfast.server.guarded_request import Principal
 from holdfast.server.request_thread import run_in_request_thread
-from holdfast.server.route_table import SAFE_METHODS, Guard, Match, mark_guarded
+from holdfast.server.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from holdfast.server.view_guard import (
     EndpointNames,
@@ -220,6 +226,7 @@ class _ViewGuard:
                 "below @api_view, or on the class or its methods"
             )
         refuse_coroutine(view)
+        refuse_generator(view)
         if not isinstance(view, partial):  # method_decorator makes one for each request
             name_of_view(view)  # refuses handlers of GET
 
@@ -241,14 +248,20 @@ class _ViewGuard:
                 f"{view.__module__}.{view.__qualname__} is guarded, but has no handler of POST, "
                 "PUT, PATCH or DELETE"
             )
+        inherited = getattr(view, "dispatch", None)
+        if inherited is None:
+            raise ConfigurationError(
+                f"{view.__module__}.{view.__qualname__} is guarded, but is no view: guard a "
+                "function, or a class that derives from Django's View or from APIView"
+            )
         self._is_of_class = True
         for name in found:
             setattr(view, name, self.wrap(getattr(view, name)))
-        inherited = getattr(view, "dispatch")  # noqa: B009 - of View, which is not known here
 
         @wraps(inherited)
-        def dispatch(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            return inherited(instance, *args, **kwargs)
+        def dispatch(instance: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+            self._guard_handler(instance, request)
+            return inherited(instance, request, *args, **kwargs)
 
         setattr(view, "dispatch", _non_atomic(dispatch))  # noqa: B010
         return view
@@ -270,11 +283,21 @@ class _ViewGuard:
                 "method_decorator"
             )
         self._is_of_class = True
+        self._guard_handler(instance, request)
+        return view(*args, **kwargs)
+
+    def _guard_handler(self, instance: Any, request: Any) -> None:
+        """Guard what ``dispatch`` will call, unless it is guarded.
+
+        A handler of a guarded class is not, if a subclass has overridden or added it.
+        """
         name = request.method.lower()
         handler = getattr(instance, name, None)
-        if handler is not None:
-            setattr(instance, name, wraps(handler)(partial(self._handler, handler, instance)))
-        return view(*args, **kwargs)
+        if handler is None or request.method in SAFE_METHODS or guard_of(handler) is not None:
+            return
+        if iscoroutinefunction(handler):
+            raise _async_view(name_of_view(handler, type(instance)))
+        setattr(instance, name, wraps(handler)(partial(self._handler, handler, instance)))
 
     def _handler(self, handler: Any, instance: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         return self._serve(handler, instance, request, (request, *args), kwargs)
@@ -305,6 +328,9 @@ class _ViewGuard:
 
         def handle() -> Response:
             response = _response_of(view, request, args, kwargs)
+            if not isinstance(response, HttpResponseBase):
+                raise _no_response(response, name)
+            response = _complete(response, name, policy.max_response_bytes)
             own.append(response)
             return _collected(response)
 
@@ -462,12 +488,45 @@ def _response_of(view: Any, request: Any, args: tuple[Any, ...], kwargs: dict[st
     return response
 
 
-def _collected(response: Any) -> Response:
-    if getattr(response, "streaming", False):
+def _no_response(returned: Any, view: str) -> UsageError:
+    if iscoroutine(returned):
+        returned.close()
+        return _async_view(view)
+    return UsageError(f"the guarded view {view} must return an HttpResponse, not {returned!r}")
+
+
+def _async_view(view: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{view} is async, but its transaction belongs to a thread: make it a plain def"
+    )
+
+
+def _complete(response: Any, view: str, max_bytes: int) -> Any:
+    """Read the content of a file, whose length is known. Raises for a stream, and for too much."""
+    if not response.streaming:
+        return response
+    length = response.get("Content-Length", "")
+    if not length.isdigit() or response.is_async or int(length) > max_bytes:
+        for close_file in response._resource_closers:  # noqa: SLF001 - close() would end the request
+            close_file()
+    if not length.isdigit() or response.is_async:
         raise StreamingResponseError(
-            "a guarded view streams its response, which is stored with the transaction and must "
-            "be complete: return a plain HttpResponse"
+            f"the guarded view {view} streams its response, which is stored with the transaction "
+            "and must be complete: return a plain HttpResponse"
         )
+    if int(length) > max_bytes:
+        raise ResponseTooLargeError(
+            f"the guarded view {view} sent a file of more than {max_bytes} bytes, which cannot be "
+            "stored for a replay: respond with a link to it"
+        )
+    plain = HttpResponse(b"".join(response.streaming_content), status=response.status_code)
+    plain.headers, plain.cookies = response.headers, response.cookies
+    # Closes the file when the response has been sent. Closing it now would end the request.
+    plain._resource_closers = response._resource_closers  # noqa: SLF001
+    return plain
+
+
+def _collected(response: Any) -> Response:
     headers = [
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in response.items()
@@ -488,8 +547,25 @@ def _django_response(served: Served, own: Any = None) -> Any:
     response = HttpResponse(served.body, status=served.status)
     del response["Content-Type"]
     for name, value in served.headers:
-        response[name.decode("latin-1")] = value.decode("latin-1")
+        if name == b"set-cookie":  # several, where Django's headers have one of each name
+            response.cookies[str(len(response.cookies))] = _Cookie(value.decode("latin-1"))
+        else:
+            response[name.decode("latin-1")] = value.decode("latin-1")
     return response
+
+
+class _Cookie(Morsel[str]):
+    """A cookie that was formatted before, with attributes that Python may not know."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        name, _, value = text.partition(";")[0].partition("=")
+        self.set(name, value, value)
+        self._text = text
+
+    def OutputString(self, attrs: Any = None) -> str:  # noqa: N802, ARG002 - a name of http.cookies
+        """Return what follows ``Set-Cookie:``."""
+        return self._text
 
 
 def _scope_and_body(request: Any, plain: HttpRequest, limit: int) -> tuple[dict[str, Any], bytes]:

@@ -13,6 +13,7 @@
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final, TypeVar, Unpack
 from weakref import WeakKeyDictionary
@@ -31,11 +32,13 @@ from holdfast.errors import (
     ConfigurationError,
     NotAuthenticatedError,
     RequestError,
+    ResponseTooLargeError,
     StoreUnavailableError,
     StreamingResponseError,
 )
 from holdfast.jobs.enqueue import EnqueueOptions
 from holdfast.server.app import Holdfast
+from holdfast.server.guarded_endpoint import refuse_generator
 from holdfast.server.guarded_request import Principal
 from holdfast.server.route_table import SAFE_METHODS, Guard, Match, mark_guarded
 from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
@@ -57,7 +60,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 GetPrincipal = Callable[[], Principal]
 
 
-_WRITING_HANDLERS: Final = ("post", "put", "patch", "delete")
+_GUARDED_METHODS: Final = ("dispatch_request", "post", "put", "patch", "delete")
 
 
 class _Installed:
@@ -167,14 +170,23 @@ class FlaskGuard:
     ) -> Callable[[View], View]:
         """Guard a view, for all methods except GET, HEAD, OPTIONS and TRACE.
 
-        Goes below the route decorator, and below decorators that check the caller. A name covers
-        all routes of a view; a key that was used on one of them is refused on the others.
+        Goes below the route decorator, and below decorators that check the caller; or on a
+        ``MethodView``, on its methods or into its ``decorators``. A name covers all routes of a
+        view; a key that was used on one of them is refused on the others.
         """
         check_endpoint(endpoint)
         check_policy(policy)
 
         def decorate(view: View) -> View:
-            name = name_of_view(view)
+            if isinstance(view, type):
+                name = f"{view.__module__}.{view.__qualname__}"
+                setattr(view, "dispatch_request", guard_function(_dispatch_of(view, name), name))  # noqa: B010
+                return view
+            refuse_generator(view)
+            guarded: View = guard_function(view, name_of_view(view))
+            return guarded
+
+        def guard_function(view: Any, name: str) -> Any:
             policies: WeakKeyDictionary[_Installed, Policy] = WeakKeyDictionary()
 
             def policy_for(installed: _Installed) -> Policy:
@@ -197,7 +209,7 @@ class FlaskGuard:
 
             mark_guarded(guarded, Guard(policy or Policy(), endpoint))
             self._guarded.append((guarded, view, principal is not None))
-            return guarded  # type: ignore[return-value]
+            return guarded
 
         return decorate
 
@@ -250,9 +262,10 @@ class FlaskGuard:
         own: list[flask.Response] = []
 
         def handle() -> Response:
-            response = _response_of(run, args, kwargs)
+            with _without_file_wrapper():
+                response = _response_of(run, args, kwargs)
             own.append(response)
-            return _collected(response)
+            return _collected(response, guard.policy.max_response_bytes)
 
         path = rule.rule if rule is not None else request.path
         params = {name: str(value) for name, value in (request.view_args or {}).items()}
@@ -334,10 +347,25 @@ def _default_principal(installed: _Installed, view: Callable[..., Any]) -> GetPr
     return login_principal
 
 
+def _dispatch_of(view: type, name: str) -> Callable[..., Any]:
+    """Return what calls the methods of a class, inside all of its ``decorators``."""
+    inherited: Any = getattr(view, "dispatch_request", None)
+    if inherited is None:
+        raise ConfigurationError(
+            f"{name} is guarded, but is no view: guard a function, or a class that derives from "
+            "Flask's MethodView or View"
+        )
+
+    def dispatch_request(instance: Any, **kwargs: Any) -> Any:
+        return current_app.ensure_sync(inherited)(instance, **kwargs)
+
+    return dispatch_request
+
+
 def _inside(view: Any) -> Iterator[Any]:
     """Yield a view function, the methods of its class, and what all of them wrap."""
     owner = getattr(view, "view_class", None)
-    methods = (getattr(owner, name, None) for name in _WRITING_HANDLERS) if owner else ()
+    methods = (getattr(owner, name, None) for name in _GUARDED_METHODS) if owner else ()
     for one in (view, *methods):
         yield from _unwrapped(one)
 
@@ -364,6 +392,18 @@ def login_principal() -> Principal:
     return Principal(tenant=str(user_id), actor=str(user_id))
 
 
+@contextmanager
+def _without_file_wrapper() -> Iterator[None]:
+    """Hide the server's way to send files: ``send_file`` then gives one that can be read."""
+    missing = object()
+    wrapper = request.environ.pop("wsgi.file_wrapper", missing)
+    try:
+        yield
+    finally:
+        if wrapper is not missing:  # servers look at it after the response, too
+            request.environ["wsgi.file_wrapper"] = wrapper
+
+
 def _response_of(
     view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> flask.Response:
@@ -377,12 +417,27 @@ def _response_of(
     return current_app.make_response(result)
 
 
-def _collected(response: flask.Response) -> Response:
+def _collected(response: flask.Response, max_bytes: int) -> Response:
+    """Return a complete response. Reads the content of a file, whose length is known."""
     if response.is_streamed or response.direct_passthrough:
-        raise StreamingResponseError(
-            "a guarded view streams its response, which is stored with the transaction and must "
-            "be complete: return a plain response"
-        )
+        length = response.content_length
+        if length is None or length > max_bytes:
+            response.close()  # the file
+        if length is None:
+            raise StreamingResponseError(
+                "a guarded view streams its response, which is stored with the transaction and "
+                "must be complete: return a plain response"
+            )
+        if length > max_bytes:
+            raise ResponseTooLargeError(
+                f"{request.path} sent a file of more than {max_bytes} bytes, which cannot be "
+                "stored for a replay: respond with a link to it"
+            )
+        response.direct_passthrough = False
+        file: Any = response.response
+        response.make_sequence()
+        if hasattr(file, "close"):
+            file.close()
     headers = tuple(
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in response.headers.items()

@@ -5,10 +5,17 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from holdfast.errors import ConfigurationError
+from holdfast.errors import ConfigurationError, StreamingResponseError
 from holdfast.server.execution import find_execution
+from holdfast.server.route_table import SAFE_METHODS
 
-__all__ = ["check_is_guarded", "refuse_unguarded", "refuse_wsgi_app", "signature_of"]
+__all__ = [
+    "check_is_guarded",
+    "refuse_generator",
+    "refuse_unguarded",
+    "refuse_wsgi_app",
+    "signature_of",
+]
 
 _WSGI_PARAMETERS = 2  # environ, start_response
 
@@ -22,8 +29,25 @@ def refuse_unguarded(handler: Any) -> Any:
         dispatch = getattr(handler, "dispatch", None)  # Starlette's HTTPEndpoint
         if dispatch is None:
             return handler
-        methods = {"dispatch": refuse_unguarded(dispatch), "__module__": handler.__module__}
-        return type(handler.__name__, (handler,), methods)
+
+        @wraps(dispatch)
+        async def guarded_dispatch(self: Any) -> None:
+            method = self.scope["method"].upper()
+            if method not in SAFE_METHODS and hasattr(self, method.lower()):
+                check_is_guarded(handler)
+            await dispatch(self)
+
+        return type(
+            handler.__name__,
+            (handler,),
+            {
+                "dispatch": guarded_dispatch,
+                "__module__": handler.__module__,
+                "__qualname__": handler.__qualname__,
+                "__wrapped__": handler,
+            },
+        )
+    refuse_generator(handler)
     if inspect.iscoroutinefunction(handler):
 
         @wraps(handler)
@@ -43,6 +67,16 @@ def refuse_unguarded(handler: Any) -> Any:
         guarded_sync.__signature__ = signature_of(handler)  # type: ignore[attr-defined]
         return guarded_sync
     return handler
+
+
+def refuse_generator(handler: Any) -> None:
+    """Raise ``StreamingResponseError`` for a handler with a ``yield``, which frameworks stream."""
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise StreamingResponseError(
+            f"{handler.__module__}.{handler.__qualname__} is guarded and has a yield, so its "
+            "response would be streamed. The response of a guarded operation is stored with the "
+            "transaction and must be complete: return it"
+        )
 
 
 def signature_of(handler: Callable[..., Any]) -> inspect.Signature:

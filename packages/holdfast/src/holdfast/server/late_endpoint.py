@@ -13,7 +13,11 @@ from starlette.responses import Response
 
 from holdfast.core.idempotency_record import Record
 from holdfast.server.execution import Execution
-from holdfast.server.guarded_endpoint import check_is_guarded, signature_of
+from holdfast.server.guarded_endpoint import (
+    check_is_guarded,
+    refuse_generator,
+    signature_of,
+)
 from holdfast.server.pending_request import PENDING_KEY, PendingExecution, PendingRequest
 
 __all__ = ["claim_after_dependencies"]
@@ -36,7 +40,10 @@ def claim_after_dependencies(
     ) -> tuple[Any, Any]:
         return request.scope.get(PENDING_KEY), principal
 
-    is_async = inspect.iscoroutinefunction(handler)
+    refuse_generator(handler)
+    is_async = inspect.iscoroutinefunction(handler) or (
+        not inspect.isroutine(handler) and inspect.iscoroutinefunction(type(handler).__call__)
+    )
 
     @wraps(handler)
     async def guarded(*args: Any, **kwargs: Any) -> Any:

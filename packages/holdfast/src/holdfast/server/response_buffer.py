@@ -7,7 +7,15 @@ from holdfast.core.idempotency_record import Response
 from holdfast.errors import ResponseTooLargeError, StreamingResponseError, UsageError
 from holdfast.server.request_head import RequestHead
 
-__all__ = ["Message", "Receive", "ResponseBuffer", "ResponseDiscarded", "Send", "send_response"]
+__all__ = [
+    "Message",
+    "Receive",
+    "ResponseBuffer",
+    "ResponseDiscarded",
+    "Send",
+    "remove_response_extensions",
+    "send_response",
+]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -15,6 +23,11 @@ Send = Callable[[Message], Awaitable[None]]
 
 # RFC 9110 §8.6: these carry no Content-Length.
 _WITHOUT_BODY: Final = frozenset({204, 304})
+# Extensions of ASGI servers that add messages to a response: files sent by their path, trailers,
+# pushed and early responses.
+_RESPONSE_EXTENSIONS: Final = "http.response."
+# Sends nothing to the client: test clients read the template and its context from it.
+_DEBUG: Final = "http.response.debug"
 
 
 class ResponseDiscarded(Exception):  # noqa: N818 - stops the app; not an error of it
@@ -78,6 +91,8 @@ class ResponseBuffer:
             self._start, self._parts, self._size = message, [], 0
         elif kind == "http.response.body":
             await self._add_body(message)
+        elif kind == _DEBUG:
+            await self._send(message)
         else:
             self._refuse_streaming(kind)
 
@@ -125,6 +140,20 @@ class ResponseBuffer:
         self.misuse = misuse
         self.is_discarded = True
         raise ResponseDiscarded
+
+
+def remove_response_extensions(scope: MutableMapping[str, Any]) -> None:
+    """Remove what the server offers for responses and a buffer cannot hold back or store.
+
+    An app then uses plain messages: the bytes of a file in place of its path.
+    """
+    offered = scope.get("extensions")
+    if offered:
+        scope["extensions"] = {
+            name: value
+            for name, value in offered.items()
+            if name == _DEBUG or not name.startswith(_RESPONSE_EXTENSIONS)
+        }
 
 
 async def send_response(

@@ -8,7 +8,16 @@ from typing import Any, Final, NamedTuple
 from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError
 
-__all__ = ["Guard", "GuardTable", "GuardedRoute", "Match", "OpenRoute", "guard_of", "mark_guarded"]
+__all__ = [
+    "ROUTE_PARAM",
+    "Guard",
+    "GuardTable",
+    "GuardedRoute",
+    "Match",
+    "OpenRoute",
+    "guard_of",
+    "mark_guarded",
+]
 
 _ATTRIBUTE: Final = "__holdfast_guard__"
 _PARAM: Final = re.compile(r"{([a-zA-Z_]\w*)(?::(\w+))?}")
@@ -20,6 +29,9 @@ _CONVERTERS: Final = {
     "uuid": r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}",
     "path": r".*",
 }
+
+# The path parameter with which requests to a later route of a name are compared.
+ROUTE_PARAM: Final = "holdfast.route"
 
 # These change nothing and never access the store of records.
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -79,11 +91,6 @@ def guard_of(handler: object) -> Guard | None:
     return getattr(handler, _ATTRIBUTE, None)
 
 
-def _match(route: GuardedRoute, path_params: dict[str, str]) -> Match:
-    guard = route.guard
-    return Match(route.endpoint, guard.policy, path_params, guard.is_claimed_late)
-
-
 class GuardTable:
     """An app's guarded routes. Fixed paths are in a dictionary; templates are tried in order."""
 
@@ -115,7 +122,7 @@ class GuardTable:
             # The app serves the first route that matches: an earlier template wins.
             match = self._by_template(route.method, route.path)
             if match is _NOT_FOUND:
-                match = _match(route, {}) if isinstance(route, GuardedRoute) else None
+                match = self._match(route, {}) if isinstance(route, GuardedRoute) else None
             self._fixed[route.method, route.path] = match
 
     def _refuse_shared_name(self, route: GuardedRoute) -> None:
@@ -142,8 +149,15 @@ class GuardTable:
             if found is not None:
                 if isinstance(route, OpenRoute):
                     return None
-                return _match(route, found.groupdict())
+                return self._match(route, found.groupdict())
         return _NOT_FOUND
+
+    def _match(self, route: GuardedRoute, path_params: dict[str, str]) -> Match:
+        guard = route.guard
+        if route.path != self._by_name[route.endpoint].path:
+            # A key that was used on the first path of a name is refused on the others.
+            path_params[ROUTE_PARAM] = route.path
+        return Match(route.endpoint, guard.policy, path_params, guard.is_claimed_late)
 
 
 def _compile(route: GuardedRoute | OpenRoute) -> re.Pattern[str] | None:

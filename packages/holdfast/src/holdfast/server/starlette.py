@@ -1,8 +1,9 @@
 """Starlette and FastAPI: install the guard, list the guarded routes, provide dependencies."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, cast
 
+from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount
@@ -23,6 +24,7 @@ from holdfast.server.pending_request import PENDING_KEY, PendingExecution, Pendi
 from holdfast.server.request_head import RequestHead
 from holdfast.server.route_table import (
     SAFE_METHODS,
+    Guard,
     GuardedRoute,
     GuardTable,
     OpenRoute,
@@ -140,24 +142,55 @@ def _routes(routes: Any, prefix: str) -> Iterator[GuardedRoute | OpenRoute]:
             _add_handlers(route.app)
             yield from _routes(route.routes or (), prefix + route.path)
             continue
-        guard = guard_of(getattr(route, "endpoint", None))
-        methods = sorted(getattr(route, "methods", None) or ())
-        if not methods:
+        endpoint = getattr(route, "endpoint", None)
+        if isinstance(endpoint, type) and issubclass(endpoint, HTTPEndpoint):
+            yield from _routes_of_class(endpoint, prefix + route.path, route.methods)
             continue
-        path = prefix + route.path
+        guard = guard_of(endpoint)
+        methods = sorted(getattr(route, "methods", None) or ())
+        path = prefix + (getattr(route, "path", None) or "")  # Host has none
         if guard is not None:
+            _refuse_websocket(path, methods)
             _refuse_streaming(path, getattr(route, "response_class", None))
-            if guard.is_claimed_late and not hasattr(route, "response_class"):
-                raise ConfigurationError(
-                    f"{path} is guarded with a principal dependency, but it is a route of "
-                    "Starlette, which has no dependencies: give Holdfast identify=…, or make it a "
-                    "route of FastAPI"
-                )
+            if not hasattr(route, "response_class"):
+                _refuse_late(path, guard)
         for method in methods:
             if guard is not None and (method not in SAFE_METHODS or method == "GET"):
                 yield GuardedRoute(method, path, guard)
             elif guard is None and method not in SAFE_METHODS:
                 yield OpenRoute(method, path)
+
+
+def _routes_of_class(
+    endpoint: type[HTTPEndpoint], path: str, methods: Collection[str] | None
+) -> Iterator[GuardedRoute | OpenRoute]:
+    """Iterate over the methods of a class. The guard is on the class, or on some of its methods."""
+    for method in methods or ("POST", "PUT", "PATCH", "DELETE", *SAFE_METHODS):
+        handler = getattr(endpoint, method.lower(), None)
+        guard = guard_of(handler)
+        if guard is None and handler is not None and method not in SAFE_METHODS:
+            guard = guard_of(endpoint)
+        if guard is not None:
+            _refuse_late(path, guard)
+            yield GuardedRoute(method, path, guard)
+        elif method not in SAFE_METHODS:
+            yield OpenRoute(method, path)
+
+
+def _refuse_websocket(path: str, methods: Sequence[str]) -> None:
+    if not methods:
+        raise ConfigurationError(
+            f"{path} is guarded, but it is no HTTP route with methods: messages of a websocket "
+            "have no idempotency key. Take the guard off"
+        )
+
+
+def _refuse_late(path: str, guard: Guard) -> None:
+    if guard.is_claimed_late:
+        raise ConfigurationError(
+            f"{path} is guarded with a principal dependency, but it is a route of Starlette, "
+            "which has no dependencies: give Holdfast identify=…, or make it a route of FastAPI"
+        )
 
 
 def _add_handlers(app: Any) -> None:

@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
@@ -25,7 +25,6 @@ from holdfast.core.idempotency_record import Response
 from holdfast.core.job import EnqueueOutcome
 from holdfast.errors import ConfigurationError, NoTransactionError
 from holdfast.jobs.enqueue import EnqueueOptions
-from holdfast.ports import Params, Row, Transaction
 from holdfast.server.app import Holdfast
 from holdfast.server.asgi import SCOPE_KEY, GuardMiddleware
 from holdfast.server.execution import Execution, executing
@@ -41,8 +40,9 @@ from holdfast.server.request_thread import (
     serving_thread,
 )
 from holdfast.server.route_table import Match
+from holdfast.stores.sync_transaction import SyncTransaction
 
-__all__ = ["Bridge", "Served", "SyncExecution", "SyncRequest", "SyncTransaction"]
+__all__ = ["Bridge", "Served", "SyncExecution", "SyncRequest"]
 
 T = TypeVar("T")
 
@@ -77,26 +77,6 @@ class Served(NamedTuple):
     is_own: bool
 
 
-class SyncTransaction:
-    """A ``Transaction`` without ``await``, for sync handlers."""
-
-    def __init__(self, bridge: "Bridge", transaction: Transaction) -> None:
-        self._bridge = bridge
-        self._transaction = transaction
-
-    def execute(self, sql: str, params: Params = None) -> int:
-        """Run a statement and return how many rows it changed."""
-        return self._bridge.wait(self._transaction.execute(sql, params))
-
-    def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Return all rows of a query."""
-        return self._bridge.wait(self._transaction.fetch_all(sql, params))
-
-    def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        """Return the first row of a query, or None."""
-        return self._bridge.wait(self._transaction.fetch_one(sql, params))
-
-
 class SyncExecution:
     """The ``Execution`` of a sync handler."""
 
@@ -109,7 +89,7 @@ class SyncExecution:
         """The transaction to write in: the app's own session, where the store has a sync one."""
         if getattr(self._execution.unit, "is_sync", False):
             return self._execution.transaction
-        return SyncTransaction(self._bridge, self._execution.statements)
+        return SyncTransaction(self._bridge.wait, self._execution.statements)
 
     @property
     def request(self) -> GuardedRequest:

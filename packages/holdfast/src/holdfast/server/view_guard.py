@@ -10,6 +10,7 @@ from holdfast.core.policy import Policy
 from holdfast.errors import ConfigurationError, RequestError, StoreUnavailableError
 from holdfast.server.asgi import RateLimiter, log_outage
 from holdfast.server.request_head import RequestHead
+from holdfast.server.route_table import ROUTE_PARAM
 
 __all__ = [
     "EndpointNames",
@@ -89,7 +90,7 @@ def name_of_view(view: Any, owner: type | None = None) -> str:
 
 def with_route(path_params: dict[str, str], route: str | None) -> dict[str, str]:
     """Add the route to what is compared, where one name covers several: another path is a 409."""
-    return path_params if route is None else {**path_params, "holdfast.route": route}
+    return path_params if route is None else {**path_params, ROUTE_PARAM: route}
 
 
 def check_rate_limit(limiter: RateLimiter | None, policy: Policy, view: str) -> None:

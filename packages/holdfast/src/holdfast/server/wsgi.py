@@ -69,7 +69,8 @@ class WsgiGuard:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one WSGI request."""
-        method, path = environ["REQUEST_METHOD"], _path(environ)
+        # Apps convert the method to upper case, and would run ``post`` as POST.
+        method, path = environ["REQUEST_METHOD"].upper(), _path(environ)
         match = None if method in SAFE_METHODS else self.holdfast.table().find(method, path)
         if match is None:
             return self._app(environ, start_response)
@@ -101,6 +102,8 @@ def _collect(app: WsgiApp, environ: Environ, body: bytes, max_bytes: int) -> Res
         return written.append
 
     environ = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+    # A file that the server would send, e.g. by its path, could not be stored.
+    environ.pop("wsgi.file_wrapper", None)
     chunks = app(environ, start_response)
     try:
         size = 0
