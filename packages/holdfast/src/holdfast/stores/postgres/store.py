@@ -37,6 +37,7 @@ from holdfast.stores.postgres.params import (
     rows_changed,
     text_literal,
 )
+from holdfast.stores.postgres.session import UsedSession, outlives_statement
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
 from holdfast.stores.rows import record_of
 from holdfast.stores.sql_loader import load_queries
@@ -210,7 +211,10 @@ class BasePostgresStore(Generic[TransactionT_co]):
         connection = await self._acquire()
         try:
             text, values = positional(sql, params)
-            return [dict(row) for row in await connection.fetch(text, *values)]
+            rows = [dict(row) for row in await connection.fetch(text, *values)]
+            if outlives_statement(sql):
+                await self._clean(connection, sql)
+            return rows  # noqa: TRY300 - an outage of the cleaning is reported too
         except self.driver.outages as error:
             self.driver.translate_error(error)
         except asyncio.CancelledError:
@@ -288,10 +292,16 @@ class BasePostgresStore(Generic[TransactionT_co]):
         else:
             self._pool.release(connection)
 
-    async def undo(self, connection: Any) -> None:
-        """Roll back and release the connection; close it if the rollback fails."""
+    async def undo(self, connection: Any, used: UsedSession | None = None) -> None:
+        """Roll back, clean and release the connection; close it if that fails."""
         try:
-            await self.driver.roll_back(connection)
+            if used is None or not used.is_used:
+                await self.driver.roll_back(connection, "ROLLBACK")
+            else:
+                tag = await self.driver.roll_back(connection, used.ending("ROLLBACK"))
+                await used.drop_names(connection, tag)
+                if used.is_raw and not self.driver.restore(connection):
+                    connection.terminate()
         except BaseException as error:
             with suppress(*self.driver.outages):  # closed already
                 connection.terminate()
@@ -300,6 +310,16 @@ class BasePostgresStore(Generic[TransactionT_co]):
                 raise
         else:
             self.release(connection)
+
+    async def _clean(self, connection: Any, sql: str) -> None:
+        """Remove what a statement outside a transaction has left; close the connection if not."""
+        used = UsedSession()
+        used.note_statement(sql)
+        try:
+            await used.clean(connection)
+        except BaseException:
+            connection.terminate()
+            raise
 
     async def _migrate(self) -> None:
         """Apply missing migrations. Processes that start at once wait for the lock."""
