@@ -4,15 +4,21 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import asyncpg
 import pytest
 from psycopg.rows import dict_row
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from holdfast.errors import CommitUnknownError
+from holdfast.errors import BodyInvalidError, CommitUnknownError, ConfigurationError
 from holdfast.ports import Row, Store, UnitOfWork
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.postgres.unit_of_work import PostgresUnit
 from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
+from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.testing.samples import NOW, a_record, claimed
+from holdfast.testing.servers import RealPostgres
 
 STORES = {"asyncpg": PostgresStore, "psycopg": PsycopgStore, "psycopg, sync": PsycopgSyncStore}
 
@@ -59,13 +65,13 @@ async def store(request: pytest.FixtureRequest, clean_postgres_url: str) -> Asyn
     await store.close()
 
 
-async def run(unit: UnitOfWork[Any], sql: str, *, raw: bool = False) -> None:
+async def run(unit: UnitOfWork[Any], sql: str, *params: Any, raw: bool = False) -> None:
     """Run a statement as a handler would: in its transaction, or on the driver's connection."""
     on: Any = unit.transaction.connection if raw else unit.transaction
     if isinstance(unit, PostgresUnit) and unit.is_sync:
-        await asyncio.to_thread(on.execute, sql)
+        await asyncio.to_thread(on.execute, sql, *params)
     else:
-        await on.execute(sql)
+        await on.execute(sql, *params)
 
 
 async def fetch(unit: UnitOfWork[Any], sql: str) -> Row:
@@ -215,3 +221,45 @@ async def test_error_of_the_cleaning_leaves_the_outcome_unknown_and_the_commit_d
     with pytest.raises(CommitUnknownError):
         await unit.commit(a_record("first"), None)
     assert await store.find(a_record("first").id, NOW) == a_record("first")
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_database_that_is_not_utf_8_is_refused_at_start(
+    postgres: RealPostgres, encoding: str
+) -> None:
+    name = f"sessions_{encoding.lower()}"
+    admin = await asyncpg.connect(postgres.url())
+    await admin.execute(f"DROP DATABASE IF EXISTS {name}")
+    await admin.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0")
+    url = postgres.url(name)
+    async_engine = create_async_engine(url.replace("postgresql", "postgresql+asyncpg"))
+    engine = create_engine(url.replace("postgresql", "postgresql+psycopg"))
+    stores: list[Store] = [store(url) for store in STORES.values()]
+    stores.append(SqlAlchemyStore(async_engine))
+    if encoding != "SQL_ASCII":  # SQLAlchemy itself cannot use psycopg there
+        stores.append(SqlAlchemySyncStore(engine))
+    try:
+        for store in stores:
+            with pytest.raises(ConfigurationError, match=f"{encoding}.*ENCODING 'UTF8'"):
+                await store.open()
+        connection = await asyncpg.connect(url)
+        tables = await connection.fetchval(
+            "SELECT count(*) FROM pg_tables WHERE schemaname='public'"
+        )
+        await connection.close()
+        assert tables == 0, "nothing is changed"
+    finally:
+        await async_engine.dispose()
+        engine.dispose()
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await admin.close()
+
+
+async def test_value_that_cannot_be_stored_is_an_error_of_the_caller(store: Store) -> None:
+    await store.write("CREATE TABLE notes (text text, data jsonb)")
+    for column, kind, value in (("text", "text", "a\x00b"), ("data", "jsonb", '{"a":"\\u0000"}')):
+        unit = await claimed(store, a_record("first").id)
+        sql = f"INSERT INTO notes ({column}) VALUES (CAST(:value AS text)::{kind})"
+        with pytest.raises(BodyInvalidError, match="cannot store"):
+            await run(unit, sql, {"value": value})
+        await unit.rollback()

@@ -36,6 +36,8 @@ class AsyncpgDriver:
         asyncpg.CannotConnectNowError,
         asyncpg.AdminShutdownError,
         asyncpg.CrashShutdownError,
+        asyncpg.DatabaseDroppedError,
+        asyncpg.IdleSessionTimeoutError,
         asyncpg.TooManyConnectionsError,
         asyncpg.ReadOnlySQLTransactionError,
     )

@@ -2,9 +2,23 @@
 
 from typing import Final, NoReturn
 
-from holdfast.errors import CommitUnknownError, StoreUnavailableError, SupersededError
+from holdfast.core.storable_text import UNSTORABLE
+from holdfast.errors import (
+    BodyInvalidError,
+    CommitUnknownError,
+    HoldfastError,
+    StoreUnavailableError,
+    SupersededError,
+)
+from holdfast.stores.sqlstates import is_unstorable_state
 
-__all__ = ["ABORTED", "translate_commit_error", "unavailable"]
+__all__ = [
+    "ABORTED",
+    "refuse_unstorable",
+    "statement_error",
+    "translate_commit_error",
+    "unavailable",
+]
 
 _SUPERSEDED_STATE: Final = "HF002"
 _ABORTED_STATE: Final = "25P02"
@@ -19,6 +33,21 @@ def unavailable(error: BaseException) -> StoreUnavailableError:
     """Return the error that becomes a response with status 503."""
     reason = str(error) or type(error).__name__
     return StoreUnavailableError(f"PostgreSQL is unavailable: {reason}")
+
+
+def statement_error(error: BaseException) -> HoldfastError:
+    """Return what to raise for an error of one of Holdfast's statements, which is no outage."""
+    if is_unstorable_state(getattr(error, "sqlstate", None)):
+        return BodyInvalidError(UNSTORABLE)
+    return StoreUnavailableError(f"PostgreSQL refused a statement: {error}", is_outage=False)
+
+
+def refuse_unstorable(error: Exception) -> None:
+    """Raise ``BodyInvalidError`` if a value of a handler's statement cannot be stored."""
+    state = getattr(error, "sqlstate", None)
+    # psycopg refuses NUL by itself, without a SQLSTATE.
+    if is_unstorable_state(state) or (state is None and "NUL (0x00)" in str(error)):
+        raise BodyInvalidError(UNSTORABLE) from error
 
 
 def translate_commit_error(
@@ -36,6 +65,8 @@ def translate_commit_error(
         raise CommitUnknownError(str(error)) from error
     if state == _ABORTED_STATE:
         raise StoreUnavailableError(ABORTED) from error
+    if is_unstorable_state(state):
+        raise BodyInvalidError(UNSTORABLE) from error
     if is_cleaned and str(state)[:2] in _CLEANING_CLASSES:
         raise CommitUnknownError(str(error)) from error
     raise error

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, TypedDict, Unpack
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.core.storable_text import check_storable
 from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import (
@@ -30,7 +31,7 @@ from holdfast.stores.migrations import (
 )
 from holdfast.stores.postgres.driver import Driver, DriverMaker, Pool
 from holdfast.stores.postgres.dsn import check_dsn
-from holdfast.stores.postgres.errors import unavailable
+from holdfast.stores.postgres.errors import statement_error, unavailable
 from holdfast.stores.postgres.params import (
     instant_literal,
     positional,
@@ -153,6 +154,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
+        check_storable(*record_id)
         connection = await self._acquire()
         try:
             row = await connection.fetchrow(self.sql["find_record"], *record_id, now)
@@ -167,6 +169,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
         """Begin, lock and look up in one round trip. Never waits for another holder."""
+        check_storable(*record_id)
         tenant, endpoint, key = record_id
         connection = await self._acquire()
         lock = self.table_names.lock_number(tenant, endpoint, key)
@@ -184,8 +187,10 @@ class BasePostgresStore(Generic[TransactionT_co]):
             await connection.execute("ROLLBACK")
         except BaseException as error:  # or cancelled: the state of the connection is unknown
             await self.undo(connection)
-            if isinstance(error, (*self.driver.errors, *self.driver.outages)):
-                raise unavailable(error) from error
+            if isinstance(error, self.driver.outages):
+                self.driver.translate_error(error)
+            if isinstance(error, self.driver.errors):
+                raise statement_error(error) from error
             raise
         self.release(connection)
         # No row although there was one: it expired and was swept in between.

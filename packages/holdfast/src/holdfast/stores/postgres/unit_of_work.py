@@ -9,7 +9,7 @@ from holdfast.core.idempotency_record import AuditEvent, Record
 from holdfast.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
 from holdfast.ports import Params, Row, TransactionT_co
 from holdfast.stores.postgres.driver import Driver
-from holdfast.stores.postgres.errors import ABORTED, translate_commit_error
+from holdfast.stores.postgres.errors import ABORTED, refuse_unstorable, translate_commit_error
 from holdfast.stores.postgres.params import finish_statement, positional, rows_changed
 from holdfast.stores.postgres.session import UsedSession
 from holdfast.stores.rows import audit_values, finish_values
@@ -73,6 +73,9 @@ class PostgresTransaction:
             return rows_changed(await self._on.execute(text, *values))
         except self._driver.outages as error:
             self._driver.translate_error(error)
+        except self._driver.errors as error:
+            refuse_unstorable(error)
+            raise
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
@@ -82,6 +85,9 @@ class PostgresTransaction:
             return [dict(row) for row in await self._on.fetch(text, *values)]
         except self._driver.outages as error:
             self._driver.translate_error(error)
+        except self._driver.errors as error:
+            refuse_unstorable(error)
+            raise
 
     async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
         """Return the first row of a query, or None."""
@@ -91,6 +97,9 @@ class PostgresTransaction:
             row = await self._on.fetchrow(text, *values)
         except self._driver.outages as error:
             self._driver.translate_error(error)
+        except self._driver.errors as error:
+            refuse_unstorable(error)
+            raise
         return None if row is None else dict(row)
 
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+import psycopg
+
 from holdfast.ports import Params, Row
-from holdfast.stores.postgres.errors import unavailable
+from holdfast.stores.postgres.errors import refuse_unstorable, unavailable
 from holdfast.stores.postgres.params import positional, rows_changed
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction
 from holdfast.stores.psycopg.connections import (
@@ -72,6 +74,9 @@ class PsycopgSyncTransaction:
                 return rows_changed(execute(self._statements.raw, text, values))
         except ServerLostError as error:
             raise unavailable(error) from error
+        except psycopg.Error as error:
+            refuse_unstorable(error)
+            raise
 
     def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
@@ -82,6 +87,9 @@ class PsycopgSyncTransaction:
                 return [dict(row) for row in fetch(self._statements.raw, text, values)]
         except ServerLostError as error:
             raise unavailable(error) from error
+        except psycopg.Error as error:
+            refuse_unstorable(error)
+            raise
 
     def fetch_one(self, sql: str, params: Params = None) -> Row | None:
         """Return the first row of a query, or None."""
