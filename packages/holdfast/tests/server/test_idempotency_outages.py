@@ -168,6 +168,25 @@ async def test_error_of_a_statement_in_the_claim_does_not_open_the_breaker(
         assert (await lab.send(headers={"x-tenant": "good"})).status_code == 201
 
 
+async def test_probe_that_fails_without_an_outage_lets_the_next_request_probe(
+    tmp_path: Path,
+) -> None:
+    clock = HeldClock()
+    options: dict[str, Any] = {"clock": clock, "breaker": Breaker(1, 30), "memory_bytes": 0}
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db", **options) as lab:
+        for failure, status in (
+            (StoreUnavailableError("one statement", is_outage=False), 503),
+            (RuntimeError("a bug in the store"), 500),
+        ):
+            lab.store.down = AWAY
+            assert (await lab.send()).status_code == 503
+            clock.pass_by(seconds=30)
+            lab.store.down = failure
+            assert (await lab.send()).status_code == status
+            lab.store.down = None
+            assert (await lab.send(f"key-{status}")).status_code == 201
+
+
 # -- failing in the commit --------------------------------------------------------------------
 
 
