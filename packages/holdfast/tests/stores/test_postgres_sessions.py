@@ -1,7 +1,10 @@
 """What a handler leaves in a session of PostgreSQL is gone before another request uses it."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -19,6 +22,8 @@ from holdfast.stores.sqlalchemy import SqlAlchemyStore
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.testing.samples import NOW, a_record, claimed
 from holdfast.testing.servers import RealPostgres
+
+RECIPE_PAGE = Path(__file__).parents[4] / "docs/how-to/bring-your-own-sqlalchemy-session.md"
 
 STORES = {"asyncpg": PostgresStore, "psycopg": PsycopgStore, "psycopg, sync": PsycopgSyncStore}
 
@@ -263,3 +268,52 @@ async def test_value_that_cannot_be_stored_is_an_error_of_the_caller(store: Stor
         with pytest.raises(BodyInvalidError, match="cannot store"):
             await run(unit, sql, {"value": value})
         await unit.rollback()
+
+
+async def test_recipe_of_the_documentation_cleans_connections_of_an_engine(
+    clean_postgres_url: str,
+) -> None:
+    page = RECIPE_PAGE.read_text(encoding="utf-8")
+    [recipe] = [
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "RESET" in block
+    ]
+    names: dict[str, Any] = {}
+    exec(recipe, names)
+    url = clean_postgres_url.replace("postgresql", "postgresql+asyncpg", 1)
+    engine = create_async_engine(url, pool_size=1, max_overflow=0)
+    names["clean_returned_connections"](engine)
+    store = SqlAlchemyStore(engine)
+    await store.open()
+    try:
+        before = await state(store)
+        unit = await claimed(store, a_record("first").id)
+        for sql in (*UNDONE_BY_ROLLBACK, *PERMANENT[:1]):
+            if "ROLE" not in sql:
+                await unit.statements.execute(sql)
+        await unit.commit(a_record("first"), None)
+        assert await state(store) == before
+    finally:
+        await store.close()
+        await engine.dispose()
+
+
+async def test_activity_view_shows_keys_unless_the_role_hides_them(
+    clean_postgres_url: str,
+) -> None:
+    admin = await asyncpg.connect(clean_postgres_url)
+    shown = "SELECT string_agg(query, '') FROM pg_stat_activity WHERE application_name = 'holdfast'"
+    await admin.execute("DROP ROLE IF EXISTS hf_hidden; CREATE ROLE hf_hidden SUPERUSER LOGIN")
+    try:
+        for hidden in (False, True):
+            if hidden:
+                await admin.execute("ALTER ROLE hf_hidden SET track_activities = off")
+            store = PostgresStore(clean_postgres_url.replace("postgres@", "hf_hidden@"))
+            await store.open()
+            unit = await claimed(store, a_record("key-of-acme").id)
+            await run(unit, "SELECT 1")
+            await unit.commit(a_record("key-of-acme", life=timedelta(seconds=-1)), None)
+            assert ("key-of-acme" in (await admin.fetchval(shown) or "")) is not hidden
+            await store.close()
+    finally:
+        await admin.execute("DROP OWNED BY hf_hidden CASCADE; DROP ROLE hf_hidden")
+        await admin.close()
