@@ -36,6 +36,7 @@ UNDONE_BY_ROLLBACK = (
     "SET client_encoding = 'LATIN1'",
     "SET statement_timeout = '1h'",
     "SET ROLE hf_guest",
+    "SET SESSION AUTHORIZATION hf_guest",
     "CREATE TEMP TABLE scratch (secret text)",
     "LISTEN acme_only",
     "DECLARE kept CURSOR WITH HOLD FOR SELECT 'acme'",
@@ -55,6 +56,12 @@ STATE = """
            (SELECT count(*) FROM pg_prepared_statements WHERE from_sql) AS prepared,
            (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 424242
                AND pid = pg_backend_pid()) AS locks
+"""
+
+# What an idle connection holds, before any request uses it again.
+IDLE = """
+    SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory') AS locks,
+           (SELECT count(*) FROM pg_listening_channels()) AS channels, current_user AS role
 """
 
 
@@ -115,26 +122,9 @@ async def test_session_state_of_a_handler_is_not_seen_by_the_next(store: Store, 
             await run(unit, sql, raw=raw)
         assert await fetch(unit, STATE) != before
         await end(unit, how)
+        idle = await store.read(IDLE)
+        assert idle == [{"locks": 0, "channels": 0, "role": "postgres"}], how
         assert await state(store) == before, how
-
-
-async def test_session_authorization_of_a_handler_is_not_seen_by_the_next(store: Store) -> None:
-    before = await state(store)
-    unit = await claimed(store, a_record("first").id)
-    await run(unit, "SET SESSION AUTHORIZATION hf_guest")
-    await unit.commit(a_record("first"), None)
-    assert await state(store) == before
-
-
-async def test_locks_of_a_handler_are_free_while_its_connection_is_idle(store: Store) -> None:
-    unit = await claimed(store, a_record("first").id)
-    await run(unit, "SELECT pg_advisory_lock(424242)")
-    await run(unit, "LISTEN acme_only")
-    await unit.commit(a_record("first"), None)
-    found = await store.read("SELECT count(*) AS n FROM pg_locks WHERE locktype = 'advisory'")
-    assert found[0]["n"] == 0
-    found = await store.read("SELECT count(*) AS n FROM pg_listening_channels()")
-    assert found[0]["n"] == 0
 
 
 async def test_statement_outside_a_transaction_leaves_nothing(store: Store) -> None:
@@ -174,8 +164,7 @@ async def test_settings_of_url_role_and_database_come_back(
         assert (before["session"], before["role"]) == ("hf_login", "hf_guest")
         assert (before["path"], before["strings"]) == ("public, extensions", "on")
         unit = await claimed(again, a_record("first").id)
-        await run(unit, "RESET ROLE")
-        for sql in (*UNDONE_BY_ROLLBACK, "SET lock_timeout = 0"):
+        for sql in (*UNDONE_BY_ROLLBACK, "SET lock_timeout = 0", "SET ROLE NONE"):
             await run(unit, sql)
         await unit.commit(a_record("first"), None)
         assert await state(again) == before
@@ -209,18 +198,13 @@ async def test_row_factory_of_a_handler_is_not_used_by_the_next(store: Store) ->
     await unit.rollback()
 
 
-async def test_session_that_no_handler_has_used_is_not_cleaned(store: Store) -> None:
-    unit = await claimed(store, a_record("first").id)
-    assert isinstance(unit, PostgresUnit)
-    assert unit.statements.used.ending("COMMIT") == "COMMIT"
-    await unit.commit(a_record("first"), None)
-
-
 async def test_error_of_the_cleaning_leaves_the_outcome_unknown_and_the_commit_done(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled = "DO $$ BEGIN RAISE query_canceled; END $$"
     monkeypatch.setattr("holdfast.stores.postgres.session._CLEAN", cancelled)
+    unused = await claimed(store, a_record("unused").id)
+    await unused.commit(a_record("unused"), None)  # is not cleaned
     unit = await claimed(store, a_record("first").id)
     await run(unit, "SELECT 1")
     with pytest.raises(CommitUnknownError):
@@ -288,7 +272,7 @@ async def test_recipe_of_the_documentation_cleans_connections_of_an_engine(
         before = await state(store)
         unit = await claimed(store, a_record("first").id)
         for sql in (*UNDONE_BY_ROLLBACK, *PERMANENT[:1]):
-            if "ROLE" not in sql:
+            if "hf_guest" not in sql:  # a role of the other tests
                 await unit.statements.execute(sql)
         await unit.commit(a_record("first"), None)
         assert await state(store) == before

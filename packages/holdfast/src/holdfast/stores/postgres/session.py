@@ -19,8 +19,8 @@ __all__ = ["STARTUP_PARAMETERS", "UsedSession", "outlives_statement"]
 STARTUP_PARAMETERS: Final = {"client_encoding": "UTF8", "standard_conforming_strings": "on"}
 
 # RESET ALL comes early: a statement_timeout of the handler must not end the others. It does not
-# reset the role; RESET SESSION AUTHORIZATION does, but not to the role that ALTER ROLE … SET role
-# gives to new sessions. Cursors are closed first: DISCARD TEMP fails on a table in use.
+# reset the role; RESET SESSION AUTHORIZATION does, but older versions reset it to none, not to the
+# one of ALTER ROLE … SET role. Cursors are closed first: DISCARD TEMP fails on a table in use.
 _CLEAN: Final = (
     "RESET SESSION AUTHORIZATION;RESET ROLE;RESET ALL;CLOSE ALL;UNLISTEN *;DISCARD TEMP;"
     "SELECT pg_advisory_unlock_all()"
