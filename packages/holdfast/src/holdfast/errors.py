@@ -253,17 +253,25 @@ class StoreUnavailableError(StoreError):
     """The store is down, or its circuit breaker is open. Nothing was committed.
 
     The message may name hosts, files and statements, so it goes to the log only; with
-    ``is_for_callers`` it also goes into the response.
+    ``is_for_callers`` it also goes into the response. ``is_outage`` is False if the database has
+    responded, with an error of one statement.
     """
 
     def __init__(
-        self, message: str, *, retry_after_seconds: float = 1.0, is_for_callers: bool = False
+        self,
+        message: str,
+        *,
+        retry_after_seconds: float = 1.0,
+        is_for_callers: bool = False,
+        is_outage: bool = True,
     ) -> None:
         super().__init__(message)
         # Sent as ``Retry-After``.
         self.retry_after_seconds = retry_after_seconds
         # Whether the message may be sent to callers; otherwise it is only logged.
         self.is_for_callers = is_for_callers
+        # Whether it counts as a failure of the store for the circuit breaker.
+        self.is_outage = is_outage
 
 
 class SupersededError(StoreError):

@@ -12,6 +12,8 @@ import pytest
 from holdfast import ErrorFormat, Policy
 from holdfast.core.breaker import Breaker
 from holdfast.errors import CommitUnknownError, StoreUnavailableError
+from holdfast.server.guarded_request import Principal
+from holdfast.server.request_head import RequestHead
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.harness import HeldClock, Lab, fresh_database, open_lab
 from packages.holdfast.tests.support.policies import (
@@ -116,6 +118,73 @@ async def test_a_store_error_that_is_no_outage_does_not_open_the_breaker(
         for number in range(3):
             assert (await lab.send(f"key-{number}", do="raise")).status_code == 500
         assert (await lab.send("key-1")).status_code == 201
+
+
+@pytest.mark.parametrize("tenant", ["evil \x00", "evil \ud800"], ids=["NUL", "surrogate"])
+@pytest.mark.parametrize("key", [UUID4, None])
+async def test_caller_whose_name_cannot_be_stored_gets_400_and_stops_no_other_tenant(
+    database: str, tenant: str, key: str | None
+) -> None:
+    def identify(head: RequestHead) -> Principal:
+        return Principal(head.header("x-tenant") or tenant, "phone")
+
+    async with open_lab(database, OPTIONAL_KEY, identify=identify, memory_bytes=0) as lab:
+        for _ in range(50):
+            refused = await lab.send(key)
+            assert (refused.status_code, refused.json()["code"]) == (400, "request.invalid")
+        assert (await lab.send(key, headers={"x-tenant": "good"})).status_code == 201
+        assert lab.runs == [""]
+
+
+@pytest.mark.parametrize("driver", ["postgresql", "postgresql+psycopg"])
+async def test_error_of_a_statement_in_the_claim_does_not_open_the_breaker(
+    driver: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = await fresh_database(request, tmp_path, "postgresql")
+    url = url.replace("postgresql", driver, 1)
+    broken = """
+        CREATE FUNCTION fail() RETURNS text LANGUAGE plpgsql AS $$
+        BEGIN RAISE EXCEPTION 'broken for one tenant' USING ERRCODE = '22012'; END $$;
+        ALTER TABLE holdfast_idempotency_records ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY per_tenant ON holdfast_idempotency_records
+         USING (CASE tenant WHEN 'evil' THEN fail() = '' ELSE true END);
+        INSERT INTO holdfast_idempotency_records SELECT 'evil', 'POST /things', 'key-1', '', '',
+               200, '', '{}', '', '', NULL, now(), now() + interval '1 day';
+        DO $$ BEGIN CREATE ROLE hf_app LOGIN; EXCEPTION WHEN duplicate_object THEN END $$;
+        GRANT ALL ON ALL TABLES IN SCHEMA public TO hf_app;
+        GRANT ALL ON SCHEMA public TO hf_app;
+    """
+    async with open_lab(url, breaker=Breaker(failure_limit=5, open_seconds=60)) as lab:
+        connection = await asyncpg.connect(url.replace("+psycopg", ""))
+        await connection.execute(broken)
+        await connection.close()
+        assert (await lab.send("key-2", headers={"x-tenant": "good"})).status_code == 201
+    url = url.replace("postgres@", "hf_app@")
+    async with open_lab(url, breaker=Breaker(failure_limit=5, open_seconds=60)) as lab:
+        for _ in range(50):
+            failed = await lab.send(headers={"x-tenant": "evil"})
+            assert failed.status_code == 503
+        assert lab.store.calls["claim"] == 50
+        assert (await lab.send(headers={"x-tenant": "good"})).status_code == 201
+
+
+async def test_probe_that_fails_without_an_outage_lets_the_next_request_probe(
+    tmp_path: Path,
+) -> None:
+    clock = HeldClock()
+    options: dict[str, Any] = {"clock": clock, "breaker": Breaker(1, 30), "memory_bytes": 0}
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db", **options) as lab:
+        for failure, status in (
+            (StoreUnavailableError("one statement", is_outage=False), 503),
+            (RuntimeError("a bug in the store"), 500),
+        ):
+            lab.store.down = AWAY
+            assert (await lab.send()).status_code == 503
+            clock.pass_by(seconds=30)
+            lab.store.down = failure
+            assert (await lab.send()).status_code == status
+            lab.store.down = None
+            assert (await lab.send(f"key-{status}")).status_code == 201
 
 
 # -- failing in the commit --------------------------------------------------------------------

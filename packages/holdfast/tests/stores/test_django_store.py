@@ -107,6 +107,17 @@ def insert(store: DjangoStore) -> None:
         cursor.execute("INSERT INTO orders VALUES ('boots')")
 
 
+def test_only_outages_count_for_the_breaker(store: DjangoStore) -> None:
+    timeout = "SELECT set_config('statement_timeout', '1ms', false)"
+    run(store.read(timeout))
+    with pytest.raises(StoreUnavailableError) as cancelled:
+        run(store.read("SELECT pg_sleep(1)"))
+    assert not cancelled.value.is_outage
+    with pytest.raises(StoreUnavailableError) as lost:
+        run(store.read("SELECT pg_terminate_backend(pg_backend_pid())"))
+    assert lost.value.is_outage
+
+
 def test_path_of_a_sqlite_file_is_that_of_the_settings(store: DjangoStore, tmp_path: Path) -> None:
     assert store.sqlite_path is None
     connections.databases["file"] = {

@@ -95,14 +95,15 @@ def test_savepoints_are_allowed(allowed):
 @given(st.text(st.characters(codec="utf-8")))
 def test_no_text_can_end_its_literal(value):
     literal = text_literal(value)
-    assert re.fullmatch(r"'[\x20-\x7e]*'|convert_from\('\\x[0-9a-f]*','UTF8'\)", literal), literal
-    assert "\\" not in literal.removeprefix("convert_from('\\x")
-    assert literal.count("'") in (2, 4)
+    encoded = r"convert_from\(decode\('[0-9a-f]*','hex'\),'UTF8'\)"
+    assert re.fullmatch(rf"'[\x20-\x7e]*'|{encoded}", literal), literal
+    assert "\\" not in literal
+    assert literal.count("'") in (2, 6)
 
 
 @given(st.binary())
 def test_bytes_are_hexadecimal_digits(value):
-    assert re.fullmatch(r"'\\x[0-9a-f]*'", bytes_literal(value))
+    assert re.fullmatch(r"decode\('[0-9a-f]*','hex'\)", bytes_literal(value))
 
 
 def test_none_is_null_and_integers_are_digits():
@@ -113,15 +114,20 @@ def test_none_is_null_and_integers_are_digits():
         int_literal("1; DROP TABLE t")  # type: ignore[arg-type]
 
 
-async def test_postgresql_reads_every_literal_back(postgres):
+@pytest.mark.parametrize("strings", ["on", "off"])
+@pytest.mark.parametrize("encoding", ["UTF8", "LATIN1", "SJIS", "GBK", "SQL_ASCII"])
+async def test_postgresql_reads_every_literal_back_in_every_session(postgres, strings, encoding):
+    """An app's engine or a handler may have chosen these settings."""
     postgres.start()
     at = datetime(2026, 3, 1, 1, 2, 3, 4, tzinfo=timezone(timedelta(hours=5, minutes=30)))
-    connection = await asyncpg.connect(postgres.url())
+    settings = {"standard_conforming_strings": strings, "client_encoding": encoding}
+    connection = await asyncpg.connect(postgres.url(), server_settings=settings)
     try:
-        for name in (*AWKWARD_NAMES, "", "'", "\\'", "plain"):
-            assert await connection.fetchval(f"SELECT {text_literal(name)}::text") == name
-        for body in (b"", b"\x00'\\", bytes(range(256))):
-            assert await connection.fetchval(f"SELECT {bytes_literal(body)}::bytea") == body
+        for name in (*AWKWARD_NAMES, "", "'", "\\'", "\\x41", "plain"):
+            read = await connection.fetchval(f"SELECT convert_to({text_literal(name)},'UTF8')")
+            assert read.decode() == name
+        for body in (b"", b"\x00'\\", b"\\x41", bytes(range(256))):
+            assert await connection.fetchval(f"SELECT {bytes_literal(body)}") == body
         read = await connection.fetchval(f"SELECT {instant_literal(at)}::timestamptz")
         assert read == at.astimezone(UTC)
     finally:

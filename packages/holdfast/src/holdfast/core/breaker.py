@@ -55,8 +55,12 @@ class Breaker:
         self._failures = 0
         self._probe_at = None
 
+    def abandoned(self) -> None:
+        """Record a call that ended without a sign of the store's health: another may probe."""
+        self._probe_at = None
+
     def failed(self, now: float) -> None:
-        """Record a failed call: the breaker may open."""
+        """Record a failed call: the breaker may open. For outages, not for errors of one call."""
         self._failures += 1
         if self.state is BreakerState.HALF_OPEN or self._failures >= self.failure_limit:
             self.state = BreakerState.OPEN

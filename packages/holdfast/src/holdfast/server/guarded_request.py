@@ -16,6 +16,7 @@ from holdfast.core.staleness import (
     check_submitted_after_generated,
     parse_instant,
 )
+from holdfast.core.storable_text import check_storable
 from holdfast.errors import (
     BodyInvalidError,
     KeyInvalidError,
@@ -99,6 +100,7 @@ def parse_request(
 
     ``payload_hash`` is what ``hash_payload`` returned, if it was called before.
     """
+    check_storable(principal.tenant, principal.actor, endpoint)
     if policy.key_field is None:
         key = parse_key(key_headers, policy.key_format)
     else:

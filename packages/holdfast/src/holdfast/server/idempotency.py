@@ -529,8 +529,14 @@ class Idempotency:
             )
         try:
             result = await work
-        except StoreUnavailableError:
-            self.breaker.failed(self.clock.monotonic())
+        except StoreUnavailableError as error:
+            if error.is_outage:
+                self.breaker.failed(self.clock.monotonic())
+            else:  # one statement failed: the store has responded
+                self.breaker.succeeded()
+            raise
+        except Exception:
+            self.breaker.abandoned()
             raise
         self.breaker.succeeded()
         self.metrics.store_time(operation, self.clock.monotonic() - started)

@@ -5,6 +5,7 @@ function that the caller provides.
 """
 
 import re
+import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -20,6 +21,7 @@ with needs_extra("django"):
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.core.storable_text import check_storable
 from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import (
     CommitUnknownError,
@@ -45,7 +47,9 @@ from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import can_send_messages, send_message
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sqlite.rows import is_outage as is_sqlite_outage
 from holdfast.stores.sqlite.rows import record_values, to_text
+from holdfast.stores.sqlstates import is_outage_state
 
 __all__ = ["DjangoStore"]
 
@@ -146,11 +150,13 @@ class DjangoStore:
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
+        check_storable(*record_id)
         found: Record | None = await self.in_thread(lambda: self._find(record_id, now))
         return found
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
         """Claim the key: with an advisory lock on PostgreSQL, with the write lock on SQLite."""
+        check_storable(*record_id)
 
         def take() -> Claimed | Found | Held:
             unit = DjangoUnit(self)
@@ -256,7 +262,9 @@ class DjangoStore:
             return await self._run(work)
         except _OUTAGES as error:
             await self._run(self._forget_connection)
-            raise StoreUnavailableError(f"the database is unavailable: {error}") from error
+            raise StoreUnavailableError(
+                f"the database is unavailable: {error}", is_outage=_is_outage(error)
+            ) from error
 
     def _forget_connection(self) -> None:
         connection = connections[self.using]
@@ -477,6 +485,15 @@ class DjangoUnit:
         store = self._store
         values = audit_values(audit, store.instant(audit.created_at))
         store.run(store.sql["save_audit_event"], values)
+
+
+def _is_outage(error: BaseException) -> bool:
+    """Check whether an error is about the database or its file, not about a statement."""
+    cause = error.__cause__
+    if isinstance(cause, sqlite3.OperationalError):
+        return is_sqlite_outage(cause)
+    state = _state_of(error)
+    return not state or is_outage_state(state)
 
 
 def _state_of(error: BaseException) -> str:

@@ -138,7 +138,12 @@ class MigrationTable:
         self._table = names.table("migrations")
 
     def read(self) -> Generator[Statement, Rows, Applied]:
-        """Create the table if it is missing; return the applied (namespace, number) pairs."""
+        """Create the table if it is missing; return the applied (namespace, number) pairs.
+
+        Raises ``ConfigurationError`` if the database cannot store every text.
+        """
+        if not self._is_sqlite:
+            _refuse_encoding((yield "SELECT current_setting('server_encoding')", ())[0][0])
         columns = {row[0] for row in (yield self._columns(), ())}
         if not columns:  # looked up first: a role that may not create tables can use them
             yield from self._create()
@@ -191,6 +196,14 @@ class MigrationTable:
             " PRIMARY KEY (namespace, number))"
         )
         yield create, ()
+
+
+def _refuse_encoding(encoding: str) -> None:
+    if encoding != "UTF8":
+        raise ConfigurationError(
+            f"the encoding of the database is {encoding}, which cannot store every text: create it "
+            "with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+        )
 
 
 def apply_migrations(known: Sequence[Migration], ledger: Ledger) -> Steps:

@@ -24,6 +24,7 @@ with needs_extra("sqlalchemy"):
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.core.storable_text import check_storable
 from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import (
     CommitUnknownError,
@@ -230,6 +231,7 @@ class SqlAlchemyStore:
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
+        check_storable(*record_id)
         rows = await self._fetch(self._sql["find_record"], (*record_id, self.instant(now)))
         return record_of(record_id, rows[0]) if rows else None
 
@@ -246,6 +248,7 @@ class SqlAlchemyStore:
         ``session`` is one of ``new_session``; its transaction must have been ended by
         ``release_session``. ``visit`` is what ``gate.enter`` returned, if it was called.
         """
+        check_storable(*record_id)
         if self.is_sqlite:
             record = await self.find(record_id, now)
             if record is not None:

@@ -8,8 +8,10 @@ from typing import Any, Final
 from sqlalchemy import Connection
 from sqlalchemy import exc as sa_errors
 
-from holdfast.errors import ConfigurationError, StoreUnavailableError
+from holdfast.core.storable_text import UNSTORABLE
+from holdfast.errors import BodyInvalidError, ConfigurationError, StoreUnavailableError
 from holdfast.stores.sqlite.rows import is_outage as is_sqlite_outage
+from holdfast.stores.sqlstates import is_outage_state, is_unstorable_state
 
 __all__ = [
     "SUPERSEDED_STATES",
@@ -22,8 +24,8 @@ __all__ = [
 # Holdfast's SQLSTATE, and the one of PostgreSQL if the engine is REPEATABLE READ.
 SUPERSEDED_STATES: Final = frozenset({"HF002", "40001"})
 
-# SQLSTATEs: shutdown, starting up, too many connections, a standby; and an aborted transaction.
-_OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006", "25P02"})
+# SQLSTATE of a statement in a transaction in which another one has failed.
+_ABORTED_STATE: Final = "25P02"
 
 # No such database, no such user, a wrong password.
 _REFUSAL_STATES: Final = frozenset({"3D000", "28000", "28P01"})
@@ -56,7 +58,7 @@ def is_outage(error: BaseException) -> bool:
     state = getattr(cause, "sqlstate", None)
     if state is None:  # psycopg knows no SQLSTATE if it cannot connect
         return isinstance(error, sa_errors.OperationalError)
-    return state.startswith("08") or state in _OUTAGE_STATES
+    return is_outage_state(state) or state == _ABORTED_STATE
 
 
 @contextmanager
@@ -67,6 +69,8 @@ def translating_outages() -> Iterator[None]:
     except Exception as error:
         if is_outage(error):
             raise StoreUnavailableError(f"the database is unavailable: {error}") from error
+        if is_unstorable_state(getattr(getattr(error, "orig", error), "sqlstate", None)):
+            raise BodyInvalidError(UNSTORABLE) from error
         raise
 
 

@@ -19,6 +19,7 @@ with needs_extra("sqlalchemy"):
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.core.storable_text import check_storable
 from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import (
     CommitUnknownError,
@@ -222,10 +223,12 @@ class SqlAlchemySyncStore:
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
+        check_storable(*record_id)
         return await self._read(lambda connection: self.find_on(connection, record_id, now))
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
         """Claim the key: with an advisory lock on PostgreSQL, by the first commit on SQLite."""
+        check_storable(*record_id)
         self._refuse_scoped_session_elsewhere()
         unit = await self._new_unit(record_id, now)
         async with _rolling_back(unit):

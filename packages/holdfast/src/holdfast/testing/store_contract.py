@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from holdfast.clock import SystemClock
 from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import Record, RecordId
-from holdfast.errors import SupersededError
+from holdfast.errors import RequestError, SupersededError
 from holdfast.ports import Claimed, Found, RecordQuery, Store
 from holdfast.server.cache_epoch import CacheEpoch
 from holdfast.server.record_removal import RecordRemoval
@@ -304,6 +304,16 @@ class StoreContract(LifecycleContract):
         assert await store.find(record.id, NOW) == record
         assert isinstance(await store.claim(record.id, NOW), Found)
         assert await store.records(RecordQuery(tenant=name, endpoint=name, key=name)) == [record]
+
+    async def test_name_that_no_database_can_store_is_an_error_of_the_caller(
+        self, store: Store
+    ) -> None:
+        for name in ("NUL \x00", "lone surrogate \ud800"):
+            with pytest.raises(RequestError, match="cannot store"):
+                await store.claim(a_record(tenant=name).id, NOW)
+            with pytest.raises(RequestError, match="cannot store"):
+                await store.find(a_record(tenant=name).id, NOW)
+        await commit(store, a_record())
 
     @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
     async def test_empty_binary_and_large_bodies_are_stored_unchanged(

@@ -13,6 +13,7 @@ from holdfast.stores.migrations import MOVED, Migration, MigrationTable
 from holdfast.stores.postgres.asyncpg_driver import AsyncpgDriver
 from holdfast.stores.postgres.dsn import check_dsn
 from holdfast.stores.postgres.errors import unavailable
+from holdfast.stores.postgres.session import STARTUP_PARAMETERS
 
 __all__ = ["Column", "MoveState", "Target", "TargetTable", "connect"]
 
@@ -268,7 +269,9 @@ async def connect(url: str) -> Any:
     check_dsn(url)
     try:
         return await asyncpg.connect(
-            url, timeout=10, server_settings={"application_name": "holdfast move"}
+            url,
+            timeout=10,
+            server_settings={"application_name": "holdfast move", **STARTUP_PARAMETERS},
         )
     except AsyncpgDriver.outages as error:
         if isinstance(error, ValueError):  # asyncpg: the URL, not the server

@@ -10,12 +10,15 @@ import asyncpg
 from holdfast.stores.postgres.errors import unavailable
 from holdfast.stores.postgres.notifier import PostgresNotifier
 from holdfast.stores.postgres.pool import ConnectionPool
+from holdfast.stores.postgres.session import STARTUP_PARAMETERS
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction
 
 __all__ = ["AsyncpgDriver"]
 
 _ROLLBACK_SECONDS: Final = 5.0
 _ALIVE_SECONDS: Final = 10.0
+# Attributes of asyncpg's connections. Its public methods only add and remove.
+_CALLBACKS: Final = (*("_listeners", "_log_listeners", "_termination_listeners", "_query_loggers"),)
 
 
 class AsyncpgDriver:
@@ -33,6 +36,8 @@ class AsyncpgDriver:
         asyncpg.CannotConnectNowError,
         asyncpg.AdminShutdownError,
         asyncpg.CrashShutdownError,
+        asyncpg.DatabaseDroppedError,
+        asyncpg.IdleSessionTimeoutError,
         asyncpg.TooManyConnectionsError,
         asyncpg.ReadOnlySQLTransactionError,
     )
@@ -46,7 +51,7 @@ class AsyncpgDriver:
         return await asyncpg.connect(
             self._url,
             timeout=self._connect_seconds,
-            server_settings={"application_name": "holdfast"},
+            server_settings={"application_name": "holdfast", **STARTUP_PARAMETERS},
         )
 
     def new_pool(
@@ -55,9 +60,14 @@ class AsyncpgDriver:
         """Return an empty pool."""
         return ConnectionPool(self.connect, limit=limit, on_wait=on_wait)
 
-    async def roll_back(self, connection: Any) -> None:
+    async def roll_back(self, connection: Any, message: str) -> str:
         """Send ROLLBACK, and wait at most five seconds."""
-        await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=_ROLLBACK_SECONDS)
+        tag: str = await asyncio.wait_for(connection.execute(message), timeout=_ROLLBACK_SECONDS)
+        return tag
+
+    def restore(self, connection: Any) -> bool:
+        """Return False if a handler has left callbacks, which the next one would trigger."""
+        return not any(getattr(connection, name, None) for name in _CALLBACKS)
 
     def raw(self, connection: Any) -> Any:
         """Return the connection, which is asyncpg's."""

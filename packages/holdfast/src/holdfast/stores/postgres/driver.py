@@ -77,8 +77,14 @@ class Driver(Protocol):
         ``on_wait`` gets the seconds of each wait for a free connection.
         """
 
-    async def roll_back(self, connection: Any) -> None:
-        """Send ROLLBACK. Raises if it fails or takes more than a few seconds."""
+    async def roll_back(self, connection: Any, message: str) -> str:
+        """Send a message that begins with ROLLBACK, and return the command tag.
+
+        Raises if it fails or takes more than a few seconds.
+        """
+
+    def restore(self, connection: Any) -> bool:
+        """Undo what a handler has changed in the connection object; False if it must be closed."""
 
     def raw(self, connection: Any) -> Any:
         """Return the library's own connection object."""

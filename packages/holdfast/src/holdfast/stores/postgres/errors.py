@@ -2,12 +2,28 @@
 
 from typing import Final, NoReturn
 
-from holdfast.errors import CommitUnknownError, StoreUnavailableError, SupersededError
+from holdfast.core.storable_text import UNSTORABLE
+from holdfast.errors import (
+    BodyInvalidError,
+    CommitUnknownError,
+    HoldfastError,
+    StoreUnavailableError,
+    SupersededError,
+)
+from holdfast.stores.sqlstates import is_unstorable_state
 
-__all__ = ["ABORTED", "translate_commit_error", "unavailable"]
+__all__ = [
+    "ABORTED",
+    "refuse_unstorable",
+    "statement_error",
+    "translate_commit_error",
+    "unavailable",
+]
 
 _SUPERSEDED_STATE: Final = "HF002"
 _ABORTED_STATE: Final = "25P02"
+# Classes of errors that a statement without data may raise: resources, locks, cancellation, system.
+_CLEANING_CLASSES: Final = frozenset({"53", "55", "57", "58", "XX"})
 
 # PostgreSQL rolls an aborted transaction back at COMMIT, without an error.
 ABORTED: Final = "a statement failed, the handler went on, and PostgreSQL rolled everything back"
@@ -19,8 +35,29 @@ def unavailable(error: BaseException) -> StoreUnavailableError:
     return StoreUnavailableError(f"PostgreSQL is unavailable: {reason}")
 
 
-def translate_commit_error(error: Exception, outages: tuple[type[BaseException], ...]) -> NoReturn:
-    """Raise why a transaction was not committed, or ``CommitUnknownError``."""
+def statement_error(error: BaseException) -> HoldfastError:
+    """Return what to raise for an error of one of Holdfast's statements, which is no outage."""
+    if is_unstorable_state(getattr(error, "sqlstate", None)):
+        return BodyInvalidError(UNSTORABLE)
+    return StoreUnavailableError(f"PostgreSQL refused a statement: {error}", is_outage=False)
+
+
+def refuse_unstorable(error: Exception) -> None:
+    """Raise ``BodyInvalidError`` if a value of a handler's statement cannot be stored."""
+    state = getattr(error, "sqlstate", None)
+    # psycopg refuses NUL by itself, without a SQLSTATE.
+    if is_unstorable_state(state) or (state is None and "NUL (0x00)" in str(error)):
+        raise BodyInvalidError(UNSTORABLE) from error
+
+
+def translate_commit_error(
+    error: Exception, outages: tuple[type[BaseException], ...], *, is_cleaned: bool
+) -> NoReturn:
+    """Raise why a transaction was not committed, or ``CommitUnknownError``.
+
+    With ``is_cleaned``, statements that clean the session were sent after COMMIT. One of them may
+    have been cancelled or have found no memory, after the commit.
+    """
     state = getattr(error, "sqlstate", None)
     if state == _SUPERSEDED_STATE:
         raise SupersededError("another request with this key was committed first") from None
@@ -28,4 +65,8 @@ def translate_commit_error(error: Exception, outages: tuple[type[BaseException],
         raise CommitUnknownError(str(error)) from error
     if state == _ABORTED_STATE:
         raise StoreUnavailableError(ABORTED) from error
+    if is_unstorable_state(state):
+        raise BodyInvalidError(UNSTORABLE) from error
+    if is_cleaned and str(state)[:2] in _CLEANING_CLASSES:
+        raise CommitUnknownError(str(error)) from error
     raise error

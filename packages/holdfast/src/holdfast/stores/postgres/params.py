@@ -3,7 +3,9 @@
 ``:name`` becomes ``$1``, once per statement text. asyncpg sends parameters with one statement at a
 time, so statements that share a message with BEGIN or COMMIT carry their values as literals.
 Printable ASCII without quote or backslash is written as it is; everything else in hexadecimal
-digits. So no value, whatever a tenant or key contains, can end a literal.
+digits, which ``decode`` reads: no literal contains a backslash or a byte beyond ASCII. So no value,
+whatever a tenant or key contains, can end a literal or change its meaning, and neither can
+``standard_conforming_strings`` or ``client_encoding`` of the app's session.
 """
 
 import re
@@ -93,12 +95,12 @@ def text_literal(value: str | None) -> str:
         return "NULL"
     if value.isascii() and value.isprintable() and "'" not in value and "\\" not in value:
         return f"'{value}'"
-    return f"convert_from('\\x{value.encode().hex()}','UTF8')"
+    return f"convert_from(decode('{value.encode().hex()}','hex'),'UTF8')"
 
 
 def bytes_literal(value: bytes) -> str:
     """Return a literal of type bytea."""
-    return f"'\\x{value.hex()}'"
+    return f"decode('{value.hex()}','hex')"
 
 
 def int_literal(value: int | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, TypedDict, Unpack
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.core.storable_text import check_storable
 from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import (
@@ -30,13 +31,14 @@ from holdfast.stores.migrations import (
 )
 from holdfast.stores.postgres.driver import Driver, DriverMaker, Pool
 from holdfast.stores.postgres.dsn import check_dsn
-from holdfast.stores.postgres.errors import unavailable
+from holdfast.stores.postgres.errors import statement_error, unavailable
 from holdfast.stores.postgres.params import (
     instant_literal,
     positional,
     rows_changed,
     text_literal,
 )
+from holdfast.stores.postgres.session import UsedSession, outlives_statement
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
 from holdfast.stores.rows import record_of
 from holdfast.stores.sql_loader import load_queries
@@ -152,6 +154,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
+        check_storable(*record_id)
         connection = await self._acquire()
         try:
             row = await connection.fetchrow(self.sql["find_record"], *record_id, now)
@@ -166,6 +169,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
         """Begin, lock and look up in one round trip. Never waits for another holder."""
+        check_storable(*record_id)
         tenant, endpoint, key = record_id
         connection = await self._acquire()
         lock = self.table_names.lock_number(tenant, endpoint, key)
@@ -183,8 +187,10 @@ class BasePostgresStore(Generic[TransactionT_co]):
             await connection.execute("ROLLBACK")
         except BaseException as error:  # or cancelled: the state of the connection is unknown
             await self.undo(connection)
-            if isinstance(error, (*self.driver.errors, *self.driver.outages)):
-                raise unavailable(error) from error
+            if isinstance(error, self.driver.outages):
+                self.driver.translate_error(error)
+            if isinstance(error, self.driver.errors):
+                raise statement_error(error) from error
             raise
         self.release(connection)
         # No row although there was one: it expired and was swept in between.
@@ -210,7 +216,10 @@ class BasePostgresStore(Generic[TransactionT_co]):
         connection = await self._acquire()
         try:
             text, values = positional(sql, params)
-            return [dict(row) for row in await connection.fetch(text, *values)]
+            rows = [dict(row) for row in await connection.fetch(text, *values)]
+            if outlives_statement(sql):
+                await self._clean(connection, sql)
+            return rows  # noqa: TRY300 - an outage of the cleaning is reported too
         except self.driver.outages as error:
             self.driver.translate_error(error)
         except asyncio.CancelledError:
@@ -288,10 +297,16 @@ class BasePostgresStore(Generic[TransactionT_co]):
         else:
             self._pool.release(connection)
 
-    async def undo(self, connection: Any) -> None:
-        """Roll back and release the connection; close it if the rollback fails."""
+    async def undo(self, connection: Any, used: UsedSession | None = None) -> None:
+        """Roll back, clean and release the connection; close it if that fails."""
         try:
-            await self.driver.roll_back(connection)
+            if used is None or not used.is_used:
+                await self.driver.roll_back(connection, "ROLLBACK")
+            else:
+                tag = await self.driver.roll_back(connection, used.ending("ROLLBACK"))
+                await used.drop_names(connection, tag)
+                if used.is_raw and not self.driver.restore(connection):
+                    connection.terminate()
         except BaseException as error:
             with suppress(*self.driver.outages):  # closed already
                 connection.terminate()
@@ -300,6 +315,16 @@ class BasePostgresStore(Generic[TransactionT_co]):
                 raise
         else:
             self.release(connection)
+
+    async def _clean(self, connection: Any, sql: str) -> None:
+        """Remove what a statement outside a transaction has left; close the connection if not."""
+        used = UsedSession()
+        used.note_statement(sql)
+        try:
+            await used.clean(connection)
+        except BaseException:
+            connection.terminate()
+            raise
 
     async def _migrate(self) -> None:
         """Apply missing migrations. Processes that start at once wait for the lock."""

@@ -9,8 +9,9 @@ from holdfast.core.idempotency_record import AuditEvent, Record
 from holdfast.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
 from holdfast.ports import Params, Row, TransactionT_co
 from holdfast.stores.postgres.driver import Driver
-from holdfast.stores.postgres.errors import ABORTED, translate_commit_error
+from holdfast.stores.postgres.errors import ABORTED, refuse_unstorable, translate_commit_error
 from holdfast.stores.postgres.params import finish_statement, positional, rows_changed
+from holdfast.stores.postgres.session import UsedSession
 from holdfast.stores.rows import audit_values, finish_values
 from holdfast.stores.sql_loader import Queries
 
@@ -30,8 +31,8 @@ class _Connections(Protocol):
     def release(self, connection: Any) -> None:
         """Return a connection to the pool."""
 
-    async def undo(self, connection: Any) -> None:
-        """Roll back and return a connection to the pool."""
+    async def undo(self, connection: Any, used: UsedSession | None = None) -> None:
+        """Roll back, clean the session and return a connection to the pool."""
 
 
 class _Ended:
@@ -50,35 +51,55 @@ class PostgresTransaction:
     def __init__(self, connection: Any, driver: Driver) -> None:
         self._on = connection
         self._driver = driver
-        self.connection = driver.raw(connection)
+        # The driver's connection, for Holdfast.
+        self.raw = driver.raw(connection)
+        self.used = UsedSession()
+
+    @property
+    def connection(self) -> Any:
+        """The driver's connection. Raises ``NoTransactionError`` after the end when it is used."""
+        self.used.note_raw()
+        return self.raw
 
     def end(self) -> None:
         """Refuse further statements: the connection may serve another request by now."""
-        self._on = self.connection = _ENDED
+        self._on = self.raw = _ENDED
 
     async def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
         text, values = positional(sql, params)
+        self.used.note_statement(sql)
         try:
             return rows_changed(await self._on.execute(text, *values))
         except self._driver.outages as error:
             self._driver.translate_error(error)
+        except self._driver.errors as error:
+            refuse_unstorable(error)
+            raise
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
         text, values = positional(sql, params)
+        self.used.note_statement(sql)
         try:
             return [dict(row) for row in await self._on.fetch(text, *values)]
         except self._driver.outages as error:
             self._driver.translate_error(error)
+        except self._driver.errors as error:
+            refuse_unstorable(error)
+            raise
 
     async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
         """Return the first row of a query, or None."""
         text, values = positional(sql, params)
+        self.used.note_statement(sql)
         try:
             row = await self._on.fetchrow(text, *values)
         except self._driver.outages as error:
             self._driver.translate_error(error)
+        except self._driver.errors as error:
+            refuse_unstorable(error)
+            raise
         return None if row is None else dict(row)
 
 
@@ -144,7 +165,7 @@ class PostgresUnit(Generic[TransactionT_co]):
         """Write record and audit event and commit, in one round trip."""
         if self._ended:  # the connection may serve another request by now
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
-        connection = self._connection
+        connection, used = self._connection, self.statements.used
         await self._stop_keep_alive()
         try:
             if record is None:
@@ -152,17 +173,19 @@ class PostgresUnit(Generic[TransactionT_co]):
                     await connection.execute(
                         self._store.sql["save_audit_event"], *audit_values(audit, audit.created_at)
                     )
-                tag = await connection.execute("COMMIT")
-            elif len(record.body) <= _INLINE_BODY_BYTES:
+                # COMMIT of an aborted transaction is no error; a statement before it is.
                 tag = await connection.execute(
-                    f"{finish_statement(self._store.finish_function, record, audit)};COMMIT"
+                    used.ending("SELECT 1;COMMIT" if used.is_used else "COMMIT")
                 )
+            elif len(record.body) <= _INLINE_BODY_BYTES:
+                finish = finish_statement(self._store.finish_function, record, audit)
+                tag = await connection.execute(used.ending(f"{finish};COMMIT"))
             else:
                 await connection.execute(self._store.sql["finish"], *finish_values(record, audit))
-                tag = await connection.execute("COMMIT")
+                tag = await connection.execute(used.ending("COMMIT"))
         except self._store.driver.errors as error:
             await self._fail()
-            translate_commit_error(error, self._store.driver.outages)
+            translate_commit_error(error, self._store.driver.outages, is_cleaned=used.is_used)
         except self._store.driver.outages as error:
             await self._fail()
             raise CommitUnknownError(str(error)) from error
@@ -171,9 +194,24 @@ class PostgresUnit(Generic[TransactionT_co]):
             raise
         self._ended = True
         self.statements.end()
-        self._store.release(connection)
+        await self._release(tag)
         if tag == "ROLLBACK":
             raise StoreUnavailableError(ABORTED)
+
+    async def _release(self, tag: str) -> None:
+        """Return the connection after COMMIT; close it if it cannot be cleaned."""
+        connection, used, store = self._connection, self.statements.used, self._store
+        try:
+            if used.is_used:
+                await used.drop_names(connection, tag)
+            if used.is_raw and not store.driver.restore(connection):
+                connection.terminate()
+        except BaseException as error:
+            connection.terminate()
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            store.release(connection)
 
     async def rollback(self) -> None:
         """Roll back."""
@@ -192,4 +230,4 @@ class PostgresUnit(Generic[TransactionT_co]):
         if not self._is_ending:
             await self._stop_keep_alive()
         self.statements.end()
-        await self._store.undo(self._connection)
+        await self._store.undo(self._connection, self.statements.used)

@@ -33,6 +33,10 @@ __all__ = [
 T = TypeVar("T")
 
 _CANCEL_SECONDS: Final = 5.0
+_SETTINGS: Final = (
+    *("row_factory", "cursor_factory", "server_cursor_factory"),
+    *("prepare_threshold", "prepared_max"),
+)
 
 
 def _refuse(what: str) -> NoReturn:
@@ -112,11 +116,17 @@ def _terminate(raw: Any) -> None:
         raw.pgconn.finish()
 
 
+def _settings(raw: Any) -> dict[str, Any]:
+    """Return what a handler may set on psycopg's connection, to set it back later."""
+    return {name: getattr(raw, name) for name in _SETTINGS}
+
+
 class AsyncConnection:
     """A ``postgres.driver.Connection`` on the event loop."""
 
     def __init__(self, raw: GuardedAsyncConnection) -> None:
         self.raw = raw
+        self.settings = _settings(raw)
 
     async def execute(self, sql: str, *values: Any) -> str:
         """Run a statement, or several without values; return the last command tag."""
@@ -183,6 +193,7 @@ class ThreadConnection:
 
     def __init__(self, raw: GuardedConnection, threads: StoreThreads) -> None:
         self.raw = raw
+        self.settings = _settings(raw)
         # Set by the pool: a slot of the threads is taken.
         self.has_slot = False
         self._threads = threads

@@ -10,6 +10,7 @@ import psycopg
 from holdfast.stores.postgres.errors import unavailable
 from holdfast.stores.postgres.notifier import PostgresNotifier
 from holdfast.stores.postgres.pool import ConnectionPool
+from holdfast.stores.postgres.session import STARTUP_PARAMETERS
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction
 from holdfast.stores.psycopg.connections import (
     AsyncConnection,
@@ -28,6 +29,9 @@ __all__ = ["PsycopgDriver", "PsycopgThreadDriver"]
 _ROLLBACK_SECONDS: Final = 5.0
 _ALIVE_SECONDS: Final = 10.0
 _NAME: Final = "holdfast"
+_STRINGS: Final = "standard_conforming_strings"
+# Attributes of psycopg's connections. Its public methods only add and remove.
+_CALLBACKS: Final = ("_notice_handlers", "_notify_handlers", "_notifies_backlog")
 
 
 class _Driver:
@@ -37,10 +41,33 @@ class _Driver:
     def __init__(self, url: str, connect_seconds: float) -> None:
         self._url = url
         self._connect_seconds = connect_seconds
+        self._parameters: dict[str, Any] = {
+            "autocommit": True,
+            "application_name": _NAME,
+            "client_encoding": STARTUP_PARAMETERS["client_encoding"],
+        }
+
+    def _has_startup_parameters(self, raw: Any) -> bool:
+        """Check what libpq has no parameter for; if it is wrong, connections get it as an option.
+
+        Not always as an option: some proxies in front of PostgreSQL refuse connections with one.
+        """
+        if raw.pgconn.parameter_status(_STRINGS.encode()) == STARTUP_PARAMETERS[_STRINGS].encode():
+            return True
+        options = raw.info.get_parameters().get("options", "")
+        self._parameters["options"] = f"{options} -c {_STRINGS}={STARTUP_PARAMETERS[_STRINGS]}"
+        return False
 
     def raw(self, connection: Any) -> Any:
         """Return psycopg's connection."""
         return connection.raw
+
+    def restore(self, connection: Any) -> bool:
+        """Reset what a handler may set; False if it has left callbacks or notifications."""
+        raw = connection.raw
+        for name, value in connection.settings.items():
+            setattr(raw, name, value)
+        return not any(getattr(raw, name, None) for name in _CALLBACKS)
 
     def translate_error(self, error: BaseException) -> NoReturn:
         """Raise ``StoreUnavailableError``."""
@@ -56,9 +83,10 @@ class PsycopgDriver(_Driver):
         """Open a connection."""
         with translating_connect_errors():
             async with asyncio.timeout(self._connect_seconds):
-                raw = await GuardedAsyncConnection.connect(
-                    self._url, autocommit=True, application_name=_NAME
-                )
+                raw = await GuardedAsyncConnection.connect(self._url, **self._parameters)
+                if not self._has_startup_parameters(raw):
+                    await raw.close()
+                    raw = await GuardedAsyncConnection.connect(self._url, **self._parameters)
         return AsyncConnection(raw)
 
     def new_pool(
@@ -67,9 +95,9 @@ class PsycopgDriver(_Driver):
         """Return an empty pool."""
         return ConnectionPool(self.connect, limit=limit, on_wait=on_wait)
 
-    async def roll_back(self, connection: AsyncConnection) -> None:
+    async def roll_back(self, connection: AsyncConnection, message: str) -> str:
         """Send ROLLBACK, and wait at most five seconds."""
-        await asyncio.wait_for(connection.execute("ROLLBACK"), timeout=_ROLLBACK_SECONDS)
+        return await asyncio.wait_for(connection.execute(message), timeout=_ROLLBACK_SECONDS)
 
     def handler_transaction(self, statements: PostgresTransaction) -> PsycopgTransaction:
         """Return the transaction with psycopg's connection."""
@@ -88,6 +116,7 @@ class PsycopgThreadDriver(_Driver):
 
     def __init__(self, url: str, connect_seconds: float) -> None:
         super().__init__(url, connect_seconds)
+        self._parameters["connect_timeout"] = math.ceil(connect_seconds)
         self._threads = StoreThreads(1, wait_seconds=connect_seconds)
 
     async def connect(self) -> ThreadConnection:
@@ -104,12 +133,11 @@ class PsycopgThreadDriver(_Driver):
     def connect_blocking(self) -> GuardedConnection:
         """Open a connection in this thread."""
         with translating_connect_errors():
-            return GuardedConnection.connect(
-                self._url,
-                autocommit=True,
-                application_name=_NAME,
-                connect_timeout=math.ceil(self._connect_seconds),
-            )
+            raw = GuardedConnection.connect(self._url, **self._parameters)
+            if not self._has_startup_parameters(raw):
+                raw.close()
+                raw = GuardedConnection.connect(self._url, **self._parameters)
+            return raw
 
     def new_pool(
         self, limit: int, on_wait: Callable[[float], None] | None = None
@@ -118,9 +146,9 @@ class PsycopgThreadDriver(_Driver):
         self._threads = StoreThreads(limit, wait_seconds=math.inf)
         return ThreadConnectionPool(self.connect, self._threads, on_wait)
 
-    async def roll_back(self, connection: ThreadConnection) -> None:
+    async def roll_back(self, connection: ThreadConnection, message: str) -> str:
         """Send ROLLBACK."""
-        await connection.execute("ROLLBACK")
+        return await connection.execute(message)
 
     def handler_transaction(self, statements: PostgresTransaction) -> PsycopgSyncTransaction:
         """Return the transaction without ``await``."""

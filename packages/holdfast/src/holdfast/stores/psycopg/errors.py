@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import psycopg
 
+from holdfast.stores.sqlstates import is_outage_state
+
 __all__ = [
     "ServerLostError",
     "is_refusal",
@@ -14,8 +16,6 @@ __all__ = [
     "translating_outages",
 ]
 
-# SQLSTATEs: shutdown, crash, starting up, too many connections, a standby.
-_OUTAGE_STATES: Final = frozenset({"57P01", "57P02", "57P03", "53300", "25006"})
 # libpq reports no SQLSTATE if the server refuses a connection, only its message.
 _REFUSED: Final = re.compile(r"FATAL:")
 _TRANSIENT: Final = re.compile(
@@ -35,11 +35,7 @@ def translating_outages(connection: Any) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         state = error.sqlstate
-        if state is None:
-            is_outage = bool(connection.closed)
-        else:
-            is_outage = state.startswith("08") or state in _OUTAGE_STATES
-        if is_outage:
+        if connection.closed if state is None else is_outage_state(state):
             raise ServerLostError(str(error)) from error
         raise
 

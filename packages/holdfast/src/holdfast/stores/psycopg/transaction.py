@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+import psycopg
+
 from holdfast.ports import Params, Row
-from holdfast.stores.postgres.errors import unavailable
+from holdfast.stores.postgres.errors import refuse_unstorable, unavailable
 from holdfast.stores.postgres.params import positional, rows_changed
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction
 from holdfast.stores.psycopg.connections import (
@@ -55,7 +57,7 @@ class PsycopgSyncTransaction:
 
     def __init__(self, statements: PostgresTransaction) -> None:
         self._statements = statements
-        self._lock = self.connection.statement_lock
+        self._lock = statements.raw.statement_lock
 
     @property
     def connection(self) -> GuardedConnection:
@@ -66,20 +68,28 @@ class PsycopgSyncTransaction:
     def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
         text, values = positional(sql, params)
+        self._statements.used.note_statement(sql)
         try:
             with self._lock:
-                return rows_changed(execute(self.connection, text, values))
+                return rows_changed(execute(self._statements.raw, text, values))
         except ServerLostError as error:
             raise unavailable(error) from error
+        except psycopg.Error as error:
+            refuse_unstorable(error)
+            raise
 
     def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
         text, values = positional(sql, params)
+        self._statements.used.note_statement(sql)
         try:
             with self._lock:
-                return [dict(row) for row in fetch(self.connection, text, values)]
+                return [dict(row) for row in fetch(self._statements.raw, text, values)]
         except ServerLostError as error:
             raise unavailable(error) from error
+        except psycopg.Error as error:
+            refuse_unstorable(error)
+            raise
 
     def fetch_one(self, sql: str, params: Params = None) -> Row | None:
         """Return the first row of a query, or None."""

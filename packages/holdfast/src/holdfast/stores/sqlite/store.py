@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.core.storable_text import check_storable
 from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
@@ -201,6 +202,7 @@ class SqliteStore:
         return result
 
     async def _probe(self, record_id: RecordId) -> Record | None:
+        check_storable(*record_id)
         if self._lookup is None:
             raise StoreUnavailableError("the store is not open")
         try:
