@@ -140,6 +140,19 @@ class Users:
                 action.expect = Expect.EITHER
         return True
 
+    def lose(self, lost: set[str]) -> list[PlannedAction]:
+        """Expect that these actions, and changes of notes, may have no effect; return the lost."""
+        self.forget_keys()
+        for action in self._world.actions.values():
+            action.lost = action.lost or action.id in lost or action.kind == "change"
+            if action.kind == "change" and action.expect is Expect.EFFECT:
+                action.expect = Expect.EITHER  # the note may be lost
+        return [self._world.actions[name] for name in sorted(lost) if name in self._world.actions]
+
+    def forget_keys(self) -> None:
+        """Do not reuse a key of before: whether the server knows it is uncertain."""
+        self._forgotten_keys.update(action.key for action in self._world.actions.values())
+
     # -- failed entries ---------------------------------------------------------------------------
 
     def review_failures(self) -> None:
