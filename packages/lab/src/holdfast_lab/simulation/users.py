@@ -177,13 +177,15 @@ class Users:
 
     def _resolve(self, app: AppProcess, queue: OutboxQueue, entry: Entry) -> bool:
         action = self._world.actions[entry.decoded()["action_id"]]
-        if entry.reason is Reason.DEPENDENCY:
-            made = queue.by_local_id(action.note or "")
-            if not any(one.status in (Status.EXPIRED, Status.DISCARDED) for one in made):
-                return False
+        made = queue.by_local_id(action.note) if action.note is not None else []
+        # One that the user has parked needs its note, too.
+        needs_note = entry.reason in (Reason.DEPENDENCY, Reason.REBUILD)
+        if needs_note and any(one.status in (Status.EXPIRED, Status.DISCARDED) for one in made):
             action.expect = Expect.EITHER  # the note does not exist, or has another id
             queue.discard(entry.id)
             return True
+        if entry.reason is Reason.DEPENDENCY:
+            return False
         if entry.status is Status.CONFLICT:
             how = self._rng.choice((Resolution.MINE, Resolution.THEIRS))
             resolve_conflict(queue, entry, how)
