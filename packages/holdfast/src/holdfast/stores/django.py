@@ -146,6 +146,7 @@ class DjangoStore:
         """Migrate the schema."""
         if not self._is_open:
             await self.in_thread(self.migrate)
+            await self.in_thread(self._leave_replaced_file)
             self._is_open = True
             connection_created.connect(self._on_connect)
 
@@ -315,8 +316,12 @@ class DjangoStore:
     def _leave_replaced_file(self) -> None:
         """Close a connection to an SQLite file that was replaced; Django opens the new one."""
         connection, found = connections[self.using], file_identity(self.sqlite_path)
-        opened = getattr(self._opened, "file", found)
-        if found is not None and opened != found and not connection.in_atomic_block:
+        opened = getattr(self._opened, "file", None)
+        if found is None or connection.in_atomic_block:
+            return
+        if opened is None:  # opened before this store
+            self._opened.file = found
+        elif opened != found:
             connection.close()
 
     def _forget_connection(self) -> None:
