@@ -140,12 +140,31 @@ def test_history_without_violations_passes() -> None:
             Rule.FOLLOWED,
             {"follow_ups": [FollowUp(tenant="ada", name="count", wanted=2, seen=1)]},
         ),
+        (
+            Rule.RESTORED,
+            {
+                "actions": [ACTIONS[0], replace(ACTIONS[1], lost=True)],
+                "effects": GOOD.effects[:1],
+                "responses": [response(action="action-2", is_after_restore=True)],
+            },
+        ),
         (Rule.DRAINS, {"unfinished": ["action-2 is pending"]}),
         (Rule.NO_OTHER_ERROR, {"errors": ["KeyError in the worker"]}),
     ],
 )
 def test_each_violation_is_reported_under_its_rule(rule: Rule, changes: dict[str, Any]) -> None:
     assert rule in rules_of(**changes)
+
+
+def test_action_whose_effect_was_lost_in_a_restore_may_have_none() -> None:
+    lost = [ACTIONS[0], replace(ACTIONS[1], lost=True)]
+    changes: dict[str, Any] = {
+        "effects": GOOD.effects[:1],
+        "jobs": GOOD.jobs[:1],
+        "job_effects": GOOD.job_effects[:1],
+    }
+    assert rules_of(actions=lost, **changes) == set()
+    assert Rule.EXACTLY_ONCE in rules_of(**changes)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ def test_a_mask_can_omit_every_fault(templates: Templates) -> None:
         "key_regenerated_on_retry",
         "acknowledged_before_the_sync",
         "record_outside_the_transaction",
+        "cache_ignores_the_epoch",
         "fingerprint_without_nested_keys",
         "marker_in_another_transaction",
         "stale_actions_accepted",

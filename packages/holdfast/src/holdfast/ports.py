@@ -1,6 +1,6 @@
 """Protocols implemented by adapters, and the values they exchange."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -21,6 +21,8 @@ __all__ = [
     "Delivery",
     "Ending",
     "Engine",
+    "EpochReading",
+    "EpochStore",
     "FaultPoints",
     "Finished",
     "Found",
@@ -31,6 +33,7 @@ __all__ = [
     "Notifier",
     "Outcome",
     "Params",
+    "PositionCache",
     "RecordCache",
     "RecordQuery",
     "Retry",
@@ -258,6 +261,31 @@ class SessionStore(Protocol):
         """Roll back what was not committed and return the connection. Never raises."""
 
 
+class EpochReading(msgspec.Struct, frozen=True):
+    """Which database a connection has reached. Copies of records count for one epoch only."""
+
+    # Differs between two databases, and before and after a restore or a failover. None: unknown,
+    # so that nothing may be cached.
+    identity: str | None
+    # The value in the database that ``holdfast restore``, ``restored`` and ``keys rm`` renew.
+    cache_epoch: str = ""
+    # How far its log has been written. None, if that is not known.
+    position: int | None = None
+    # The position is below one that was seen before: commits were lost.
+    went_back: bool = False
+
+
+@runtime_checkable
+class EpochStore(Protocol):
+    """A store that reads, with each new connection, which database it has reached."""
+
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Call ``report`` after each reading, in any thread. It must not block."""
+
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch on a connection that may be an old one."""
+
+
 class Gate(Protocol):
     """Admits guarded requests to a pool of connections, so that they cannot deadlock."""
 
@@ -351,20 +379,31 @@ class Engine(Protocol):
 class RecordCache(Protocol):
     """A cache of committed records. If it is stale or down, requests only get slower."""
 
-    async def get(self, record_id: RecordId, now: datetime) -> Record | None:
-        """Return a verified record, or None."""
+    async def get(self, record_id: RecordId, now: datetime, *, epoch: str) -> Record | None:
+        """Return a verified record that was put under this epoch, or None."""
 
-    async def put(self, record: Record, now: datetime) -> None:
-        """Cache a committed record until it expires."""
+    async def put(self, record: Record, now: datetime, *, epoch: str) -> None:
+        """Cache a record that was committed in this epoch, until it expires."""
 
     async def forget(self, record_ids: Iterable[RecordId]) -> None:
         """Drop records."""
 
-    def use_epoch(self, epoch: str) -> None:
-        """Return no record any more that was put under another epoch."""
-
     async def close(self) -> None:
         """Disconnect."""
+
+
+@runtime_checkable
+class PositionCache(Protocol):
+    """Keeps the highest position of an epoch, for processes that start after a restore.
+
+    Optional: a ``RecordCache`` that has these methods gets the calls.
+    """
+
+    async def highest_position(self, epoch: str) -> int | None:
+        """Return the position that was kept for this epoch, 0 without one; None if unavailable."""
+
+    async def keep_position(self, epoch: str, position: int) -> None:
+        """Keep a position. Never raises."""
 
 
 class Metrics(Protocol):

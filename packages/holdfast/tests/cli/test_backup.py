@@ -1,5 +1,6 @@
 """``holdfast backup`` and ``restore``: consistent while the server writes, never half a file."""
 
+import asyncio
 import json
 import sqlite3
 import stat
@@ -9,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
+import httpx
 import pytest
 
 from holdfast import open_store
@@ -20,6 +22,8 @@ from packages.holdfast.tests.cli.test_database_commands import (
     record,
     save_records,
 )
+from packages.holdfast.tests.support.harness import HeldClock
+from packages.holdfast.tests.support.shop import CREATE, make_app
 
 URL = "sqlite:///shop.db"
 
@@ -218,3 +222,49 @@ async def test_restored_database_replays(here: Here, shop: Path) -> None:
     await store.close()
     assert found is not None
     assert found.body == b'{"ok":true}'
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_restored_ends_replays_from_memory_and_redis(
+    here: Here, tmp_path: Path, postgres_url: str, redis_url: str, kind: str
+) -> None:
+    url = postgres_url if kind == "postgresql" else f"sqlite:///{tmp_path}/restored.db"
+    clock = HeldClock()
+    app, holdfast = make_app(url, redis=redis_url, clock=clock)
+    await holdfast.open()
+    await holdfast.store.write(CREATE)
+
+    async def order() -> bool:
+        """Return whether the response was a replay."""
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            headers = {"Idempotency-Key": KEY, "X-Tenant": "ada"}
+            response = await client.post("/orders", json={"item": "boots"}, headers=headers)
+        await holdfast.idempotency.close()
+        return "idempotency-replayed" in response.headers
+
+    assert [await order(), await order()] == [False, True]
+    # A restore that leaves no trace: the rows are gone, the tables and the server are the same.
+    for table in ("orders", "holdfast_idempotency_records"):
+        await holdfast.store.write(f"DELETE FROM {table}")
+    clock.pass_by(seconds=1.001)
+    assert await order(), "or the next assertion proves nothing"
+    done = await asyncio.to_thread(here, "restored", "--database", url, "--json")
+    assert (done.returncode, json.loads(done.stdout)["renewed"]) == (0, True), done
+    clock.pass_by(seconds=1.001)
+    assert [await order(), await order()] == [False, True]
+    await holdfast.close()
+
+
+def test_restored_needs_a_database_with_tables_of_this_version(
+    here: Here, shop: Path, tmp_path: Path
+) -> None:
+    before = epoch(shop)
+    assert here("restored", "--database", URL).returncode == 0
+    assert epoch(shop) != before
+    missing = here("restored", "--database", "sqlite:///gone.db")
+    assert (missing.returncode, missing.stdout) == (1, b"")
+    assert "gone.db does not exist" in one_line(missing.stderr)
+    both = here("restored", "--database", URL, "--app", "shop:holdfast")
+    assert "give --app or --database, not both" in one_line(both.stderr)
+    assert not (tmp_path / "gone.db").exists()

@@ -18,8 +18,9 @@ from holdfast.errors import (
     SupersededError,
     UsageError,
 )
-from holdfast.ports import Claimed, Found
+from holdfast.ports import Claimed, EpochReading, Found
 from holdfast.server.request_thread import DirectThread, run_in_request_thread, serving_in
+from holdfast.stores.sqlite.backup import back_up
 from holdfast.testing.samples import AWKWARD_NAMES, BODIES, NOW, a_record, an_audit_event
 from packages.holdfast.tests.support import django_project
 
@@ -203,3 +204,42 @@ def test_connection_lost_at_commit_is_reported_and_replaced(store: DjangoStore) 
         run(unit.commit(first, None))
     run(claimed(store, first.id).commit(first, None))
     assert orders(store) == 0
+
+
+def test_each_new_connection_reports_the_epoch(store: DjangoStore) -> None:
+    readings: list[EpochReading] = []
+    store.report_epochs(readings.append)
+    first = run(store.read_epoch())
+    with connections[store.using].cursor() as cursor:
+        cursor.execute("TRUNCATE holdfast_idempotency_records")
+    connections[store.using].close()
+    readings.clear()
+    run(store.ping())
+    (second,) = readings
+    assert None not in {first.identity, second.identity}
+    assert first.identity != second.identity
+
+
+def test_connection_to_a_replaced_sqlite_file_is_closed(tmp_path: Path) -> None:
+    file, record = tmp_path / "shop.db", a_record()
+    connections.databases["replaced"] = {
+        **connections.settings["default"],
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(file),
+        "CONN_MAX_AGE": None,
+    }
+    store = DjangoStore(run_in_request_thread, using="replaced")
+    try:
+        run(store.open())
+        before = run(store.read_epoch())
+        back_up(str(file), tmp_path / "backup.db")
+        run(claimed(store, record.id).commit(record, None))
+        for suffix in ("-wal", "-shm"):
+            file.with_name(file.name + suffix).unlink(missing_ok=True)
+        (tmp_path / "backup.db").replace(file)
+        assert run(store.read_epoch()).identity != before.identity
+        run(claimed(store, record.id).rollback())
+        run(store.close())
+    finally:
+        connections["replaced"].close()
+        del connections["replaced"], connections.databases["replaced"]

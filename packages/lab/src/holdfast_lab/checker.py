@@ -47,6 +47,7 @@ class Rule(StrEnum):
     FENCED = "a stale fencing token never commits"
     JOB_ORDER = "ordered jobs run in the order of their commits"
     FOLLOWED = "a job that follows a state sees the last state"
+    RESTORED = "after a restore: no success without its effect"
     DRAINS = "everything drains in time after the last fault"
     NO_OTHER_ERROR = "no error without an injected fault"
 
@@ -88,6 +89,8 @@ def _effects_of(action: UserAction, count: int, entry: EntryState | None) -> Ite
     elif count > 1:
         rule = Rule.EXACTLY_ONCE if action.acknowledged else Rule.AT_MOST_ONCE
         yield Violation(rule, f"{action.id} has {count} effects")
+    elif action.lost:
+        return
     elif action.acknowledged and action.expect is Expect.EFFECT and count != 1:
         yield Violation(Rule.EXACTLY_ONCE, f"{action.id} has no effect (on the device: {status})")
     if entry is None or status in _UNFINISHED or entry.outcome_unknown:
@@ -155,6 +158,16 @@ def _responses(history: History) -> Iterator[Violation]:
             if len(seen) > 1:
                 statuses = " and ".join(str(status) for status, _ in sorted(seen))
                 yield Violation(Rule.SAME_RESPONSE, f"{key} got different responses: {statuses}")
+
+
+def _after_restore(history: History) -> Iterator[Violation]:
+    happened = {effect.action for effect in history.effects}
+    for response in history.responses:
+        is_success = response.is_after_restore and response.status < _ERROR
+        if is_success and response.action is not None and response.action not in happened:
+            yield Violation(
+                Rule.RESTORED, f"{response.action} got {response.status} and has no effect"
+            )
 
 
 def _is_final(response: ResponseSeen) -> bool:
@@ -257,6 +270,7 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     _entries,
     _order,
     _responses,
+    _after_restore,
     _jobs_of_effects,
     _job_endings,
     _job_order,

@@ -53,6 +53,8 @@ class UserAction(msgspec.Struct, frozen=True, kw_only=True):
     in_order: bool = False
     # Its effect enqueues one job.
     enqueues_job: bool = False
+    # The database has lost its effect, or what it needs, in a restore. It may have happened again.
+    lost: bool = False
 
 
 class EntryState(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +84,10 @@ class ResponseSeen(msgspec.Struct, frozen=True, kw_only=True):
     data_of: str | None = None
     # Whether the endpoint stores this response and replays it; successes always are.
     stored: bool = True
+    # The user action that was sent.
+    action: str | None = None
+    # The request was served after a restore, and so late that caches must know of it.
+    is_after_restore: bool = False
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
-"""``holdfast backup`` and ``holdfast restore``: copies of a SQLite database."""
+"""``holdfast backup`` and ``restore``: copies of a SQLite database. ``restored``: any database."""
 
+import asyncio
 import os
 import shlex
 import sys
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.cli.output import CommandError, print_json
-from holdfast.cli.target import AppTarget, Target
+from holdfast.cli.target import AppTarget, Target, describe_target
 from holdfast.stores.urls import StoreUrl, parse_store_url
 
-__all__ = ["backup", "restore"]
+__all__ = ["backup", "declare_restored", "restore"]
 
 _USAGE: Final = 2
 _MEBIBYTE: Final = 1 << 20
@@ -51,6 +52,28 @@ def restore(file: Path, target: Target, *, force: bool, as_json: bool) -> None:
         print_json({"database": written.path, "bytes": written.size_bytes})
     else:
         print(f"{written.path} restored ({written.size_bytes / _MEBIBYTE:.1f} MiB)")
+
+
+def declare_restored(target: Target, *, as_json: bool) -> None:
+    """Renew the epoch of the database of a URL or an app."""
+    asyncio.run(_renew_epoch(target))
+    if as_json:
+        print_json({"database": describe_target(target), "renewed": True})
+    else:
+        print(
+            f"{describe_target(target)}: servers that can reach it stop replaying cached responses "
+            "of before within a second"
+        )
+
+
+async def _renew_epoch(target: Target) -> None:
+    from holdfast.cli.database import opened
+    from holdfast.server.cache_epoch import new_epoch
+    from holdfast.stores.sql_loader import load_queries
+
+    async with opened(target) as store:
+        sql = load_queries("holdfast.stores", "records.sql", names=store.table_names)
+        await store.write(sql["renew_cache_epoch"], {"epoch": new_epoch()})
 
 
 def _sqlite_of(target: Target, postgres_command: str) -> StoreUrl:

@@ -1,4 +1,4 @@
-"""The options and help texts of ``holdfast move``, ``backup``, ``restore`` and ``keys rm``."""
+"""The options and help texts of ``holdfast move``, ``backup``, ``restore(d)`` and ``keys rm``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ __all__ = ["add_data_commands"]
 
 def add_data_commands(app: typer.Typer, keys_app: typer.Typer) -> None:
     """Add the commands to ``holdfast`` and to ``holdfast keys``."""
-    for command in (move, backup, restore):
+    for command in (move, backup, restore, restored):
         app.command()(command)
     keys_app.command("rm")(keys_rm)
 
@@ -147,7 +147,8 @@ def restore(  # noqa: PLR0917 - typer turns the parameters into options
 ) -> None:
     """Make a database from a backup, after checking it. Stop the server and its workers first.
 
-    Responses that memory or Redis hold from before are not replayed any more.
+    Responses that memory or Redis hold from before are not replayed any more. After a restore with
+    another tool, run holdfast restored.
 
     Example:
         holdfast restore /backups/shop-monday.db --database sqlite:///shop.db --force
@@ -157,3 +158,24 @@ def restore(  # noqa: PLR0917 - typer turns the parameters into options
 
     target = choose_target(context, app=app, database=database)
     run(file, target, force=force, as_json=json)
+
+
+def restored(
+    context: typer.Context,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    json: Json = False,
+) -> None:
+    """Say that a database was restored: no response of before is replayed from memory or Redis.
+
+    Run it after a restore with other tools than holdfast restore, before the servers start or
+    while they run. Most restores of PostgreSQL are detected without it. It loses nothing: servers
+    look responses up in the database again.
+
+    Example:
+        holdfast restored --database postgresql://me@localhost/shop
+
+    """
+    from holdfast.cli.backup import declare_restored
+
+    declare_restored(choose_target(context, app=app, database=database), as_json=json)

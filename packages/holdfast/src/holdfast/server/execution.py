@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.errors import NoTransactionError
 from holdfast.ports import Transaction, UnitOfWork
+from holdfast.server.cache_epoch import Epoch
 from holdfast.server.guarded_request import GuardedRequest
 
 __all__ = [
@@ -60,6 +61,7 @@ class Execution:
 
     __slots__ = (
         "ended",
+        "epoch",
         "on_commit",
         "request",
         "resource",
@@ -68,11 +70,15 @@ class Execution:
         "writes_kept_on_error",
     )
 
-    def __init__(self, request: GuardedRequest, unit: UnitOfWork) -> None:
+    def __init__(
+        self, request: GuardedRequest, unit: UnitOfWork, epoch: Epoch | None = None
+    ) -> None:
         # The request: key, caller, endpoint, ids.
         self.request = request
         # The unit of work of the store.
         self.unit = unit
+        # The epoch in which the key was claimed, for the caches.
+        self.epoch = epoch
         # True once committed or rolled back.
         self.ended = False
         # True after ``keep_writes_on_error``.

@@ -44,12 +44,13 @@ from holdfast.ports import (
     FaultPoints,
     Found,
     Metrics,
+    PositionCache,
     RecordCache,
     SessionStore,
     Store,
     StoreMetrics,
 )
-from holdfast.server.cache_epoch import CacheEpoch
+from holdfast.server.cache_epoch import CacheEpoch, Epoch
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import (
     GuardedRequest,
@@ -106,7 +107,12 @@ class Idempotency:
         self.session_store = store if isinstance(store, SessionStore) else None
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
-        self.epoch = CacheEpoch(store, clock, self._forget_cached)
+        self.epoch = CacheEpoch(
+            store,
+            clock,
+            self.memory.clear,
+            positions=cache if isinstance(cache, PositionCache) else None,
+        )
         self.in_flight = SingleFlight()
         self.breaker = breaker or Breaker()
         self.clock = clock
@@ -143,10 +149,10 @@ class Idempotency:
         deadline: float | None = None
         while True:
             now = self.clock.now()
-            record = self.memory.get(record_id, now)
+            record = self.memory.get(record_id, now, self.epoch.current)
             if record is not None and self.epoch.is_due():
                 await self.epoch.check()
-                record = self.memory.get(record_id, now)
+                record = self.memory.get(record_id, now, self.epoch.current)
             if record is None and not self.in_flight.lead(record_id):
                 if deadline is None:
                     deadline = self._deadline(request)
@@ -170,6 +176,11 @@ class Idempotency:
     ) -> Replay | Execution:
         """Claim the key as the only request of this process with it."""
         try:
+            if self.epoch.current.value is None:
+                await self.epoch.check()
+            # Of before the claim: a request on a connection of an earlier epoch must not put its
+            # record into the caches of a later one.
+            epoch = self.epoch.current
             claim = await self.claim(request, record_id, now, deadline, sharing)
         except BaseException:
             self.in_flight.leave(record_id, None)
@@ -186,7 +197,7 @@ class Idempotency:
         if claim.after_expiry:
             self.metrics.expired(request.endpoint)
         # From here on, ending the execution also ends the lead (``_end``).
-        execution = Execution(request, claim.unit)
+        execution = Execution(request, claim.unit, epoch)
         try:
             if self.faults:
                 await self.faults.reach("after_claim")
@@ -211,20 +222,18 @@ class Idempotency:
         """Claim the key; while another process holds it, poll without holding a connection."""
         pause = _POLL_FIRST_SECONDS
         while True:
-            cached = None
             if self.cache is not None:
                 await self.epoch.check()
-            generation = self.epoch.generation
-            if self.cache is not None:
-                cached = await self.cache.get(record_id, now)
-            if cached is not None:
-                if generation == self.epoch.generation:
-                    self.memory.put(cached)
-                return Found(cached)
+            epoch = self.epoch.current
+            if self.cache is not None and epoch.value is not None and epoch.is_compared:
+                cached = await self.cache.get(record_id, now, epoch=epoch.value)
+                if cached is not None and epoch is self.epoch.current:
+                    self.memory.put(cached, epoch)
+                    return Found(cached)
             claiming = self.store.claim(record_id, now, **sharing)
             claim: Claim = await self._call_store("claim", claiming)
-            if isinstance(claim, Found) and generation == self.epoch.generation:
-                self._remember(claim.record)
+            if isinstance(claim, Found):
+                self._remember(claim.record, epoch)
             if not isinstance(claim, Held):
                 return claim
             if deadline is None:
@@ -447,7 +456,7 @@ class Idempotency:
         """Mark the end and pass the committed record, if any, to the duplicates that wait."""
         execution.ended = True
         if kept is not None:
-            self._remember(kept)
+            self._remember(kept, execution.epoch)
         if execution.request.record_id is not None:
             self.in_flight.leave(execution.request.record_id, kept)
 
@@ -495,23 +504,19 @@ class Idempotency:
             version=execution.version,
         )
 
-    def _forget_cached(self, epoch: str) -> None:
-        """Drop copies of records: one of them was removed, or the database was restored."""
-        self.memory.clear()
-        if self.cache is not None:
-            self.cache.use_epoch(epoch)
+    def _remember(self, record: Record, epoch: Epoch | None) -> None:
+        """Keep a record of this epoch in memory, and write it to the cache in the background.
 
-    def _remember(self, record: Record) -> None:
-        """Keep a committed record in memory, and write it to the cache in the background."""
-        self.memory.put(record)
-        if self.cache is not None:
-            task = asyncio.ensure_future(self._cache(record, self.epoch.generation))
+        Does nothing if the epoch has ended: the database may have lost the record since.
+        """
+        if epoch is None or epoch is not self.epoch.current:
+            return
+        self.memory.put(record, epoch)
+        if self.cache is not None and epoch.value is not None:
+            write = self.cache.put(record, self.clock.now(), epoch=epoch.value)
+            task = asyncio.ensure_future(write)
             self._cache_writes.add(task)
             task.add_done_callback(self._cache_writes.discard)
-
-    async def _cache(self, record: Record, generation: int) -> None:
-        if self.cache is not None and generation == self.epoch.generation:
-            await self.cache.put(record, self.clock.now())
 
     # -- the store, behind its breaker -----------------------------------------------------
 

@@ -6,6 +6,7 @@ function that the caller provides.
 
 import re
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -16,7 +17,15 @@ from holdfast.extras import needs_extra
 
 with needs_extra("django"):
     from django.conf import settings as django_settings
-    from django.db import DatabaseError, InterfaceError, OperationalError, connections
+    from django.db import (
+        DatabaseError,
+        InterfaceError,
+        NotSupportedError,
+        OperationalError,
+        ProgrammingError,
+        connections,
+    )
+    from django.db.backends.signals import connection_created
     from django.db.transaction import Atomic, get_connection
 
 from holdfast.core.decision import HELD, Held
@@ -31,7 +40,7 @@ from holdfast.errors import (
     SupersededError,
     UsageError,
 )
-from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.ports import Claimed, EpochReading, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -42,11 +51,13 @@ from holdfast.stores.migrations import (
 )
 from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.parameters import named_parameters
+from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literal
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import can_send_messages, send_message
 from holdfast.stores.rows import audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sqlite.epoch import file_identity, reading_of
 from holdfast.stores.sqlite.rows import is_outage as is_sqlite_outage
 from holdfast.stores.sqlite.rows import record_values, to_text
 from holdfast.stores.sqlstates import is_outage_state
@@ -131,6 +142,9 @@ class DjangoStore:
             *migrations,
         ]
         self._run = run_in_thread
+        self._epochs = EpochReader()
+        # ``file`` is the SQLite file of this thread's connection.
+        self._opened = threading.local()
         self._is_open = False
 
     async def open(self) -> None:
@@ -138,11 +152,14 @@ class DjangoStore:
         if not self._is_open:
             create_database_file(self.sqlite_path)
             await self.in_thread(self.migrate)
+            await self.in_thread(self._leave_replaced_file)
             self._is_open = True
+            connection_created.connect(self._on_connect)
 
     async def close(self) -> None:
         """Mark the store as closed. Django closes its connections."""
         self._is_open = False
+        connection_created.disconnect(self._on_connect)
 
     async def ping(self) -> None:
         """Run a query."""
@@ -159,6 +176,7 @@ class DjangoStore:
         check_storable(*record_id)
 
         def take() -> Claimed | Found | Held:
+            self._leave_replaced_file()
             unit = DjangoUnit(self)
             after_expiry = False
             try:
@@ -225,6 +243,26 @@ class DjangoStore:
         """Return the secret of this database."""
         return bytes((await self.read(self.sql["read_secret"]))[0]["secret"])
 
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Report the epoch of each new connection of Django."""
+        self._epochs.report_to(report)
+
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch on Django's connection."""
+        if self.is_sqlite:
+            sql = load_queries("holdfast.stores", "records.sql", names=self.table_names)
+            await self.in_thread(self._leave_replaced_file)
+            rows = await self.read(sql["read_cache_epoch"])
+            return reading_of(self.sqlite_path, str(rows[0]["cache_epoch"]))
+        reading: EpochReading = await self.in_thread(
+            lambda: self._epochs.read_blocking(
+                self.table_names,
+                lambda sql: self.run(sql)[0][0],
+                (ProgrammingError, NotSupportedError),
+            )
+        )
+        return reading
+
     # -- in the request's thread ------------------------------------------------------------
 
     def instant(self, at: datetime) -> Any:
@@ -265,6 +303,36 @@ class DjangoStore:
             raise StoreUnavailableError(
                 f"the database is unavailable: {error}", is_outage=_is_outage(error)
             ) from error
+
+    def _on_connect(self, *, connection: Any, **_signal: Any) -> None:
+        """Read the epoch on a new connection of Django, below its log of queries."""
+        if connection.alias != self.using:
+            return
+        if self.is_sqlite:
+            self._opened.file = file_identity(self.sqlite_path)
+            return
+
+        def fetch_row(sql: str) -> Any:
+            with connection.connection.cursor() as cursor:
+                try:
+                    cursor.execute(sql)
+                    return cursor.fetchone()
+                finally:
+                    if not connection.get_autocommit():
+                        connection.connection.rollback()
+
+        self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+
+    def _leave_replaced_file(self) -> None:
+        """Close a connection to an SQLite file that was replaced; Django opens the new one."""
+        connection, found = connections[self.using], file_identity(self.sqlite_path)
+        opened = getattr(self._opened, "file", None)
+        if found is None or connection.in_atomic_block:
+            return
+        if opened is None:  # opened before this store
+            self._opened.file = found
+        elif opened != found:
+            connection.close()
 
     def _forget_connection(self) -> None:
         connection = connections[self.using]

@@ -6,6 +6,10 @@ SELECT cache_epoch FROM holdfast_secret;
 -- name: renew_cache_epoch
 UPDATE holdfast_secret SET cache_epoch = :epoch;
 
+-- name: replace_cache_epoch
+-- Only if no other process has done it: all of them detect the same loss.
+UPDATE holdfast_secret SET cache_epoch = :epoch WHERE cache_epoch = :before;
+
 -- name: delete_record
 -- Expired or not. The request: not a record that has replaced it in the meantime.
 DELETE FROM holdfast_idempotency_records

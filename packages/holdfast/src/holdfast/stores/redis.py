@@ -34,8 +34,13 @@ T = TypeVar("T")
 _log = logging.getLogger("holdfast.cache")
 
 # Part of the MAC. Change it when the encoding of records changes.
-_CONTEXT: Final = b"holdfast record 2"
+_CONTEXT: Final = b"holdfast record 3"
+_POSITION_CONTEXT: Final = b"holdfast position 1"
 _MAC_BYTES: Final = 32
+# A digest of the epoch precedes the record, so that a value of another epoch is no alarm.
+_EPOCH_BYTES: Final = 8
+# Longer than records live; each reading of the epoch renews it.
+_POSITION_SECONDS: Final = 400 * 86_400
 _MAX_CONNECTIONS: Final = 32
 _MAX_BATCH: Final = 500
 _OPERATOR_TIMEOUT_SECONDS: Final = 10.0
@@ -67,9 +72,9 @@ class RedisRecords:
     ) -> None:
         """``secret`` returns the secret of the database. The first use connects."""
         self._prefix = f"idempo:{environment}"
+        self._position_prefix = f"idempo-position:{environment}"
         self._read_secret = secret
         self._secret: bytes | None = None
-        self._epoch = ""
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         # One failure is enough: a second without the cache is cheaper than another timeout.
@@ -90,41 +95,64 @@ class RedisRecords:
             raise ConfigurationError(f"not a Redis URL: {error}") from error
         self._redis: Redis = Redis(connection_pool=pool)
 
-    def use_epoch(self, epoch: str) -> None:
-        """Return no record any more that was put under another epoch."""
-        self._epoch = epoch
-
-    async def get(self, record_id: RecordId, now: datetime) -> Record | None:
-        """Return a verified record, or None."""
-        epoch, secret = self._epoch, await self._known_secret()
+    async def get(self, record_id: RecordId, now: datetime, *, epoch: str = "") -> Record | None:
+        """Return a verified record that was put under this epoch, or None."""
+        secret = await self._known_secret()
         if secret is None:
             return None
         name = self._name(record_id)
         value = await self._try(lambda: self._redis.get(name))
         if value is None:
             return None
-        record = _verified(value, record_id, secret, epoch)
-        if record is None:
-            _log.warning("a cached record does not verify, or is from before a removal: dropped")
+        record = None
+        if value[_MAC_BYTES : _MAC_BYTES + _EPOCH_BYTES] == _epoch_digest(epoch):
+            record = _verified(value, record_id, secret, epoch)
+            if record is None:
+                _log.warning("a cached record does not verify: dropped")
         if record is None or record.expires_at <= now:
             await self._try(lambda: self._redis.delete(name))
             return None
         return record
 
-    async def put(self, record: Record, now: datetime) -> None:
-        """Cache a committed record until it expires. Never raises."""
+    async def put(self, record: Record, now: datetime, *, epoch: str = "") -> None:
+        """Cache a record that was committed in this epoch, until it expires. Never raises."""
         life_ms = int((record.expires_at - now).total_seconds() * 1000)
-        # The epoch of now: it may change while this waits, and the record may be removed then.
-        epoch, secret = self._epoch, await self._known_secret()
+        secret = await self._known_secret()
         if secret is None or life_ms <= 0:
             return
         try:
             payload = _encode(record)
         except UnicodeEncodeError:  # a lone surrogate in a name
             return
-        value = _mac(secret, epoch, record.id, payload) + payload
+        mac = _mac(secret, (_CONTEXT, *map(_utf8, (epoch, *record.id))), payload)
+        value = mac + _epoch_digest(epoch) + payload
         name = self._name(record.id)
         await self._try(lambda: self._redis.set(name, value, px=life_ms))
+
+    async def highest_position(self, epoch: str) -> int | None:
+        """Return the position that was kept for this epoch, 0 without one; None if unavailable."""
+        secret = await self._known_secret()
+        if secret is None:
+            return None
+        name = self._position_name(epoch)
+        # A list: the position may be missing, which is no outage.
+        found = await self._try(lambda: self._redis.mget(name))
+        if found is None:
+            return None
+        value = found[0] or b""
+        mac, position = value[:_MAC_BYTES], value[_MAC_BYTES:]
+        expected = _mac(secret, (_POSITION_CONTEXT, _utf8(epoch)), position)
+        return int(position) if hmac.compare_digest(mac, expected) and position.isdigit() else 0
+
+    async def keep_position(self, epoch: str, position: int) -> None:
+        """Keep a position. Never raises."""
+        secret = await self._known_secret()
+        if secret is None:
+            return
+        payload = str(position).encode()
+        value = _mac(secret, (_POSITION_CONTEXT, _utf8(epoch)), payload) + payload
+        name = self._position_name(epoch)
+        await self._try(lambda: self._redis.set(name, value, ex=_POSITION_SECONDS))
 
     async def forget(self, record_ids: Iterable[RecordId]) -> None:
         """Drop records. Never raises."""
@@ -192,14 +220,19 @@ class RedisRecords:
                 return None
         return self._secret
 
+    def _position_name(self, epoch: str) -> bytes:
+        # Databases that share a Redis have different identities, or else different secrets.
+        return _utf8(f"{self._position_prefix}:{_epoch_digest(epoch).hex()}")
+
     def _name(self, record_id: RecordId) -> bytes:
         return _utf8(f"{self._prefix}:{record_id.tenant}:{record_id.endpoint}:{record_id.key}")
 
 
 def _verified(value: bytes, record_id: RecordId, secret: bytes, epoch: str) -> Record | None:
     """Return the record in a value if its MAC is valid for this id and epoch."""
-    mac, payload = value[:_MAC_BYTES], value[_MAC_BYTES:]
-    if not hmac.compare_digest(mac, _mac(secret, epoch, record_id, payload)):
+    mac, payload = value[:_MAC_BYTES], value[_MAC_BYTES + _EPOCH_BYTES :]
+    expected = _mac(secret, (_CONTEXT, *map(_utf8, (epoch, *record_id))), payload)
+    if not hmac.compare_digest(mac, expected):
         return None
     try:
         return _decode(payload)
@@ -207,9 +240,12 @@ def _verified(value: bytes, record_id: RecordId, secret: bytes, epoch: str) -> R
         return None
 
 
-def _mac(secret: bytes, epoch: str, record_id: RecordId, payload: bytes) -> bytes:
-    """Authenticate epoch, id and payload; each part is preceded by its length."""
-    parts = (_CONTEXT, *map(_utf8, (epoch, *record_id)))
+def _epoch_digest(epoch: str) -> bytes:
+    return sha256(_utf8(epoch)).digest()[:_EPOCH_BYTES]
+
+
+def _mac(secret: bytes, parts: Iterable[bytes], payload: bytes) -> bytes:
+    """Authenticate the parts, each preceded by its length, and the payload."""
     identity = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.new(secret, identity + payload, sha256).digest()
 

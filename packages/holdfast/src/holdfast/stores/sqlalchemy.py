@@ -34,7 +34,15 @@ from holdfast.errors import (
     SupersededError,
     UsageError,
 )
-from holdfast.ports import Claimed, Found, Params, RecordQuery, Row, StoreMetrics
+from holdfast.ports import (
+    Claimed,
+    EpochReading,
+    Found,
+    Params,
+    RecordQuery,
+    Row,
+    StoreMetrics,
+)
 from holdfast.stores.asyncpg_messages import SharedTransaction, begin_with
 from holdfast.stores.connection_gate import ConnectionGate, Visit
 from holdfast.stores.migrations import (
@@ -46,6 +54,7 @@ from holdfast.stores.migrations import (
     run_steps_async,
 )
 from holdfast.stores.notifier import LocalNotifier
+from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.postgres.params import (
     finish_statement,
     instant_literal,
@@ -63,6 +72,8 @@ from holdfast.stores.sqlalchemy_errors import (
     translating_outages,
     translating_refusals,
 )
+from holdfast.stores.sqlalchemy_file import ReplacedFile
+from holdfast.stores.sqlite.epoch import reading_of
 from holdfast.stores.sqlite.rows import record_values, to_text, to_values
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
@@ -153,6 +164,7 @@ class SqlAlchemyStore:
         self._sessions = sessions
         self._session_class = _guarded_class(type(sessions().sync_session), database == "sqlite")
         self._pool_events: Any = bind.engine
+        self._replaced_file = ReplacedFile(bind.engine, self.sqlite_path)
         # Limits how many guarded requests use the pool at once.
         self.gate = self._new_gate()
         self._package = f"holdfast.stores.{database}"
@@ -165,6 +177,7 @@ class SqlAlchemyStore:
         ]
         self._turn = asyncio.Lock()
         self._metrics: StoreMetrics | None = None
+        self._epochs = EpochReader()
         self._ending_tasks: set[asyncio.Task[Any]] = set()
         self._is_open = False
         # The event loop and the engine's pool when it was last opened.
@@ -209,6 +222,7 @@ class SqlAlchemyStore:
             raise
         for name, listener in self._pool_listeners():
             event.listen(self._pool_events, name, listener)
+        self._replaced_file.listen()
         if self.is_sqlite and (await self._fetch("PRAGMA synchronous"))[0][0] < _SYNCHRONOUS_FULL:
             _log.warning(
                 "SQLite runs with PRAGMA synchronous below FULL: a power failure may lose "
@@ -219,6 +233,7 @@ class SqlAlchemyStore:
         """Wait for transactions that are ending. The app disposes of the engine."""
         if self._is_open:
             self._is_open = False
+            self._replaced_file.stop()
             for name, listener in self._pool_listeners():
                 if event.contains(self._pool_events, name, listener):
                     event.remove(self._pool_events, name, listener)
@@ -358,6 +373,24 @@ class SqlAlchemyStore:
         """Return the secret of this database."""
         return bytes((await self._fetch(self._sql["read_secret"]))[0][0])
 
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Report the epoch of each new connection of the engine."""
+        self._epochs.report_to(report)
+
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch on a connection of the engine."""
+        if self.is_sqlite:
+            sql = load_queries("holdfast.stores", "records.sql", names=self.table_names)
+            rows = await self._fetch(sql["read_cache_epoch"])
+            return reading_of(self.sqlite_path, str(rows[0][0]))
+        async with self._reading() as connection:
+
+            async def fetch_row(sql: str) -> Any:
+                with translating_outages():
+                    return (await connection.exec_driver_sql(sql)).first()
+
+            return await self._epochs.read(self.table_names, fetch_row, (sa_errors.DBAPIError,))
+
     # -- for the unit ---------------------------------------------------------------------
 
     def instant(self, at: datetime) -> Any:
@@ -433,7 +466,21 @@ class SqlAlchemyStore:
             self._metrics.pool_waited(seconds)
 
     def _pool_listeners(self) -> tuple[tuple[str, Callable[..., None]], ...]:
-        return ("checkout", self.gate.on_checkout), ("checkin", self.gate.on_checkin)
+        listeners: list[tuple[str, Callable[..., None]]] = [
+            ("checkout", self.gate.on_checkout),
+            ("checkin", self.gate.on_checkin),
+        ]
+        if not self.is_sqlite:
+            listeners.append(("connect", self._on_connect))
+        return tuple(listeners)
+
+    def _on_connect(self, adapted: Any, _pooled: Any) -> None:
+        """Read the epoch on a new connection of the engine. Runs in SQLAlchemy's greenlet."""
+
+        def fetch_row(sql: str) -> Any:
+            return adapted.run_async(lambda driver: driver.fetchrow(sql))
+
+        self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
 
     def _refuse_pool_of_another_loop(self) -> None:
         """Raise ``ConfigurationError`` for asyncpg's connections of a loop that has ended."""

@@ -29,7 +29,16 @@ from holdfast.errors import (
     SupersededError,
     UsageError,
 )
-from holdfast.ports import Claimed, Found, Notifier, Params, RecordQuery, Row, StoreMetrics
+from holdfast.ports import (
+    Claimed,
+    EpochReading,
+    Found,
+    Notifier,
+    Params,
+    RecordQuery,
+    Row,
+    StoreMetrics,
+)
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -39,6 +48,7 @@ from holdfast.stores.migrations import (
     run_steps,
 )
 from holdfast.stores.notifier import LocalNotifier
+from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.postgres.params import positional
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import can_begin
@@ -52,6 +62,8 @@ from holdfast.stores.sqlalchemy_errors import (
     translating_outages,
     translating_refusals,
 )
+from holdfast.stores.sqlalchemy_file import ReplacedFile
+from holdfast.stores.sqlite.epoch import reading_of
 from holdfast.stores.sqlite.rows import record_values, to_text, to_values
 from holdfast.stores.threads import StoreThreads, request_thread
 
@@ -162,6 +174,8 @@ class SqlAlchemySyncStore:
         )
         self._turn = threading.Lock()
         self._metrics: StoreMetrics | None = None
+        self._epochs = EpochReader()
+        self._replaced_file = ReplacedFile(self._engine, self.sqlite_path)
         self._app_begins = False
         wait_seconds: float = getattr(self._engine.pool, "_timeout", 30.0)
         self._threads = StoreThreads(
@@ -206,6 +220,9 @@ class SqlAlchemySyncStore:
                 await self._transact(self._apply_migrations)
             if self.is_sqlite:
                 await self._read(self._look_at_sqlite)
+                self._replaced_file.listen()
+            else:
+                event.listen(self._engine, "connect", self._on_connect)
         except BaseException:
             await self.close()
             raise
@@ -216,6 +233,9 @@ class SqlAlchemySyncStore:
             self._is_open = False
             await self._threads.close(_CLOSE_SECONDS)
             event.remove(self._engine, "handle_error", self._after_error)
+            self._replaced_file.stop()
+            if event.contains(self._engine, "connect", self._on_connect):
+                event.remove(self._engine, "connect", self._on_connect)
 
     async def ping(self) -> None:
         """Run a query."""
@@ -289,6 +309,24 @@ class SqlAlchemySyncStore:
         """Return the secret of this database."""
         rows = await self.read(self._sql["read_secret"])
         return bytes(rows[0]["secret"])
+
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Report the epoch of each new connection of the engine."""
+        self._epochs.report_to(report)
+
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch on a connection of the engine."""
+        if self.is_sqlite:
+            sql = load_queries("holdfast.stores", "records.sql", names=self.table_names)
+            rows = await self.read(sql["read_cache_epoch"])
+            return reading_of(self.sqlite_path, str(rows[0]["cache_epoch"]))
+        return await self._read(
+            lambda connection: self._epochs.read_blocking(
+                self.table_names,
+                lambda sql: self.run(connection, sql).first(),
+                (sa_errors.ProgrammingError, sa_errors.NotSupportedError),
+            )
+        )
 
     # -- blocking, in a thread ------------------------------------------------------------------
 
@@ -559,6 +597,19 @@ class SqlAlchemySyncStore:
         self._sql = load_queries(self._package, names=names)
         self._claim_function = names.table("claim")
         self._finish_function = names.table("finish")
+
+    def _on_connect(self, driver: Any, _pooled: Any) -> None:
+        """Read the epoch on a new connection of the engine."""
+        before, driver.autocommit = driver.autocommit, True
+
+        def fetch_row(sql: str) -> Any:
+            return driver.execute(sql, prepare=False).fetchone()
+
+        try:
+            self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+        finally:
+            if not driver.closed:
+                driver.autocommit = before
 
     def _after_error(self, context: Any) -> None:
         connection = context.connection

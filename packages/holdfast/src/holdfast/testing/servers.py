@@ -56,8 +56,10 @@ class RealPostgres(RealServer):
         "immediate": signal.SIGQUIT,
     }
 
-    def __init__(self) -> None:
+    def __init__(self, *, standby_of: "RealPostgres | None" = None) -> None:
+        """``standby_of`` is a running server, of which the first start makes a copy."""
         super().__init__()
+        self._primary = standby_of
         self._programs: PostgresPrograms | None = None
 
     def url(self, database: str = "postgres") -> str:
@@ -73,6 +75,17 @@ class RealPostgres(RealServer):
     def drop_database(self, url: str) -> None:
         """Drop a database of ``create_database``, and close all connections to it."""
         self._psql(f'DROP DATABASE IF EXISTS "{urlsplit(url).path[1:]}" WITH (FORCE)')
+
+    def run(self, program: str, *arguments: str) -> None:
+        """Run a program of this PostgreSQL, such as ``pg_dump``, in the server's directory.
+
+        Raises ``RuntimeError`` with its output if it fails.
+        """
+        self._found.run(program, *arguments, directory=self.directory)
+
+    def promote(self) -> None:
+        """Make a standby a primary, and wait until it is one."""
+        self._psql("SELECT pg_promote()")
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stop: ``fast`` writes a checkpoint, ``immediate`` leaves recovery to the next start."""
@@ -98,10 +111,13 @@ class RealPostgres(RealServer):
         found.chown(self.directory)
         self._programs = found.reachable(self.directory)
         # --no-sync: the empty cluster need not survive a power failure.
-        options = "--no-sync --no-instructions -A trust -U postgres -E UTF8 --locale=C"
-        self._programs.run(
-            "initdb", "-D", str(self._data), *options.split(), directory=self.directory
-        )
+        if self._primary is None:
+            options = "--no-sync --no-instructions -A trust -U postgres -E UTF8 --locale=C"
+            self.run("initdb", "-D", str(self._data), *options.split())
+        else:
+            options = "--no-sync --checkpoint=fast --write-recovery-conf"
+            source = self._primary.url()
+            self.run("pg_basebackup", "-D", str(self._data), "-d", source, *options.split())
         settings = (
             f"listen_addresses = '{HOST}'",
             f"port = {self.port}",
@@ -123,7 +139,7 @@ class RealPostgres(RealServer):
     def _ready(self) -> bool:
         # As pg_ctl does: the pid is in the first line, the state in the eighth.
         lines = (self._data / "postmaster.pid").read_text().split("\n")
-        return lines[0] == str(self.pid) and lines[7:8] == ["ready   "]
+        return lines[0] == str(self.pid) and lines[7:8] in (["ready   "], ["standby "])
 
     def _discard(self) -> None:
         if self.pid is None:

@@ -9,6 +9,7 @@ import msgspec
 from holdfast.core.idempotency_record import RecordId
 from holdfast.core.policy import Policy
 from holdfast.server import app, guarded_request, idempotency
+from holdfast.server.cache_epoch import CacheEpoch
 from holdfast.server.execution import Execution
 from holdfast.server.idempotency import Idempotency
 from holdfast.stores.sql_loader import Queries
@@ -33,6 +34,17 @@ def record_outside_the_transaction() -> list[Replacement]:
             await another.commit(record, None)
 
     return [(Idempotency, "_commit", commit)]
+
+
+@bug
+def cache_ignores_the_epoch() -> list[Replacement]:
+    right = CacheEpoch.learn
+
+    def learn(self: Any, reading: Any) -> None:
+        if self.current.value is None:
+            right(self, reading)
+
+    return [(CacheEpoch, "learn", learn)]
 
 
 @bug

@@ -10,12 +10,15 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["ServerDatabase"]
+__all__ = ["Contents", "ServerDatabase"]
 
 _UNIX_EPOCH_JULIAN: Final = 2440587.5
 _DAY_SECONDS: Final = 86_400.0
+
+# The rows of each table.
+Contents = dict[str, list[tuple[Any, ...]]]
 
 
 class ServerDatabase:
@@ -33,10 +36,8 @@ class ServerDatabase:
         tables = self.reader.execute(
             "SELECT name FROM sqlite_schema WHERE type = 'table'"
         ).fetchall()
-        self._contents = {
-            name: self.reader.execute(f"SELECT * FROM {name}").fetchall()  # noqa: S608
-            for (name,) in tables
-        }
+        self._tables = [name for (name,) in tables]
+        self._contents = self.back_up()
         self._schema = self._schema_version()
 
     def reset(self, unix_time: Callable[[], float]) -> None:
@@ -51,14 +52,35 @@ class ServerDatabase:
             if not self._is_idle():
                 raise RuntimeError("a connection still reads rows of the previous seed")
 
+    def back_up(self) -> Contents:
+        """Return everything that is committed."""
+        return {
+            name: self.reader.execute(f"SELECT * FROM {name}").fetchall()  # noqa: S608
+            for name in self._tables
+        }
+
+    def restore(self, backup: Contents, epoch: str) -> bool:
+        """Go back to a backup, with a new epoch; returns False while a process writes."""
+        try:
+            self.reader.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        self._replace_contents(backup)
+        self.reader.execute("UPDATE holdfast_secret SET cache_epoch = ?", (epoch,))
+        self.reader.execute("COMMIT")
+        return True
+
     def _restore_contents(self) -> None:
         self.reader.execute("BEGIN IMMEDIATE")
-        for table, contents in self._contents.items():
+        self._replace_contents(self._contents)
+        self.reader.execute("COMMIT")
+
+    def _replace_contents(self, new: Contents) -> None:
+        for table, contents in new.items():
             self.reader.execute(f"DELETE FROM {table}")  # noqa: S608
             if contents:
                 places = ", ".join("?" * len(contents[0]))
                 self.reader.executemany(f"INSERT INTO {table} VALUES ({places})", contents)  # noqa: S608
-        self.reader.execute("COMMIT")
 
     def _is_idle(self) -> bool:
         """Return whether no connection has an open transaction."""

@@ -9,7 +9,16 @@ from holdfast.jobs.engines import relay
 from holdfast.outbox import drain
 from holdfast.server import idempotency
 
-__all__ = ["DEVICE_POINTS", "KINDS", "LONG_SLEEP", "POINTS", "SERVER_POINTS", "Faults", "Mask"]
+__all__ = [
+    "DEVICE_POINTS",
+    "KINDS",
+    "LONG_SLEEP",
+    "POINTS",
+    "RESTORE",
+    "SERVER_POINTS",
+    "Faults",
+    "Mask",
+]
 
 _COMMITS: Final = (
     "add_user",
@@ -57,6 +66,9 @@ _PAUSABLE: Final = frozenset((*SERVER_POINTS, *drain.FAULT_POINTS))
 LONG_SLEEP: Final = "long sleep"
 """Days are skipped: keys expire on the server, and actions become stale."""
 
+RESTORE: Final = "database restored"
+"""The server's database goes back to an earlier state, while the server runs."""
+
 _RANDOM_KINDS: Final = (
     "request lost",
     "response lost",
@@ -80,7 +92,7 @@ _RANDOM_KINDS: Final = (
     "message repeated",
     "message lost",
 )
-KINDS: Final = (*_RANDOM_KINDS, LONG_SLEEP)
+KINDS: Final = (*_RANDOM_KINDS, LONG_SLEEP, RESTORE)
 
 _MAX_CRASHES: Final = 3
 _MAX_PAUSES: Final = 3

@@ -21,6 +21,10 @@ _ERROR: Final = 400
 
 OnResponse = Callable[[Response | NoResponse], None]
 
+_ELSEWHERE: Final = "elsewhere"
+# So long after a restore, the caches of all servers must know of it.
+SETTLED_SECONDS: Final = 60.0
+
 
 class NetworkWorld(Protocol):
     """The parts of the world that the network uses."""
@@ -48,6 +52,9 @@ class Network:
         self.offline: set[str] = set()
         self._epoch = 0
         self._key_suffix = ""
+        # The last request of a device for each caller and key.
+        self._sent: dict[tuple[str, str], Request] = {}
+        self._restored_at: float | None = None
 
     def drop_in_flight(self, *, keys_forgotten: bool) -> None:
         """Drop all requests in flight: none stays in a network for days.
@@ -57,6 +64,17 @@ class Network:
         self._epoch += 1
         if keys_forgotten:
             self._key_suffix = f"~{self._epoch}"
+
+    def database_restored(self) -> None:
+        """Note that the server's database has gone back to an earlier state."""
+        self.drop_in_flight(keys_forgotten=True)
+        self._restored_at = self._world.loop.time()
+
+    def resend(self, user: str, key: str) -> None:
+        """Send the request of a device again, as a client does that has lost the response."""
+        request = self._sent.get((f"Bearer {user}", key))
+        if request is not None:
+            self.send(_ELSEWHERE, request, lambda _: None)
 
     def send(self, device: str, request: Request, on_response: OnResponse) -> None:
         """Send a request; ``on_response`` is called for each response and on timeout.
@@ -70,6 +88,9 @@ class Network:
             self._later(0.05, on_response, NoResponse("no network", may_have_been_sent=False))
             return
         self.requests += 1
+        if device != _ELSEWHERE:
+            caller = request.headers.get("Authorization", "")
+            self._sent[caller, request.headers.get("Idempotency-Key", "")] = request
         # Longer than a third of a lease, so that leases are renewed.
         timeout = _LONG_TIMEOUT_SECONDS if faults.focuses_on("renew") else _TIMEOUT_SECONDS
         loop.call_later(
@@ -112,15 +133,26 @@ class Network:
     ) -> None:
         app = server.app
         assert app is not None  # noqa: S101 - checked by the caller
+        started = self._world.loop.time()
         response = await _call_app(app, request)
         # The response has left the process, which may be killed now.
-        self._on_response(device, request, response, on_response)
+        self._on_response(device, request, response, on_response, started)
 
     def _on_response(
-        self, device: str, request: Request, response: Response, on_response: OnResponse
+        self,
+        device: str,
+        request: Request,
+        response: Response,
+        on_response: OnResponse,
+        started: float,
     ) -> None:
-        if request.method != "GET":
-            self.responses.append(_to_history(request, response, self._key_suffix))
+        restored_at = self._restored_at
+        # Around a restore, a key may get the lost response, and then another one.
+        is_settled = restored_at is None or started >= restored_at + SETTLED_SECONDS
+        if request.method != "GET" and is_settled:
+            seen = _to_history(request, response, self._key_suffix)
+            is_after = restored_at is not None
+            self.responses.append(msgspec.structs.replace(seen, is_after_restore=is_after))
         world = self._world
         replayed = " (replayed)" if "idempotency-replayed" in response.headers else ""
         key = request.headers.get("Idempotency-Key", "")[:8]
@@ -186,6 +218,7 @@ def _to_history(request: Request, response: Response, key_suffix: str) -> Respon
         body=response.body,
         request=request_text.decode(),
         code=response.code,
+        action=payload.get("action_id") if isinstance(payload, dict) else None,
         data_of=content.get("owner") if isinstance(content, dict) else None,
         stored=response.status < _ERROR
         or response.code == "STALE_ACTION"

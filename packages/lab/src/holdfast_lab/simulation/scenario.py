@@ -4,6 +4,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -14,11 +15,12 @@ from holdfast.jobs.engines import relay
 from holdfast_lab.checker import Violation, check
 from holdfast_lab.history import Effect, FollowUp, History, JobEffect, JobState
 from holdfast_lab.simulation.broker import SimulatedBroker
+from holdfast_lab.simulation.database import Contents
 from holdfast_lab.simulation.determinism import deterministic
 from holdfast_lab.simulation.device import Device
-from holdfast_lab.simulation.faults import LONG_SLEEP, Faults, Mask
+from holdfast_lab.simulation.faults import LONG_SLEEP, RESTORE, Faults, Mask
 from holdfast_lab.simulation.loop import CURRENT_PROCESS, NO_PROCESS, VirtualLoop
-from holdfast_lab.simulation.network import Network
+from holdfast_lab.simulation.network import SETTLED_SECONDS, Network
 from holdfast_lab.simulation.server import Server
 from holdfast_lab.simulation.templates import Templates
 from holdfast_lab.simulation.user_actions import Bias, PlannedAction, plan_actions
@@ -35,6 +37,8 @@ _DRAIN_SECONDS: Final = 21_600.0
 _POLL_SECONDS: Final = 15.0
 _MAX_POLL_SECONDS: Final = 300.0
 _LONG_SLEEP_SHARE: Final = 0.12
+_RESTORE_SHARE: Final = 0.5
+_LOCK_SECONDS: Final = 0.05
 _DAYS: Final = (2.0, 8.0, 20.0)
 """Shorter than the lifetime of keys, longer, and much longer."""
 
@@ -106,6 +110,16 @@ class World:
         self.actions: dict[str, PlannedAction] = {action.id: action for action in planned}
         self._planned = planned
         self._long_sleep = LongSleep.maybe(stream())
+        self._restore = Restore.maybe(stream()) if self._can_restore() else None
+        self._fast_disk_until = 0.0
+
+    def _can_restore(self) -> bool:
+        """Return whether requests and jobs run apart: operators stop workers for a restore.
+
+        Not with a broker, which is not restored, nor with skipped days.
+        """
+        is_apart = all(server.handles_requests != server.runs_jobs for server in self.servers)
+        return is_apart and self.broker is None and self._long_sleep is None
 
     def _bias(self) -> Bias:
         focuses_on = self.faults.focuses_on
@@ -179,7 +193,7 @@ class World:
 
     def disk_latency(self) -> float:
         """Return the seconds that a piece of work on the server's database takes."""
-        if self.faults.happens("slow disk", 0.002):
+        if self.loop.time() >= self._fast_disk_until and self.faults.happens("slow disk", 0.002):
             return self.faults.between(1.0, 15.0)
         return 0.0005 + 0.002 * self._disk_rng.random()
 
@@ -207,6 +221,8 @@ class World:
                 self._disconnect(device, 150.0)
         if self._long_sleep is not None:
             self._later(self._long_sleep.at, self._skip_days)
+        if self._restore is not None:
+            self._later(self._restore.backup_at, self._back_up)
         self._repeat(5.0, 60.0, self._inject_external_faults)
         self._repeat(100.0, 250.0, self.users.review_failures)
         self.loop.run_until(_MAX_FAULT_SECONDS, lambda: self.users.are_done)
@@ -272,6 +288,39 @@ class World:
                 # It would continue requests from before the skipped days.
                 server.process.kill()
         self._skipped_seconds += long_sleep.days * 86_400.0
+
+    def _back_up(self) -> None:
+        restore = self._restore
+        if restore is not None and not self.faults.is_stopped:
+            self.note("world", "a backup is made")
+            backup = self.database.back_up()
+            self._later(restore.after_seconds, lambda: self._restore_backup(backup))
+
+    def _restore_backup(self, backup: Contents) -> None:
+        """Lose what was committed since the backup, while the server goes on."""
+        if self.faults.is_stopped or not self.faults.record(RESTORE):
+            return
+        for server in self.servers:
+            if server.runs_jobs and server.process.alive:
+                server.process.kill()
+        self._replace_database(backup)
+
+    def _replace_database(self, backup: Contents) -> None:
+        before = {action for _, _, action in backup["effects"]}
+        rows = self._reader.execute("SELECT action_id FROM effects").fetchall()
+        if not self.database.restore(backup, f"{self._rng.getrandbits(64):x}"):
+            self._later(_LOCK_SECONDS, lambda: self._replace_database(backup))
+            return
+        lost = {action for (action,) in rows} - before
+        self.note("world", f"the backup is restored: {len(lost)} effects are lost")
+        # While the database does not respond, caches count.
+        self._fast_disk_until = self.loop.time() + _MAX_FAULT_SECONDS
+        self.network.database_restored()
+        for action in self.users.lose(lost):
+            if action.key is not None and not action.rekeyed:
+                for seconds in (SETTLED_SECONDS / 3, SETTLED_SECONDS + 1.0):
+                    self._later(seconds, partial(self.network.resend, action.user, action.key))
+        self._later(SETTLED_SECONDS, self.users.forget_keys)
 
     def _disconnect(self, device: Device, seconds: float) -> None:
         self.note(device.name, f"no network for {seconds:.0f} s")
@@ -422,6 +471,20 @@ class LongSleep(NamedTuple):
         if rng.random() > _LONG_SLEEP_SHARE:
             return None
         return cls(10.0 + 150.0 * rng.random(), rng.choice(_DAYS), rng.random() < 0.5)  # noqa: PLR2004
+
+
+class Restore(NamedTuple):
+    """When a backup is made, and after how many seconds it is restored."""
+
+    backup_at: float
+    after_seconds: float
+
+    @classmethod
+    def maybe(cls, rng: Random) -> "Restore | None":
+        """Decide whether the database is restored."""
+        if rng.random() > _RESTORE_SHARE:
+            return None
+        return cls(5.0 + 60.0 * rng.random(), 5.0 + 60.0 * rng.random())
 
 
 class _ErrorLogHandler(logging.Handler):

@@ -112,7 +112,7 @@ class Server:
     ) -> None:
         self._world = world
         self._name = name
-        self.handles_requests, self._runs_jobs = handles_requests, runs_jobs
+        self.handles_requests, self.runs_jobs = handles_requests, runs_jobs
         self.app: Callable[..., Awaitable[None]] | None = None
         self.process = Process(world.loop, name)
         self.start()
@@ -142,7 +142,7 @@ class Server:
         app = guard_service(holdfast, faults)
         register_jobs(holdfast, faults)
         await holdfast.open()
-        if self._runs_jobs:
+        if self.runs_jobs:
             await self._start_worker(holdfast, faults)
         world.note(self._name, "up")
         if self.handles_requests:

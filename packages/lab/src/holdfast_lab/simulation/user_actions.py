@@ -36,6 +36,8 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     first_try: bool = False
     # The key may change, because of an edit or a resolved conflict.
     rekeyed: bool = False
+    # The database has lost its effect, or what it needs.
+    lost: bool = False
 
     def new_entry(self) -> NewEntry:
         """Return the entry to enqueue."""
@@ -76,8 +78,9 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             position=self.position,
             acknowledged=self.acknowledged,
             expect=self.expect,
-            in_order=self.kind == "step" and self.first_try,
+            in_order=self.kind == "step" and self.first_try and not self.lost,
             enqueues_job=True,
+            lost=self.lost,
         )
 
 

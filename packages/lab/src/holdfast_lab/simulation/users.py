@@ -140,6 +140,19 @@ class Users:
                 action.expect = Expect.EITHER
         return True
 
+    def lose(self, lost: set[str]) -> list[PlannedAction]:
+        """Expect that these actions, and changes of notes, may have no effect; return the lost."""
+        self.forget_keys()
+        for action in self._world.actions.values():
+            action.lost = action.lost or action.id in lost or action.kind == "change"
+            if action.kind == "change" and action.expect is Expect.EFFECT:
+                action.expect = Expect.EITHER  # the note may be lost
+        return [self._world.actions[name] for name in sorted(lost) if name in self._world.actions]
+
+    def forget_keys(self) -> None:
+        """Do not reuse a key of before: whether the server knows it is uncertain."""
+        self._forgotten_keys.update(action.key for action in self._world.actions.values())
+
     # -- failed entries ---------------------------------------------------------------------------
 
     def review_failures(self) -> None:
@@ -164,13 +177,15 @@ class Users:
 
     def _resolve(self, app: AppProcess, queue: OutboxQueue, entry: Entry) -> bool:
         action = self._world.actions[entry.decoded()["action_id"]]
-        if entry.reason is Reason.DEPENDENCY:
-            made = queue.by_local_id(action.note or "")
-            if not any(one.status in (Status.EXPIRED, Status.DISCARDED) for one in made):
-                return False
+        made = queue.by_local_id(action.note) if action.note is not None else []
+        # One that the user has parked needs its note, too.
+        needs_note = entry.reason in (Reason.DEPENDENCY, Reason.REBUILD)
+        if needs_note and any(one.status in (Status.EXPIRED, Status.DISCARDED) for one in made):
             action.expect = Expect.EITHER  # the note does not exist, or has another id
             queue.discard(entry.id)
             return True
+        if entry.reason is Reason.DEPENDENCY:
+            return False
         if entry.status is Status.CONFLICT:
             how = self._rng.choice((Resolution.MINE, Resolution.THEIRS))
             resolve_conflict(queue, entry, how)

@@ -55,10 +55,13 @@ class AsyncpgDriver:
         )
 
     def new_pool(
-        self, limit: int, on_wait: Callable[[float], None] | None = None
+        self,
+        limit: int,
+        on_wait: Callable[[float], None] | None = None,
+        on_connect: Callable[[Any], Awaitable[None]] | None = None,
     ) -> ConnectionPool:
         """Return an empty pool."""
-        return ConnectionPool(self.connect, limit=limit, on_wait=on_wait)
+        return ConnectionPool(self.connect, limit=limit, on_wait=on_wait, on_connect=on_connect)
 
     async def roll_back(self, connection: Any, message: str) -> str:
         """Send ROLLBACK, and wait at most five seconds."""

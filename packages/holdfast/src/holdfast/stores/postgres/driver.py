@@ -49,6 +49,9 @@ class Pool(Protocol):
     def release(self, connection: Any) -> None:
         """Return a connection."""
 
+    def renew(self) -> None:
+        """Close idle connections now, and those in use when they are released."""
+
     async def close(self, timeout_seconds: float) -> None:
         """Wait for connections in use, then close all."""
 
@@ -71,10 +74,16 @@ class Driver(Protocol):
     async def connect(self) -> Any:
         """Open a connection, which has the methods of ``Connection``."""
 
-    def new_pool(self, limit: int, on_wait: Callable[[float], None] | None = None) -> Pool:
+    def new_pool(
+        self,
+        limit: int,
+        on_wait: Callable[[float], None] | None = None,
+        on_connect: Callable[[Any], Awaitable[None]] | None = None,
+    ) -> Pool:
         """Return an empty pool, for the running event loop.
 
-        ``on_wait`` gets the seconds of each wait for a free connection.
+        ``on_wait`` gets the seconds of each wait for a free connection, ``on_connect`` each new
+        connection before it is used.
         """
 
     async def roll_back(self, connection: Any, message: str) -> str:

@@ -23,13 +23,21 @@ class ConnectionPool:
         *,
         limit: int,
         on_wait: Callable[[float], None] | None = None,
+        on_connect: Callable[[Any], Awaitable[None]] | None = None,
     ) -> None:
-        """``on_wait`` gets the seconds that a caller waited, served or not; 0 is not reported."""
+        """``on_wait`` gets the seconds that a caller waited, served or not; 0 is not reported.
+
+        ``on_connect`` gets each new connection before it is used; if it raises, the connection is
+        closed.
+        """
         self._connect = connect
+        self._on_connect = on_connect
         self._limit = limit
         self._on_wait = on_wait
         self._idle: list[Any] = []
         self._busy: set[Any] = set()
+        # In use since before ``renew``.
+        self._outdated: set[Any] = set()
         self._connecting = 0
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._is_closed = False
@@ -60,11 +68,19 @@ class ConnectionPool:
     def release(self, connection: Any) -> None:
         """Return a connection, and serve the next waiting caller. A closed one is dropped."""
         self._busy.discard(connection)
-        if self._is_closed:
+        if self._is_closed or connection in self._outdated:
+            self._outdated.discard(connection)
             connection.terminate()
         elif not connection.is_closed():
             self._idle.append(connection)
         self._serve_next()
+
+    def renew(self) -> None:
+        """Close idle connections now, and those in use when they are released."""
+        self._outdated = set(self._busy)
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.terminate()
 
     async def close(self, timeout_seconds: float) -> None:
         """Wait for connections in use or being opened, then close all."""
@@ -103,6 +119,8 @@ class ConnectionPool:
         self._connecting += 1
         try:
             connection = await self._connect()
+            if self._on_connect is not None:
+                await self._prepare(connection, self._on_connect)
         except BaseException:
             self._connecting -= 1
             self._serve_next()  # its place is free
@@ -113,6 +131,14 @@ class ConnectionPool:
             raise ConnectionError("the pool is closed")
         self._busy.add(connection)
         return connection
+
+    @staticmethod
+    async def _prepare(connection: Any, on_connect: Callable[[Any], Awaitable[None]]) -> None:
+        try:
+            await on_connect(connection)
+        except BaseException:
+            connection.terminate()
+            raise
 
     async def _wait(self) -> Any:
         """Wait for a connection, or for capacity to open one."""

@@ -1,7 +1,7 @@
 """The store on PostgreSQL. Guarding a request costs no additional round trip."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, Generic, TypedDict, Unpack
@@ -13,6 +13,7 @@ from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import (
     Claimed,
+    EpochReading,
     Found,
     Notifier,
     Params,
@@ -31,6 +32,7 @@ from holdfast.stores.migrations import (
 )
 from holdfast.stores.postgres.driver import Driver, DriverMaker, Pool
 from holdfast.stores.postgres.dsn import check_dsn
+from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.postgres.errors import statement_error, unavailable
 from holdfast.stores.postgres.params import (
     instant_literal,
@@ -104,6 +106,9 @@ class BasePostgresStore(Generic[TransactionT_co]):
         self._acquire_seconds = acquire_seconds
         self._pool: Pool | None = None
         self._metrics: StoreMetrics | None = None
+        self._epochs = EpochReader()
+        # False until the tables exist.
+        self._reads_epochs = False
         self._migrations = [
             *load_migrations("core", "holdfast.stores.postgres.migrations"),
             *migrations,
@@ -123,7 +128,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
         if self._pool is not None:
             return
         on_wait = None if self._metrics is None else self._metrics.pool_waited
-        pool = self.driver.new_pool(self._max, on_wait)
+        self._reads_epochs = False
+        pool = self.driver.new_pool(self._max, on_wait, self._on_connect)
         refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
         try:
             await pool.fill(self._min)
@@ -136,6 +142,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
         self._pool = pool
         try:
             await self._migrate()
+            self._reads_epochs = True
+            await self.read_epoch()
         except BaseException:
             await self.close()
             raise
@@ -278,7 +286,38 @@ class BasePostgresStore(Generic[TransactionT_co]):
         """Return the secret of this database."""
         return bytes((await self.read(self.sql["read_secret"]))[0]["secret"])
 
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Report the epoch of each new connection."""
+        self._epochs.report_to(report)
+
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch on a connection of the pool."""
+        connection = await self._acquire()
+        try:
+            return await self._read_epoch(connection)
+        except self.driver.outages as error:
+            raise unavailable(error) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            raise
+        finally:
+            self.release(connection)
+
     # -- connections ----------------------------------------------------------------------
+
+    async def _on_connect(self, connection: Any) -> None:
+        if not self._reads_epochs:
+            return
+        before = self._epochs.identity
+        reading = await self._read_epoch(connection)
+        is_other = reading.identity is not None and reading.identity != before
+        if (is_other or reading.went_back) and before is not None and self._pool is not None:
+            self._pool.renew()  # older connections may lead to a server that was replaced
+
+    async def _read_epoch(self, connection: Any) -> EpochReading:
+        return await self._epochs.read(
+            self.table_names, connection.fetchrow, self.driver.errors, self.driver.outages
+        )
 
     async def _acquire(self) -> Any:
         if self._pool is None:

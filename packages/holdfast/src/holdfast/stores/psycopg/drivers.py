@@ -90,10 +90,13 @@ class PsycopgDriver(_Driver):
         return AsyncConnection(raw)
 
     def new_pool(
-        self, limit: int, on_wait: Callable[[float], None] | None = None
+        self,
+        limit: int,
+        on_wait: Callable[[float], None] | None = None,
+        on_connect: Callable[[Any], Awaitable[None]] | None = None,
     ) -> ConnectionPool:
         """Return an empty pool."""
-        return ConnectionPool(self.connect, limit=limit, on_wait=on_wait)
+        return ConnectionPool(self.connect, limit=limit, on_wait=on_wait, on_connect=on_connect)
 
     async def roll_back(self, connection: AsyncConnection, message: str) -> str:
         """Send ROLLBACK, and wait at most five seconds."""
@@ -140,11 +143,14 @@ class PsycopgThreadDriver(_Driver):
             return raw
 
     def new_pool(
-        self, limit: int, on_wait: Callable[[float], None] | None = None
+        self,
+        limit: int,
+        on_wait: Callable[[float], None] | None = None,
+        on_connect: Callable[[Any], Awaitable[None]] | None = None,
     ) -> ThreadConnectionPool:
         """Return an empty pool, with new threads."""
         self._threads = StoreThreads(limit, wait_seconds=math.inf)
-        return ThreadConnectionPool(self.connect, self._threads, on_wait)
+        return ThreadConnectionPool(self.connect, self._threads, on_wait, on_connect)
 
     async def roll_back(self, connection: ThreadConnection, message: str) -> str:
         """Send ROLLBACK."""

@@ -26,8 +26,14 @@ class ThreadConnectionPool:
         connect: Callable[[], Awaitable[ThreadConnection]],
         threads: StoreThreads,
         on_wait: Callable[[float], None] | None = None,
+        on_connect: Callable[[ThreadConnection], Awaitable[None]] | None = None,
     ) -> None:
-        """``on_wait`` gets the seconds that a caller waited because all were in use."""
+        """``on_wait`` gets the seconds that a caller waited because all were in use.
+
+        ``on_connect`` gets each new connection before it is used; if it raises, the connection is
+        closed.
+        """
+        self._on_connect = on_connect
         self._on_wait = on_wait
         self._connect = connect
         self._threads = threads
@@ -35,6 +41,8 @@ class ThreadConnectionPool:
         self._lock = threading.Lock()
         self._idle: list[ThreadConnection] = []
         self._busy: set[ThreadConnection] = set()
+        # In use since before ``renew``.
+        self._outdated: set[ThreadConnection] = set()
         self._is_closed = False
         threads.open()
 
@@ -59,7 +67,7 @@ class ThreadConnectionPool:
         try:
             await self._wait(timeout_seconds)
             try:
-                connection = self._take_idle() or await self._connect()
+                connection = self._take_idle() or await self._open()
             except BaseException:
                 self._free.release()
                 raise
@@ -76,7 +84,9 @@ class ThreadConnectionPool:
         """Return a connection. A closed one is dropped."""
         with self._lock:
             self._busy.discard(connection)
-            is_kept = not self._is_closed and not connection.is_closed()
+            is_outdated = connection in self._outdated
+            self._outdated.discard(connection)
+            is_kept = not (self._is_closed or is_outdated or connection.is_closed())
             if is_kept:
                 self._idle.append(connection)
         if not is_kept:
@@ -85,6 +95,15 @@ class ThreadConnectionPool:
         if connection.has_slot:
             connection.has_slot = False
             self._threads.free_slot()
+
+    def renew(self) -> None:
+        """Close idle connections now, and those in use when they are released."""
+        with self._lock:
+            self._outdated = set(self._busy)
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            with suppress(psycopg.Error):
+                connection.terminate()
 
     async def close(self, timeout_seconds: float) -> None:
         """Wait for connections in use, then close all."""
@@ -99,6 +118,16 @@ class ThreadConnectionPool:
             with suppress(psycopg.Error):
                 connection.terminate()
         await self._threads.close(0.0)
+
+    async def _open(self) -> ThreadConnection:
+        connection = await self._connect()
+        if self._on_connect is not None:
+            try:
+                await self._on_connect(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+        return connection
 
     def _take_idle(self) -> ThreadConnection | None:
         with self._lock:

@@ -1,7 +1,9 @@
 """The store on SQLite: one connection that writes, one that reads."""
 
+import asyncio
+import logging
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.core.storable_text import check_storable
 from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
-from holdfast.ports import Claimed, Found, Params, RecordQuery, Row
+from holdfast.ports import Claimed, EpochReading, Found, Params, RecordQuery, Row
 from holdfast.stores.busy_retry import until_free
 from holdfast.stores.migrations import (
     Migration,
@@ -24,6 +26,7 @@ from holdfast.stores.private_files import create_database_file
 from holdfast.stores.rows import record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.connection_thread import ConnectionThread
+from holdfast.stores.sqlite.epoch import FileIdentity, file_identity, reading_of
 from holdfast.stores.sqlite.group_commit import Writer
 from holdfast.stores.sqlite.notifier import SocketNotifier
 from holdfast.stores.sqlite.rows import (
@@ -37,6 +40,8 @@ from holdfast.stores.sqlite.rows import (
 from holdfast.stores.sqlite.unit_of_work import SqliteUnit
 
 __all__ = ["SqliteStore"]
+
+_log = logging.getLogger("holdfast.stores")
 
 
 class SqliteStore:
@@ -77,6 +82,8 @@ class SqliteStore:
             *migrations,
         ]
         self._lookup: sqlite3.Connection | None = None
+        self._file: FileIdentity | None = None
+        self._reports: list[Callable[[EpochReading], None]] = []
         self._is_open = False
         self._make_threads()
 
@@ -92,6 +99,7 @@ class SqliteStore:
         # New ones: a thread starts only once, and a lock belongs to one event loop.
         self._make_threads()
         create_database_file(self._path)
+        self._reopening = asyncio.Lock()
         try:
             await self._writing.start()
             await self._writing.run(self._migrate)
@@ -103,6 +111,7 @@ class SqliteStore:
         except ConfigurationError:
             await self.close()
             raise
+        self._file = file_identity(self._path)
         self._is_open = True
 
     async def close(self) -> None:
@@ -129,6 +138,7 @@ class SqliteStore:
         Duplicates within this process are serialized before this call. One in another process is
         detected when the write lock is taken, before the handler's first statement runs.
         """
+        await self._follow_file()
         record = await self._probe(record_id)
         if record is not None and record.expires_at > now:
             return Found(record)
@@ -139,6 +149,7 @@ class SqliteStore:
         """Open a transaction without a key. SQLite cannot end an idle one."""
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
+        await self._follow_file()
         return SqliteUnit(self._writer, self._sql, None, "")
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -185,6 +196,39 @@ class SqliteStore:
         """Return the secret of this database."""
         row = await self._read(lambda db: db.execute(self._sql["read_secret"]).fetchone())
         return bytes(row[0])
+
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Report the epoch of each file that is opened."""
+        self._reports.append(report)
+
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch of the file that is at the path now."""
+        await self._follow_file()
+        sql = load_queries("holdfast.stores", "records.sql", names=self.table_names)
+        rows = await self.read(sql["read_cache_epoch"])
+        reading = reading_of(self._path, str(rows[0]["cache_epoch"]))
+        for report in self._reports:
+            report(reading)
+        return reading
+
+    async def _follow_file(self) -> None:
+        """Open the file again if it was replaced by another one, which a restore does.
+
+        The connections would go on using the old file, of which nothing is left in the end. Units
+        that have begun on it fail.
+        """
+        if not self._is_open or file_identity(self._path) == self._file:
+            return
+        async with self._reopening:
+            found = file_identity(self._path)
+            if found is None:
+                raise StoreUnavailableError(f"{self._path} does not exist any more")
+            if found == self._file or not self._is_open:
+                return
+            _log.warning("%s was replaced by another file: it is opened again", self._path)
+            await self.close()
+            await self.open()
+            await self.read_epoch()
 
     def _make_threads(self) -> None:
         self._writing = ConnectionThread("holdfast-sqlite-writer", self._connect_writer)
