@@ -38,7 +38,9 @@ from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
 from holdfast.server.guarded_request import Principal
 from holdfast.server.idempotency import Idempotency
+from holdfast.server.limits import Limits
 from holdfast.server.options import HoldfastOptions
+from holdfast.server.request_body import RequestBodies
 from holdfast.server.request_head import Identify, RequestHead, anonymous
 from holdfast.server.route_table import (
     Guard,
@@ -104,6 +106,7 @@ class Holdfast(Generic[TransactionT_co]):
         spans: Spans | None = None,
         faults: FaultPoints | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        limits: Limits = Limits(),  # noqa: B008 - immutable
     ) -> None:
         """Take a store or its URL. Nothing is opened before ``open`` or the first request.
 
@@ -112,6 +115,7 @@ class Holdfast(Generic[TransactionT_co]):
         of the caller. With it, guarded handlers claim their key after the app's own dependencies
         have run. ``identify`` gets only the head of the request, and needs no framework.
         ``tenants=SINGLE_TENANT`` says that callers are not kept apart: all share one tenant.
+        ``limits`` keep one tenant from using up the process.
         """
         if tenants is not None and not (principal is None and identify is None):
             raise ConfigurationError(
@@ -140,6 +144,8 @@ class Holdfast(Generic[TransactionT_co]):
         self.clock = clock or SystemClock()
         # Counts requests against ``Policy.rate_limit``.
         self.limiter = limiter
+        # The bodies that this process holds.
+        self.bodies = RequestBodies(limits.body_memory_bytes)
         # OpenTelemetry spans; None without.
         self.spans = spans
         # Claims keys, stores and replays responses.
@@ -152,6 +158,7 @@ class Holdfast(Generic[TransactionT_co]):
             memory_bytes=memory_bytes,
             breaker=breaker,
             faults=faults,
+            limits=limits,
         )
         self._sweeper = Sweeper(
             self.store, self.clock, self.metrics, every_seconds=sweep_every_seconds
@@ -346,6 +353,7 @@ class Holdfast(Generic[TransactionT_co]):
             table=self.route_table,
             identify=self.identify,
             metrics=self.metrics,
+            bodies=self.bodies,
             limiter=self.limiter,
             spans=self.spans,
             error_format=self.error_format,
@@ -426,6 +434,7 @@ class Holdfast(Generic[TransactionT_co]):
                 await self.depths.stop()
                 await self.notifier.close()
                 await self.idempotency.close()
+                self.bodies.close()
                 if self.idempotency.cache is not None:
                     with suppress(Exception):
                         await self.idempotency.cache.close()
