@@ -67,6 +67,7 @@ def create_app(
         # Where jobs run, the sweep is a job, and only one process runs it.
         sweep_every_seconds=None if settings.run_jobs else settings.sweep_every_seconds,
         max_payload_bytes=settings.jobs_payload_bytes,
+        limits=settings.limits(),
         breaker=Breaker(
             failure_limit=settings.breaker_failure_limit,
             open_seconds=settings.breaker_open_seconds,
