@@ -39,6 +39,9 @@ class Served:
         reader = await self.connect(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         return reader, await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
 
+    def write(self, more: bytes) -> None:
+        self._writers[-1].write(more)
+
     async def hang_up(self) -> None:
         for writer in self._writers:
             writer.close()
@@ -85,12 +88,22 @@ async def test_above_the_limit_all_but_health_checks_get_503() -> None:
         assert head.startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /x HTT", b"GET /x HTTP/1.1\r\nHost: x\r\n\r\nGET"])
-async def test_a_head_that_never_ends_closes_the_connection(sent: bytes) -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_head_that_never_ends_closes_the_connection(*, is_first: bool) -> None:
     async with serving(most=9, head_seconds=0.1) as served:
-        reader = await served.connect(sent)
-        await asyncio.wait_for(reader.read(), 3)
+        if is_first:
+            reader = await served.connect(b"GET /x HTT")
+        else:
+            reader, _ = await served.get("/x")
+            served.write(b"GET /x HTT")
+        assert await asyncio.wait_for(reader.read(), 3) == b""
         assert served.limits.open == 0
+
+
+async def test_a_connection_without_a_head_is_closed() -> None:
+    async with serving(most=9, head_seconds=0.1) as served:
+        reader = await served.connect(b"")
+        assert await asyncio.wait_for(reader.read(), 3) == b""
 
 
 async def test_the_deadline_of_the_head_does_not_end_a_running_request() -> None:
