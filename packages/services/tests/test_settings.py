@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.errors import ConfigurationError
 from holdfast.server.jwt_keys import SAMPLE_SECRETS
+from holdfast.server.limits import Limits
 from holdfast_services.app import create_app
 from holdfast_services.field.policy import POLICY as FIELD
 from holdfast_services.planning.policy import POLICY as PLANNING
@@ -18,10 +19,10 @@ from holdfast_services.walk.policy import POLICY as WALK
 
 def test_without_variables_the_policies_are_the_defaults_of_the_services() -> None:
     policies = load_settings().policies()
-    assert policies.walk == WALK
-    assert policies.planning == PLANNING
-    assert policies.routes == ROUTES
-    assert policies.field == FIELD
+    assert policies.walk == WALK.replace(rate_limit="1200/minute")
+    assert policies.planning == PLANNING.replace(rate_limit="6000/minute")
+    assert policies.routes == ROUTES.replace(rate_limit="6000/minute")
+    assert policies.field == FIELD.replace(rate_limit="6000/minute")
 
 
 def test_step_ingest_has_its_key_in_the_body_and_its_own_limit() -> None:
@@ -80,8 +81,9 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
     assert settings.policies().routes.success_ttl == timedelta(hours=3)
 
 
-def test_an_empty_rate_limit_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_STEP_INGEST_RATE_LIMIT", "")
+@pytest.mark.parametrize("off", ["", "0"])
+def test_an_empty_rate_limit_switches_it_off(monkeypatch: pytest.MonkeyPatch, off: str) -> None:
+    monkeypatch.setenv("HOLDFAST_STEP_INGEST_RATE_LIMIT", off)
     assert load_settings().policies().step_ingest.rate_limit is None
 
 
@@ -93,8 +95,9 @@ def test_each_service_has_a_rate_limit_of_its_own(
     limits = {
         name: policy.rate_limit for name, policy in load_settings().policies()._asdict().items()
     }
-    usual = {"walk": None, "planning": None, "routes": None, "field": None}
-    assert limits == usual | {"step_ingest": "50/minute"} | {service: "5/second"}
+    usual = dict.fromkeys(("planning", "routes", "field"), "6000/minute")
+    walk = {"walk": "1200/minute", "step_ingest": "50/minute"}
+    assert limits == usual | walk | {service: "5/second"}
 
 
 @pytest.mark.parametrize(
@@ -269,3 +272,13 @@ def test_every_secret_in_the_documentation_is_a_known_sample() -> None:
         )
     }
     assert shown <= SAMPLE_SECRETS
+
+
+def test_limits_of_a_process_are_settings_and_zero_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    default = load_settings().limits()
+    assert (default.waiting_per_tenant, default.records_per_tenant) == (200, 1_000_000)
+    for name in ("BODY_MEMORY_BYTES", "WAITING_PER_TENANT", "RECORDS_PER_TENANT"):
+        monkeypatch.setenv(f"HOLDFAST_{name}", "0")
+    assert load_settings().limits() == Limits(None, None, None)
+    monkeypatch.setenv("HOLDFAST_BODY_SECONDS", "5")
+    assert load_settings().policies().field.body_deadline == timedelta(seconds=5)

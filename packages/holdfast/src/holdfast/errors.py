@@ -7,6 +7,7 @@
     │   ├── KeyRequiredError               400
     │   ├── KeyInvalidError                400
     │   ├── BodyInvalidError               400
+    │   ├── BodyTimeoutError               408
     │   ├── BodyTooLargeError              413
     │   │   └── JobPayloadTooLargeError
     │   ├── NotAuthenticatedError          401
@@ -19,6 +20,8 @@
     │   ├── FieldNotAllowedError           422
     │   ├── StaleActionError               422
     │   ├── RateLimitedError               429
+    │   ├── QuotaExceededError             429
+    │   ├── OverloadedError                503
     │   └── ServiceError                   code and status of the app's choice
     ├── StoreError                     the database
     │   ├── StoreUnavailableError          503
@@ -59,6 +62,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "BodyInvalidError",
+    "BodyTimeoutError",
     "BodyTooLargeError",
     "ClaimLostError",
     "CommitUnknownError",
@@ -87,9 +91,11 @@ __all__ = [
     "OutboxError",
     "OutboxFileError",
     "OutcomeUnknownError",
+    "OverloadedError",
     "PayloadMismatchError",
     "PrincipalInvalidError",
     "QueueFullError",
+    "QuotaExceededError",
     "RateLimitedError",
     "RequestError",
     "ResponseTooLargeError",
@@ -152,6 +158,12 @@ class BodyInvalidError(RequestError):
     """The body cannot be read: malformed JSON, duplicate keys, invalid UTF-8, nested too deep."""
 
     kind = "body_invalid"
+
+
+class BodyTimeoutError(RequestError):
+    """The body was not complete within its deadline; nothing was done."""
+
+    kind = "body_timeout"
 
 
 class BodyTooLargeError(RequestError):
@@ -222,6 +234,18 @@ class RateLimitedError(RequestError):
     """The rate limit was exceeded."""
 
     kind = "rate_limited"
+
+
+class QuotaExceededError(RequestError):
+    """The caller or its tenant has as many of something as it may have; ``details`` say of what."""
+
+    kind = "quota_exceeded"
+
+
+class OverloadedError(RequestError):
+    """The server has no connection or memory left for this request; nothing was done."""
+
+    kind = "overloaded"
 
 
 class ServiceError(RequestError):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import struct
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -315,3 +316,41 @@ def test_unterminated_json_with_many_escapes_is_rejected_quickly():
     # Would take minutes if each quote were tried as the start of a string.
     with pytest.raises(BodyInvalidError):
         canonical_json(b"[" * 2000 + b'"' + b'\\"' * 200_000)
+
+
+@pytest.mark.parametrize(
+    ("item", "canonical"),
+    [
+        (b"1.0", b"1"),
+        (b"-0.0", b"0"),
+        (b"1e16", b"10000000000000000"),
+        (b"-1.5e20", b"-150000000000000000000"),
+        (b"1e21", b"1e+21"),
+        (b"1.5e-6", b"0.0000015"),
+        (b"-1e-6", b"-0.000001"),
+        (b"1e-7", b"1e-7"),
+        (b"1e300", b"1e+300"),
+        (b'"1.0,",1.0', b'"1.0,",1'),
+        (b'"1e16,",1e16,true', b'"1e16,",10000000000000000,true'),
+    ],
+)
+def test_numbers_of_large_bodies_are_formatted_like_those_of_small_ones(
+    item: bytes, canonical: bytes
+) -> None:
+    times = 5000
+    large = b"[" + b",".join([item] * times) + b"]"
+    assert canonical_json(large) == b"[" + b",".join([canonical] * times) + b"]"
+    assert canonical_json(b"[" + item + b"]") == b"[" + canonical + b"]"
+
+
+@pytest.mark.parametrize("item", [b"1.0", b"1e300", b"5e-324", b"[" * 100 + b"]" * 100])
+def test_no_body_of_one_mebibyte_takes_half_a_second_of_cpu(item: bytes) -> None:
+    body = b"[" + b",".join([item] * (2**20 // (len(item) + 1) - 1)) + b"]"
+    started = time.process_time()
+    canonical_json(body)
+    assert time.process_time() - started < 0.5
+
+
+def test_a_number_too_large_for_a_double_is_refused_in_a_large_body() -> None:
+    with pytest.raises(BodyInvalidError, match="too large"):
+        canonical_json(b"[" + b"1e308," * 2000 + b"1e309]")

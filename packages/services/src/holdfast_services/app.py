@@ -75,6 +75,7 @@ def create_app(
         sweep_every_seconds=None if settings.run_jobs else settings.sweep_every_seconds,
         retention=settings.retention(),
         max_payload_bytes=settings.jobs_payload_bytes,
+        limits=settings.limits(),
         breaker=Breaker(
             failure_limit=settings.breaker_failure_limit,
             open_seconds=settings.breaker_open_seconds,

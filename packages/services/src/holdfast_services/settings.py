@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast import Policy, Staleness
 from holdfast.errors import ConfigurationError
+from holdfast.server.limits import Limits
 from holdfast.server.rate_limits import check_limit
 from holdfast.stores.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
 from holdfast_services.field.policy import POLICY as FIELD
@@ -36,6 +37,7 @@ Hours = Annotated[float, Field(ge=_MIN_HOURS, le=_MAX_HOURS, allow_inf_nan=False
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Days = Annotated[float, Field(ge=0, le=36_500, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, le=2**40)]
+Count = Annotated[int, Field(ge=0, le=2**40)]
 
 _HOURS: Final = "a number of hours above 0, such as 24 or 0.5"
 _SECONDS: Final = "a number of seconds from 0 to 86400"
@@ -43,12 +45,13 @@ _DAYS: Final = "a number of days, such as 365, or 0 to keep everything"
 _BYTES: Final = "a whole number of bytes"
 _URL: Final = "a URL"
 _ROUTES_TTL_ALIAS: Final = "ROUTES_IDEMPOTENCY_TTL_HOURS"
-_LIMIT: Final = 'a rate such as "50/minute", or empty for none'
+_LIMIT: Final = 'a rate such as "50/minute", or 0 for none'
+_COUNT: Final = "a whole number, or 0 for no limit"
 
 
 def _rate(value: object) -> object:
-    """Check that the limiter can parse the rate; empty means no limit."""
-    if value is None or (isinstance(value, str) and not value.strip()):
+    """Check that the limiter can parse the rate; 0 and empty mean no limit."""
+    if value is None or (isinstance(value, str) and value.strip() in ("", "0")):
         return None
     try:
         check_limit(str(value))
@@ -110,10 +113,26 @@ class Settings(SignInSettings, WalkSettings, StepSettings, PlanningSettings, Bas
     # Requests.
     wait_seconds: Seconds = Field(10.0, description=_SECONDS)
     max_body_bytes: Bytes = Field(1024 * 1024, description=_BYTES)
+    body_seconds: float = Field(
+        30.0, gt=0, le=86_400, description="a number of seconds above 0, at most 86400"
+    )
+    head_seconds: float = Field(
+        10.0, gt=0, le=3600, description="a number of seconds above 0, at most 3600"
+    )
     # Larger than the body's limit: responses repeat the request and add to it.
     max_response_bytes: Bytes = Field(2 * 1024 * 1024, description=_BYTES)
     ietf_statuses: bool = Field(default=False, description="true or false")
     shutdown_seconds: Seconds = Field(30.0, description=_SECONDS)
+
+    # What one process holds for its callers.
+    max_connections: int = Field(
+        2048, ge=1, le=1_000_000, description="a whole number of connections, at least 1"
+    )
+    body_memory_bytes: Bytes = Field(
+        64 * 1024 * 1024, description="a whole number of bytes, or 0 for no limit"
+    )
+    waiting_per_tenant: Count = Field(200, description=_COUNT)
+    records_per_tenant: Count = Field(1_000_000, description=_COUNT)
 
     # The store.
     memory_bytes: Bytes = Field(32 * 1024 * 1024, description=_BYTES)
@@ -176,10 +195,11 @@ class Settings(SignInSettings, WalkSettings, StepSettings, PlanningSettings, Bas
 
     # Requests per tenant and endpoint.
     step_ingest_rate_limit: Rate = Field("50/minute", description=_LIMIT)
-    walk_rate_limit: Rate = Field(None, description=_LIMIT)
-    planning_rate_limit: Rate = Field(None, description=_LIMIT)
-    routes_rate_limit: Rate = Field(None, description=_LIMIT)
-    field_rate_limit: Rate = Field(None, description=_LIMIT)
+    # Generous: a tenant that exceeds one of these is broken or hostile.
+    walk_rate_limit: Rate = Field("1200/minute", description=_LIMIT)
+    planning_rate_limit: Rate = Field("6000/minute", description=_LIMIT)
+    routes_rate_limit: Rate = Field("6000/minute", description=_LIMIT)
+    field_rate_limit: Rate = Field("6000/minute", description=_LIMIT)
 
     @model_validator(mode="before")
     @classmethod
@@ -248,8 +268,17 @@ class Settings(SignInSettings, WalkSettings, StepSettings, PlanningSettings, Bas
         return policy.replace(
             wait=timedelta(seconds=self.wait_seconds),
             max_body_bytes=self.max_body_bytes,
+            body_deadline=timedelta(seconds=self.body_seconds),
             max_response_bytes=self.max_response_bytes,
             ietf_statuses=self.ietf_statuses,
+        )
+
+    def limits(self) -> Limits:
+        """Return the limits of a process; 0 in a setting is no limit."""
+        return Limits(
+            body_memory_bytes=self.body_memory_bytes or None,
+            waiting_per_tenant=self.waiting_per_tenant or None,
+            records_per_tenant=self.records_per_tenant or None,
         )
 
     def policies(self) -> Policies:

@@ -339,3 +339,17 @@ async def test_disconnected_reader_is_unregistered(sqlite_game: Game) -> None:
     await asyncio.sleep(0.05)
     assert asyncio.all_tasks() <= tasks
     ok(await sqlite_game.ada.advance("quest.001", 1))
+
+
+async def test_event_streams_of_a_walker_are_limited(open_game: OpenGame) -> None:
+    async with open_game(walk_events_streams=1) as game:
+        headers = {"Accept": "text/event-stream"} | game.ada.headers()
+        async with listening(game), listening(game, walker="bob"):
+            refused = await game.client.get("/walker/events", headers=headers)
+            assert (refused.status_code, refused.json()["error"]) == (429, "QUOTA_EXCEEDED")
+            assert refused.json()["details"] == {"resource": "streams", "limit": 1}
+            assert refused.headers["retry-after"] == "2"
+            page = await game.client.get("/walker/events", headers=game.ada.headers())
+            assert page.status_code == 200, "only streams are counted"
+        async with listening(game) as reader:  # the first one has ended
+            assert reader.status == 200

@@ -57,6 +57,7 @@ class PolicyChanges(TypedDict, total=False):
     volatile_fields: frozenset[str]
     wait: timedelta
     max_body_bytes: int
+    body_deadline: timedelta
     max_response_bytes: int
     rate_limit: str | None
     ietf_statuses: bool
@@ -97,6 +98,8 @@ class Policy:
     wait: timedelta = timedelta(seconds=10)
     # A larger body is 413.
     max_body_bytes: int = 1024 * 1024
+    # How long a client may take to send the body. More is 408, and the connection is closed.
+    body_deadline: timedelta = timedelta(seconds=30)
     # Every replay reads the stored response into memory. The default is twice the body's limit:
     # many responses repeat the request with an id and times added, and with the same limit the
     # largest valid request would fail with a 500.
@@ -113,6 +116,8 @@ class Policy:
             raise ConfigurationError(f"policy {self.name}: a TTL must be positive")
         if self.wait < timedelta(0):
             raise ConfigurationError(f"policy {self.name}: the wait cannot be negative")
+        if self.body_deadline <= timedelta(0):
+            raise ConfigurationError(f"policy {self.name}: the body's deadline must be positive")
         if self.max_body_bytes < 0 or self.max_response_bytes < 0:
             raise ConfigurationError(f"policy {self.name}: a size limit cannot be negative")
         check_error_format(self.error_format)

@@ -38,7 +38,9 @@ from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
 from holdfast.server.guarded_request import SHARED_PRINCIPAL, Principal
 from holdfast.server.idempotency import Idempotency
+from holdfast.server.limits import Limits
 from holdfast.server.options import HoldfastOptions
+from holdfast.server.request_body import RequestBodies
 from holdfast.server.request_head import Identify, RequestHead
 from holdfast.server.route_table import (
     Guard,
@@ -107,6 +109,7 @@ class Holdfast(Generic[TransactionT_co]):
         spans: Spans | None = None,
         faults: FaultPoints | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        limits: Limits = Limits(),  # noqa: B008 - immutable
     ) -> None:
         """Take a store or its URL. Nothing is opened before ``open`` or the first request.
 
@@ -119,6 +122,7 @@ class Holdfast(Generic[TransactionT_co]):
         ``tenants=SINGLE_TENANT`` says that callers are not kept apart: all share one tenant.
         ``retention`` says how long audit events, dead letters or rows of the app are kept; the
         sweep deletes older ones once a day.
+        ``limits`` keep one tenant from using up the process.
         """
         if tenants is not None and tenants is not SINGLE_TENANT:
             raise ConfigurationError(f"tenants must be SINGLE_TENANT of holdfast, not {tenants!r}")
@@ -157,6 +161,8 @@ class Holdfast(Generic[TransactionT_co]):
         self.clock = clock or SystemClock()
         # Counts requests against ``Policy.rate_limit``.
         self.limiter = limiter
+        # The bodies that this process holds.
+        self.bodies = RequestBodies(limits.body_memory_bytes)
         # OpenTelemetry spans; None without.
         self.spans = spans
         # Claims keys, stores and replays responses.
@@ -169,6 +175,7 @@ class Holdfast(Generic[TransactionT_co]):
             memory_bytes=memory_bytes,
             breaker=breaker,
             faults=faults,
+            limits=limits,
         )
         # Tables of the app with rows of tenants, beside the library's own.
         self.tenant_tables: list[TenantTable] = []
@@ -371,6 +378,7 @@ class Holdfast(Generic[TransactionT_co]):
             table=self.route_table,
             identify=self.identify,
             metrics=self.metrics,
+            bodies=self.bodies,
             limiter=self.limiter,
             spans=self.spans,
             error_format=self.error_format,
@@ -460,6 +468,7 @@ class Holdfast(Generic[TransactionT_co]):
                 await self.depths.stop()
                 await self.notifier.close()
                 await self.idempotency.close()
+                self.bodies.close()
                 if self.idempotency.cache is not None:
                     with suppress(Exception):
                         await self.idempotency.cache.close()

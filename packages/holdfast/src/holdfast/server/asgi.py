@@ -10,7 +10,6 @@ from holdfast.core.fingerprint import short_hash
 from holdfast.core.idempotency_record import Record, Response
 from holdfast.core.policy import Policy
 from holdfast.errors import (
-    BodyTooLargeError,
     CommitUnknownError,
     RateLimitedError,
     RequestError,
@@ -29,6 +28,7 @@ from holdfast.server.guarded_request import (
 )
 from holdfast.server.idempotency import Idempotency, Replay
 from holdfast.server.pending_request import PENDING_KEY, PendingRequest
+from holdfast.server.request_body import Disconnected, RequestBodies, RequestBody
 from holdfast.server.request_head import Identify, RequestHead
 from holdfast.server.request_transaction import open_transaction
 from holdfast.server.response_buffer import (
@@ -82,10 +82,6 @@ class RouteTable(Protocol):
         """Return the guarded route, or None if the request is not guarded."""
 
 
-class Disconnected(Exception):  # noqa: N818 - an event, not an error
-    """The client disconnected before its body was complete; nothing has been done."""
-
-
 class GuardMiddleware:
     """Guards the routes of an app. Other requests pass through and get a request id."""
 
@@ -97,6 +93,7 @@ class GuardMiddleware:
         table: Callable[[], RouteTable],
         identify: Identify,
         metrics: Metrics,
+        bodies: RequestBodies,
         limiter: RateLimiter | None = None,
         spans: Spans | None = None,
         error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
@@ -107,6 +104,7 @@ class GuardMiddleware:
         self._table = table
         self._identify = identify
         self._metrics = metrics
+        self._bodies = bodies
         self._limiter = limiter
         self._spans = spans
         self._error_format = error_format
@@ -172,21 +170,43 @@ class GuardMiddleware:
     async def _guard(
         self, match: Match, head: RequestHead, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Serve a guarded request: replay it, refuse it, or run the app."""
+        """Serve a guarded request, and count its body as long as it is held."""
+        body = RequestBody(receive, head, match.policy, self._bodies)
         try:
-            body = await _read_body(receive, head, match.policy.max_body_bytes)
+            await self._serve_guarded(match, body, head, scope, receive, send)
+        finally:
+            body.release()
+
+    async def _serve_guarded(  # noqa: PLR0917 - an ASGI call and what was parsed from it
+        self,
+        match: Match,
+        body: RequestBody,
+        head: RequestHead,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Replay the request, refuse it, or run the app."""
+        try:
+            body.check_declared_size()
             if match.is_claimed_late:
+                content = await body.read(None)
                 idempotency = await self._idempotency()
-                await self._guard_late(match, body, idempotency, head, scope, receive, send)
+                await self._guard_late(match, content, idempotency, head, scope, receive, send)
                 return
+            # From the head: a caller who is refused here has used no memory for a body.
             found = self._identify(head)
             principal = await found if inspect.isawaitable(found) else found
-            request = await self._parse(match, head, body, principal)
+            await self._check_rate_limit(match, principal)
+            content = await body.read(principal.tenant)
+            request = await self._parse(match, head, content, principal)
             idempotency = await self._idempotency()
             outcome = await idempotency.process(request)
         except Disconnected:
             return
         except (RequestError, StoreUnavailableError) as error:
+            if not await body.is_there():
+                send = _send_and_close(send, body, scope)
             await _refuse(error, match, head, send, self._metrics)
             return
         if isinstance(outcome, Replay):
@@ -194,7 +214,7 @@ class GuardMiddleware:
         else:
             scope[SCOPE_KEY] = outcome
             set_current_execution(outcome)
-            receive = _receive_again(body, receive)
+            receive = _receive_again(content, receive)
             await self._run_app(idempotency, outcome, match, head, scope, receive, send)
 
     async def _guard_late(  # noqa: PLR0917 - an ASGI call and what was parsed from it
@@ -209,12 +229,15 @@ class GuardMiddleware:
     ) -> None:
         """Run the app, whose endpoint claims the key after its dependencies have run."""
         # Before the framework parses the body, with its own idea of JSON and its own error.
-        payload_hash = hash_payload(body, head.content_type, match.policy)
+        payload_hash = await self._bodies.run(
+            len(body), lambda: hash_payload(body, head.content_type, match.policy)
+        )
         store = idempotency.session_store
         gate = None if store is None else store.gate
         visit = None if gate is None else await gate.enter(match.endpoint)
 
         async def claim(principal: Principal) -> Execution | Replay:
+            await self._check_rate_limit(match, principal)
             request = await self._parse(match, head, body, principal, payload_hash)
             sharing: dict[str, Any] = {}
             if head.transaction is not None:
@@ -243,6 +266,14 @@ class GuardMiddleware:
             if gate is not None:
                 gate.leave(visit)
 
+    async def _check_rate_limit(self, match: Match, principal: Principal) -> None:
+        """Count the request. Raises ``RateLimitedError``."""
+        limit = match.policy.rate_limit
+        if limit is not None and self._limiter is not None:
+            wait = await self._limiter.seconds_to_wait(limit, principal.tenant, match.endpoint)
+            if wait is not None:
+                raise RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
+
     async def _parse(
         self,
         match: Match,
@@ -251,28 +282,27 @@ class GuardMiddleware:
         principal: Principal,
         payload_hash: str | None = None,
     ) -> GuardedRequest:
-        """Check the rate limit, then read key and fingerprint."""
-        policy = match.policy
-        if policy.rate_limit is not None and self._limiter is not None:
-            wait = await self._limiter.seconds_to_wait(
-                policy.rate_limit, principal.tenant, match.endpoint
+        """Read key and fingerprint."""
+
+        def parse() -> GuardedRequest:
+            return parse_request(
+                endpoint=match.endpoint,
+                policy=match.policy,
+                principal=principal,
+                method=head.method,
+                path_params=match.path_params,
+                query=head.query,
+                key_headers=head.key_headers,
+                content_type=head.content_type,
+                body=body,
+                request_id=head.request_id,
+                correlation_id=head.correlation_id,
+                payload_hash=payload_hash,
             )
-            if wait is not None:
-                raise RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
-        head.request = request = parse_request(
-            endpoint=match.endpoint,
-            policy=policy,
-            principal=principal,
-            method=head.method,
-            path_params=match.path_params,
-            query=head.query,
-            key_headers=head.key_headers,
-            content_type=head.content_type,
-            body=body,
-            request_id=head.request_id,
-            correlation_id=head.correlation_id,
-            payload_hash=payload_hash,
-        )
+
+        # With its hash given, nothing of the body is read but a key in it.
+        size = len(body) if payload_hash is None else 0
+        head.request = request = await self._bodies.run(size, parse)
         return request
 
     async def _run_app(  # noqa: PLR0917 - an ASGI call and what was parsed from it
@@ -431,25 +461,25 @@ def log_outage(error: StoreUnavailableError, head: RequestHead | None) -> None:
         )
 
 
-async def _read_body(receive: Receive, head: RequestHead, limit: int) -> bytes:
-    if head.content_length is not None and head.content_length > limit:
-        raise BodyTooLargeError(f"the body may have at most {limit} bytes")
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        body: bytes = message.get("body", b"")
-        if len(body) > limit:
-            raise BodyTooLargeError(f"the body may have at most {limit} bytes")
-        return body
-    parts = bytearray()
-    while True:
-        if message["type"] == "http.disconnect":
-            raise Disconnected
-        parts += message.get("body", b"")
-        if len(parts) > limit:
-            raise BodyTooLargeError(f"the body may have at most {limit} bytes")
-        if not message.get("more_body", False):
-            return bytes(parts)
-        message = await receive()
+def _send_and_close(send: Send, body: RequestBody, scope: Scope) -> Send:
+    """Return a ``send`` that responds at once and closes the connection some time later.
+
+    The client is still sending its body. If the connection were closed now, the client would get
+    an error of the network in place of the response.
+    """
+
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if scope.get("http_version", "1.1").startswith("1"):
+                close = (b"connection", b"close")
+                message = {**message, "headers": [*message["headers"], close]}
+            await send(message)
+        else:
+            await send({**message, "more_body": True})
+            await body.linger()
+            await send({"type": "http.response.body", "body": b""})
+
+    return send_and_close
 
 
 def _receive_again(body: bytes, receive: Receive) -> Receive:

@@ -58,6 +58,7 @@ from holdfast.server.guarded_request import (
     mismatch_details,
     stale_error,
 )
+from holdfast.server.limits import Limits
 from holdfast.server.record_lru_cache import RecordLruCache
 from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
@@ -101,6 +102,7 @@ class Idempotency:
         memory_bytes: int = 32 * 1024 * 1024,
         breaker: Breaker | None = None,
         faults: FaultPoints | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - immutable
     ) -> None:
         self.store = store
         # The same store, if its transactions are sessions of the app.
@@ -110,10 +112,10 @@ class Idempotency:
         self.epoch = CacheEpoch(
             store,
             clock,
-            self.memory.clear,
+            self._forget_cached,
             positions=cache if isinstance(cache, PositionCache) else None,
         )
-        self.in_flight = SingleFlight()
+        self.in_flight = SingleFlight(limits.waiting_per_tenant)
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
@@ -238,12 +240,19 @@ class Idempotency:
                 return claim
             if deadline is None:
                 deadline = self._deadline(request)
-            left = deadline - self.clock.monotonic()
-            if left <= 0:
-                raise self._in_progress(request)
-            await sleep(min(pause, left))
+            await self._sleep(request, record_id, min(pause, deadline - self.clock.monotonic()))
             pause = min(pause * 2, _POLL_MAX_SECONDS)
             now = self.clock.now()
+
+    async def _sleep(self, request: GuardedRequest, record_id: RecordId, seconds: float) -> None:
+        """Wait as a duplicate, unless the time is up or too many of its tenant wait."""
+        if seconds <= 0:
+            raise self._in_progress(request)
+        try:
+            with self.in_flight.waiting(record_id.tenant):
+                await sleep(seconds)
+        except TimeoutError:
+            raise self._in_progress(request) from None
 
     async def _wait_for_leader(
         self, request: GuardedRequest, record_id: RecordId, deadline: float

@@ -1,7 +1,9 @@
 """One leader per key in this process; duplicates wait on a future, not on the database."""
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 from holdfast.core.idempotency_record import Record, RecordId
@@ -13,9 +15,12 @@ __all__ = ["SingleFlight"]
 class SingleFlight:
     """The keys whose handlers run in this process, each with one leader."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting_per_tenant: int | None = None) -> None:
+        """At most ``waiting_per_tenant`` duplicates of one tenant wait at a time."""
         # The value is None until the first duplicate waits.
         self._running: dict[RecordId, Any] = {}
+        self._waiting_per_tenant = waiting_per_tenant
+        self._waiting: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._running)
@@ -31,8 +36,29 @@ class SingleFlight:
     async def wait(self, record_id: RecordId, seconds: float) -> Record | None:
         """Wait for the leader to end and return its record, or None if it committed none.
 
-        Raises ``TimeoutError`` when the leader takes longer.
+        Raises ``TimeoutError`` when the leader takes longer, and at once when too many duplicates
+        of the tenant wait already.
         """
+        with self.waiting(record_id.tenant):
+            return await self._wait(record_id, seconds)
+
+    @contextmanager
+    def waiting(self, tenant: str) -> Iterator[None]:
+        """Count a duplicate that waits. Raises ``TimeoutError`` when too many of a tenant do."""
+        count = self._waiting.get(tenant, 0)
+        if self._waiting_per_tenant is not None and count >= self._waiting_per_tenant:
+            raise TimeoutError(f"{count} duplicates of the tenant wait already")
+        self._waiting[tenant] = count + 1
+        try:
+            yield
+        finally:
+            left = self._waiting[tenant] - 1
+            if left:
+                self._waiting[tenant] = left
+            else:
+                del self._waiting[tenant]
+
+    async def _wait(self, record_id: RecordId, seconds: float) -> Record | None:
         future = self._running.get(record_id)
         if future is None:
             if record_id not in self._running:

@@ -61,7 +61,8 @@ class SyncRequest(NamedTuple):
     # The ASGI scope of its head.
     scope: dict[str, Any]
     match: Match
-    body: bytes
+    # The body, or a function that reads it after the sign-in.
+    body: bytes | Callable[[], bytes]
     # Runs the view.
     handle: Callable[[], Response]
     # Returns the caller. None: ``Holdfast.identify`` does, from the head.
@@ -149,6 +150,7 @@ class Bridge:
             table=lambda: table,
             identify=self._identify,
             metrics=holdfast.metrics,
+            bodies=holdfast.bodies,
             limiter=holdfast.limiter,
             spans=holdfast.spans,
             error_format=holdfast.error_format,
@@ -174,7 +176,10 @@ class Bridge:
         messages: list[Any] = []
 
         async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": request.body, "more_body": False}
+            body = request.body
+            if not isinstance(body, bytes):
+                body = await run_in_request_thread(body)
+            return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Any) -> None:
             messages.append(message)

@@ -13,7 +13,7 @@ which decide after the app's sign-in: ``holdfast.flask`` and ``holdfast.django``
 import hashlib
 import io
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 from http import HTTPStatus
 from typing import IO, Any
 
@@ -74,13 +74,16 @@ class WsgiGuard:
         match = None if method in SAFE_METHODS else self.holdfast.table().find(method, path)
         if match is None:
             return self._app(environ, start_response)
-        body = _read_body(environ, match)
+        # Read after the sign-in, in this thread, and once more by the app.
+        body = cache(lambda: _read_body(environ, match))
         served = self._bridge.serve(
             SyncRequest(
                 scope=scope_of(environ, method, path),
                 match=match,
                 body=body,
-                handle=lambda: _collect(self._app, environ, body, match.policy.max_response_bytes),
+                handle=lambda: _collect(
+                    self._app, environ, body(), match.policy.max_response_bytes
+                ),
             )
         )
         start_response(

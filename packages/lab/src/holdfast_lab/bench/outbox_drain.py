@@ -215,6 +215,7 @@ def field_server(directory: Path) -> Iterator[tuple[str, str]]:
         **os.environ,
         "HOLDFAST_HOME": str(directory),
         "HOLDFAST_JWT_SECRET": "a secret for the benchmark, long enough",
+        "HOLDFAST_FIELD_RATE_LIMIT": "0",
     }
     database = f"sqlite:///{directory}/field-{port}.db"
     command = [str(holdfast), "serve", "--port", str(port), "--database", database, "--no-jobs"]

@@ -70,6 +70,7 @@ class PlanningApp:
             home=home,
             run_jobs=False,
             log_level="CRITICAL",
+            planning_rate_limit="0",
         )
         self.app = create_app(settings)
         _add_bare_patch(self.app)

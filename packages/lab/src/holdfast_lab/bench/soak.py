@@ -154,6 +154,7 @@ async def soak(url: str, redis: str, seconds: float, directory: Path) -> dict[st
         "HOLDFAST_HOME": str(directory),
         "HOLDFAST_LOG_LEVEL": "ERROR",
         "HOLDFAST_SWEEP_EVERY_SECONDS": "10",
+        **{f"HOLDFAST_{name}_RATE_LIMIT": "0" for name in ("WALK", "PLANNING", "ROUTES", "FIELD")},
     }
     holdfast = str(Path(sys.executable).parent / "holdfast")
     command = [holdfast, "serve", "--port", str(port), "--database", url, "--redis", redis]

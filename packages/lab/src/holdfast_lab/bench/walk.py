@@ -49,6 +49,7 @@ async def measure(url: str, rounds: int, seconds: float, *, count: int = 200_000
             home=Path(directory),
             run_jobs=False,
             log_level="CRITICAL",
+            walk_rate_limit="0",
             step_ingest_rate_limit="",
         )
         app = create_app(settings)
@@ -196,6 +197,7 @@ async def history(url: str, walkers: int = 40, length: int = 10_000) -> dict[str
             home=Path(directory),
             run_jobs=False,
             log_level="CRITICAL",
+            walk_rate_limit="0",
         )
         app = create_app(settings)
         await app.state.holdfast.open()

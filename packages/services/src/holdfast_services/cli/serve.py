@@ -1,6 +1,7 @@
 """``holdfast serve``: bind the port, check the configuration, serve, shut down."""
 
 import asyncio
+import gc
 import ipaddress
 import math
 import signal
@@ -17,6 +18,7 @@ from holdfast.errors import HoldfastError
 from holdfast.jobs.engines.nats_url import servers_of
 from holdfast_services.app import create_app
 from holdfast_services.bootstrap import create_store
+from holdfast_services.cli.connection_limits import ConnectionLimits, raise_file_limit
 from holdfast_services.cli.logs import configure_logging_from_settings
 from holdfast_services.dev_secrets import development_secret
 from holdfast_services.settings import Settings, load_settings, unknown_variables
@@ -99,8 +101,17 @@ def run_in_process(
     on_start: Callable[[uvicorn.Server], None] = lambda _server: None,
 ) -> None:
     """Serve in this process until SIGTERM or Ctrl-C."""
+    raise_file_limit(settings.max_connections)
+    # A large body is many objects at once; with the usual threshold, collecting them again and
+    # again takes most of the time that decoding does.
+    gc.set_threshold(20_000, 20, 50)
+    limited = ConnectionLimits(
+        app, max_connections=settings.max_connections, head_seconds=settings.head_seconds
+    )
     config = uvicorn.Config(
-        app,
+        limited,
+        http=limited.protocol(),
+        ws="none",
         lifespan="on",
         log_config=None,
         log_level="warning",

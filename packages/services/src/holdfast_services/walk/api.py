@@ -1,7 +1,7 @@
 """HTTP routes of tree, quests, walker and events. Steps and reviews are in ``steps.api``."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -286,7 +286,7 @@ def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) ->
         response_model=model.EventPage,
         responses={
             200: {"content": {_STREAM: {"schema": {"type": "string"}}}},
-            **_errors(400, 401, 422, 503),
+            **_errors(400, 401, 422, 429, 503),
         },
     )
     async def events(
@@ -303,11 +303,14 @@ def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) ->
                 for e in found[:limit]
             ]
             return model.EventPage(items=items, next=items[-1].id if len(found) > limit else None)
-        return StreamingResponse(
+        after = _resume_after(last_event_id, after)
+        close = notifier.open_stream(caller, settings.walk_events_streams)
+        return _EventStream(
+            close,
             stream_events(
                 holdfast.store,
                 caller.tenant,
-                after=_resume_after(last_event_id, after),
+                after=after,
                 notifier=notifier,
                 clock=holdfast.clock,
                 until=_token_expiry(caller),
@@ -321,6 +324,20 @@ def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) ->
         )
 
     return api
+
+
+class _EventStream(StreamingResponse):
+    """A stream that is counted until it ends for any reason."""
+
+    def __init__(self, close: Callable[[], None], content: Any, **options: Any) -> None:
+        super().__init__(content, **options)
+        self._close = close
+
+    async def __call__(self, *asgi: Any) -> None:
+        try:
+            await super().__call__(*asgi)
+        finally:
+            self._close()
 
 
 def _wants_stream(accept: str) -> bool:

@@ -30,6 +30,9 @@ class WalkSettings(BaseModel):
     walk_events_poll_seconds: float = Field(
         1.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
     )
+    walk_events_streams: int = Field(
+        10, ge=0, le=1_000_000, description="a whole number, or 0 for no limit"
+    )
     walk_events_keep_alive_seconds: float = Field(
         15.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
     )

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final
 
-from holdfast.errors import StoreUnavailableError
+from holdfast import Principal
+from holdfast.errors import QuotaExceededError, StoreUnavailableError
 from holdfast.ports import Clock, Store
 from holdfast_services.walk.events import WalkerEvent, list_events
 
@@ -29,11 +31,37 @@ class StreamNotifier:
 
     def __init__(self) -> None:
         self._listening: dict[str, set[asyncio.Event]] = {}
+        self._streams: Counter[tuple[str, str]] = Counter()
 
     def notify(self, tenant: str) -> None:
         """Wake a walker's streams."""
         for event in self._listening.get(tenant, ()):
             event.set()
+
+    def open_stream(self, principal: Principal, most: int) -> Callable[[], None]:
+        """Count a stream of a principal; returns what ends it. 0 is no limit.
+
+        Raises ``QuotaExceededError`` for one more than ``most`` in this process.
+        """
+        name = (principal.tenant, principal.actor)
+        if most and self._streams[name] >= most:
+            raise QuotaExceededError(
+                f"you have {most} event streams open, which is the maximum: close one first",
+                details={"resource": "streams", "limit": most},
+                retry_after_seconds=_RECONNECT_MILLISECONDS / 1000,
+            )
+        self._streams[name] += 1
+        is_open = True
+
+        def close() -> None:
+            nonlocal is_open
+            if is_open:
+                is_open = False
+                self._streams[name] -= 1
+                if not self._streams[name]:
+                    del self._streams[name]
+
+        return close
 
     @contextmanager
     def listen(self, tenant: str) -> Iterator[asyncio.Event]:

@@ -1,0 +1,197 @@
+"""Reads the bodies of requests within the limits of the process; hashes large ones in a thread.
+
+A caller who only stalls gets 408, one who sends more than the process can hold gets 503. Reading a
+large JSON body takes up to a tenth of a second of CPU. That happens in a thread, one body at a
+time, so that other requests are served meanwhile.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from holdfast.core.policy import Policy
+from holdfast.errors import BodyTimeoutError, BodyTooLargeError, OverloadedError
+from holdfast.server.request_head import RequestHead
+from holdfast.server.request_thread import (
+    is_in_request_thread,
+    run_in_request_thread,
+    serving_thread,
+)
+from holdfast.server.response_buffer import Receive
+
+__all__ = ["LARGE_BODY_BYTES", "Disconnected", "RequestBodies", "RequestBody"]
+
+T = TypeVar("T")
+
+LARGE_BODY_BYTES: Final = 64 * 1024
+"""Larger bodies count against the memory limit and are hashed in a thread, one at a time."""
+
+# The rest of a refused body is read for this long: many clients read the response only when they
+# have sent everything, and closing while they send would destroy it.
+_LINGER_SECONDS: Final = 5.0
+_LINGER_IDLE_SECONDS: Final = 1.0
+
+
+class Disconnected(Exception):  # noqa: N818 - an event, not an error
+    """The client disconnected before its body was complete; nothing has been done."""
+
+
+class RequestBodies:
+    """The bodies that this process holds, of all tenants."""
+
+    def __init__(self, memory_bytes: int | None) -> None:
+        self._memory_bytes = memory_bytes
+        # Bytes of large bodies, by tenant; None before sign-in.
+        self._held: dict[str | None, int] = {}
+        self._lock = threading.Lock()
+        self._one_at_a_time = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        self._pid = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of all large bodies that are held now."""
+        return sum(self._held.values())
+
+    def hold(self, tenant: str | None, size: int) -> None:
+        """Count bytes of a large body. Raises ``OverloadedError`` where there is no space."""
+        with self._lock:
+            of_tenant = self._held.get(tenant, 0) + size
+            if self._memory_bytes is not None and (
+                self.held_bytes + size > self._memory_bytes or 2 * of_tenant > self._memory_bytes
+            ):
+                raise OverloadedError(
+                    "too many large bodies are being read; try again shortly", retry_after_seconds=1
+                )
+            self._held[tenant] = of_tenant
+
+    def release(self, tenant: str | None, size: int) -> None:
+        """Take bytes off the count."""
+        with self._lock:
+            left = self._held[tenant] - size
+            if left:
+                self._held[tenant] = left
+            else:
+                del self._held[tenant]
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """Run what reads a body of this size: a large one in a thread, one at a time."""
+        if size <= LARGE_BODY_BYTES:
+            return work()
+
+        def run_alone() -> T:
+            with self._one_at_a_time:
+                return work()
+
+        try:
+            serving_thread()
+        except LookupError:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread(), run_alone)
+        return await run_in_request_thread(run_alone)
+
+    def close(self) -> None:
+        """End the thread. Idempotent; it is started again when it is needed."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=False)
+
+    def _thread(self) -> ThreadPoolExecutor:
+        # A thread does not survive a fork: servers fork after the app is loaded.
+        if self._executor is None or self._pid != os.getpid():
+            self._executor = ThreadPoolExecutor(1, "holdfast-bodies")
+            self._pid = os.getpid()
+        return self._executor
+
+
+class RequestBody:
+    """The body of one request, read once, with limits on size, time and memory."""
+
+    __slots__ = ("_bodies", "_head", "_held", "_policy", "_receive", "_tenant", "is_complete")
+
+    def __init__(
+        self, receive: Receive, head: RequestHead, policy: Policy, bodies: RequestBodies
+    ) -> None:
+        self._receive = receive
+        self._head = head
+        self._policy = policy
+        self._bodies = bodies
+        self._held = 0
+        self._tenant: str | None = None
+        # Whether the client has sent all of it, or has disconnected.
+        self.is_complete = False
+
+    def check_declared_size(self) -> None:
+        """Raise ``BodyTooLargeError`` if the head says that the body is too large."""
+        declared = self._head.content_length
+        if declared is not None and declared > self._policy.max_body_bytes:
+            raise self._too_large()
+
+    async def read(self, tenant: str | None) -> bytes:
+        """Return the whole body. ``tenant`` is None if the caller has not signed in yet."""
+        self._tenant = tenant
+        if is_in_request_thread():  # without an event loop; the framework has read the body
+            return await self._read()
+        seconds = self._policy.body_deadline.total_seconds()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._read()
+        except TimeoutError:
+            raise BodyTimeoutError(f"the body was not complete after {seconds:g} seconds") from None
+
+    def release(self) -> None:
+        """Take the body off the count: it is not needed any more. Idempotent."""
+        if self._held:
+            self._bodies.release(self._tenant, self._held)
+            self._held = 0
+
+    async def is_there(self) -> bool:
+        """Return whether the rest has arrived already. It is discarded."""
+        if not self.is_complete and not is_in_request_thread():
+            await self._discard(0.0, idle_seconds=None)
+        return self.is_complete
+
+    async def linger(self) -> None:
+        """Discard what the client still sends, for a few seconds."""
+        await self._discard(_LINGER_SECONDS, idle_seconds=_LINGER_IDLE_SECONDS)
+
+    async def _read(self) -> bytes:
+        limit = self._policy.max_body_bytes
+        parts: bytearray | None = None
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.is_complete = True
+                raise Disconnected
+            body: bytes = message.get("body", b"")
+            self.is_complete = not message.get("more_body", False)
+            size = len(body) if parts is None else len(parts) + len(body)
+            if size > limit:
+                raise self._too_large()
+            if size > LARGE_BODY_BYTES:
+                self._bodies.hold(self._tenant, size - self._held)
+                self._held = size
+            if parts is None:
+                if self.is_complete:
+                    return body
+                parts = bytearray(body)
+            else:
+                parts += body
+            if self.is_complete:
+                return bytes(parts)
+
+    async def _discard(self, seconds: float, *, idle_seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while not self.is_complete:
+                    async with asyncio.timeout(idle_seconds):
+                        message = await self._receive()
+                    self.is_complete = not message.get("more_body", False)
+        except TimeoutError:
+            pass
+
+    def _too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(f"the body may have at most {self._policy.max_body_bytes} bytes")

@@ -1,0 +1,1 @@
+"""Hostile clients, for tests of one's own server."""
