@@ -112,7 +112,7 @@ class Idempotency:
         self.epoch = CacheEpoch(
             store,
             clock,
-            self._forget_cached,
+            self.memory.clear,
             positions=cache if isinstance(cache, PositionCache) else None,
         )
         self.in_flight = SingleFlight(limits.waiting_per_tenant)
