@@ -19,6 +19,8 @@
     │   ├── FieldNotAllowedError           422
     │   ├── StaleActionError               422
     │   ├── RateLimitedError               429
+    │   ├── FeatureDisabledError           403  the endpoint is switched off
+    │   ├── RecordUnreadableError          500  the record of this key is damaged
     │   └── ServiceError                   code and status of the app's choice
     ├── StoreError                     the database
     │   ├── StoreUnavailableError          503
@@ -47,6 +49,7 @@
         ├── ConfigurationError
         │   └── MissingExtraError          also an ImportError: a package of an extra is missing
         ├── StreamingResponseError
+        ├── UnstoredWritesError            a handler has written and sent what is not stored
         ├── ResponseTooLargeError
         └── NoTransactionError
 
@@ -65,6 +68,7 @@ __all__ = [
     "DiskFullError",
     "EntryInvalidError",
     "EntryNotFoundError",
+    "FeatureDisabledError",
     "FieldNotAllowedError",
     "FileBusyError",
     "FileDamagedError",
@@ -89,6 +93,7 @@ __all__ = [
     "PayloadMismatchError",
     "QueueFullError",
     "RateLimitedError",
+    "RecordUnreadableError",
     "RequestError",
     "ResponseTooLargeError",
     "RetryLaterError",
@@ -100,6 +105,7 @@ __all__ = [
     "SupersededError",
     "TransitionError",
     "UnsentEntriesError",
+    "UnstoredWritesError",
     "UsageError",
     "VersionMismatchError",
     "VersionRequiredError",
@@ -222,6 +228,28 @@ class RateLimitedError(RequestError):
     kind = "rate_limited"
 
 
+class FeatureDisabledError(RequestError):
+    """The endpoint is switched off by a setting. Never stored."""
+
+    kind = "feature_disabled"
+
+
+class RecordUnreadableError(RequestError):
+    """The record of this key is damaged. Only requests with this key are refused.
+
+    ``reason`` may quote the row, so it goes to the log only.
+    """
+
+    kind = "record_unreadable"
+
+    def __init__(self, message: str, *, reason: str, record_id: tuple[str, str, str]) -> None:
+        super().__init__(message)
+        # What could not be read.
+        self.reason = reason
+        # Tenant, endpoint and key.
+        self.record_id = record_id
+
+
 class ServiceError(RequestError):
     """An error of the app, with its own code and status."""
 
@@ -251,13 +279,20 @@ class StoreUnavailableError(StoreError):
     """The store is down, or its circuit breaker is open. Nothing was committed.
 
     The message may name hosts, files and statements, so it goes to the log only; with
-    ``is_for_callers`` it also goes into the response.
+    ``is_for_callers`` it also goes into the response. ``reason`` is sent as ``details.reason``.
     """
 
     def __init__(
-        self, message: str, *, retry_after_seconds: float = 1.0, is_for_callers: bool = False
+        self,
+        message: str,
+        *,
+        retry_after_seconds: float = 1.0,
+        is_for_callers: bool = False,
+        reason: str = "unreachable",
     ) -> None:
         super().__init__(message)
+        # ``breaker_open``, ``unreachable``, ``outcome_unknown`` or ``record_changed``.
+        self.reason = reason
         # Sent as ``Retry-After``.
         self.retry_after_seconds = retry_after_seconds
         # Whether the message may be sent to callers; otherwise it is only logged.
@@ -382,6 +417,13 @@ class MissingExtraError(ConfigurationError, ImportError):
 
 class StreamingResponseError(UsageError):
     """A guarded handler streams its response, which cannot be stored for a replay."""
+
+
+class UnstoredWritesError(UsageError):
+    """A handler has written, and its response below 400 is not stored: a retry would write again.
+
+    Everything was rolled back.
+    """
 
 
 class ResponseTooLargeError(UsageError):

@@ -34,6 +34,7 @@ from holdfast.ports import (
     TransactionT_co,
 )
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
+from holdfast.server.disabled_endpoints import Disabled, disabled_check
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
 from holdfast.server.guarded_request import Principal
@@ -104,6 +105,7 @@ class Holdfast(Generic[TransactionT_co]):
         spans: Spans | None = None,
         faults: FaultPoints | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        disabled: Disabled = (),
     ) -> None:
         """Take a store or its URL. Nothing is opened before ``open`` or the first request.
 
@@ -111,6 +113,7 @@ class Holdfast(Generic[TransactionT_co]):
         or their own function. ``principal`` is a FastAPI dependency that returns the ``Principal``
         of the caller. With it, guarded handlers claim their key after the app's own dependencies
         have run. ``identify`` gets only the head of the request, and needs no framework.
+        ``disabled`` are names of endpoints that are switched off, or a function that gets a name.
         ``tenants=SINGLE_TENANT`` says that callers are not kept apart: all share one tenant.
         """
         if tenants is not None and not (principal is None and identify is None):
@@ -152,6 +155,7 @@ class Holdfast(Generic[TransactionT_co]):
             memory_bytes=memory_bytes,
             breaker=breaker,
             faults=faults,
+            is_disabled=disabled_check(disabled),
         )
         self._sweeper = Sweeper(
             self.store, self.clock, self.metrics, every_seconds=sweep_every_seconds

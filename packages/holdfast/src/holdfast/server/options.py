@@ -10,6 +10,7 @@ from holdfast.core.tenants import SingleTenant
 from holdfast.observability.traces import Spans
 from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache
 from holdfast.server.asgi import RateLimiter
+from holdfast.server.disabled_endpoints import Disabled
 from holdfast.server.request_head import Identify
 
 __all__ = ["HoldfastOptions"]
@@ -33,3 +34,4 @@ class HoldfastOptions(TypedDict, total=False):
     spans: Spans | None
     faults: FaultPoints | None
     max_payload_bytes: int
+    disabled: Disabled

@@ -7,12 +7,26 @@ from holdfast.core.idempotency_record import Response
 from holdfast.errors import ResponseTooLargeError, StreamingResponseError, UsageError
 from holdfast.server.request_head import RequestHead
 
-__all__ = ["Message", "Receive", "ResponseBuffer", "ResponseDiscarded", "Send", "send_response"]
+__all__ = [
+    "ADDED_HEADERS",
+    "Message",
+    "Receive",
+    "ResponseBuffer",
+    "ResponseDiscarded",
+    "Send",
+    "send_response",
+]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+# Set here; another value of the app's would be a second one.
+_OWN_HEADERS: Final = frozenset({b"content-length", b"x-request-id", b"x-correlation-id"})
+# What the guard adds to the response of a handler.
+ADDED_HEADERS: Final = frozenset(
+    {b"x-request-id", b"x-correlation-id", b"ratelimit", b"ratelimit-policy"}
+)
 # RFC 9110 §8.6: these carry no Content-Length.
 _WITHOUT_BODY: Final = frozenset({204, 304})
 
@@ -134,12 +148,9 @@ async def send_response(
     extra_headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
     """Send a response with the ids of this request."""
-    headers = [
-        pair
-        for pair in response.headers
-        if pair[0] not in (b"content-length", b"x-request-id", b"x-correlation-id")
-    ]
+    headers = [pair for pair in response.headers if pair[0] not in _OWN_HEADERS]
     headers += extra_headers
+    headers += head.limit_headers
     if response.body or response.status not in _WITHOUT_BODY:
         headers.append((b"content-length", str(len(response.body)).encode()))
     headers += (

@@ -42,7 +42,7 @@ from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.parameters import named_parameters
 from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literal
 from holdfast.stores.psycopg_message import can_send_messages, send_message
-from holdfast.stores.rows import audit_values, finish_values, record_of
+from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.rows import record_values, to_text
 
@@ -377,11 +377,26 @@ class DjangoUnit:
                 if "no such table" not in str(error):
                     self.undo()
                     raise
+            # Rows that the connection has changed since it was opened, without those of the view.
+            self._changes_before = self.transaction.connection.total_changes
 
     @property
     def statements(self) -> DjangoStatements:
         """The same transaction, for Holdfast's statements."""
         return DjangoStatements(self._store)
+
+    async def has_written(self) -> bool:
+        """Return whether the view has written."""
+        found: bool = await self._store.in_thread(self._has_written)
+        return found
+
+    def _has_written(self) -> bool:
+        connection = self.transaction
+        if connection.needs_rollback:
+            return True
+        if self._store.is_sqlite:
+            return bool(connection.connection.total_changes != self._changes_before)
+        return bool(self._store.run(HAS_WRITTEN)[0][0][0])
 
     async def keep_alive(self) -> None:
         """Do nothing: requests, not jobs, use this store."""
