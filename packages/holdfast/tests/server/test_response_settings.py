@@ -12,11 +12,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.testclient import TestClient
 
 from holdfast import SINGLE_TENANT, ErrorFormat, Holdfast, Policy
+from holdfast.clock import SystemClock
 from holdfast.core.error_formats import ProblemFormat
 from holdfast.core.fingerprint import FingerprintInput, short_hash
 from holdfast.errors import BodyInvalidError, ConfigurationError, UsageError
 from holdfast.observability.metrics import PrometheusMetrics
+from holdfast.ports import RecordQuery
 from holdfast.server.rate_limits import LimitsRateLimiter
+from holdfast.server.record_removal import RecordRemoval
 from packages.holdfast.tests.support.harness import HeldClock, open_lab
 
 
@@ -184,8 +187,17 @@ async def test_a_damaged_record_is_one_error_of_its_key_only(
             assert refused.status_code == 500
             assert refused.json()["code"] == "idempotency.record_unreadable"
             assert refused.json()["detail"].startswith("the stored response of this key cannot")
-        assert (await lab.send("another")).status_code == 201
-        assert len(lab.runs) == 2
+        # An operator sees it and can remove it.
+        [listed] = await lab.holdfast.store.records(RecordQuery())
+        assert (listed.id.key, listed.status, list(listed.headers)) == (
+            "the-key",
+            0,
+            ["unreadable"],
+        )
+        removal = RecordRemoval(lab.holdfast.store, SystemClock())
+        assert await removal.remove(listed.id, actor="op", reason="damaged") is not None
+        assert (await lab.send("the-key")).status_code == 201
+        assert len(lab.runs) == await lab.effects() == 2
         [line, *_] = [
             r for r in caplog.records if r.getMessage() == "a stored record cannot be read"
         ]

@@ -42,7 +42,7 @@ from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.parameters import named_parameters
 from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literal
 from holdfast.stores.psycopg_message import can_send_messages, send_message
-from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, record_of
+from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.rows import record_values, to_text
 
@@ -211,7 +211,7 @@ class DjangoStore:
             more = ("after_tenant", "after_endpoint", "after_key", "limit")
             values = dict(zip((*names, *more), values, strict=True))
         rows = await self.in_thread(lambda: self.run(self.sql["list_records"], values)[0])
-        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+        return [listed_record(row) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""

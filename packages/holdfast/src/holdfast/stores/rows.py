@@ -9,7 +9,14 @@ import msgspec
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
 from holdfast.errors import RecordUnreadableError
 
-__all__ = ["HAS_WRITTEN", "audit_values", "encode_headers", "finish_values", "record_of"]
+__all__ = [
+    "HAS_WRITTEN",
+    "audit_values",
+    "encode_headers",
+    "finish_values",
+    "listed_record",
+    "record_of",
+]
 
 # PostgreSQL gives a transaction its number with its first write.
 HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL AS written"
@@ -44,6 +51,36 @@ def record_of(record_id: RecordId, row: Sequence[Any]) -> Record:
             record_id=record_id,
         ) from error
     return record
+
+
+def listed_record(row: Sequence[Any]) -> Record:
+    """Build a record from a row of ``list_records``, for operators.
+
+    A damaged one has status 0 and the reason in its headers, so that it can be seen and removed.
+    """
+    record_id = RecordId(row[0], row[1], row[2])
+    try:
+        return record_of(record_id, row[3:])
+    except RecordUnreadableError as error:
+        return Record(
+            id=record_id,
+            fingerprint=RequestFingerprint(str(row[3]), str(row[4])),
+            status=0,
+            headers={"unreadable": error.reason},
+            body=b"",
+            request_id=str(row[8]),
+            correlation_id=str(row[9]),
+            created_at=_instant_or_epoch(row[11]),
+            expires_at=_instant_or_epoch(row[12]),
+        )
+
+
+def _instant_or_epoch(value: Any) -> datetime:
+    try:
+        found = datetime.fromisoformat(value) if isinstance(value, str) else value.astimezone(UTC)
+        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    except (AttributeError, ValueError):
+        return datetime.fromtimestamp(0, UTC)
 
 
 def _record(record_id: RecordId, row: Sequence[Any]) -> Record:

@@ -52,7 +52,7 @@ from holdfast.stores.postgres.params import (
     rows_changed,
     text_literal,
 )
-from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, record_of
+from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
     SUPERSEDED_STATES,
@@ -347,7 +347,7 @@ class SqlAlchemyStore:
         if self.is_sqlite:
             values = dict(zip(_LIST_NAMES, values, strict=True))
         rows = await self._fetch(self._sql["list_records"], values)
-        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+        return [listed_record(row) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""

@@ -41,7 +41,7 @@ from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.postgres.params import positional
 from holdfast.stores.psycopg_message import can_begin
 from holdfast.stores.pyformat import to_pyformat
-from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, record_of
+from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
     SUPERSEDED_STATES,
@@ -278,7 +278,7 @@ class SqlAlchemySyncStore:
         rows = await self._read(
             lambda connection: self.run(connection, self._sql["list_records"], values).all()
         )
-        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+        return [listed_record(row) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""

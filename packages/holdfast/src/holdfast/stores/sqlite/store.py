@@ -19,7 +19,7 @@ from holdfast.stores.migrations import (
     load_migrations,
     run_steps,
 )
-from holdfast.stores.rows import record_of
+from holdfast.stores.rows import listed_record
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.connection_thread import ConnectionThread
 from holdfast.stores.sqlite.group_commit import Writer
@@ -176,7 +176,7 @@ class SqliteStore:
             "after_key": after[3] if after else None,
         }
         rows = await self._read(lambda db: db.execute(self._sql["list_records"], values).fetchall())
-        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+        return [listed_record(row) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""
