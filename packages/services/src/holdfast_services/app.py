@@ -113,7 +113,8 @@ def create_app(
         extend_router(app.router, _service_router(service.package, holdfast, settings))
     extend_router(app.router, health.router(holdfast, metrics), pages.router(services, app.version))
     holdfast.install(app)
-    _refuse_unknown_endpoints(holdfast, settings)
+    if not only:
+        _refuse_unknown_endpoints(holdfast, settings)
     app.add_middleware(ErrorMiddleware, problem_format=settings.problem_format)
     return app
 
