@@ -96,7 +96,9 @@ async def open_shop(
     database = "sqlite" if kind.endswith("sqlite") else "postgresql"
     url = await fresh_database(request, tmp_path, database)
     async with opened(kind, url) as store:
-        holdfast = Holdfast(store, policy=policy, tenants=SINGLE_TENANT, sweep_every_seconds=None)
+        holdfast = Holdfast(
+            store, policy=policy, tenants=SINGLE_TENANT, sweep_every_seconds=None, memory_bytes=0
+        )
         shop = Shop(holdfast)
         app = holdfast.wrap(shop)
         await holdfast.open()
@@ -141,6 +143,14 @@ async def test_redirects_on_every_store(
         assert again.headers["idempotency-replayed"] == "true"
         assert again.headers["location"] == "/login"
         assert (shop.runs - before, await shop.effects()) == (1, 1)
+        # A damaged record is an error of each request with its key, and holds no connection.
+        await shop.holdfast.store.write(
+            "UPDATE holdfast_idempotency_records SET response_headers = '{\"etag\": 5}'"
+        )
+        for _ in range(20):
+            assert (await post(client)).json()["code"] == "idempotency.record_unreadable"
+        other = await client.post("/orders", headers={"Idempotency-Key": "k2"})
+        assert (other.status_code, await shop.effects()) == (303, 2)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
