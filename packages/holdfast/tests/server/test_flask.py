@@ -661,7 +661,8 @@ def test_redirect_to_sign_in_frees_the_key_and_a_redirect_after_a_write_is_store
     shop: Shop,
 ) -> None:
     app, guard = shop
-    LoginManager(app).login_view = "/enter"
+    manager = LoginManager(app)
+    manager.login_view = "/enter"
     by_header = lambda: Principal(request.headers.get("X-Name", "anyone"), "x")  # noqa: E731
     policy = Policy(redirects_stored={302}, key_header="X-Key", replay_headers=("x-mood",))
 
@@ -669,7 +670,7 @@ def test_redirect_to_sign_in_frees_the_key_and_a_redirect_after_a_write_is_store
     @guard("forms", policy=policy, principal=by_header)  # above the decorator: a common mistake
     def form() -> Any:
         if "X-Sign-In" not in request.headers:
-            return app.login_manager.unauthorized()
+            return manager.unauthorized()
         if "no_store" in request.args:
             guard.execution.no_store()
             return "not now"
@@ -691,4 +692,4 @@ def test_redirect_to_sign_in_frees_the_key_and_a_redirect_after_a_write_is_store
         unstored = client.post("/forms?no_store", headers=done | {"X-Key": "k2"})
         assert (unstored.text, is_replay(unstored)) == ("not now", False)
     joined = client.post("/forms", headers=done | {"X-Key": "one,two"})
-    assert (joined.status_code, joined.json["code"]) == (400, "idempotency.key_invalid")
+    assert (joined.status_code, joined.get_json()["code"]) == (400, "idempotency.key_invalid")

@@ -257,9 +257,10 @@ def test_patterns_name_disabled_endpoints(database: str) -> None:
     holdfast = Holdfast(database, tenants=SINGLE_TENANT, disabled=["POST /ord*"])
     with TestClient(app_of(holdfast, nothing)) as client:
         assert post(client).status_code == 403
-    for wrong in ("orders", [""], [1]):
+    wrongs: list[Any] = ["orders", [""], [1]]
+    for wrong in wrongs:
         with pytest.raises(ConfigurationError, match="must be a list of endpoints"):
-            Holdfast(database, tenants=SINGLE_TENANT, disabled=wrong)  # type: ignore[arg-type]
+            Holdfast(database, tenants=SINGLE_TENANT, disabled=wrong)
 
 
 # -- help pages, OpenAPI ------------------------------------------------------------------------
