@@ -140,6 +140,8 @@ class GuardMiddleware:
         self._identify = identify
         self._metrics = metrics
         self._limiter = limiter
+        # Looked up once: the check of a protocol takes longer than a hit.
+        self._quotas = limiter if isinstance(limiter, QuotaReporter) else None
         self._spans = spans
         self._error_format = error_format
 
@@ -289,9 +291,7 @@ class GuardMiddleware:
         policy = match.policy
         head.principal = principal
         if policy.rate_limit is not None and self._limiter is not None:
-            wait = await _count(
-                self._limiter, policy.rate_limit, principal.tenant, match.endpoint, head
-            )
+            wait = await self._count(policy.rate_limit, principal.tenant, match.endpoint, head)
             if wait is not None:
                 self._metrics.outcome(match.endpoint, "limited")
                 raise RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
@@ -313,6 +313,17 @@ class GuardMiddleware:
             path=head.path,
         )
         return request
+
+    async def _count(
+        self, limit: str, tenant: str, endpoint: str, head: RequestHead
+    ) -> float | None:
+        """Count a request and set the headers that say how many are left."""
+        if self._quotas is not None:
+            counted = await self._quotas.count(limit, tenant, endpoint)
+            head.limit_headers = counted.headers
+            return counted.wait_seconds
+        assert self._limiter is not None  # noqa: S101 - the caller has checked
+        return await self._limiter.seconds_to_wait(limit, tenant, endpoint)
 
     async def _run_app(  # noqa: PLR0917 - an ASGI call and what was parsed from it
         self,
@@ -476,17 +487,6 @@ def _key_or_text(keys: list[bytes], policy: Policy) -> str:
         return parse_key(keys, policy.key_format) or ""
     except KeyInvalidError:
         return keys[0].decode("latin-1")
-
-
-async def _count(
-    limiter: RateLimiter, limit: str, tenant: str, endpoint: str, head: RequestHead
-) -> float | None:
-    """Count a request and set the headers that say how many are left."""
-    if not isinstance(limiter, QuotaReporter):
-        return await limiter.seconds_to_wait(limit, tenant, endpoint)
-    counted = await limiter.count(limit, tenant, endpoint)
-    head.limit_headers = counted.headers
-    return counted.wait_seconds
 
 
 def _own_fingerprint(policy: Policy, head: RequestHead, body: bytes) -> str:

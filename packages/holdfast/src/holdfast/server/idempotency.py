@@ -355,7 +355,8 @@ class Idempotency:
         if is_error and (not execution.writes_kept_on_error or response.status >= 500):  # noqa: PLR2004
             return await self._conclude_error(execution, response)
         ttl = _ttl(execution, response)
-        if not is_error and await _frees_the_key(execution, response, ttl):
+        may_be_free = ttl is None or response.status >= 300  # noqa: PLR2004 - the first redirect
+        if not is_error and may_be_free and await _frees_the_key(execution, response, ttl):
             return await self._conclude_unstored(execution, response), None
         record = self._record(request, response, ttl)
         audit = None if is_error else self._audit_event(execution, response, record)
@@ -633,17 +634,14 @@ def _ttl(execution: Execution, response: Response) -> timedelta | None:
 
 
 async def _frees_the_key(execution: Execution, response: Response, ttl: timedelta | None) -> bool:
-    """Return whether a response below 400 is not stored, and a retry may run the handler."""
+    """Return whether a redirect, or a success without a TTL, is not stored, and frees the key."""
     request = execution.request
     if request.record_id is None or execution.writes_kept_on_error:
         return False
     if ttl is None:
         return True
-    return (
-        response.status >= 300  # noqa: PLR2004 - the first redirect
-        and leads_to_sign_in(response, request.policy, request.path)
-        and not await _has_written(execution)
-    )
+    is_sign_in = leads_to_sign_in(response, request.policy, request.path)
+    return is_sign_in and not await _has_written(execution)
 
 
 async def _has_written(execution: Execution) -> bool:
