@@ -55,16 +55,40 @@ def check_limit(text: str) -> None:
     _parse(text)
 
 
-class Counted(NamedTuple):
+class Counted:
     """A counted request."""
 
-    # None if the request may pass, else the seconds until it may.
-    wait_seconds: float | None
-    # ``RateLimit-Policy`` and ``RateLimit``; empty while the counter fails.
-    headers: tuple[tuple[bytes, bytes], ...]
+    __slots__ = ("_hits", "_parsed", "wait_seconds")
+
+    def __init__(self, parsed: tuple["_Limit", ...], hits: Sequence["_Hit"]) -> None:
+        self._parsed = parsed
+        self._hits = hits
+        # None if the request may pass, else the seconds until it may.
+        self.wait_seconds: float | None = None
+        for hit in hits:
+            if hit.wait_seconds is not None:
+                self.wait_seconds = max(hit.wait_seconds, self.wait_seconds or 0.0)
+
+    @property
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """``RateLimit-Policy`` and ``RateLimit``; empty while the counter fails.
+
+        Those of draft-ietf-httpapi-ratelimit-headers: lists of structured fields (RFC 9651), with
+        a quoted name for each limit.
+        """
+        if not self._hits:
+            return ()
+        states = ", ".join(
+            [
+                f'"{one.name}";r={max(hit.remaining, 0)};t={max(ceil(hit.reset_seconds), 0)}'
+                for one, hit in zip(self._parsed, self._hits, strict=True)
+            ]
+        )
+        policy = b", ".join([one.policy for one in self._parsed])
+        return (b"ratelimit-policy", policy), (b"ratelimit", states.encode())
 
 
-_UNCOUNTED: Final = Counted(None, ())
+_UNCOUNTED: Final = Counted((), ())
 
 
 class LimitsRateLimiter:
@@ -115,8 +139,7 @@ class LimitsRateLimiter:
                 _PAUSE_SECONDS,
             )
             return _UNCOUNTED
-        waits = [hit.wait_seconds for hit in hits if hit.wait_seconds is not None]
-        return Counted(max(waits, default=None), _headers(parsed, hits))
+        return Counted(parsed, hits)
 
     async def close(self) -> None:
         """Close the file or the connection."""
@@ -133,6 +156,8 @@ class _Limit:
     span_seconds: float
     # In the headers of responses, e.g. ``50-per-minute``.
     name: str
+    # Its member of ``RateLimit-Policy``.
+    policy: bytes
 
 
 class _Hit(NamedTuple):
@@ -153,32 +178,18 @@ def _parse(text: str) -> tuple[_Limit, ...]:
         raise ConfigurationError(
             f'"{text}" is not a rate limit; write for example 50/minute or 5/second;100/hour'
         )
-    return tuple(
-        _Limit(item, repr(item), item.amount, item.get_expiry(), _name(item)) for item in items
-    )
+    return tuple(map(_limit, items))
+
+
+def _limit(item: limits.RateLimitItem) -> _Limit:
+    span, name = item.get_expiry(), _name(item)
+    policy = f'"{name}";q={item.amount};w={ceil(span)}'.encode()
+    return _Limit(item, repr(item), item.amount, span, name, policy)
 
 
 def _name(item: limits.RateLimitItem) -> str:
     several = f"{item.multiples}-" if item.multiples > 1 else ""
     return f"{item.amount}-per-{several}{item.GRANULARITY.name}"
-
-
-def _headers(
-    parsed: Sequence[_Limit], hits: Sequence[_Hit]
-) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
-    """Return the headers of draft-ietf-httpapi-ratelimit-headers: quota and window, what is left.
-
-    Both are lists of structured fields (RFC 9651) with a quoted name for each limit.
-    """
-    policies = (f'"{one.name}";q={one.amount};w={ceil(one.span_seconds)}' for one in parsed)
-    states = (
-        f'"{one.name}";r={max(hit.remaining, 0)};t={max(ceil(hit.reset_seconds), 0)}'
-        for one, hit in zip(parsed, hits, strict=True)
-    )
-    return (
-        (b"ratelimit-policy", ", ".join(policies).encode()),
-        (b"ratelimit", ", ".join(states).encode()),
-    )
 
 
 class _Windows(Protocol):
