@@ -208,3 +208,27 @@ async def test_a_path_that_ends_in_a_newline_is_not_the_route(
             assert (await client.get(path)).status_code == 404
         assert (await client.head("/healthz")).status_code == 200
         assert (await client.head("/readyz")).status_code == 200
+
+
+async def test_disabled_endpoint_and_pages_about_errors(serve: Serve, sqlite_url: str) -> None:
+    settings = {
+        "disabled_endpoints": "POST /api/v1/r*, tree.allocate",
+        "error_help_url": "https://help.example/#{code}",
+    }
+    async with serve(sqlite_url, **settings) as client:
+        headers = {"Idempotency-Key": str(uuid4())}
+        refused = await client.post(PATH, json=WALK, headers=headers)
+        assert (refused.status_code, refused.json()["code"]) == (403, "feature.disabled")
+        assert refused.json()["type"] == "https://help.example/#feature.disabled"
+        assert refused.headers["link"] == '<https://help.example/#feature.disabled>; rel="help"'
+        walk = await client.post("/tree/allocate", json={}, headers=headers)
+        assert (walk.status_code, walk.json()["error"]) == (403, "FEATURE_DISABLED")
+        missing = await client.get("/nowhere")
+        assert missing.json()["type"] == "https://help.example/#resource.not_found"
+
+
+def test_a_disabled_endpoint_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"there is no endpoint 'tree\.alocate'; there are"
+    ):
+        create_app(load_settings(jwt_secret=SECRET, disabled_endpoints="tree.alocate"))

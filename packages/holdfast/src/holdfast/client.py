@@ -27,6 +27,7 @@ with needs_extra("client"):
 import msgspec
 
 from holdfast.core.error_code import ERROR_HEADER, error_code
+from holdfast.core.keys import KEY_HEADER
 from holdfast.core.response_classification import BY_CODE, TryLater
 from holdfast.core.retry import CLIENT, RetryPolicy, is_transient, parse_retry_after
 from holdfast.errors import HoldfastError, UsageError
@@ -43,7 +44,6 @@ __all__ = [
 ]
 
 _METHODS_WITHOUT_KEY: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_KEY_HEADER: Final = "Idempotency-Key"
 
 Token = str | Callable[[], str | Awaitable[str]] | None
 
@@ -209,7 +209,9 @@ class _RetryLoop:
         max_seconds: float,
         jitter: Callable[[], float],
         monotonic: Callable[[], float],
+        key_header: str,
     ) -> None:
+        self._key_header = key_header
         self._retry = retry
         self._max_seconds = max_seconds
         self._jitter = jitter
@@ -218,7 +220,7 @@ class _RetryLoop:
     def steps(self, request: httpx.Request, key: str | None) -> _Steps:
         """Send until there is a final response. Raises ``GaveUpError`` if there is none."""
         if key is not None:
-            request.headers[_KEY_HEADER] = key
+            request.headers[self._key_header] = key
         deadline = self._monotonic() + self._max_seconds
         attempt = 0
         while True:
@@ -256,8 +258,9 @@ class Client:
     """A blocking client for guarded services.
 
     ``token`` is a bearer token or a function that returns one; the function is called for every
-    attempt. ``max_seconds`` limits the time from the first attempt to the last. Other options are
-    those of ``httpx.Client``.
+    attempt. ``max_seconds`` limits the time from the first attempt to the last. ``key_header`` is
+    the server's, if it has another than ``Idempotency-Key``. Other options are those of
+    ``httpx.Client``.
     """
 
     def __init__(
@@ -267,13 +270,14 @@ class Client:
         token: Token = None,
         retry: RetryPolicy = CLIENT,
         max_seconds: float = 60.0,
+        key_header: str = KEY_HEADER,
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
         **options: Unpack[ClientOptions],
     ) -> None:
         _check_options(options)
         self._token = token
-        self._retry_loop = _RetryLoop(retry, max_seconds, jitter, time.monotonic)
+        self._retry_loop = _RetryLoop(retry, max_seconds, jitter, time.monotonic, key_header)
         self._sleep = sleep
         self._http = httpx.Client(base_url=base_url, **options)
 
@@ -362,13 +366,14 @@ class AsyncClient:
         token: Token = None,
         retry: RetryPolicy = CLIENT,
         max_seconds: float = 60.0,
+        key_header: str = KEY_HEADER,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
         **options: Unpack[ClientOptions],
     ) -> None:
         _check_options(options)
         self._token = token
-        self._retry_loop = _RetryLoop(retry, max_seconds, jitter, time.monotonic)
+        self._retry_loop = _RetryLoop(retry, max_seconds, jitter, time.monotonic, key_header)
         self._sleep = sleep
         self._http = httpx.AsyncClient(base_url=base_url, **options)
 

@@ -22,6 +22,8 @@
     │   ├── RateLimitedError               429
     │   ├── QuotaExceededError             429
     │   ├── OverloadedError                503
+    │   ├── FeatureDisabledError           403  the endpoint is switched off
+    │   ├── RecordUnreadableError          500  the record of this key is damaged
     │   └── ServiceError                   code and status of the app's choice
     ├── StoreError                     the database
     │   ├── StoreUnavailableError          503
@@ -51,6 +53,7 @@
         │   └── MissingExtraError          also an ImportError: a package of an extra is missing
         ├── PrincipalInvalidError          also a ValueError: a caller without tenant or actor
         ├── StreamingResponseError
+        ├── UnstoredWritesError            a handler has written and sent what is not stored
         ├── ResponseTooLargeError
         └── NoTransactionError
 
@@ -70,6 +73,7 @@ __all__ = [
     "DiskFullError",
     "EntryInvalidError",
     "EntryNotFoundError",
+    "FeatureDisabledError",
     "FieldNotAllowedError",
     "FileBusyError",
     "FileDamagedError",
@@ -97,6 +101,7 @@ __all__ = [
     "QueueFullError",
     "QuotaExceededError",
     "RateLimitedError",
+    "RecordUnreadableError",
     "RequestError",
     "ResponseTooLargeError",
     "RetryLaterError",
@@ -108,6 +113,7 @@ __all__ = [
     "SupersededError",
     "TransitionError",
     "UnsentEntriesError",
+    "UnstoredWritesError",
     "UsageError",
     "VersionMismatchError",
     "VersionRequiredError",
@@ -248,6 +254,28 @@ class OverloadedError(RequestError):
     kind = "overloaded"
 
 
+class FeatureDisabledError(RequestError):
+    """The endpoint is switched off by a setting. Never stored."""
+
+    kind = "feature_disabled"
+
+
+class RecordUnreadableError(RequestError):
+    """The record of this key is damaged. Only requests with this key are refused.
+
+    ``reason`` may quote the row, so it goes to the log only.
+    """
+
+    kind = "record_unreadable"
+
+    def __init__(self, message: str, *, reason: str, record_id: tuple[str, str, str]) -> None:
+        super().__init__(message)
+        # What could not be read.
+        self.reason = reason
+        # Tenant, endpoint and key.
+        self.record_id = record_id
+
+
 class ServiceError(RequestError):
     """An error of the app, with its own code and status."""
 
@@ -277,8 +305,8 @@ class StoreUnavailableError(StoreError):
     """The store is down, or its circuit breaker is open. Nothing was committed.
 
     The message may name hosts, files and statements, so it goes to the log only; with
-    ``is_for_callers`` it also goes into the response. ``is_outage`` is False if the database has
-    responded, with an error of one statement.
+    ``is_for_callers`` it also goes into the response. ``reason`` is sent as ``details.reason``.
+    ``is_outage`` is False if the database has responded, with an error of one statement.
     """
 
     def __init__(
@@ -288,8 +316,11 @@ class StoreUnavailableError(StoreError):
         retry_after_seconds: float = 1.0,
         is_for_callers: bool = False,
         is_outage: bool = True,
+        reason: str = "unreachable",
     ) -> None:
         super().__init__(message)
+        # ``breaker_open``, ``unreachable``, ``outcome_unknown`` or ``record_changed``.
+        self.reason = reason
         # Sent as ``Retry-After``.
         self.retry_after_seconds = retry_after_seconds
         # Whether the message may be sent to callers; otherwise it is only logged.
@@ -420,6 +451,13 @@ class PrincipalInvalidError(UsageError, ValueError):
 
 class StreamingResponseError(UsageError):
     """A guarded handler streams its response, which cannot be stored for a replay."""
+
+
+class UnstoredWritesError(UsageError):
+    """A handler has written, and its response below 400 is not stored: a retry would write again.
+
+    Everything was rolled back.
+    """
 
 
 class ResponseTooLargeError(UsageError):

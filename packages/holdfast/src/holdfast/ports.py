@@ -14,6 +14,7 @@ from holdfast.core.table_names import TableNames
 from holdfast.core.tenants import ALL_TENANTS, TenantFilter, tenant_or_none
 
 __all__ = [
+    "BreakerMetrics",
     "Claim",
     "Claimed",
     "Clock",
@@ -74,6 +75,7 @@ Outcome = Literal[
     "rolled_back",
     "stale",
     "refused",
+    "limited",
     "unavailable",
 ]
 
@@ -136,6 +138,9 @@ class UnitOfWork(Protocol[TransactionT_co]):
 
     async def rollback(self) -> None:
         """Roll back. Never raises: if the rollback fails, the connection is closed."""
+
+    async def has_written(self) -> bool:
+        """Return whether the handler has written. Decides about responses that are not stored."""
 
     async def keep_alive(self) -> None:
         """Keep the database from ending an idle transaction. Never raises."""
@@ -448,6 +453,17 @@ class StoreMetrics(Protocol):
 
     def commit_failed(self, of: Literal["request", "job"], failure: CommitFailure) -> None:
         """Count a commit that the database refused, or whose outcome is unknown."""
+
+
+@runtime_checkable
+class BreakerMetrics(Protocol):
+    """Is called when the circuit breaker of the store changes; must not raise or block.
+
+    Optional: a ``Metrics`` object that has this method gets the calls.
+    """
+
+    def breaker_changed(self, *, is_open: bool) -> None:
+        """Count that the breaker has opened, or note that it is closed again."""
 
 
 @runtime_checkable

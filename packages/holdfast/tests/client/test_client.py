@@ -116,6 +116,14 @@ def test_given_key_is_sent(client: Client, service: Service) -> None:
     assert service.seen[0]["idempotency-key"] == key
 
 
+def test_key_is_sent_in_the_header_that_the_server_names(service: Service) -> None:
+    service.script = [OK]
+    with Client(service.url, key_header="X-Shop-Key") as client:
+        client.post("/things", json={}, key="my-key")
+    assert service.seen[0]["x-shop-key"] == "my-key"
+    assert "idempotency-key" not in service.seen[0]
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422, 428])
 def test_client_error_is_not_retried(client: Client, service: Service, status: int) -> None:
     service.script = [(status, {}, {"code": "some.code"})]

@@ -70,8 +70,11 @@ def test_empty_value_is_rejected(value, key_format):
         b'"',
         b'"abc',
         b'"abc"def',
-        b'"abc";q=1',
         b'"abc" ; q=1',
+        b'"abc";',
+        b'"abc";Q=1',
+        b'"abc";q=',
+        b'"abc";q="',
         b'"a"b"',
         rb'"a\b"',
         rb'"abc\"',
@@ -83,6 +86,18 @@ def test_empty_value_is_rejected(value, key_format):
 def test_malformed_quoted_string_is_rejected(value):
     with pytest.raises(KeyInvalidError, match="quoted"):
         parse_key([value], KeyFormat.OPAQUE)
+
+
+@pytest.mark.parametrize("key_format", BOTH)
+@pytest.mark.parametrize("parameters", [";q=1", "; a;b=?0", ';a="x;y";b=:aGk=:;c=to/ken;d=-1.5'])
+def test_parameters_after_a_quoted_key_are_ignored(parameters, key_format):
+    assert parse_key([f'"{UUID}"{parameters}'.encode()], key_format) == UUID
+
+
+def test_semicolon_of_a_bare_opaque_key_is_part_of_it():
+    assert parse_key([b"a;b=1"], KeyFormat.OPAQUE) == "a;b=1"
+    with pytest.raises(KeyInvalidError, match="two different"):
+        parse_key([b"a;b=1", b'"a";b=1'], KeyFormat.OPAQUE)
 
 
 def test_escapes_in_a_quoted_string_are_decoded():

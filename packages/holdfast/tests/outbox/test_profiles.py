@@ -115,12 +115,16 @@ def test_a_profile_decides_about_priority_keys_and_codes(tmp_path: Path) -> None
         name="shop",
         priorities={"order": 9},
         key_format=KeyFormat.OPAQUE,
+        key_header="X-Shop-Key",
         codes={"ALREADY_ORDERED": Done()},
     )
     with open_queue(tmp_path, shop) as queue:
         entry = queue.enqueue(order(profile="shop", key="my-key"))
         assert (entry.priority, entry.idempotency_key) == (9, "my-key")
-        report = drain(queue, "ada", Scripted([response(409, {"error": "ALREADY_ORDERED"})]))
+        server = Scripted([response(409, {"error": "ALREADY_ORDERED"})])
+        report = drain(queue, "ada", server)
+        assert server.requests[0].headers["X-Shop-Key"] == "my-key"
+        assert "Idempotency-Key" not in server.requests[0].headers
         assert (report.ended, report.succeeded) == (Ended.EMPTY, 1)
 
 

@@ -16,12 +16,14 @@ from packages.holdfast.tests.support import django_project  # first: it configur
 
 assert django_project
 
+from django.contrib.auth.decorators import login_required  # noqa: E402
 from django.contrib.auth.middleware import AuthenticationMiddleware  # noqa: E402
 from django.contrib.auth.models import Group, Permission, User  # noqa: E402
 from django.contrib.contenttypes.models import ContentType  # noqa: E402
 from django.core.cache import cache  # noqa: E402
 from django.db import IntegrityError, connections  # noqa: E402
 from django.http import FileResponse, HttpRequest, HttpResponse  # noqa: E402
+from django.shortcuts import redirect  # noqa: E402
 from django.test import AsyncClient, Client, TestCase, override_settings  # noqa: E402
 from django.test.client import MULTIPART_CONTENT  # noqa: E402
 from django.urls import include, path  # noqa: E402
@@ -34,7 +36,7 @@ from rest_framework.response import Response  # noqa: E402
 from rest_framework.routers import DefaultRouter  # noqa: E402
 
 from holdfast import SINGLE_TENANT, Policy  # noqa: E402
-from holdfast.django import guard, user_principal  # noqa: E402
+from holdfast.django import execution, guard, user_principal  # noqa: E402
 from holdfast.errors import (  # noqa: E402
     ConfigurationError,
     ResponseTooLargeError,
@@ -42,6 +44,7 @@ from holdfast.errors import (  # noqa: E402
     UsageError,
 )
 from holdfast.server.django_views import _django_response, django_holdfast  # noqa: E402
+from holdfast.server.rate_limits import LimitsRateLimiter  # noqa: E402
 from holdfast.server.sync_bridge import Served  # noqa: E402
 from packages.holdfast.tests.support.django_project import urls as views  # noqa: E402
 
@@ -777,3 +780,36 @@ def test_request_without_a_user_is_refused_unless_all_callers_share_a_tenant() -
         post(Client(), "/anyone", key())
     with override_settings(HOLDFAST={"TENANTS": SINGLE_TENANT}):
         assert post(Client(), "/anyone", key()).status_code == 200
+
+
+@csrf_exempt
+@guard("form", policy=Policy(redirects_stored={302}, rate_limit="99/hour"), principal=views.company)
+@login_required  # below the guard: a common mistake
+def form(request: HttpRequest) -> HttpResponse:
+    if "no_store" in request.GET:
+        execution().no_store()
+        return HttpResponse("not now")
+    if "read" not in request.GET:
+        views.write()
+    response: HttpResponse = redirect("/login" if "login" in request.GET else "/done")
+    return response
+
+
+class Forms:
+    urlpatterns = (path("form", form),)
+
+
+@override_settings(ROOT_URLCONF=Forms, HOLDFAST={"LIMITER": LimitsRateLimiter()})
+def test_redirect_to_sign_in_frees_the_key_and_a_redirect_after_a_write_is_stored() -> None:
+    again = key() | {"X-Company": "acme"}
+    refused = post(Client(), "/form", again)
+    assert (refused.status_code, refused.url) == (302, "/login?next=/form")
+    ann = signed_in()
+    first, replay = post(ann, "/form", again), post(ann, "/form", again)
+    assert (first.status_code, first.url, is_replay(first)) == (302, "/done", False)
+    assert (replay["Location"], is_replay(replay), Group.objects.count()) == ("/done", True, 1)
+    assert first.headers["RateLimit-Policy"] == '"99-per-hour";q=99;w=3600'
+    for query, is_stored in (("?login&read", False), ("?login", True), ("?no_store", False)):
+        again = key() | {"X-Company": "acme"}
+        responses = [post(ann, f"/form{query}", again) for _ in range(2)]
+        assert [is_replay(one) for one in responses] == [False, is_stored]

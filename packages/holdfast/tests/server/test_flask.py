@@ -11,7 +11,17 @@ from typing import Any
 
 import httpx
 import pytest
-from flask import Blueprint, Flask, Response, abort, g, request, send_file, stream_with_context
+from flask import (
+    Blueprint,
+    Flask,
+    Response,
+    abort,
+    g,
+    redirect,
+    request,
+    send_file,
+    stream_with_context,
+)
 from flask.testing import FlaskClient
 from flask.views import MethodView
 from flask_login import LoginManager, UserMixin, login_required, login_user, logout_user
@@ -846,3 +856,41 @@ def test_what_is_for_asgi_apps_is_refused_with_what_flask_needs(shop: Shop) -> N
     app.add_url_rule("/a", "a", holdfast.guard("a")(stream), methods=["POST"])
     with pytest.raises(ConfigurationError, match="FlaskGuard"):
         app.test_client().post("/a", headers=KEY)
+
+
+def test_redirect_to_sign_in_frees_the_key_and_a_redirect_after_a_write_is_stored(
+    shop: Shop,
+) -> None:
+    app, guard = shop
+    manager = LoginManager(app)
+    manager.login_view = "/enter"
+    by_header = lambda: Principal(request.headers.get("X-Name", "anyone"), "x")  # noqa: E731
+    policy = Policy(redirects_stored={302}, key_header="X-Key", replay_headers=("x-mood",))
+
+    @app.post("/forms")
+    @guard("forms", policy=policy, principal=by_header)  # above the decorator: a common mistake
+    def form() -> Any:
+        if "X-Sign-In" not in request.headers:
+            return manager.unauthorized()
+        if "no_store" in request.args:
+            guard.execution.no_store()
+            return "not now"
+        response = redirect(f"/orders/{write(guard)}")
+        response.headers["X-Mood"] = "glad"
+        return response
+
+    client, key, done = app.test_client(), {"X-Key": "k"}, {"X-Key": "k", "X-Sign-In": "1"}
+    signed_out = client.post("/forms", headers=key)
+    assert (signed_out.status_code, signed_out.location) == (302, "/enter?next=%2Fforms")
+    first, again = client.post("/forms", headers=done), client.post("/forms", headers=done)
+    assert (first.status_code, first.location, is_replay(first)) == (302, "/orders/1", False)
+    assert (again.location, again.headers["X-Mood"], is_replay(again)) == (
+        "/orders/1",
+        "glad",
+        True,
+    )
+    for _ in range(2):
+        unstored = client.post("/forms?no_store", headers=done | {"X-Key": "k2"})
+        assert (unstored.text, is_replay(unstored)) == ("not now", False)
+    joined = client.post("/forms", headers=done | {"X-Key": "one,two"})
+    assert (joined.status_code, joined.get_json()["code"]) == (400, "idempotency.key_invalid")

@@ -126,6 +126,18 @@ def test_an_error_response_rolls_the_writes_back(app: httpx.Client) -> None:
     assert counted(app)["orders"] == before
 
 
+def test_redirects_are_not_stored_and_never_undo_a_success_in_silence(app: httpx.Client) -> None:
+    before, again = counted(app), key("sign-in")
+    signed_out = app.post("/orders", json={"item": "s"}, headers=again)
+    assert (signed_out.status_code, signed_out.headers["location"]) == (302, "/login")
+    undone = app.post("/orders", json={"item": "s"}, headers=again | {"X-Do": "see-other"})
+    assert (undone.status_code, undone.json()["code"]) == (500, "server.internal")
+    assert counted(app) == before
+    done = app.post("/orders", json={"item": "s"}, headers=again | {"X-Do": ""})
+    assert (done.status_code, "idempotency-replayed" in done.headers) == (201, False)
+    assert counted(app)["orders"] == before["orders"] + 1
+
+
 def test_simultaneous_duplicates_have_one_effect_and_equal_responses(app: httpx.Client) -> None:
     before = counted(app)["orders"]
     for _ in range(5):

@@ -12,6 +12,7 @@ import pytest
 from holdfast import ErrorFormat, Policy
 from holdfast.core.breaker import Breaker
 from holdfast.errors import CommitUnknownError, StoreUnavailableError
+from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.server.guarded_request import Principal
 from holdfast.server.request_head import RequestHead
 from holdfast.testing.servers import RealPostgres
@@ -66,16 +67,28 @@ async def test_a_store_that_is_down_is_503_and_the_handler_does_not_run(
         assert await lab.effects() == 1
 
 
+def breaker_series(metrics: PrometheusMetrics) -> tuple[float | None, float | None]:
+    """Return the gauge and the counter of the breaker."""
+    read = metrics.registry.get_sample_value
+    return read("holdfast_breaker_open"), read("holdfast_breaker_opened_total")
+
+
 async def test_the_breaker_opens_after_failures_and_recovers(tmp_path: Path) -> None:
     clock = HeldClock()
     breaker = Breaker(failure_limit=3, open_seconds=30)
+    metrics = PrometheusMetrics()
     options: dict[str, Any] = {"clock": clock, "breaker": breaker, "memory_bytes": 0}
-    async with open_lab(f"sqlite:///{tmp_path}/lab.db", **options) as lab:
+    async with open_lab(f"sqlite:///{tmp_path}/lab.db", metrics=metrics, **options) as lab:
+        assert breaker_series(metrics) == (0, 0)
         lab.store.down = AWAY
         for _ in range(3):
-            assert (await lab.send()).headers["retry-after"] == "3"
+            unreachable = await lab.send()
+            assert unreachable.headers["retry-after"] == "3"
+            assert unreachable.json()["details"] == {"reason": "unreachable"}
         assert lab.store.calls["claim"] == 3
+        assert breaker_series(metrics) == (1, 1)
         refused = await lab.send()
+        assert refused.json()["details"] == {"reason": "breaker_open"}
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "30")
         assert lab.store.calls["claim"] == 3, "an open breaker calls the store no more"
         lab.store.down = None
@@ -87,10 +100,12 @@ async def test_the_breaker_opens_after_failures_and_recovers(tmp_path: Path) -> 
         lab.store.down = None
         assert (await lab.send()).status_code == 503, "a failed probe opens the breaker again"
         assert lab.store.calls["claim"] == 4
+        assert breaker_series(metrics) == (1, 1)
 
         clock.pass_by(seconds=30)
         assert (await lab.send()).status_code == 201
         assert lab.store.calls["claim"] == 5
+        assert breaker_series(metrics) == (0, 1)
         lab.store.down = AWAY
         for _ in range(2):
             assert (await lab.send("key-2")).headers["retry-after"] == "3"

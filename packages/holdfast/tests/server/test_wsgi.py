@@ -11,6 +11,7 @@ from werkzeug.wsgi import wrap_file
 
 from holdfast import SINGLE_TENANT, Holdfast, Policy, Principal, ServiceError
 from holdfast.errors import NotAuthenticatedError
+from holdfast.server.rate_limits import LimitsRateLimiter
 from holdfast.server.request_head import RequestHead
 from holdfast.server.wsgi import WsgiGuard
 
@@ -116,3 +117,41 @@ def test_file_is_read_where_the_server_would_send_it(tmp_path: Path) -> None:
 
 def test_other_operations_pass_through(guard: WsgiGuard) -> None:
     assert Client(guard).get("/orders/a").data == b"made "
+
+
+def test_redirects_own_key_header_and_limits(tmp_path: Path) -> None:
+    policy = Policy(key_header="X-Key", rate_limit="9/hour")
+    holdfast = Holdfast(
+        f"sqlite:///{tmp_path}/forms.db",
+        tenants=SINGLE_TENANT,
+        policy=policy,
+        limiter=LimitsRateLimiter(),
+        sweep_every_seconds=None,
+    )
+    holdfast.guard_path("POST", "/forms")
+    holdfast.guard_path("POST", "/stored", policy=policy.replace(redirects_stored={303}))
+    runs: list[str] = []
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        runs.append(environ["PATH_INFO"])
+        start_response("303 See Other", [("Location", environ["HTTP_X_TO"])])
+        return [b""]
+
+    guard = WsgiGuard(app, holdfast)
+    try:
+        client = Client(guard)
+        for path, to, times in (
+            ("/forms", "/done", 2),
+            ("/stored", "/login/", 2),  # nothing was written, so it asks to sign in
+            ("/stored", "/done", 1),
+        ):
+            runs.clear()
+            for _ in range(2):
+                response = client.post(path, headers={"X-Key": "k", "X-To": to})
+                assert (response.status_code, response.headers["Location"]) == (303, to)
+                assert response.headers["RateLimit-Policy"] == '"9-per-hour";q=9;w=3600'
+            assert runs == [path] * times
+        refused = client.post("/forms", headers={"X-Key": "one, two", "X-To": "/done"})
+        assert refused.status_code == 400
+    finally:
+        guard.close()

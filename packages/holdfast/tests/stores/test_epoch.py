@@ -33,9 +33,8 @@ from holdfast.stores.sqlalchemy import SqlAlchemyStore
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.backup import back_up
-from holdfast.testing.samples import NOW, a_record
+from holdfast.testing.samples import NOW, a_record, commit
 from holdfast.testing.servers import RealPostgres
-from holdfast.testing.store_contract import commit
 from packages.holdfast.tests.support.harness import HeldClock
 from packages.holdfast.tests.support.shop import CREATE, make_app
 

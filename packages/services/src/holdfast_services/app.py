@@ -17,6 +17,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.observability.noop import NullJobMetrics
 from holdfast.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store
+from holdfast.server.disabled_endpoints import unknown_names
 from holdfast.server.jwt_auth import JwtIdentify
 from holdfast.server.rate_limits import LimitsRateLimiter
 from holdfast.server.request_head import Identify, RequestHead
@@ -83,6 +84,8 @@ def create_app(
         metrics=metrics,
         clock=clock,
         faults=faults,
+        disabled=settings.disabled,
+        error_format=settings.problem_format,
     )
 
     register_jobs(holdfast, settings)
@@ -131,11 +134,24 @@ def create_app(
         ),
     )
     holdfast.install(app)
+    if not only:
+        _refuse_unknown_endpoints(holdfast, settings)
     if ports.is_set:
         app.add_middleware(OpsPortMiddleware, ports=ports)
-    app.add_middleware(ErrorMiddleware)
+    app.add_middleware(ErrorMiddleware, problem_format=settings.problem_format)
     app.add_middleware(SecurityHeadersMiddleware)
     return app
+
+
+def _refuse_unknown_endpoints(holdfast: Holdfast, settings: Settings) -> None:
+    """Raise ``ConfigurationError`` for a switched-off endpoint that does not exist."""
+    endpoints = [route.endpoint for route in holdfast.table().routes]
+    unknown = unknown_names(settings.disabled, endpoints)
+    if unknown:
+        raise ConfigurationError(
+            f"HOLDFAST_DISABLED_ENDPOINTS: there is no endpoint {unknown[0]!r}; there are "
+            f"{', '.join(sorted(endpoints))}"
+        )
 
 
 def _job_metrics(metrics: Metrics) -> JobMetrics:

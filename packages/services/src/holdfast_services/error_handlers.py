@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from holdfast import ErrorFormat
-from holdfast.core.error_formats import render_error
+from holdfast.core.error_formats import ErrorFormatter, render_error
 from holdfast.core.idempotency_record import Response as StoredResponse
 from holdfast.errors import BodyInvalidError, FieldNotAllowedError, RequestError, ServiceError
 from holdfast.server.request_head import RequestHead
@@ -67,8 +67,14 @@ class ErrorMiddleware:
     Sets ``scope["holdfast.error_format"]`` to the format of the service that has the path.
     """
 
-    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        app: Callable[..., Awaitable[None]],
+        *,
+        problem_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
+    ) -> None:
         self._app = app
+        self._problem_format = problem_format
 
     async def __call__(
         self,
@@ -81,7 +87,10 @@ class ErrorMiddleware:
             await self._app(scope, receive, send)
             return
         service = service_for_path(scope["path"])
-        scope["holdfast.error_format"] = service.error_format if service else ErrorFormat.PROBLEM
+        is_envelope = service is not None and service.error_format is ErrorFormat.ENVELOPE
+        scope["holdfast.error_format"] = (
+            ErrorFormat.ENVELOPE if is_envelope else self._problem_format
+        )
         if not scope["path"].isprintable():
             # Starlette's routes ignore a trailing newline. No path here contains one.
             scope["path"] = "/%"

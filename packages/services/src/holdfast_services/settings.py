@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from holdfast import Policy, Staleness
+from holdfast import ErrorFormat, Policy, Staleness
+from holdfast.core.error_formats import ProblemFormat
 from holdfast.errors import ConfigurationError
 from holdfast.server.limits import Limits
 from holdfast.server.rate_limits import check_limit
@@ -122,6 +123,14 @@ class Settings(SignInSettings, WalkSettings, StepSettings, PlanningSettings, Bas
     # Larger than the body's limit: responses repeat the request and add to it.
     max_response_bytes: Bytes = Field(2 * 1024 * 1024, description=_BYTES)
     ietf_statuses: bool = Field(default=False, description="true or false")
+    disabled_endpoints: str | None = Field(
+        None, description="names of endpoints with commas between them, such as tree.allocate"
+    )
+    error_help_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s<>\"]+$",
+        description="an address such as https://example.com/errors#{code}",
+    )
     shutdown_seconds: Seconds = Field(30.0, description=_SECONDS)
 
     # What one process holds for its callers.
@@ -219,6 +228,19 @@ class Settings(SignInSettings, WalkSettings, StepSettings, PlanningSettings, Bas
         if alias is not None and "routes_success_ttl_hours" not in self.model_fields_set:
             self.routes_success_ttl_hours = alias
         return self
+
+    @property
+    def disabled(self) -> list[str]:
+        """The endpoints that are switched off."""
+        names = (self.disabled_endpoints or "").split(",")
+        return [name.strip() for name in names if name.strip()]
+
+    @property
+    def problem_format(self) -> ErrorFormat | ProblemFormat:
+        """The format of errors of all services but walk."""
+        if self.error_help_url is None:
+            return ErrorFormat.PROBLEM
+        return ProblemFormat(self.error_help_url)
 
     @property
     def _ttl_shorter_than_staleness(self) -> bool:

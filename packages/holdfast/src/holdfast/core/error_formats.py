@@ -1,12 +1,14 @@
 """Error codes and how errors become responses: two built-in formats, or the app's own."""
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from inspect import iscoroutinefunction
 from math import ceil
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -20,6 +22,7 @@ __all__ = [
     "ErrorFormat",
     "ErrorFormatter",
     "ErrorInfo",
+    "ProblemFormat",
     "check_error_format",
     "render_error",
 ]
@@ -63,6 +66,37 @@ ErrorFormatter = Callable[[ErrorInfo], Mapping[str, Any] | tuple[str, bytes | st
 
 
 @dataclass(frozen=True, slots=True)
+class ProblemFormat:
+    """RFC 9457 problem details whose ``type`` is the address of a page about the error.
+
+    The response also has ``Link: <…>; rel="help"``. Errors of the app (``ServiceError``) have both
+    only if ``help_url`` contains ``{code}``. Raises ConfigurationError for another address than
+    http, https or a path.
+    """
+
+    # ``{code}`` is replaced by the code, e.g. ``https://example.com/errors#{code}``.
+    help_url: str
+
+    def __post_init__(self) -> None:
+        if not _HELP_URL.fullmatch(self.help_url):
+            raise ConfigurationError(
+                "help_url must be an address such as https://example.com/errors#{code}, without "
+                f"spaces and quotes, not {self.help_url!r}"
+            )
+
+    def help_for(self, info: ErrorInfo) -> str | None:
+        """Return the address of the page about an error; None if there is none."""
+        if info.kind == _SERVICE and "{code}" not in self.help_url:
+            return None
+        return self.help_url.replace("{code}", quote(info.code, safe=".-_"))
+
+    def __call__(self, info: ErrorInfo) -> tuple[str, bytes]:
+        """Return content type and body."""
+        page = self.help_for(info)
+        return "application/problem+json", _encode(_problem(info, page))
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """One kind of error: its status, its code in each format, and its title."""
 
@@ -100,9 +134,11 @@ CODES: Final[dict[str, Code]] = {
     "overloaded":        Code(503, "OVERLOADED", "server.overloaded", "Server overloaded"),
     "not_authenticated": Code(401, "UNAUTHENTICATED", "auth.required", "Sign-in required"),
     "forbidden":         Code(403, "FORBIDDEN", "auth.forbidden", "Not allowed"),
+    "feature_disabled":  Code(403, "FEATURE_DISABLED", "feature.disabled", "Switched off"),
     "not_found":         Code(404, "NOT_FOUND", "resource.not_found", "Not found"),
     "method_not_allowed": Code(405, "METHOD_NOT_ALLOWED", "request.method_not_allowed", "Method not allowed"),  # noqa: E501
     "stale_action":      Code(422, "STALE_ACTION", "action.stale", "Action is stale"),
+    "record_unreadable": Code(500, "RECORD_UNREADABLE", "idempotency.record_unreadable", "Stored response cannot be read"),  # noqa: E501
     "internal":          Code(500, "INTERNAL", "server.internal", "Internal error"),
 }
 # fmt: on
@@ -112,6 +148,7 @@ _ERROR_HEADER: Final = ERROR_HEADER.lower().encode()
 _IETF_STATUS: Final = {"payload_mismatch": 422}
 _PROBLEM_TYPE: Final = "urn:holdfast:problem:"
 _STORE_DOWN: Final = "the store is unavailable; try again shortly"
+_HELP_URL: Final = re.compile(r"(?:https?://[^\s<>\"]+|/[^\s<>\"]*)")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -141,6 +178,8 @@ def render_error(
         # Clients find the code here in every error format: without it they would take
         # in_progress for a conflict, and might send the request again with a new key.
         headers.append((_ERROR_HEADER, info.code.encode()))
+    if isinstance(error_format, ProblemFormat) and (page := error_format.help_for(info)):
+        headers.append((b"link", f'<{page}>; rel="help"'.encode()))
     if info.retry_after is not None:
         headers.append((b"retry-after", str(info.retry_after).encode()))
     if info.status == 401:  # noqa: PLR2004 - required by RFC 9110 §11.6.1
@@ -168,6 +207,7 @@ def _info(
     elif isinstance(error, StoreUnavailableError):
         message = str(error) if error.is_for_callers else _STORE_DOWN
         retry_after = error.retry_after_seconds
+        details = {"reason": error.reason}
     return ErrorInfo(
         kind=kind,
         code=code.name(error_format),
@@ -201,8 +241,12 @@ def _body(info: ErrorInfo, error_format: ErrorFormat | ErrorFormatter) -> tuple[
             "requestId": info.request_id,
         }
         return b"application/json", _encode(envelope)
-    problem = {
-        "type": _PROBLEM_TYPE + info.code,
+    return b"application/problem+json", _encode(_problem(info, None))
+
+
+def _problem(info: ErrorInfo, page: str | None) -> dict[str, Any]:
+    return {
+        "type": page or _PROBLEM_TYPE + info.code,
         "title": info.title,
         "status": info.status,
         "detail": info.message,
@@ -210,7 +254,6 @@ def _body(info: ErrorInfo, error_format: ErrorFormat | ErrorFormatter) -> tuple[
         "details": info.details,
         "requestId": info.request_id,
     }
-    return b"application/problem+json", _encode(problem)
 
 
 def _formatted(result: Any) -> tuple[bytes, bytes]:

@@ -1,15 +1,46 @@
 """Hashes that identify requests, keys and locks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from urllib.parse import parse_qsl
 
 from holdfast.core.canonical_json import canonical_json
 
-__all__ = ["body_hash", "lock_number", "request_fingerprint", "short_hash"]
+__all__ = [
+    "FingerprintInput",
+    "body_hash",
+    "lock_number",
+    "request_fingerprint",
+    "short_hash",
+]
 
 _SHORT = 12
 """Hex digits of a short hash: 48 bits distinguish keys in a log and reveal none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FingerprintInput:
+    """One request, as ``Policy.fingerprint`` gets it."""
+
+    # In upper case.
+    method: str
+    # Decoded, without the query.
+    path: str
+    # As it was sent.
+    query: bytes
+    # Names in lower case, and values.
+    headers: Iterable[tuple[bytes, bytes]]
+    # As it was sent.
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        """Return the first value of a header, or None."""
+        wanted = name.lower().encode("latin-1")
+        for key, value in self.headers:
+            if key == wanted:
+                return value.decode("latin-1")
+        return None
 
 
 def body_hash(

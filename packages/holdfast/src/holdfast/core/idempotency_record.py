@@ -38,13 +38,22 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
 
-    def stored_headers(self) -> dict[str, str]:
-        """Return the headers that are kept in the record."""
-        return {
+    def stored_headers(self, extra: tuple[str, ...] = ()) -> dict[str, str]:
+        """Return the headers that are kept in the record; ``extra`` are names in lower case.
+
+        Several values of an extra one become one, with commas, as RFC 9110 §5.3 allows.
+        """
+        stored = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in self.headers
             if name in STORED_HEADERS
         }
+        for name in extra:
+            raw = name.encode("latin-1")
+            values = [value.decode("latin-1") for other, value in self.headers if other == raw]
+            if values and raw not in STORED_HEADERS:
+                stored[name] = ", ".join(values)
+        return stored
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

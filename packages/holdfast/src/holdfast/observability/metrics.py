@@ -41,7 +41,8 @@ _DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 class PrometheusMetrics:
     """Implements the metrics protocols of ``holdfast.ports`` with prometheus_client.
 
-    These are ``Metrics``, ``JobMetrics``, ``StoreMetrics`` and ``SweepMetrics``. Thread-safe.
+    These are ``Metrics``, ``JobMetrics``, ``StoreMetrics``, ``BreakerMetrics`` and
+    ``SweepMetrics``. Thread-safe.
 
     ``registry`` is a new one by default, so that two instances do not share counts. With
     ``PROMETHEUS_MULTIPROC_DIR`` set (before prometheus_client is first imported), counts go to
@@ -104,6 +105,17 @@ class PrometheusMetrics:
             for of in ("request", "job")
             for failure in get_args(CommitFailure)
         }
+        self._breaker_opened = Counter(
+            "holdfast_breaker_opened_total",
+            "How often the circuit breaker of the store has opened.",
+            registry=self.registry,
+        )
+        self._breaker_open = Gauge(
+            "holdfast_breaker_open",
+            "1 while the circuit breaker of the store is open; the sum of all processes.",
+            registry=self.registry,
+            multiprocess_mode="livesum",
+        )
         self._sweeps: tuple[Counter, Histogram] | None = None
         self._sweeps_lock = Lock()
         self._jobs = Histogram(
@@ -172,6 +184,12 @@ class PrometheusMetrics:
     def commit_failed(self, of: Literal["request", "job"], failure: CommitFailure) -> None:
         """Count a commit that the database refused, or whose outcome is unknown."""
         self._commit_failures[of, failure].inc()
+
+    def breaker_changed(self, *, is_open: bool) -> None:
+        """Count that the breaker has opened, or note that it is closed again."""
+        if is_open:
+            self._breaker_opened.inc()
+        self._breaker_open.set(1 if is_open else 0)
 
     def swept(self, records: int, seconds: float) -> None:
         """Count the records that a sweep deleted and record its duration."""

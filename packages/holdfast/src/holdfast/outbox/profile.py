@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from holdfast.core.keys import KeyFormat
+from holdfast.core.keys import KEY_HEADER, KeyFormat
 from holdfast.core.outbox_entry import (
     DEFAULT_PRIORITY,
     DEFAULT_PROFILE_NAME,
@@ -158,6 +158,9 @@ class Profile:
 
     key_format: KeyFormat = KeyFormat.UUID4
     """What a key that the app chooses must look like."""
+
+    key_header: str = KEY_HEADER
+    """The header in which the server expects the key."""
 
     conflict_resolution: ConflictResolution = ConflictResolution.MANUAL
     """Strategy for conflicts of entries that name none."""

@@ -501,7 +501,7 @@ def build_request(
     ids = _resolve_ids(entry, mappings)
     target = replace_in_path(entry.endpoint, ids) if ids else entry.endpoint
     headers = replace_in_headers(entry.headers, ids) if ids else dict(entry.headers)
-    headers["Idempotency-Key"] = entry.idempotency_key
+    headers[profile.key_header] = entry.idempotency_key
     if profile.request_format is None:
         headers["X-Client-Generated-At"] = instant(entry.client_generated_at)
         body = _body(entry, ids)

@@ -34,6 +34,7 @@ from holdfast.ports import (
     TransactionT_co,
 )
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
+from holdfast.server.disabled_endpoints import Disabled, disabled_check
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
 from holdfast.server.guarded_request import SHARED_PRINCIPAL, Principal
@@ -110,6 +111,7 @@ class Holdfast(Generic[TransactionT_co]):
         faults: FaultPoints | None = None,
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         limits: Limits = Limits(),  # noqa: B008 - immutable
+        disabled: Disabled = (),
     ) -> None:
         """Take a store or its URL. Nothing is opened before ``open`` or the first request.
 
@@ -119,6 +121,7 @@ class Holdfast(Generic[TransactionT_co]):
         or their own function. ``principal`` is a FastAPI dependency that returns the ``Principal``
         of the caller. With it, guarded handlers claim their key after the app's own dependencies
         have run. ``identify`` gets only the head of the request, and needs no framework.
+        ``disabled`` are names of endpoints that are switched off, or a function that gets a name.
         ``tenants=SINGLE_TENANT`` says that callers are not kept apart: all share one tenant.
         ``retention`` says how long audit events, dead letters or rows of the app are kept; the
         sweep deletes older ones once a day.
@@ -176,6 +179,7 @@ class Holdfast(Generic[TransactionT_co]):
             breaker=breaker,
             faults=faults,
             limits=limits,
+            is_disabled=disabled_check(disabled),
         )
         # Tables of the app with rows of tenants, beside the library's own.
         self.tenant_tables: list[TenantTable] = []

@@ -3,18 +3,22 @@
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, render_error
-from holdfast.core.fingerprint import short_hash
+from holdfast.core.fingerprint import FingerprintInput, short_hash
 from holdfast.core.idempotency_record import Record, Response
+from holdfast.core.keys import parse_key
 from holdfast.core.policy import Policy
 from holdfast.errors import (
     CommitUnknownError,
+    KeyInvalidError,
     RateLimitedError,
+    RecordUnreadableError,
     RequestError,
     StoreUnavailableError,
     SupersededError,
+    UnstoredWritesError,
     UsageError,
 )
 from holdfast.observability.traces import Spans
@@ -24,6 +28,7 @@ from holdfast.server.guarded_request import (
     GuardedRequest,
     Principal,
     hash_payload,
+    own_fingerprint,
     parse_request,
 )
 from holdfast.server.idempotency import Idempotency, Replay
@@ -45,7 +50,9 @@ from holdfast.server.route_table import SAFE_METHODS, Match
 __all__ = [
     "MIDDLEWARE_KEY",
     "SCOPE_KEY",
+    "CountedRequest",
     "GuardMiddleware",
+    "QuotaReporter",
     "RateLimiter",
     "RouteTable",
     "log_outage",
@@ -61,6 +68,9 @@ MIDDLEWARE_KEY: Final = "holdfast.middleware"
 
 _DEFAULT_POLICY: Final = Policy()
 
+# Refusals that point to a broken or greedy client; others are frequent in normal use.
+_LOGGED_REFUSALS: Final = frozenset({400, 429})
+
 _log = logging.getLogger("holdfast.request")
 _audit_log = logging.getLogger("holdfast.audit")
 
@@ -73,6 +83,29 @@ class RateLimiter(Protocol):
 
     async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
         """Count one request; return None if it may pass, else the seconds until it may."""
+
+
+@runtime_checkable
+class QuotaReporter(Protocol):
+    """A rate limiter that also reports what is left, for the headers of the response.
+
+    Optional: a limiter that has this method gets this call in place of ``seconds_to_wait``.
+    """
+
+    async def count(self, limit: str, tenant: str, endpoint: str) -> "CountedRequest":
+        """Count one request."""
+
+
+class CountedRequest(Protocol):
+    """What a ``QuotaReporter`` returns."""
+
+    @property
+    def wait_seconds(self) -> float | None:
+        """None if the request may pass, else the seconds until it may."""
+
+    @property
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """The headers to send, with names in lower case."""
 
 
 class RouteTable(Protocol):
@@ -106,6 +139,8 @@ class GuardMiddleware:
         self._metrics = metrics
         self._bodies = bodies
         self._limiter = limiter
+        # Looked up once: the check of a protocol takes longer than a hit.
+        self._quotas = limiter if isinstance(limiter, QuotaReporter) else None
         self._spans = spans
         self._error_format = error_format
 
@@ -197,7 +232,7 @@ class GuardMiddleware:
             # From the head: a caller who is refused here has used no memory for a body.
             found = self._identify(head)
             principal = await found if inspect.isawaitable(found) else found
-            await self._check_rate_limit(match, principal)
+            await self._check_rate_limit(match, head, principal)
             content = await body.read(principal.tenant)
             request = await self._parse(match, head, content, principal)
             idempotency = await self._idempotency()
@@ -228,16 +263,20 @@ class GuardMiddleware:
         send: Send,
     ) -> None:
         """Run the app, whose endpoint claims the key after its dependencies have run."""
+
         # Before the framework parses the body, with its own idea of JSON and its own error.
-        payload_hash = await self._bodies.run(
-            len(body), lambda: hash_payload(body, head.content_type, match.policy)
-        )
+        def hash_body() -> str:
+            if match.policy.fingerprint is None:
+                return hash_payload(body, head.content_type, match.policy)
+            return _own_fingerprint(match.policy, head, body)
+
+        payload_hash = await self._bodies.run(len(body), hash_body)
         store = idempotency.session_store
         gate = None if store is None else store.gate
         visit = None if gate is None else await gate.enter(match.endpoint)
 
         async def claim(principal: Principal) -> Execution | Replay:
-            await self._check_rate_limit(match, principal)
+            await self._check_rate_limit(match, head, principal)
             request = await self._parse(match, head, body, principal, payload_hash)
             sharing: dict[str, Any] = {}
             if head.transaction is not None:
@@ -266,12 +305,16 @@ class GuardMiddleware:
             if gate is not None:
                 gate.leave(visit)
 
-    async def _check_rate_limit(self, match: Match, principal: Principal) -> None:
+    async def _check_rate_limit(
+        self, match: Match, head: RequestHead, principal: Principal
+    ) -> None:
         """Count the request. Raises ``RateLimitedError``."""
+        head.principal = principal
         limit = match.policy.rate_limit
         if limit is not None and self._limiter is not None:
-            wait = await self._limiter.seconds_to_wait(limit, principal.tenant, match.endpoint)
+            wait = await self._count(limit, principal.tenant, match.endpoint, head)
             if wait is not None:
+                self._metrics.outcome(match.endpoint, "limited")
                 raise RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
 
     async def _parse(
@@ -283,27 +326,43 @@ class GuardMiddleware:
         payload_hash: str | None = None,
     ) -> GuardedRequest:
         """Read key and fingerprint."""
+        policy = match.policy
 
         def parse() -> GuardedRequest:
+            own = payload_hash
+            if own is None and policy.fingerprint is not None:
+                own = _own_fingerprint(policy, head, body)
             return parse_request(
                 endpoint=match.endpoint,
-                policy=match.policy,
+                policy=policy,
                 principal=principal,
                 method=head.method,
                 path_params=match.path_params,
                 query=head.query,
-                key_headers=head.key_headers,
+                key_headers=head.keys(policy.key_header),
                 content_type=head.content_type,
                 body=body,
                 request_id=head.request_id,
                 correlation_id=head.correlation_id,
-                payload_hash=payload_hash,
+                payload_hash=own,
+                path=head.path,
             )
 
         # With its hash given, nothing of the body is read but a key in it.
         size = len(body) if payload_hash is None else 0
         head.request = request = await self._bodies.run(size, parse)
         return request
+
+    async def _count(
+        self, limit: str, tenant: str, endpoint: str, head: RequestHead
+    ) -> float | None:
+        """Count a request and set the headers that say how many are left."""
+        if self._quotas is not None:
+            counted = await self._quotas.count(limit, tenant, endpoint)
+            head.limit_headers = counted.headers
+            return counted.wait_seconds
+        assert self._limiter is not None  # noqa: S101 - the caller has checked
+        return await self._limiter.seconds_to_wait(limit, tenant, endpoint)
 
     async def _run_app(  # noqa: PLR0917 - an ASGI call and what was parsed from it
         self,
@@ -381,6 +440,12 @@ class _Responder:
             except (RequestError, StoreUnavailableError) as error:
                 await self._send_outcome(error, response)
                 return False
+            except UnstoredWritesError as misuse:
+                _log.error("%s", misuse, extra=self._head.facts())
+                self.is_sent = True
+                refusal = _render("internal", self._match.policy, self._head)
+                await send_response(self._send, refusal, self._head)
+                return False
             if isinstance(committed, Replay):
                 await self._send_outcome(committed, response)
                 return False
@@ -425,7 +490,49 @@ async def _refuse(
     if isinstance(error, StoreUnavailableError):
         metrics.outcome(match.endpoint, "unavailable")
         log_outage(error, head)
-    await send_response(send, _render(error, match.policy, head), head)
+    response = _render(error, match.policy, head)
+    if response.status in _LOGGED_REFUSALS or isinstance(error, RecordUnreadableError):
+        _log_refusal(error, response, match, head)
+    await send_response(send, response, head)
+
+
+def _log_refusal(
+    error: RequestError | StoreUnavailableError, response: Response, match: Match, head: RequestHead
+) -> None:
+    """Log who sent what cannot be served; the key as a hash only."""
+    if not _log.isEnabledFor(logging.INFO) and not isinstance(error, RecordUnreadableError):
+        return
+    code = next((value for name, value in response.headers if name == b"holdfast-error"), b"")
+    fields: dict[str, Any] = head.facts() | {
+        "endpoint": match.endpoint,
+        "status": response.status,
+        "code": code.decode("latin-1"),
+    }
+    if head.principal is not None:
+        fields["tenant"] = head.principal.tenant
+    if isinstance(error, RecordUnreadableError):
+        fields["key_hash"] = short_hash(error.record_id[2])
+        fields["reason"] = error.reason
+        _log.error("a stored record cannot be read", extra=fields)
+        return
+    keys = head.keys(match.policy.key_header)
+    if "key_hash" not in fields and keys:
+        fields["key_hash"] = short_hash(_key_or_text(keys, match.policy))
+    _log.info("request refused", extra=fields)
+
+
+def _key_or_text(keys: list[bytes], policy: Policy) -> str:
+    """Return the key; if it is malformed, the text that was sent in its place."""
+    try:
+        return parse_key(keys, policy.key_format) or ""
+    except KeyInvalidError:
+        return keys[0].decode("latin-1")
+
+
+def _own_fingerprint(policy: Policy, head: RequestHead, body: bytes) -> str:
+    return own_fingerprint(
+        policy, FingerprintInput(head.method, head.path, head.query, head.headers, body)
+    )
 
 
 async def _send_replay(record: Record, head: RequestHead, send: Send) -> None:
@@ -441,6 +548,7 @@ async def _send_replay(record: Record, head: RequestHead, send: Send) -> None:
                 "key_hash": short_hash(record.id.key),
                 "original_audit_id": record.audit_id,
                 "original_request_id": record.request_id,
+                "original_correlation_id": record.correlation_id,
                 "request_id": head.request_id,
                 "correlation_id": head.correlation_id,
                 "status": record.status,

@@ -50,6 +50,7 @@ from holdfast.server.django_routes import later_route
 from holdfast.server.guarded_endpoint import refuse_generator
 from holdfast.server.guarded_request import Principal
 from holdfast.server.request_thread import run_in_request_thread
+from holdfast.server.response_buffer import ADDED_HEADERS
 from holdfast.server.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from holdfast.server.view_guard import (
@@ -541,7 +542,7 @@ def _collected(response: Any) -> Response:
 def _django_response(served: Served, own: Any = None) -> Any:
     if own is not None:
         for name, value in served.headers:
-            if name in (b"x-request-id", b"x-correlation-id"):
+            if name in ADDED_HEADERS:
                 own[name.decode("latin-1")] = value.decode("latin-1")
         return own
     response = HttpResponse(served.body, status=served.status)

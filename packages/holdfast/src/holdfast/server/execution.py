@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from datetime import timedelta
 from typing import Any
 
-from holdfast.errors import NoTransactionError
+from holdfast.errors import NoTransactionError, UsageError
 from holdfast.ports import Transaction, UnitOfWork
 from holdfast.server.cache_epoch import Epoch
 from holdfast.server.guarded_request import GuardedRequest
@@ -62,9 +63,11 @@ class Execution:
     __slots__ = (
         "ended",
         "epoch",
+        "is_stored",
         "on_commit",
         "request",
         "resource",
+        "ttl",
         "unit",
         "version",
         "writes_kept_on_error",
@@ -81,6 +84,10 @@ class Execution:
         self.epoch = epoch
         # True once committed or rolled back.
         self.ended = False
+        # False after ``no_store``.
+        self.is_stored = True
+        # Set by ``store_for``.
+        self.ttl: timedelta | None = None
         # True after ``keep_writes_on_error``.
         self.writes_kept_on_error = False
         # What the request was about, for the audit event.
@@ -117,3 +124,20 @@ class Execution:
         Without this, an error response rolls them back.
         """
         self.writes_kept_on_error = True
+
+    def no_store(self) -> None:
+        """Do not store this response: the key is free again, and a retry runs the handler.
+
+        So the handler must not have written, or a retry would write again: below 400, writes make
+        it a 500, unless ``keep_writes_on_error`` says that a retry may repeat them.
+        """
+        self.is_stored = False
+
+    def store_for(self, ttl: timedelta) -> None:
+        """Store this response for this long, in place of the TTL of the policy.
+
+        It does not make a response stored that the policy does not store.
+        """
+        if ttl <= timedelta(0):
+            raise UsageError(f"store_for({ttl!r}): the time must be positive")
+        self.ttl = ttl

@@ -40,6 +40,7 @@ from holdfast.jobs.enqueue import EnqueueOptions
 from holdfast.server.app import Holdfast
 from holdfast.server.guarded_endpoint import refuse_generator
 from holdfast.server.guarded_request import Principal
+from holdfast.server.response_buffer import ADDED_HEADERS
 from holdfast.server.route_table import SAFE_METHODS, Guard, Match, mark_guarded
 from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from holdfast.server.view_guard import (
@@ -450,7 +451,7 @@ def _flask_response(served: Served, own: flask.Response | None) -> flask.Respons
     if own is not None:
         # The view's own object: it may have callbacks, and extensions look at its type.
         for name, value in headers:
-            if name in ("x-request-id", "x-correlation-id"):
+            if name.encode("latin-1") in ADDED_HEADERS:
                 own.headers[name] = value
         return own
     return current_app.response_class(served.body, served.status, headers)

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
 
-from holdfast.core.fingerprint import body_hash, request_fingerprint
+from holdfast.core.fingerprint import FingerprintInput, body_hash, request_fingerprint
 from holdfast.core.idempotency_record import RecordId, RequestFingerprint
 from holdfast.core.keys import check_key, parse_key
 from holdfast.core.policy import Policy
@@ -19,6 +20,7 @@ from holdfast.core.staleness import (
 from holdfast.core.storable_text import check_storable
 from holdfast.errors import (
     BodyInvalidError,
+    ConfigurationError,
     KeyInvalidError,
     KeyRequiredError,
     PrincipalInvalidError,
@@ -32,6 +34,7 @@ __all__ = [
     "generated_at",
     "hash_payload",
     "mismatch_details",
+    "own_fingerprint",
     "parse_request",
     "stale_error",
 ]
@@ -79,6 +82,8 @@ class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     request_id: str
     correlation_id: str
+    # Decoded, without the query.
+    path: str = ""
 
 
 def parse_request(
@@ -95,10 +100,12 @@ def parse_request(
     request_id: str,
     correlation_id: str,
     payload_hash: str | None = None,
+    path: str = "",
 ) -> GuardedRequest:
     """Read the key, then compute the fingerprint. Errors of the key are raised first.
 
-    ``payload_hash`` is what ``hash_payload`` returned, if it was called before.
+    ``payload_hash`` is what ``hash_payload`` or ``own_fingerprint`` returned, if it was called
+    before; with a fingerprint of the policy it must be given.
     """
     check_storable(principal.tenant, principal.actor, endpoint)
     if policy.key_field is None:
@@ -106,9 +113,9 @@ def parse_request(
     else:
         key = _key_in_body(body, policy)
         if key and key_headers and parse_key(key_headers, policy.key_format) != key:
-            raise KeyInvalidError(f"{policy.key_field} and Idempotency-Key are different keys")
+            raise KeyInvalidError(f"{policy.key_field} and {policy.key_header} are different keys")
     if key is None and policy.key_required:
-        where = "header Idempotency-Key" if policy.key_field is None else policy.key_field
+        where = f"header {policy.key_header}" if policy.key_field is None else policy.key_field
         raise KeyRequiredError(f"this operation needs an idempotency key ({where})")
     if payload_hash is None:
         payload_hash = hash_payload(body, content_type, policy)
@@ -116,7 +123,8 @@ def parse_request(
         method=method,
         endpoint=endpoint,
         path_params=path_params,
-        query=query,
+        # A fingerprint of the policy decides about the query, too.
+        query=query if policy.fingerprint is None else b"",
         body_hash=payload_hash,
     )
     return GuardedRequest(
@@ -128,12 +136,30 @@ def parse_request(
         body=body,
         request_id=request_id,
         correlation_id=correlation_id,
+        path=path,
     )
 
 
 def hash_payload(body: bytes, content_type: str | None, policy: Policy) -> str:
     """Return the hash of a body. Raises ``BodyInvalidError`` for JSON that cannot be read."""
     return body_hash(body, content_type, volatile=policy.volatile_fields)
+
+
+def own_fingerprint(policy: Policy, request: FingerprintInput) -> str:
+    """Return the hash of what ``Policy.fingerprint`` returns for a request.
+
+    Raises what the function raises: a ``RequestError`` refuses the request.
+    """
+    assert policy.fingerprint is not None  # noqa: S101 - the caller has checked
+    found: object = policy.fingerprint(request)
+    if isinstance(found, str):
+        found = found.encode("utf-8", "surrogatepass")
+    if not isinstance(found, bytes):
+        raise ConfigurationError(
+            f"policy {policy.name}: fingerprint must return bytes or text, not "
+            f"{type(found).__name__}"
+        )
+    return sha256(found).hexdigest()
 
 
 def _key_in_body(body: bytes, policy: Policy) -> str | None:

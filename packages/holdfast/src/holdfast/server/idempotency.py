@@ -10,11 +10,12 @@ One request, top to bottom::
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, assert_never
 
-from holdfast.core.breaker import Breaker
+from holdfast.core.breaker import Breaker, BreakerState
 from holdfast.core.decision import (
     Decision,
     Expired,
@@ -27,17 +28,20 @@ from holdfast.core.decision import (
 )
 from holdfast.core.error_formats import render_error
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, Response
-from holdfast.core.policy import ErrorsStored
+from holdfast.core.policy import STORABLE_REDIRECTS, ErrorsStored
 from holdfast.errors import (
     CommitUnknownError,
+    FeatureDisabledError,
     InProgressError,
     PayloadMismatchError,
     StaleActionError,
     StoreUnavailableError,
     SupersededError,
+    UnstoredWritesError,
 )
 from holdfast.observability.noop import NullStoreMetrics
 from holdfast.ports import (
+    BreakerMetrics,
     Claim,
     Claimed,
     Clock,
@@ -60,6 +64,7 @@ from holdfast.server.guarded_request import (
 )
 from holdfast.server.limits import Limits
 from holdfast.server.record_lru_cache import RecordLruCache
+from holdfast.server.redirects import leads_to_sign_in
 from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
 
@@ -77,6 +82,8 @@ _POLL_MAX_SECONDS: Final = 0.25
 _ONE_SECOND: Final = timedelta(seconds=1)
 
 _NOTHING: Final[Mapping[str, Any]] = {}
+
+_log = logging.getLogger("holdfast.request")
 
 
 class Replay:
@@ -103,6 +110,7 @@ class Idempotency:
         breaker: Breaker | None = None,
         faults: FaultPoints | None = None,
         limits: Limits = Limits(),  # noqa: B008 - immutable
+        is_disabled: Callable[[str], bool] | None = None,
     ) -> None:
         self.store = store
         # The same store, if its transactions are sessions of the app.
@@ -122,6 +130,12 @@ class Idempotency:
         self._store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
         self.new_id = new_id
         self.faults = faults
+        self._is_disabled = is_disabled
+        self._breaker_metrics = metrics if isinstance(metrics, BreakerMetrics) else None
+        # What was reported last.
+        self._is_breaker_open = False
+        # Endpoints whose unstored redirects were logged.
+        self._logged_redirects: set[str] = set()
         self._cache_writes: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -141,6 +155,7 @@ class Idempotency:
         """
         record_id = request.record_id
         if record_id is None:
+            self._refuse_disabled(request)
             stale = stale_error(request, self.clock.now())
             if stale is not None:  # without a key there is nothing to record
                 self.metrics.outcome(request.endpoint, "stale")
@@ -168,7 +183,7 @@ class Idempotency:
                 continue
             return await self._lead(request, record_id, now, deadline, sharing)
 
-    async def _lead(
+    async def _lead(  # noqa: C901 - one branch per way a claim can end
         self,
         request: GuardedRequest,
         record_id: RecordId,
@@ -193,7 +208,9 @@ class Idempotency:
             replay = self.resolve(request, decision)
             if replay is None:  # it expired between the look-up and now
                 raise StoreUnavailableError(
-                    "the record expired just now; send it again", is_for_callers=True
+                    "the record expired just now; send it again",
+                    is_for_callers=True,
+                    reason="record_changed",
                 )
             return replay
         if claim.after_expiry:
@@ -203,6 +220,12 @@ class Idempotency:
         try:
             if self.faults:
                 await self.faults.reach("after_claim")
+            try:
+                self._refuse_disabled(request)
+            except FeatureDisabledError:
+                await execution.unit.rollback()
+                self._end(execution, None)
+                raise
             if request.policy.staleness is not None:
                 stale = stale_error(request, self.clock.now())
                 if stale is not None:
@@ -212,6 +235,12 @@ class Idempotency:
             await self.abort(execution)
             raise
         return execution
+
+    def _refuse_disabled(self, request: GuardedRequest) -> None:
+        """Raise if the endpoint is switched off. A replay is not refused: it has happened."""
+        if self._is_disabled is not None and self._is_disabled(request.endpoint):
+            self.metrics.outcome(request.endpoint, "refused")
+            raise FeatureDisabledError("this operation is switched off on this server")
 
     async def claim(
         self,
@@ -312,7 +341,9 @@ class Idempotency:
             kept = record
         except (SupersededError, CommitUnknownError) as unknown:
             raise StoreUnavailableError(
-                "the response could not be recorded; try again", is_for_callers=True
+                "the response could not be recorded; try again",
+                is_for_callers=True,
+                reason="outcome_unknown",
             ) from unknown
         finally:
             self._end(execution, kept)
@@ -346,7 +377,11 @@ class Idempotency:
         is_error = response.status >= 400  # noqa: PLR2004 - HTTP errors start here
         if is_error and (not execution.writes_kept_on_error or response.status >= 500):  # noqa: PLR2004
             return await self._conclude_error(execution, response)
-        record = self._record(request, response, request.policy.ttl_for(response.status))
+        ttl = _ttl(execution, response)
+        may_be_free = ttl is None or response.status >= 300  # noqa: PLR2004 - the first redirect
+        if not is_error and may_be_free and await _frees_the_key(execution, response, ttl):
+            return await self._conclude_unstored(execution, response), None
+        record = self._record(request, response, ttl)
         audit = None if is_error else self._audit_event(execution, response, record)
         try:
             await self._commit(execution, record, audit)
@@ -361,6 +396,33 @@ class Idempotency:
         self.metrics.outcome(request.endpoint, "refused" if is_error else "fresh")
         return response, record
 
+    async def _conclude_unstored(self, execution: Execution, response: Response) -> Response:
+        """Free the key after a response below 400 that is not stored, if nothing was written.
+
+        A commit would be repeated by each retry, and a rollback would undo a success: with writes,
+        the client gets an error.
+        """
+        request = execution.request
+        has_written = await _has_written(execution)
+        await execution.unit.rollback()
+        if has_written:
+            self.metrics.outcome(request.endpoint, "rolled_back")
+            raise UnstoredWritesError(_unstored_writes(execution, response))
+        self.metrics.outcome(request.endpoint, "refused")
+        if (
+            execution.is_stored
+            and request.endpoint not in self._logged_redirects
+            and not leads_to_sign_in(response, request.policy, request.path)
+        ):
+            self._logged_redirects.add(request.endpoint)
+            _log.warning(
+                "%s responds %d, which is not stored: a retry runs the handler again. If it "
+                "redirects after a success, write Policy(redirects_stored={302, 303})",
+                request.endpoint,
+                response.status,
+            )
+        return response
+
     async def _conclude_error(
         self, execution: Execution, response: Response
     ) -> tuple[Response | Replay, Record | None]:
@@ -369,7 +431,7 @@ class Idempotency:
         await execution.unit.rollback()
         server_failed = response.status >= 500  # noqa: PLR2004
         self.metrics.outcome(request.endpoint, "rolled_back" if server_failed else "refused")
-        record = self._record(request, response, request.policy.ttl_for(response.status))
+        record = self._record(request, response, _ttl(execution, response))
         if record is None:
             return response, None
         claim = await self._call_store("claim", self.store.claim(record.id, record.created_at))
@@ -416,7 +478,9 @@ class Idempotency:
         replay = self.resolve(request, decide(record, request.fingerprint, now))
         if replay is None:
             raise StoreUnavailableError(
-                "the record of this key has been removed; try again", is_for_callers=True
+                "the record of this key has been removed; try again",
+                is_for_callers=True,
+                reason="record_changed",
             )
         return replay
 
@@ -432,13 +496,16 @@ class Idempotency:
             raise StoreUnavailableError(
                 "the connection was lost during the commit; check the outcome before retrying",
                 is_for_callers=True,
+                reason="outcome_unknown",
             )
         deadline = self._deadline(request)
         try:
             claim = await self.claim(request, pending.id, self.clock.now(), deadline)
         except InProgressError as error:
             raise StoreUnavailableError(
-                "the outcome is not known yet; send it again", is_for_callers=True
+                "the outcome is not known yet; send it again",
+                is_for_callers=True,
+                reason="outcome_unknown",
             ) from error
         if isinstance(claim, Claimed):
             await claim.unit.rollback()
@@ -482,7 +549,7 @@ class Idempotency:
             id=request.record_id,
             fingerprint=request.fingerprint,
             status=response.status,
-            headers=response.stored_headers(),
+            headers=response.stored_headers(request.policy.replay_headers),
             body=response.body,
             created_at=created_at,
             expires_at=_expires_at(request, created_at, ttl, succeeded=succeeded),
@@ -540,6 +607,7 @@ class Idempotency:
                 "the store is not responding; try again shortly",
                 retry_after_seconds=wait,
                 is_for_callers=True,
+                reason="breaker_open",
             )
         try:
             result = await work
@@ -548,13 +616,23 @@ class Idempotency:
                 self.breaker.failed(self.clock.monotonic())
             else:  # one statement failed: the store has responded
                 self.breaker.succeeded()
+            self._report_breaker()
             raise
         except Exception:
             self.breaker.abandoned()
             raise
         self.breaker.succeeded()
+        self._report_breaker()
         self.metrics.store_time(operation, self.clock.monotonic() - started)
         return result
+
+    def _report_breaker(self) -> None:
+        """Report that the breaker has opened or closed. While it probes, it counts as open."""
+        is_open = self.breaker.state is not BreakerState.CLOSED
+        if is_open is not self._is_breaker_open:
+            self._is_breaker_open = is_open
+            if self._breaker_metrics is not None:
+                self._breaker_metrics.breaker_changed(is_open=is_open)
 
 
 def _expires_at(
@@ -570,3 +648,53 @@ def _expires_at(
     if rule is None or not request.policy.outlive_staleness or not succeeded:
         return expires_at
     return max(expires_at, generated_at(request) + rule.cap + rule.grace + _ONE_SECOND)
+
+
+def _ttl(execution: Execution, response: Response) -> timedelta | None:
+    """Return how long to store a response; None if it is not stored."""
+    ttl = execution.request.policy.ttl_for(response.status)
+    if ttl is None or not execution.is_stored:
+        return None
+    return execution.ttl or ttl
+
+
+async def _frees_the_key(execution: Execution, response: Response, ttl: timedelta | None) -> bool:
+    """Return whether a redirect, or a success without a TTL, is not stored, and frees the key."""
+    request = execution.request
+    if request.record_id is None or execution.writes_kept_on_error:
+        return False
+    if ttl is None:
+        return True
+    is_sign_in = leads_to_sign_in(response, request.policy, request.path)
+    return is_sign_in and not await _has_written(execution)
+
+
+async def _has_written(execution: Execution) -> bool:
+    """Return whether the handler has written in its transaction."""
+    try:
+        return await execution.unit.has_written()
+    except StoreUnavailableError:
+        raise
+    except Exception:  # noqa: BLE001 - a failed statement has aborted the transaction
+        return True
+
+
+def _unstored_writes(execution: Execution, response: Response) -> str:
+    """Return what the developer has to change."""
+    endpoint, status = execution.request.endpoint, response.status
+    undone = "Its writes were rolled back, because a retry would write again"
+    if not execution.is_stored:
+        return (
+            f"{endpoint} has written, and called no_store(). {undone}. If that is intended, call "
+            "keep_writes_on_error(), too"
+        )
+    if status in STORABLE_REDIRECTS:
+        return (
+            f"{endpoint} has written, and responds {status}, which its policy does not store. "
+            f"{undone}. If it redirects after a success, write "
+            f"Policy(redirects_stored={{{status}}})"
+        )
+    return (
+        f"{endpoint} has written, and responds {status}, which is never stored. {undone}. After a "
+        "success, respond 303 and write Policy(redirects_stored={303})"
+    )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.core.error_code import ERROR_HEADER
-from holdfast.core.error_formats import CODES, ErrorFormat, ErrorFormatter
+from holdfast.core.error_formats import CODES, ErrorFormat, ErrorFormatter, ProblemFormat
 from holdfast.core.keys import KeyFormat
 from holdfast.core.policy import Policy
 from holdfast.server.route_table import Guard, GuardedRoute, GuardTable
@@ -21,6 +21,8 @@ _GUARD_KINDS: Final = (
     "body_too_large",
     "rate_limited",
     "store_unavailable",
+    "feature_disabled",
+    "record_unreadable",
 )
 # Sent by the app's own dependencies and validation, if they come before the claim.
 _OF_THE_APP: Final = ("not_authenticated", "field_not_allowed")
@@ -37,6 +39,7 @@ _SCHEMA_NAME: Final = {
 def document(app: Any, table: Callable[[], GuardTable]) -> None:
     """Extend a FastAPI app's OpenAPI document. ``table`` is called when the document is made."""
     plain = app.openapi
+    formats_validation = _formats_validation(app)
 
     def with_guards() -> dict[str, Any]:
         fresh = app.openapi_schema is None
@@ -45,14 +48,32 @@ def document(app: Any, table: Callable[[], GuardTable]) -> None:
             components = schema.setdefault("components", {}).setdefault("schemas", {})
             for route in table().routes:
                 error_format = route.guard.policy.error_format
-                if isinstance(error_format, ErrorFormat):
-                    components[_SCHEMA_NAME[error_format]] = error_schema(error_format)
+                if (known := _known_format(error_format)) is not None:
+                    components[_SCHEMA_NAME[known]] = error_schema(known)
                 operation = schema.get("paths", {}).get(route.path, {}).get(route.method.lower())
                 if operation is not None:
-                    _describe(operation, route)
+                    _describe(operation, route, own_validation=formats_validation())
         return schema
 
     app.openapi = with_guards
+
+
+def _formats_validation(app: Any) -> Callable[[], bool]:
+    """Return a function that says whether the app replaces FastAPI's response to invalid input."""
+    from fastapi.exception_handlers import (  # noqa: PLC0415 - FastAPI only
+        request_validation_exception_handler as of_fastapi,
+    )
+    from fastapi.exceptions import RequestValidationError  # noqa: PLC0415
+
+    handlers = app.exception_handlers
+    return lambda: handlers.get(RequestValidationError, of_fastapi) is not of_fastapi
+
+
+def _known_format(error_format: ErrorFormat | ErrorFormatter) -> ErrorFormat | None:
+    """Return the built-in format that a format has the schema of; None for an app's own."""
+    if isinstance(error_format, ErrorFormat):
+        return error_format
+    return ErrorFormat.PROBLEM if isinstance(error_format, ProblemFormat) else None
 
 
 def error_schema(error_format: ErrorFormat) -> dict[str, Any]:
@@ -73,33 +94,57 @@ def error_schema(error_format: ErrorFormat) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": sorted(properties)}
 
 
-def _describe(operation: dict[str, Any], route: GuardedRoute) -> None:
+def _describe(operation: dict[str, Any], route: GuardedRoute, *, own_validation: bool) -> None:
     policy = route.guard.policy
     if policy.key_field is None:
         operation.setdefault("parameters", []).append(_key_parameter(policy))
     responses = operation.setdefault("responses", {})
-    if not route.guard.is_claimed_late:
-        responses.pop("422", None)  # FastAPI's own format; a guarded route uses the policy's
+    if own_validation and not route.guard.is_claimed_late:
+        responses.pop("422", None)  # FastAPI's own format, which the app replaces
     for status, response in responses.items():
         if status.startswith(("2", "3")):
             response.setdefault("headers", {}).update(_response_headers())
+            if policy.rate_limit is not None:
+                response["headers"].update(_limit_headers())
     for status, (description, codes) in sorted(_errors(route.guard).items()):
-        responses[str(status)] = {
+        described = {
             "description": f"{description}: {', '.join(f'`{code}`' for code in codes)}",
             "headers": {
                 "X-Request-ID": _header("Id of this request."),
                 ERROR_HEADER: _header("Code of the error, in every error format."),
             }
-            | ({"Retry-After": _header("Seconds to wait.")} if status in (409, 429, 503) else {}),
+            | ({"Retry-After": _header("Seconds to wait.")} if status in (409, 429, 503) else {})
+            | (_limit_headers() if status == 429 else {}),  # noqa: PLR2004 - rate limited
             "content": _error_content(policy.error_format),
         }
+        responses[str(status)] = _merged(responses.get(str(status)), described)
+
+
+def _merged(of_app: dict[str, Any] | None, of_guard: dict[str, Any]) -> dict[str, Any]:
+    """Return a response that the app documents, too: either body may be sent."""
+    if not of_app:
+        return of_guard
+    content = {kind: dict(media) for kind, media in of_app.get("content", {}).items()}
+    for kind, media in of_guard["content"].items():
+        other = content.get(kind, {}).get("schema")
+        if other is None:
+            content[kind] = media
+        elif other != media["schema"]:
+            content[kind] = {"schema": {"anyOf": [other, media["schema"]]}}
+    return {
+        **of_app,
+        "description": f"{of_app.get('description', '')}. {of_guard['description']}".lstrip(". "),
+        "headers": of_app.get("headers", {}) | of_guard["headers"],
+        "content": content,
+    }
 
 
 def _error_content(error_format: ErrorFormat | ErrorFormatter) -> dict[str, Any]:
-    if not isinstance(error_format, ErrorFormat):  # the app's own format: its shape is not known
+    known = _known_format(error_format)
+    if known is None:  # the app's own format: its shape is not known
         return {"application/json": {"schema": {"type": "object"}}}
-    reference = f"#/components/schemas/{_SCHEMA_NAME[error_format]}"
-    return {_MEDIA_TYPE[error_format]: {"schema": {"$ref": reference}}}
+    reference = f"#/components/schemas/{_SCHEMA_NAME[known]}"
+    return {_MEDIA_TYPE[known]: {"schema": {"$ref": reference}}}
 
 
 def _errors(guard: Guard) -> dict[int, tuple[str, list[str]]]:
@@ -129,7 +174,7 @@ def _key_parameter(policy: Policy) -> dict[str, Any]:
     )
     hours = policy.success_ttl.total_seconds() / 3600
     return {
-        "name": "Idempotency-Key",
+        "name": policy.key_header,
         "in": "header",
         "required": policy.key_required,
         "schema": schema,
@@ -149,6 +194,13 @@ def _response_headers() -> dict[str, Any]:
         "X-Request-ID": _header("Id of this request."),
         "X-Original-Request-ID": _header("On a replay: id of the request that was executed."),
         "X-Correlation-ID": _header("Id of the chain of work this request belongs to."),
+    }
+
+
+def _limit_headers() -> dict[str, Any]:
+    return {
+        "RateLimit-Policy": _header("The limits: `q` requests in `w` seconds."),
+        "RateLimit": _header("`r` requests are left; the next one is free in `t` seconds."),
     }
 
 

@@ -10,6 +10,7 @@ from holdfast.core.tenants import SingleTenant
 from holdfast.observability.traces import Spans
 from holdfast.ports import Clock, FaultPoints, Metrics, RecordCache
 from holdfast.server.asgi import RateLimiter
+from holdfast.server.disabled_endpoints import Disabled
 from holdfast.server.limits import Limits
 from holdfast.server.request_head import Identify
 from holdfast.stores.retention import Retention
@@ -37,3 +38,4 @@ class HoldfastOptions(TypedDict, total=False):
     faults: FaultPoints | None
     max_payload_bytes: int
     limits: Limits
+    disabled: Disabled

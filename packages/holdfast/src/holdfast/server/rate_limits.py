@@ -12,12 +12,14 @@ import logging
 import sqlite3
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import isawaitable
+from math import ceil
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.extras import needs_extra
 
@@ -34,7 +36,7 @@ from holdfast.stores.busy_retry import until_free
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.sqlite.rows import is_busy
 
-__all__ = ["LimitsRateLimiter", "check_limit"]
+__all__ = ["Counted", "LimitsRateLimiter", "check_limit"]
 
 _IN_MEMORY: Final = frozenset({"memory", "async+memory"})
 # Redis on the same network responds within a millisecond; waiting longer protects nothing.
@@ -52,6 +54,42 @@ _log = logging.getLogger("holdfast.rate_limits")
 def check_limit(text: str) -> None:
     """Raise ``ConfigurationError`` unless the text is a limit such as ``50/minute``."""
     _parse(text)
+
+
+class Counted:
+    """A counted request."""
+
+    __slots__ = ("_hits", "_parsed", "wait_seconds")
+
+    def __init__(self, parsed: tuple["_Limit", ...], hits: Sequence["_Hit"]) -> None:
+        self._parsed = parsed
+        self._hits = hits
+        # None if the request may pass, else the seconds until it may.
+        self.wait_seconds: float | None = None
+        for hit in hits:
+            if hit.wait_seconds is not None:
+                self.wait_seconds = max(hit.wait_seconds, self.wait_seconds or 0.0)
+
+    @property
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """``RateLimit-Policy`` and ``RateLimit``; empty while the counter fails.
+
+        Those of draft-ietf-httpapi-ratelimit-headers: lists of structured fields (RFC 9651), with
+        a quoted name for each limit.
+        """
+        if not self._hits:
+            return ()
+        states = ", ".join(
+            [
+                f'"{one.name}";r={max(hit.remaining, 0)};t={max(ceil(hit.reset_seconds), 0)}'
+                for one, hit in zip(self._parsed, self._hits, strict=True)
+            ]
+        )
+        policy = b", ".join([one.policy for one in self._parsed])
+        return (b"ratelimit-policy", policy), (b"ratelimit", states.encode())
+
+
+_UNCOUNTED: Final = Counted((), ())
 
 
 class LimitsRateLimiter:
@@ -80,16 +118,20 @@ class LimitsRateLimiter:
 
     async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
         """Count one request; return None if it may pass, else the seconds until it may."""
+        return (await self.count(limit, tenant, endpoint)).wait_seconds
+
+    async def count(self, limit: str, tenant: str, endpoint: str) -> Counted:
+        """Count one request; return the wait, and the headers that say how many are left."""
         parsed = _parse(limit)
         # The length keeps tenant "a/b" on "c" apart from tenant "a" on "b/c".
         name = f"{len(tenant)}:{tenant}/{endpoint}"
         if self._paused_until is not None:
             if self._clock.monotonic() < self._paused_until:
-                return None
+                return _UNCOUNTED
             self._paused_until = None
         try:
             async with asyncio.timeout(self._windows.timeout_seconds):
-                waits = [await self._windows.hit(one, name) for one in parsed]
+                hits = [await self._windows.hit(one, name) for one in parsed]
         except Exception as error:  # noqa: BLE001 - whatever the storage raises, requests pass
             self._paused_until = self._clock.monotonic() + _PAUSE_SECONDS
             _log.warning(
@@ -97,8 +139,8 @@ class LimitsRateLimiter:
                 type(error).__name__,
                 _PAUSE_SECONDS,
             )
-            return None
-        return max((wait for wait in waits if wait is not None), default=None)
+            return _UNCOUNTED
+        return Counted(parsed, hits)
 
     async def close(self) -> None:
         """Close the file or the connection."""
@@ -113,6 +155,18 @@ class _Limit:
     text: str
     amount: int
     span_seconds: float
+    # In the headers of responses, e.g. ``50-per-minute``.
+    name: str
+    # Its member of ``RateLimit-Policy``.
+    policy: bytes
+
+
+class _Hit(NamedTuple):
+    """A counted request: how long to wait, what is left, and when the oldest hit leaves."""
+
+    wait_seconds: float | None
+    remaining: int
+    reset_seconds: float
 
 
 @lru_cache(maxsize=256)
@@ -125,7 +179,18 @@ def _parse(text: str) -> tuple[_Limit, ...]:
         raise ConfigurationError(
             f'"{text}" is not a rate limit; write for example 50/minute or 5/second;100/hour'
         )
-    return tuple(_Limit(item, repr(item), item.amount, item.get_expiry()) for item in items)
+    return tuple(map(_limit, items))
+
+
+def _limit(item: limits.RateLimitItem) -> _Limit:
+    span, name = item.get_expiry(), _name(item)
+    policy = f'"{name}";q={item.amount};w={ceil(span)}'.encode()
+    return _Limit(item, repr(item), item.amount, span, name, policy)
+
+
+def _name(item: limits.RateLimitItem) -> str:
+    several = f"{item.multiples}-" if item.multiples > 1 else ""
+    return f"{item.amount}-per-{several}{item.GRANULARITY.name}"
 
 
 class _Windows(Protocol):
@@ -133,8 +198,8 @@ class _Windows(Protocol):
 
     timeout_seconds: float | None
 
-    async def hit(self, limit: _Limit, name: str) -> float | None:
-        """Count one hit; return None if it fits the window, else the seconds until one does."""
+    async def hit(self, limit: _Limit, name: str) -> _Hit:
+        """Count one hit, if it fits the window."""
 
     async def close(self) -> None: ...
 
@@ -147,7 +212,7 @@ class _MemoryWindows:
         self._windows: dict[tuple[str, str], tuple[float, deque[float]]] = {}
         self._hits_until_sweep = _MIN_HITS_BETWEEN_SWEEPS
 
-    async def hit(self, limit: _Limit, name: str) -> float | None:
+    async def hit(self, limit: _Limit, name: str) -> _Hit:
         now = self._clock.monotonic()
         self._sweep_if_due(now)
         key = (limit.text, name)
@@ -155,10 +220,13 @@ class _MemoryWindows:
         if window is None:
             window = self._windows[key] = (limit.span_seconds, deque(maxlen=limit.amount))
         span, times = window
-        if len(times) < limit.amount or times[0] + span <= now:
-            times.append(now)  # drops the oldest when full
-            return None
-        return times[0] + span - now
+        while times and times[0] + span <= now:
+            times.popleft()
+        if len(times) < limit.amount:
+            times.append(now)
+            return _Hit(None, limit.amount - len(times), times[0] + span - now)
+        wait = times[0] + span - now
+        return _Hit(wait, 0, wait)
 
     def _sweep_if_due(self, now: float) -> None:
         """Drop windows without a hit for their whole span; the cost is spread over the hits."""
@@ -201,7 +269,7 @@ class _FileWindows:
         self._db: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, "holdfast-rate-limits")
 
-    async def hit(self, limit: _Limit, name: str) -> float | None:
+    async def hit(self, limit: _Limit, name: str) -> _Hit:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._hit, limit, f"{limit.text} {name}")
 
@@ -209,7 +277,7 @@ class _FileWindows:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
         self._thread.shutdown(wait=False)
 
-    def _hit(self, limit: _Limit, name: str) -> float | None:
+    def _hit(self, limit: _Limit, name: str) -> _Hit:
         if self._db is None:
             self._db = self._connect()
         with self._db as db:
@@ -219,9 +287,11 @@ class _FileWindows:
             window_end = now + limit.span_seconds
             count, first_ends = db.execute(self._COUNT, (name, window_end)).fetchone()
             if count >= limit.amount:
-                return float(first_ends - now)
+                wait = float(first_ends - now)
+                return _Hit(wait, 0, wait)
             db.execute(self._HIT, (name, window_end))
-        return None
+        oldest_ends = window_end if first_ends is None else float(first_ends)
+        return _Hit(None, limit.amount - count - 1, oldest_ends - now)
 
     def _connect(self) -> sqlite3.Connection:
         create_database_file(str(self._path))
@@ -266,11 +336,11 @@ class _RedisWindows:
                 'file:///PATH or async+redis://HOST:PORT (pip install "holdfast[redis]")'
             ) from None
 
-    async def hit(self, limit: _Limit, name: str) -> float | None:
-        if await self._strategy.hit(limit.item, name):
-            return None
+    async def hit(self, limit: _Limit, name: str) -> _Hit:
+        may_pass = await self._strategy.hit(limit.item, name)
         stats = await self._strategy.get_window_stats(limit.item, name)
-        return max(0.0, stats.reset_time - time.time())
+        reset = max(0.0, stats.reset_time - time.time())
+        return _Hit(None if may_pass else reset, stats.remaining if may_pass else 0, reset)
 
     async def close(self) -> None:
         client = getattr(getattr(self._storage, "bridge", None), "storage", None)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
-from holdfast.errors import InProgressError, SupersededError
+from holdfast.errors import InProgressError, RecordUnreadableError, SupersededError
 from holdfast.ids import new_id, new_request_id
-from holdfast.ports import Claimed, Clock, RecordQuery, Store
+from holdfast.ports import Claim, Claimed, Clock, RecordQuery, Store
 from holdfast.server.cache_epoch import new_epoch
 from holdfast.stores.sql_loader import load_queries
 
@@ -53,7 +53,10 @@ class RecordRemoval:
         newest = started_at if self._store.name == "sqlite" else None
         if record is not None and newest is not None and record.created_at >= newest:
             raise InProgressError(_RUNNING)
-        claim = await self._store.claim(record_id, now)
+        try:
+            claim: Claim | None = await self._store.claim(record_id, now)
+        except RecordUnreadableError:  # damaged, which is why it is removed
+            claim = None
         if isinstance(claim, Claimed):  # no record, or an expired one
             unit = claim.unit
         elif record is None:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.core.fingerprint import short_hash
+from holdfast.core.keys import KEY_HEADER
 from holdfast.ids import new_request_id
 from holdfast.server.guarded_request import GuardedRequest, Principal
 
@@ -27,8 +28,10 @@ class RequestHead:
         "headers",
         "is_replay",
         "key_headers",
+        "limit_headers",
         "method",
         "path",
+        "principal",
         "query",
         "request",
         "request_id",
@@ -48,6 +51,10 @@ class RequestHead:
         self.headers = headers
         # Set while the request is served, for logs and traces.
         self.request: GuardedRequest | None = None
+        # Set once the caller is known, for logs.
+        self.principal: Principal | None = None
+        # ``RateLimit`` and ``RateLimit-Policy`` of the response, on a limited endpoint.
+        self.limit_headers: tuple[tuple[bytes, bytes], ...] = ()
         # True once a stored response was found for it.
         self.is_replay = False
         # Opened by the first dependency that needs it, ended by the middleware.
@@ -99,6 +106,13 @@ class RequestHead:
             if self.request.record_id is not None:
                 facts["key_hash"] = short_hash(self.request.record_id.key)
         return facts
+
+    def keys(self, header: str) -> list[bytes]:
+        """Return every value of the header that carries the key."""
+        if header == KEY_HEADER:
+            return self.key_headers
+        wanted = header.lower().encode("latin-1")
+        return [value for name, value in self.headers if name == wanted]
 
     def header(self, name: str) -> str | None:
         """Return the first value of a header, or None."""

@@ -8,6 +8,7 @@ from holdfast.errors import ResponseTooLargeError, StreamingResponseError, Usage
 from holdfast.server.request_head import RequestHead
 
 __all__ = [
+    "ADDED_HEADERS",
     "Message",
     "Receive",
     "ResponseBuffer",
@@ -21,6 +22,12 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+# Set here; another value of the app's would be a second one.
+_OWN_HEADERS: Final = frozenset({b"content-length", b"x-request-id", b"x-correlation-id"})
+# What the guard adds to the response of a handler.
+ADDED_HEADERS: Final = frozenset(
+    {b"x-request-id", b"x-correlation-id", b"ratelimit", b"ratelimit-policy"}
+)
 # RFC 9110 §8.6: these carry no Content-Length.
 _WITHOUT_BODY: Final = frozenset({204, 304})
 # Extensions of ASGI servers that add messages to a response: files sent by their path, trailers,
@@ -163,12 +170,9 @@ async def send_response(
     extra_headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
     """Send a response with the ids of this request."""
-    headers = [
-        pair
-        for pair in response.headers
-        if pair[0] not in (b"content-length", b"x-request-id", b"x-correlation-id")
-    ]
+    headers = [pair for pair in response.headers if pair[0] not in _OWN_HEADERS]
     headers += extra_headers
+    headers += head.limit_headers
     if response.body or response.status not in _WITHOUT_BODY:
         headers.append((b"content-length", str(len(response.body)).encode()))
     headers += (

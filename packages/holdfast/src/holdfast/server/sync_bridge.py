@@ -19,10 +19,12 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 from holdfast.core.idempotency_record import Response
 from holdfast.core.job import EnqueueOutcome
+from holdfast.core.keys import KEY_HEADER, split_joined_keys
 from holdfast.errors import ConfigurationError, NoTransactionError
 from holdfast.jobs.enqueue import EnqueueOptions
 from holdfast.server.app import Holdfast
@@ -104,6 +106,14 @@ class SyncExecution:
     def keep_writes_on_error(self) -> None:
         """Commit the handler's writes even if the response is a 4xx."""
         self._execution.keep_writes_on_error()
+
+    def no_store(self) -> None:
+        """Do not store this response: the key is free again. The handler must not have written."""
+        self._execution.no_store()
+
+    def store_for(self, ttl: timedelta) -> None:
+        """Store this response for this long, in place of the TTL of the policy."""
+        self._execution.store_for(ttl)
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Call this after the commit. It must not block: other requests wait for it."""
@@ -187,6 +197,7 @@ class Bridge:
         async def served() -> None:
             await self._middleware(request.scope, receive, send)
 
+        _split_joined_header(request.scope, request.match.policy.key_header)
         token = _sync_request.set(request)
         try:
             thread = self._new_thread()
@@ -298,6 +309,18 @@ class Bridge:
                     self._loop, self._thread = _start_loop()
                     self._pid = os.getpid()
         return self._loop
+
+
+def _split_joined_header(scope: dict[str, Any], key_header: str) -> None:
+    """Split the values of a policy's own key header, which WSGI has joined with a comma."""
+    if key_header == KEY_HEADER:  # ``scope_of`` has split it
+        return
+    wanted = key_header.lower().encode("latin-1")
+    scope["headers"] = [
+        (name, part)
+        for name, value in scope["headers"]
+        for part in (split_joined_keys(value) if name == wanted else (value,))
+    ]
 
 
 async def _result(work: Awaitable[T]) -> T:

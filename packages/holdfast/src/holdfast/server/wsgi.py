@@ -20,6 +20,7 @@ from typing import IO, Any
 import msgspec
 
 from holdfast.core.idempotency_record import Response
+from holdfast.core.keys import split_joined_keys
 from holdfast.errors import ResponseTooLargeError
 from holdfast.server.app import Holdfast
 from holdfast.server.route_table import SAFE_METHODS, Match
@@ -180,7 +181,8 @@ def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
         if name[:5] == "HTTP_":
             # An empty one was sent, too: an empty key is refused, not taken for no key.
             if name == "HTTP_IDEMPOTENCY_KEY":
-                found += [(b"idempotency-key", part) for part in _split(value)]
+                raw = str(value).encode("latin-1", "replace")
+                found += [(b"idempotency-key", part) for part in split_joined_keys(raw)]
             else:
                 found.append((_field(name[5:]), str(value).encode("latin-1", "replace")))
         elif name in ("CONTENT_TYPE", "CONTENT_LENGTH") and value != "":
@@ -192,16 +194,6 @@ def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:
 @lru_cache(maxsize=256)
 def _field(name: str) -> bytes:
     return name.replace("_", "-").lower().encode("latin-1")
-
-
-def _split(value: str) -> list[bytes]:
-    """Split the keys that WSGI has joined: two keys in one request must not become a third.
-
-    So a bare key cannot contain a comma here; a quoted one can.
-    """
-    if value.lstrip().startswith('"'):
-        return [value.encode("latin-1", "replace")]
-    return [part.strip().encode("latin-1", "replace") for part in value.split(",")]
 
 
 def _path(environ: Environ) -> str:

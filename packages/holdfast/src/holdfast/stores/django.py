@@ -55,7 +55,7 @@ from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literal
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import can_send_messages, send_message
-from holdfast.stores.rows import audit_values, finish_values, record_of
+from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.epoch import file_identity, reading_of
 from holdfast.stores.sqlite.rows import is_outage as is_sqlite_outage
@@ -237,7 +237,7 @@ class DjangoStore:
             more = ("after_tenant", "after_endpoint", "after_key", "limit")
             values = dict(zip((*names, *more), values, strict=True))
         rows = await self.in_thread(lambda: self.run(self.sql["list_records"], values)[0])
-        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+        return [listed_record(row) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""
@@ -455,11 +455,26 @@ class DjangoUnit:
                 if "no such table" not in str(error):
                     self.undo()
                     raise
+            # Rows that the connection has changed since it was opened, without those of the view.
+            self._changes_before = self.transaction.connection.total_changes
 
     @property
     def statements(self) -> DjangoStatements:
         """The same transaction, for Holdfast's statements."""
         return DjangoStatements(self._store)
+
+    async def has_written(self) -> bool:
+        """Return whether the view has written."""
+        found: bool = await self._store.in_thread(self._has_written)
+        return found
+
+    def _has_written(self) -> bool:
+        connection = self.transaction
+        if connection.needs_rollback:
+            return True
+        if self._store.is_sqlite:
+            return bool(connection.connection.total_changes != self._changes_before)
+        return bool(self._store.run(HAS_WRITTEN)[0][0][0])
 
     async def keep_alive(self) -> None:
         """Do nothing: requests, not jobs, use this store."""

@@ -7,9 +7,23 @@ from typing import Any
 import msgspec
 
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
+from holdfast.errors import RecordUnreadableError
 
-__all__ = ["audit_values", "encode_headers", "finish_values", "record_of"]
+__all__ = [
+    "HAS_WRITTEN",
+    "audit_values",
+    "encode_headers",
+    "finish_values",
+    "listed_record",
+    "record_of",
+]
 
+# PostgreSQL gives a transaction its number with its first write.
+HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL AS written"
+
+
+# What servers can send.
+_FIRST_STATUS, _LAST_STATUS = 100, 599
 _encode_headers = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
@@ -20,7 +34,56 @@ def encode_headers(record: Record) -> str:
 
 
 def record_of(record_id: RecordId, row: Sequence[Any]) -> Record:
-    """Build a record from a row of ``find_record``, as any driver returns it."""
+    """Build a record from a row of ``find_record``, as any driver returns it.
+
+    Raises ``RecordUnreadableError`` for a row that was damaged or changed by something else.
+    """
+    try:
+        record = _record(record_id, row)
+        # A replay encodes the headers: better here, where the error is that of one record.
+        record.response()
+        if not _FIRST_STATUS <= record.status <= _LAST_STATUS:
+            raise ValueError(f"status {record.status}")  # noqa: TRY301
+    except Exception as error:
+        raise RecordUnreadableError(
+            "the stored response of this key cannot be read: an operator has to remove its record",
+            reason=f"{type(error).__name__}: {error}",
+            record_id=record_id,
+        ) from error
+    return record
+
+
+def listed_record(row: Sequence[Any]) -> Record:
+    """Build a record from a row of ``list_records``, for operators.
+
+    A damaged one has status 0 and the reason in its headers, so that it can be seen and removed.
+    """
+    record_id = RecordId(row[0], row[1], row[2])
+    try:
+        return record_of(record_id, row[3:])
+    except RecordUnreadableError as error:
+        return Record(
+            id=record_id,
+            fingerprint=RequestFingerprint(str(row[3]), str(row[4])),
+            status=0,
+            headers={"unreadable": error.reason},
+            body=b"",
+            request_id=str(row[8]),
+            correlation_id=str(row[9]),
+            created_at=_instant_or_epoch(row[11]),
+            expires_at=_instant_or_epoch(row[12]),
+        )
+
+
+def _instant_or_epoch(value: Any) -> datetime:
+    try:
+        found = datetime.fromisoformat(value) if isinstance(value, str) else value.astimezone(UTC)
+        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    except (AttributeError, ValueError):
+        return datetime.fromtimestamp(0, UTC)
+
+
+def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
     headers, created_at, expires_at = row[4], row[8], row[9]
     if isinstance(created_at, str):  # SQLite
         created_at = datetime.fromisoformat(created_at)
@@ -30,7 +93,7 @@ def record_of(record_id: RecordId, row: Sequence[Any]) -> Record:
     return Record(
         id=record_id,
         fingerprint=RequestFingerprint(row[0], row[1]),
-        status=row[2],
+        status=int(row[2]),
         body=bytes(row[3]),
         # Some drivers decode jsonb by themselves.
         headers=headers if isinstance(headers, dict) else _decode_headers(headers),

@@ -63,7 +63,7 @@ from holdfast.stores.postgres.params import (
     text_literal,
 )
 from holdfast.stores.private_files import create_database_file
-from holdfast.stores.rows import audit_values, finish_values, record_of
+from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
     SUPERSEDED_STATES,
@@ -367,7 +367,7 @@ class SqlAlchemyStore:
         if self.is_sqlite:
             values = dict(zip(_LIST_NAMES, values, strict=True))
         rows = await self._fetch(self._sql["list_records"], values)
-        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+        return [listed_record(row) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""
@@ -639,6 +639,8 @@ class SqlAlchemyUnit:
         self._rolled_back = False
         self._closed_by_handler = False
         self._ended = False
+        # Rows that SQLite's connection has changed since it was opened, without those of this unit.
+        self._changes_before = 0
         # True if another request has committed the key.
         self.superseded = False
         # The session that handlers use.
@@ -686,6 +688,21 @@ class SqlAlchemyUnit:
     def statements(self) -> SessionStatements:
         """The session's transaction, for Holdfast's statements."""
         return SessionStatements(self.transaction, is_sqlite=self._store.is_sqlite)
+
+    async def has_written(self) -> bool:
+        """Return whether the handler has written, or would with the next flush."""
+        session = self.transaction.sync_session
+        if session.new or session.deleted or any(map(session.is_modified, session.dirty)):
+            return True
+        if not session.in_transaction():
+            return self._closed_by_handler
+        if not self._store.is_sqlite:
+            row = await self.statements.fetch_one(HAS_WRITTEN)
+            return row is None or bool(row["written"])
+        if not self._has_turn:
+            return False
+        driver: Any = session.connection().connection.driver_connection
+        return bool(driver.total_changes != self._changes_before)
 
     async def keep_alive(self) -> None:
         """Do nothing: a session runs one statement at a time and belongs to the app."""
@@ -799,6 +816,8 @@ class SqlAlchemyUnit:
         self.take_turn()
         with translating_outages():
             taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
+        driver: Any = connection.connection.driver_connection
+        self._changes_before = driver.total_changes
         if taken:
             self.superseded = True
             raise SupersededError(_SUPERSEDED)

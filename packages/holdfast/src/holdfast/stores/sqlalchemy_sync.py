@@ -53,7 +53,7 @@ from holdfast.stores.postgres.params import positional
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import can_begin
 from holdfast.stores.pyformat import to_pyformat
-from holdfast.stores.rows import audit_values, finish_values, record_of
+from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
     SUPERSEDED_STATES,
@@ -303,7 +303,7 @@ class SqlAlchemySyncStore:
         rows = await self._read(
             lambda connection: self.run(connection, self._sql["list_records"], values).all()
         )
-        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+        return [listed_record(row) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""
@@ -685,6 +685,8 @@ class SqlAlchemySyncUnit:
         self._rolled_back = False
         self._closed_by_handler = False
         self._ended = False
+        # Rows that SQLite's connection has changed since it was opened, without those of this unit.
+        self._changes_before = 0
         self._lock = threading.Lock()
         # Held while a statement runs in a thread that the handler may have abandoned.
         self._statement = threading.RLock()
@@ -704,6 +706,22 @@ class SqlAlchemySyncUnit:
     def statements(self) -> SyncSessionStatements:
         """The session's transaction, for Holdfast's statements."""
         return SyncSessionStatements(self._store, self)
+
+    async def has_written(self) -> bool:
+        """Return whether the handler has written, or would with the next flush."""
+        return await self.run(self._has_written)
+
+    def _has_written(self) -> bool:
+        session = self.transaction
+        if session.new or session.deleted or any(map(session.is_modified, session.dirty)):
+            return True
+        if not session.in_transaction():
+            return self._closed_by_handler
+        if not self._store.is_sqlite:
+            connection = session.connection()
+            return bool(self._store.run(connection, HAS_WRITTEN).scalar())
+        driver: Any = session.connection().connection.driver_connection
+        return self._has_turn and driver.total_changes != self._changes_before
 
     async def keep_alive(self) -> None:
         """Do nothing: a session runs one statement at a time and belongs to the app."""
@@ -856,6 +874,8 @@ class SqlAlchemySyncUnit:
         self._take_turn()
         with translating_outages():
             taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
+        driver: Any = connection.connection.driver_connection
+        self._changes_before = driver.total_changes
         if taken:
             self.superseded = True
             raise SupersededError(_SUPERSEDED)

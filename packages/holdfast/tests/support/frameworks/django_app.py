@@ -61,6 +61,8 @@ def orders(request: HttpRequest) -> HttpResponse:
         return _count()
     option = request.headers.get("x-do", "")
     item = json.loads(request.body)["item"]
+    if option == "sign-in":
+        return HttpResponse(status=302, headers={"location": "/login"})
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO orders (item) VALUES (%s)", [item])
         cursor.execute("SELECT count(*) FROM orders")
@@ -71,6 +73,8 @@ def orders(request: HttpRequest) -> HttpResponse:
         raise ServiceError(422, "order.refused", "as asked")
     if option == "fail":
         return JsonResponse({"oops": True}, status=500)
+    if option == "see-other":
+        return HttpResponse(status=303, headers={"location": "/orders/a"})
     if option == "slow":
         time.sleep(0.4)
     if option == "enqueue":

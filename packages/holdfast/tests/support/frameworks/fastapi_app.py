@@ -6,7 +6,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 
 from holdfast import SINGLE_TENANT, Holdfast, Policy, ServiceError
 from holdfast.server.starlette import Tx
@@ -23,6 +23,8 @@ app = FastAPI()
 async def create(request: Request, tx: Tx) -> Any:
     option = request.headers.get("x-do", "")
     item = (await request.json())["item"]
+    if option == "sign-in":
+        return RedirectResponse("/login", 302)
     await tx.execute("INSERT INTO orders (item) VALUES (:item)", {"item": item})
     row = await tx.fetch_one("SELECT count(*) AS n FROM orders")
     assert row is not None
@@ -32,6 +34,8 @@ async def create(request: Request, tx: Tx) -> Any:
         raise ServiceError(422, "order.refused", "as asked")
     if option == "fail":
         return JSONResponse({"oops": True}, 500)
+    if option == "see-other":
+        return RedirectResponse("/orders/a", 303)
     if option == "slow":
         await asyncio.sleep(0.4)
     if option == "enqueue":

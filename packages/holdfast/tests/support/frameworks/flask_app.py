@@ -25,6 +25,8 @@ def create() -> Any:
     option = request.headers.get("x-do", "")
     item = request.get_json()["item"]
     tx = guard.transaction
+    if option == "sign-in":
+        return "", 302, {"location": "/login"}
     tx.execute("INSERT INTO orders (item) VALUES (:item)", {"item": item})
     row = tx.fetch_one("SELECT count(*) AS n FROM orders")
     assert row is not None
@@ -34,6 +36,8 @@ def create() -> Any:
         raise ServiceError(422, "order.refused", "as asked")
     if option == "fail":
         return {"oops": True}, 500
+    if option == "see-other":
+        return "", 303, {"location": "/orders/a"}
     if option == "slow":
         time.sleep(0.4)
     if option == "enqueue":

@@ -219,7 +219,10 @@ class Harness:
         all_keys = keys if key is None else (key, *keys)
         raw = [(name.encode(), value.encode("latin-1")) for name, value in sent]
         raw += [
-            (b"idempotency-key", value if isinstance(value, bytes) else value.encode())
+            (
+                self.profile.key_header.lower().encode(),
+                value if isinstance(value, bytes) else value.encode(),
+            )
             for value in all_keys
         ]
         body = content

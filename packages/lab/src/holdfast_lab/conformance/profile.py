@@ -1,12 +1,13 @@
 """Profiles: the guarded operation of a server and its settings, built in or from a file."""
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from holdfast.core.keys import KeyFormat
+from holdfast.core.keys import KEY_HEADER, KeyFormat
 from holdfast.core.policy import VOLATILE_FIELDS, ErrorFormat
 
 __all__ = ["BUILT_IN", "Profile", "ProfileError", "RequestTemplate", "read_profile"]
@@ -50,6 +51,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     own_errors: bool = True
     key_format: KeyFormat = KeyFormat.OPAQUE
     key_required: bool = True
+    # The header that carries the key.
+    key_header: str = KEY_HEADER
     # 422 for servers that use the statuses of the IETF draft.
     mismatch_status: int = 409
     volatile_fields: tuple[str, ...] = tuple(sorted(VOLATILE_FIELDS))
@@ -70,6 +73,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError("code_at should be names with dots between them: error.code")
         if self.code_at is not None and self.statuses_only:
             raise ValueError("code_at and statuses_only exclude each other")
+        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", self.key_header):
+            raise ValueError("key_header should be the name of a header")
         headers = [*self.sign_in.items(), *self.other_sign_in.items()]
         for name, template in self._templates():
             if not template.path.startswith("/"):

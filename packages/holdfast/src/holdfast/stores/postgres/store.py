@@ -42,7 +42,7 @@ from holdfast.stores.postgres.params import (
 )
 from holdfast.stores.postgres.session import UsedSession, outlives_statement
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
-from holdfast.stores.rows import record_of
+from holdfast.stores.rows import listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.urls import parse_store_url
 
@@ -280,7 +280,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
             raise
         finally:
             self.release(connection)
-        return [record_of(RecordId(row[0], row[1], row[2]), tuple(row)[3:]) for row in rows]
+        return [listed_record(tuple(row)) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""

@@ -12,7 +12,7 @@ from holdfast.stores.postgres.driver import Driver
 from holdfast.stores.postgres.errors import ABORTED, refuse_unstorable, translate_commit_error
 from holdfast.stores.postgres.params import finish_statement, positional, rows_changed
 from holdfast.stores.postgres.session import UsedSession
-from holdfast.stores.rows import audit_values, finish_values
+from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values
 from holdfast.stores.sql_loader import Queries
 
 __all__ = ["PostgresTransaction", "PostgresUnit", "SharedPostgresTransaction"]
@@ -147,6 +147,11 @@ class PostgresUnit(Generic[TransactionT_co]):
     def transaction(self) -> TransactionT_co:
         """What the handler gets. It depends on the driver."""
         return self._transaction
+
+    async def has_written(self) -> bool:
+        """Return whether the handler has written."""
+        row = await self.statements.fetch_one(HAS_WRITTEN)
+        return row is None or bool(row["written"])
 
     async def keep_alive(self) -> None:
         """Run a query so that the transaction is not idle, unless a statement is running."""

@@ -23,7 +23,7 @@ from holdfast.stores.migrations import (
     run_steps,
 )
 from holdfast.stores.private_files import create_database_file
-from holdfast.stores.rows import record_of
+from holdfast.stores.rows import listed_record
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.connection_thread import ConnectionThread
 from holdfast.stores.sqlite.epoch import FileIdentity, file_identity, reading_of
@@ -190,7 +190,7 @@ class SqliteStore:
             "after_key": after[3] if after else None,
         }
         rows = await self._read(lambda db: db.execute(self._sql["list_records"], values).fetchall())
-        return [record_of(RecordId(row[0], row[1], row[2]), row[3:]) for row in rows]
+        return [listed_record(row) for row in rows]
 
     async def secret(self) -> bytes:
         """Return the secret of this database."""

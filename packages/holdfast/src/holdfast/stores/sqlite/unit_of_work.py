@@ -70,6 +70,7 @@ class SqliteUnit:
     """Takes the write turn with the first statement and releases it in any case."""
 
     __slots__ = (
+        "_changes_before",
         "_claimed_at",
         "_ended",
         "_has_turn",
@@ -89,6 +90,8 @@ class SqliteUnit:
         self._claimed_at = claimed_at
         self._has_turn = False
         self._ended = False
+        # Rows that the connection has changed since it was opened, without those of this unit.
+        self._changes_before = 0
         self._transaction: SqliteTransaction | None = None
         self.superseded = False
 
@@ -108,6 +111,13 @@ class SqliteUnit:
     def has_begun(self) -> bool:
         """True while it holds the write turn, so that nothing else can write."""
         return self._has_turn and not self._ended
+
+    async def has_written(self) -> bool:
+        """Return whether the handler has changed a row."""
+        if not self.has_begun:
+            return False
+        changes: int = await self.run(lambda db: db.total_changes)
+        return changes != self._changes_before
 
     async def keep_alive(self) -> None:
         """Do nothing: SQLite does not end idle transactions."""
@@ -174,6 +184,7 @@ class SqliteUnit:
 
     async def _begin(self, work: Any, *, is_quick: bool) -> Any:
         def check_and_work(db: sqlite3.Connection) -> Any:
+            self._changes_before = db.total_changes
             if self._record_id is not None and exists(
                 db, self._sql, self._record_id, self._claimed_at
             ):
