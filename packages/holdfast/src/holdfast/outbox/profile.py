@@ -22,6 +22,8 @@ from holdfast.core.outbox_entry import (
     ConflictResolution,
     Entry,
     Operation,
+    UnknownBase,
+    member_named,
 )
 from holdfast.core.response_classification import Verdict
 from holdfast.core.retry import QUEUE, RetryPolicy
@@ -166,6 +168,15 @@ class Profile:
     """What ``client_wins`` does if the server has named no version. False: it sends
     ``If-Match: *``. True: the server refuses that, so a person decides."""
 
+    unknown_base: UnknownBase = UnknownBase.FORCE
+    """How an edit is sent if no version of the entity was ever seen. ``FORCE``: without a check.
+    ``READ``: the version is read first, and checked. ``ASK``: it becomes a conflict, unsent."""
+
+    merge_identities: Mapping[str, str] = field(default_factory=dict)
+    """By which member elements of arrays are known when the strategy ``merge`` merges by field:
+    the JSON Pointer of an array to the name of a member, such as ``{"/lines": "id"}``. Other arrays
+    are merged as a whole."""
+
     codes: Mapping[str, Verdict] = field(default_factory=dict)
     """What the API's own error codes mean with status 409 or 422. They take precedence over the
     protocol's (``holdfast.core.response_classification.BY_CODE``)."""
@@ -184,6 +195,8 @@ class Profile:
         if not (self.name.isascii() and self.name.isprintable() and 0 < len(self.name) <= 100):  # noqa: PLR2004
             raise ConfigurationError("a profile's name must be 1 to 100 printable ASCII characters")
         object.__setattr__(self, "priorities", MappingProxyType(dict(self.priorities)))
+        object.__setattr__(self, "unknown_base", member_named(UnknownBase, self.unknown_base))
+        object.__setattr__(self, "merge_identities", MappingProxyType(dict(self.merge_identities)))
         object.__setattr__(self, "codes", MappingProxyType(dict(self.codes)))
 
     def priority_of(self, entity_type: str) -> int:

@@ -7,6 +7,7 @@
 -- has been asked to check whether it happened, so the time of the first send is cleared.
 UPDATE offline_sync_queue
    SET status = 'pending', attempt_count = 0, due_ms = NULL, next_retry_at = NULL, reason = NULL,
+       sent_version = CASE WHEN outcome_unknown THEN sent_version END,
        maybe_since_ms = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_ms END,
        maybe_since_at = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_at END
  WHERE id = :id
@@ -19,7 +20,7 @@ UPDATE offline_sync_queue
        payload = :payload, headers = :headers, endpoint = :endpoint, idempotency_key = :key,
        dependency_ids = :dependency_ids, local_refs = :local_refs, waiting_for = :waiting_for,
        payload_version = :payload_version, base = :base, base_version = :base_version,
-       theirs = NULL, theirs_version = NULL, forced = :forced, outcome_unknown = 0,
+       theirs = NULL, theirs_version = NULL, conflict_fields = NULL, sent_version = NULL, forced = :forced, outcome_unknown = 0,
        maybe_since_ms = NULL, maybe_since_at = NULL
  WHERE id = :id
 RETURNING ENTRY;
