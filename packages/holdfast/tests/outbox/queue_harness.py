@@ -138,6 +138,7 @@ ENDINGS: Answers = {
 
 def undo_versions(file: sqlite3.Connection) -> None:
     """Make a file what it was before step 5 of its schema."""
-    for column in ("entity", "sent_version", "conflict_fields"):
+    file.execute("DROP INDEX idx_offline_sync_queue_chain")
+    for column in ("entity", "sent_version", "conflict_fields", "left_lane", "chain"):
         file.execute(f"ALTER TABLE offline_sync_queue DROP COLUMN {column}")
     file.execute("DROP TABLE entity_versions")

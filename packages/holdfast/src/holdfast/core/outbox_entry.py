@@ -40,6 +40,7 @@ __all__ = [
     "ConflictResolutionName",
     "Entry",
     "NewEntry",
+    "OnRefusal",
     "Operation",
     "OperationName",
     "Reason",
@@ -262,6 +263,13 @@ def member_named(kind: type[_Member], value: str) -> _Member:
         ) from None
 
 
+class OnRefusal(StrEnum):
+    """What the entries behind a refused one do."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+
+
 class UnknownBase(StrEnum):
     """How an edit is sent if no version of its entity was ever seen."""
 
@@ -371,6 +379,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     profile: str
     # Entries of one lane are sent in order; None is independent.
     lane: str | None
+    # The lane that it left when it failed; a retry brings it back there.
+    left_lane: str | None
     # Why it has its status.
     reason: Reason | None
     # Local ids that are replaced by server ids; fixed when it was queued, so that every send
@@ -390,6 +400,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     conflict_fields: tuple[str, ...]
     # The entity whose version is checked; None for a create.
     entity: str | None
+    # Entries of one chain make no sense without each other; None is in none.
+    chain: str | None
     # ``If-Match`` of the last send, which every later send repeats; empty if it had none.
     sent_version: str | None
     # Sent once without a version check: the device's side has won.

@@ -11,10 +11,22 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from holdfast.core.outbox_entry import Claimed, Entry, Reason, Status, Transition, after
+from holdfast.core.outbox_entry import (
+    Claimed,
+    Entry,
+    Reason,
+    Status,
+    Transition,
+    after,
+)
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import ClaimLostError
-from holdfast.outbox.dependencies import free_dependents, park_dependents
+from holdfast.outbox.dependencies import (
+    bind_chain,
+    free_dependents,
+    leave_lane,
+    park_dependents,
+)
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.sql import awaited_local, created_by, entry_of, instant, json_text
 from holdfast.outbox.transaction import Transaction
@@ -40,6 +52,10 @@ _MAX_ERROR_LENGTH: Final = 8192
 
 _MAX_DELAY_SECONDS: Final = 366 * 86_400.0
 """A longer Retry-After is shortened: dates further off do not fit everywhere."""
+
+
+_FINAL: Final = frozenset({Reason.RESPONSE, Reason.REBUILD, Reason.DEPENDENCY})
+"""Why an entry will not happen as it is. With other reasons it may have happened."""
 
 
 class AttemptResult(NamedTuple):
@@ -240,13 +256,19 @@ def fail(
     reason: Reason,
     outcome_unknown: bool,
 ) -> Entry:
-    """Make the entry ``failed`` and park its dependents."""
+    """Make the entry ``failed`` and park its dependents.
+
+    If the server has refused it for good, the lane goes on, unless the profile stops it.
+    """
     entry = _end_claim(
         tx, claimed, Transition.FAIL, result, reason=reason, outcome_unknown=outcome_unknown
     )
     tx.emit(EventKind.FAILED, entry)
+    is_final = reason in _FINAL and not entry.outcome_unknown
+    if is_final and reason is Reason.RESPONSE:
+        bind_chain(tx, entry)
     park_dependents(tx, entry)
-    return entry
+    return leave_lane(tx, entry) if is_final else entry
 
 
 def conflict(

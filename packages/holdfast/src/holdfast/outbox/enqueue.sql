@@ -27,8 +27,9 @@ INSERT INTO offline_sync_queue
        (id, user_id, operation, entity_type, local_id, server_id, endpoint, payload, headers,
         idempotency_key, status, max_attempts, sequence_number, dependency_ids, created_at,
         conflict_resolution, priority, client_generated_at, profile, reason, local_refs,
-        payload_version, base, base_version, entity, lane, turn, waiting_for, enqueued_ms)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+        payload_version, base, base_version, entity, chain, lane, turn, waiting_for,
+        enqueued_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_wait
 INSERT INTO entry_waits (awaited, entry_id) VALUES (?, ?);

@@ -688,7 +688,7 @@ class OutboxQueue:
             return None if due_ms is None else max(0, due_ms - tx.ms) / 1000
 
     def blocked_by(self, user_id: str, lane: str | None = None) -> list[Entry]:
-        """Return the ``failed`` and ``conflict`` entries that block lanes, for a person.
+        """Return the ``failed`` and ``conflict`` entries, which need a person.
 
         Entries that are parked because of another (reason ``dependency``) are left out: the other
         one needs the attention.

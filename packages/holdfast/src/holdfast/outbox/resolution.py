@@ -22,7 +22,9 @@ from holdfast.outbox.dependencies import (
     BatchIndex,
     EntryRef,
     find_dependencies,
+    leave_lane,
     park_dependents,
+    rejoin_lane,
     revive_dependents,
 )
 from holdfast.outbox.events import EventKind
@@ -70,6 +72,7 @@ def retry(tx: Transaction, entry_id: str) -> Entry:
             "expired: retry that one, or edit this one so that it no longer needs it"
         )
     entry = tx.changed("to_pending", id=entry_id)
+    entry = rejoin_lane(tx, entry)
     tx.emit(EventKind.RETRIED, entry)
     revive_dependents(tx, entry)
     return entry
@@ -124,7 +127,7 @@ def resolve(
             entry = tx.changed("give_up", id=entry_id, reason=Reason.RESPONSE.value)
             tx.emit(EventKind.FAILED, entry)
             park_dependents(tx, entry)
-            return entry
+            return leave_lane(tx, entry)
         case Resolution.MINE:
             _check_conflict(entry, Transition.RESEND)
             if adopts:
@@ -178,7 +181,7 @@ def park(tx: Transaction, entry_id: str, *, reason: Reason, error: str | None) -
     entry = tx.changed("park", id=entry_id, reason=reason.value, error=error)
     tx.emit(EventKind.FAILED, entry)
     park_dependents(tx, entry)
-    return entry
+    return leave_lane(tx, entry) if reason is Reason.REBUILD else entry
 
 
 def settle_unclaimed(
@@ -234,6 +237,7 @@ def _rewrite(
         base_version=_base_version(entry, request.headers, rebased=rebased),
         forced=forced,
     )
+    changed = rejoin_lane(tx, changed)
     if dependencies.has_dead_parent:
         changed = tx.changed("park", id=entry.id, reason=Reason.DEPENDENCY.value, error=None)
     return changed
