@@ -380,7 +380,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     # Entries of one lane are sent in order; None is independent.
     lane: str | None
     # The lane that it left when it failed; a retry brings it back there.
-    left_lane: str | None
+    left_lane: str | None = None
     # Why it has its status.
     reason: Reason | None
     # Local ids that are replaced by server ids; fixed when it was queued, so that every send
@@ -397,13 +397,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     # The version of ``theirs``.
     theirs_version: str | None
     # JSON Pointers of what both sides have changed, if a merge has found that.
-    conflict_fields: tuple[str, ...]
+    conflict_fields: tuple[str, ...] = ()
     # The entity whose version is checked; None for a create.
-    entity: str | None
+    entity: str | None = None
     # Entries of one chain make no sense without each other; None is in none.
-    chain: str | None
+    chain: str | None = None
     # ``If-Match`` of the last send, which every later send repeats; empty if it had none.
-    sent_version: str | None
+    sent_version: str | None = None
     # Sent once without a version check: the device's side has won.
     forced: bool
     # Sent without a conclusive response. Only the same key and body may be sent again.
