@@ -1,11 +1,15 @@
 """Fixtures: a queue per test, and one server per session."""
 
+import dataclasses
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from holdfast.core.outbox_entry import OnRefusal
+from holdfast_services.field.outbox_profile import PROFILE as FIELD
+from holdfast_services.walk.outbox_profile import PROFILE as WALK
 from packages.holdfast.tests.outbox.queue_harness import Lab
 from packages.holdfast.tests.support.outbox_harness import SECRET
 from packages.services.tests.cli.conftest import Server
@@ -23,6 +27,17 @@ def quick_path() -> Iterator[Path]:
 @pytest.fixture
 def lab(quick_path: Path) -> Iterator[Lab]:
     made = Lab(quick_path / "outbox.db")
+    yield made
+    made.queue.close()
+
+
+@pytest.fixture
+def stopping_lab(quick_path: Path) -> Iterator[Lab]:
+    """A queue whose lanes stop at a refused entry."""
+    profiles = [
+        dataclasses.replace(profile, on_refusal=OnRefusal.STOP) for profile in (WALK, FIELD)
+    ]
+    made = Lab(quick_path / "outbox.db", profiles=profiles)
     yield made
     made.queue.close()
 

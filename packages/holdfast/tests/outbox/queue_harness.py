@@ -1,5 +1,6 @@
 """A queue in a temporary file, and a device whose clocks the test sets."""
 
+import sqlite3
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -133,3 +134,11 @@ ENDINGS: Answers = {
     "expire": lambda queue, claimed: queue.expire(claimed),
 }
 """Every way in which a claim can end, by its holder's word."""
+
+
+def undo_versions(file: sqlite3.Connection) -> None:
+    """Make a file what it was before step 5 of its schema."""
+    file.execute("DROP INDEX idx_offline_sync_queue_chain")
+    for column in ("entity", "sent_version", "conflict_fields", "left_lane", "chain"):
+        file.execute(f"ALTER TABLE offline_sync_queue DROP COLUMN {column}")
+    file.execute("DROP TABLE entity_versions")

@@ -221,7 +221,7 @@ def test_a_conflict_is_shown_side_by_side_and_resolved(outbox: Outbox, user: str
     assert "urn:holdfast:problem" not in listed
     told = outbox.run("drain", "--user", user, "--server", outbox.server.url).stdout.decode()
     assert f"{entry['id']} is conflict and needs a decision (resolve or discard)" in told
-    assert "title\t-\tMine\tTheirs" in table
+    assert "title\tVisit\tMine\tTheirs" in table
     assert outbox("resolve", entry["id"], "--strategy", "client_wins")["forced"]
     assert outbox.drain()["succeeded"] == 1
     assert titles_of(outbox.server.url, user) == ["Mine"]

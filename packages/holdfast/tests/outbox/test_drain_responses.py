@@ -1,5 +1,6 @@
 """What each response does to the queue, with a scripted server."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -8,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.outbox_entry import Entry, NewEntry, Reason, Status
+from holdfast.core.outbox_entry import Entry, NewEntry, OnRefusal, Reason, Status
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.outbox import EventKind, OutboxQueue, Profile, QueueSettings, TimestampsInBody
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.events import Event
 from holdfast.outbox.transport import NoResponse, Request, Response
+from holdfast_services.field.outbox_profile import PROFILE as FIELD
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     Scripted,
@@ -445,6 +447,26 @@ def test_no_token_is_ever_in_the_file(queue: OutboxQueue, tmp_path: Path) -> Non
 # -- a poisoned head ------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def stopping(tmp_path: Path) -> Iterator[OutboxQueue]:
+    """A queue whose lanes stop at a refused entry."""
+    profile = dataclasses.replace(FIELD, on_refusal=OnRefusal.STOP)
+    with OutboxQueue.open(tmp_path / "stopping.db", profiles=[profile]) as queue:
+        queue.add_user("ada")
+        queue.add_user("bo")
+        yield queue
+
+
+def test_a_refused_entry_does_not_stop_its_lane(queue: OutboxQueue) -> None:
+    head, *behind = (
+        queue.enqueue(activity("ada", name, lane="a")) for name in ("poison", "b", "c")
+    )
+    report = drain(queue, "ada", Scripted(refusing("poison")))
+    assert (report.failed, report.succeeded) == (1, 2)
+    assert {queue.get(entry.id).status for entry in behind} == {Status.SUCCEEDED}
+    assert queue.get(head.id).status is Status.FAILED
+
+
 def poisoned(queue: OutboxQueue) -> tuple[Entry, Entry]:
     head = queue.enqueue(activity("ada", "poison", lane="a"))
     behind = queue.enqueue(activity("ada", "behind", lane="a"))
@@ -459,28 +481,28 @@ def poisoned(queue: OutboxQueue) -> tuple[Entry, Entry]:
     return head, behind
 
 
-def test_a_poisoned_head_stops_its_chain_only_and_retry_unblocks_it(queue: OutboxQueue) -> None:
-    head, behind = poisoned(queue)
-    queue.retry(head.id)
+def test_a_poisoned_head_stops_its_chain_only_and_retry_unblocks_it(stopping: OutboxQueue) -> None:
+    head, behind = poisoned(stopping)
+    stopping.retry(head.id)
     server = Scripted(created)
-    assert drain(queue, "ada", server).ended is Ended.EMPTY
+    assert drain(stopping, "ada", server).ended is Ended.EMPTY
     assert server.keys == [head.idempotency_key, behind.idempotency_key]
 
 
-def test_edit_unblocks_a_poisoned_head_with_a_new_key(queue: OutboxQueue) -> None:
-    head, behind = poisoned(queue)
-    edited = queue.edit_payload(head.id, {"title": "cured"})
+def test_edit_unblocks_a_poisoned_head_with_a_new_key(stopping: OutboxQueue) -> None:
+    head, behind = poisoned(stopping)
+    edited = stopping.edit_payload(head.id, {"title": "cured"})
     server = Scripted(refusing("poison"))
-    assert drain(queue, "ada", server).ended is Ended.EMPTY
+    assert drain(stopping, "ada", server).ended is Ended.EMPTY
     assert server.keys == [edited.idempotency_key, behind.idempotency_key]
     assert edited.idempotency_key != head.idempotency_key
 
 
-def test_discard_unblocks_a_poisoned_head(queue: OutboxQueue) -> None:
-    head, behind = poisoned(queue)
-    queue.discard(head.id)
+def test_discard_unblocks_a_poisoned_head(stopping: OutboxQueue) -> None:
+    head, behind = poisoned(stopping)
+    stopping.discard(head.id)
     server = Scripted(created)
-    assert drain(queue, "ada", server).ended is Ended.EMPTY
+    assert drain(stopping, "ada", server).ended is Ended.EMPTY
     assert server.keys == [behind.idempotency_key]
 
 

@@ -27,7 +27,7 @@ from holdfast.errors import (
 )
 from holdfast.outbox import OutboxQueue, QueueSettings, Status, database
 from holdfast.stores.migrations import Migration, load_migrations
-from packages.holdfast.tests.outbox.queue_harness import KEY, Lab, new
+from packages.holdfast.tests.outbox.queue_harness import KEY, Lab, new, undo_versions
 
 NOBODY = 65534
 
@@ -240,6 +240,7 @@ def test_entries_sent_before_schema_3_count_from_their_queueing(
     lab.claim()
     lab.queue.close()
     with closing(sqlite3.connect(lab.path)) as old, old:  # as step 2 has left it
+        undo_versions(old)
         old.execute("DROP INDEX idx_offline_sync_queue_unknown")
         old.execute("ALTER TABLE offline_sync_queue DROP COLUMN maybe_since_ms")
         old.execute("ALTER TABLE offline_sync_queue DROP COLUMN maybe_since_at")

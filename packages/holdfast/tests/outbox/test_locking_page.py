@@ -134,8 +134,8 @@ def test_client_wins_reads_the_version_and_sends_it(
     [
         # Merged into one request.
         ([1, 1, 1], True, ["succeeded"], "three"),
-        # The second conflicts with the first; the third waits behind it.
-        ([1, 1, 1], False, ["succeeded", "conflict", "pending"], "one"),
+        # Each is sent with the version that the one before has produced.
+        ([1, 1, 1], False, ["succeeded", "succeeded", "succeeded"], "three"),
         # Merged only with entries that name the same version.
         ([1, 2, 3], True, ["succeeded", "succeeded", "succeeded"], "three"),
     ],

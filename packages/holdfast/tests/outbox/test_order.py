@@ -86,7 +86,10 @@ def test_the_app_can_name_lanes(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("ending", ["fail", "conflict", "schedule_retry"])
-def test_a_failed_head_blocks_its_lane_only(lab: Lab, ending: str) -> None:
+def test_a_failed_head_blocks_its_lane_only_where_the_profile_stops_it(
+    stopping_lab: Lab, ending: str
+) -> None:
+    lab = stopping_lab
     lab.queue.add_user("bob")
     ref = local()
     head = lab.add(local_id=ref)
@@ -113,7 +116,10 @@ def discard(queue: OutboxQueue, entry: Entry) -> object:
 
 
 @pytest.mark.parametrize("unblock", [retry, edit, discard])
-def test_retry_edit_and_discard_each_unblock_a_poisoned_head(lab: Lab, unblock: object) -> None:
+def test_retry_edit_and_discard_each_unblock_a_poisoned_head(
+    stopping_lab: Lab, unblock: object
+) -> None:
+    lab = stopping_lab
     head, behind = lab.queue.enqueue(walk()), lab.queue.enqueue(walk())
     lab.queue.fail(lab.claim(), http_status=422, code="PREREQUISITES_NOT_MET")
     assert lab.queue.claim("ada") is None
@@ -135,8 +141,41 @@ def test_a_conflict_holds_its_lane_until_it_is_resolved(
     lab.queue.conflict(lab.claim())
     assert lab.queue.claim("ada") is None
     lab.queue.resolve(head.id, how)
-    expected = {True: [head.id, behind.id], False: [behind.id], None: []}
+    expected = {True: [head.id, behind.id], False: [behind.id], None: [behind.id]}
     assert drained(lab) == expected[head_goes_again]
+
+
+def test_a_refused_entry_leaves_its_lane_and_a_retry_brings_it_back(lab: Lab) -> None:
+    head, *behind = (lab.queue.enqueue(walk(endpoint=f"/quest/{n}/complete")) for n in range(3))
+    lab.queue.fail(lab.claim(), http_status=422, code="PREREQUISITES_NOT_MET")
+    assert lab.queue.get(head.id).lane is None
+    claimed = lab.claim()
+    assert claimed.entry.id == behind[0].id
+    # It is not sent beside the one that is in flight, but before the one behind that.
+    lab.queue.retry(head.id)
+    assert lab.queue.claim("ada") is None
+    lab.queue.succeed(claimed)
+    assert drained(lab) == [head.id, behind[1].id]
+
+
+def test_a_retried_entry_takes_the_turn_back_from_a_pending_one(lab: Lab) -> None:
+    head, behind = (lab.queue.enqueue(walk(endpoint=f"/quest/{n}/complete")) for n in range(2))
+    lab.queue.fail(lab.claim(), http_status=422)
+    lab.queue.retry(head.id)
+    assert drained(lab) == [head.id, behind.id]
+
+
+def test_a_refusal_parks_the_rest_of_its_chain_only(lab: Lab) -> None:
+    start, first, other, second = (
+        lab.queue.enqueue(walk(endpoint=path))
+        for path in ("/quest/1/start", "/quest/1/step", "/quest/2/start", "/quest/1/complete")
+    )
+    lab.queue.fail(lab.claim(), http_status=422, code="PREREQUISITES_NOT_MET")
+    parked = [lab.queue.get(entry.id) for entry in (first, second)]
+    assert {(entry.status, entry.reason) for entry in parked} == {(Status.FAILED, "dependency")}
+    assert drained(lab) == [other.id]
+    lab.queue.retry(start.id)
+    assert drained(lab) == [start.id, first.id, second.id]
 
 
 @pytest.mark.parametrize("name", ["succeed", "expire"])

@@ -20,6 +20,7 @@ from holdfast.outbox import ChainAction, ConflictResolution, Drop, OutboxQueue, 
 from holdfast.outbox import profile as profiles_module
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.profile import DEFAULT_PROFILE, ProfileRegistry
+from packages.holdfast.tests.outbox.queue_harness import undo_versions
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     Scripted,
@@ -169,6 +170,7 @@ def test_entries_of_an_unknown_profile_are_not_sent_and_hold_up_no_others(
 def as_version_3(path: Path, profile: str) -> None:
     """Make a file what it was when every entry without a profile was stored under one name."""
     with sqlite3.connect(path / "outbox.db") as file:
+        undo_versions(file)
         file.execute("UPDATE outbox_meta SET value = 3 WHERE name = 'schema'")
         file.execute("DELETE FROM outbox_meta WHERE name = 'former_default_profile'")
         file.execute("UPDATE offline_sync_queue SET profile = ?", (profile,))

@@ -138,13 +138,19 @@ def test_a_quest_that_is_completed_has_nothing_left_to_send(queue: OutboxQueue) 
     assert results(queue, entries) == [DROPPED, DROPPED]
 
 
-def test_other_quests_are_left_alone_and_wait_behind_what_is_parked(queue: OutboxQueue) -> None:
+def test_other_quests_are_left_alone_and_do_not_wait_behind_what_is_parked(
+    queue: OutboxQueue,
+) -> None:
     parked = queue.enqueue(step("ada", 3))
-    other = queue.enqueue(action("ada", "/quest/quest.001/step/1/advance"))
-    drain(queue, "ada", Scripted(Quests(7, 2)))
-    assert queue.get(other.id).status is Status.PENDING
-    queue.discard(parked.id)
-    assert drain(queue, "ada", Scripted([response(200, {})])).ended is Ended.EMPTY
+    other = queue.enqueue(action("ada", "/energy/spend"))
+    quests = Quests(7, 2)
+
+    def reply(request: Request) -> Response:
+        return response(200, {}) if request.target == other.endpoint else quests(request)
+
+    drain(queue, "ada", Scripted(reply))
+    assert queue.get(parked.id).status is Status.FAILED
+    assert queue.get(other.id).status is Status.SUCCEEDED
 
 
 def test_quests_that_cannot_be_read_are_read_at_the_next_attempt(queue: OutboxQueue) -> None:

@@ -40,6 +40,7 @@ __all__ = [
     "ConflictResolutionName",
     "Entry",
     "NewEntry",
+    "OnRefusal",
     "Operation",
     "OperationName",
     "Reason",
@@ -48,6 +49,7 @@ __all__ = [
     "Status",
     "StatusName",
     "Transition",
+    "UnknownBase",
     "after",
     "member_named",
 ]
@@ -261,6 +263,21 @@ def member_named(kind: type[_Member], value: str) -> _Member:
         ) from None
 
 
+class OnRefusal(StrEnum):
+    """What the entries behind a refused one do."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+
+
+class UnknownBase(StrEnum):
+    """How an edit is sent if no version of its entity was ever seen."""
+
+    FORCE = "force"
+    READ = "read"
+    ASK = "ask"
+
+
 class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A mutation to be queued. Comments name the defaults of fields that are left out."""
 
@@ -362,6 +379,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     profile: str
     # Entries of one lane are sent in order; None is independent.
     lane: str | None
+    # The lane that it left when it failed; a retry brings it back there.
+    left_lane: str | None = None
     # Why it has its status.
     reason: Reason | None
     # Local ids that are replaced by server ids; fixed when it was queued, so that every send
@@ -371,12 +390,20 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     payload_version: int
     # The entity when the change was made.
     base: str | None
-    # The version of ``base``.
+    # The version of ``base``, as ``If-Match`` takes it; the one seen last, unless the app set one.
     base_version: str | None
     # The server's side of a conflict, and its version.
     theirs: str | None
     # The version of ``theirs``.
     theirs_version: str | None
+    # JSON Pointers of what both sides have changed, if a merge has found that.
+    conflict_fields: tuple[str, ...] = ()
+    # The entity whose version is checked; None for a create.
+    entity: str | None = None
+    # Entries of one chain make no sense without each other; None is in none.
+    chain: str | None = None
+    # ``If-Match`` of the last send, which every later send repeats; empty if it had none.
+    sent_version: str | None = None
     # Sent once without a version check: the device's side has won.
     forced: bool
     # Sent without a conclusive response. Only the same key and body may be sent again.
@@ -405,6 +432,10 @@ class Claimed(msgspec.Struct, frozen=True):
     number: int
     # How long the claim is valid.
     lease_seconds: float
+    # The version to send as ``If-Match``; None for none.
+    version: str | None = None
+    # The entity as of that version, a JSON text, if an earlier send of the same drain returned it.
+    base: str | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):

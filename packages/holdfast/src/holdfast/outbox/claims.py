@@ -11,13 +11,26 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from holdfast.core.outbox_entry import Claimed, Entry, Reason, Status, Transition, after
+from holdfast.core.outbox_entry import (
+    Claimed,
+    Entry,
+    Reason,
+    Status,
+    Transition,
+    after,
+)
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import ClaimLostError
-from holdfast.outbox.dependencies import free_dependents, park_dependents
+from holdfast.outbox.dependencies import (
+    bind_chain,
+    free_dependents,
+    leave_lane,
+    park_dependents,
+)
 from holdfast.outbox.events import EventKind
-from holdfast.outbox.sql import awaited_local, created_by, entry_of, instant
+from holdfast.outbox.sql import awaited_local, created_by, entry_of, instant, json_text
 from holdfast.outbox.transaction import Transaction
+from holdfast.outbox.versions import Produced, record_read, record_success
 
 __all__ = [
     "AttemptResult",
@@ -26,6 +39,7 @@ __all__ = [
     "expire",
     "fail",
     "map_local_id",
+    "rebase",
     "release",
     "renew",
     "retry_later",
@@ -38,6 +52,10 @@ _MAX_ERROR_LENGTH: Final = 8192
 
 _MAX_DELAY_SECONDS: Final = 366 * 86_400.0
 """A longer Retry-After is shortened: dates further off do not fit everywhere."""
+
+
+_FINAL: Final = frozenset({Reason.RESPONSE, Reason.REBUILD, Reason.DEPENDENCY})
+"""Why an entry will not happen as it is. With other reasons it may have happened."""
 
 
 class AttemptResult(NamedTuple):
@@ -74,20 +92,34 @@ def claim_some(
         "lease_ms": tx.ms + int(lease_seconds * 1000),
     }
     skip = msgspec.json.encode(sorted(skip_profiles)).decode()
-    heads = tx.entries("claim_some", user_id=user_id, limit=limit, skip=skip, **columns)
+    versions: dict[str, str] = {}
+
+    def claimed(name: str, **params: Any) -> list[Entry]:
+        found = []
+        for *row, version in tx.rows(name, **params, **columns):
+            entry = entry_of(row)
+            found.append(entry)
+            if version:
+                versions[entry.id] = version
+        return found
+
+    heads = claimed("claim_some", user_id=user_id, limit=limit, skip=skip)
     behind: dict[str, deque[Entry]] = {}
     left = limit - len(heads)
     for head in heads:
         ids = _sendable_behind(tx, head, left, skip) if left > 0 else []
         if ids:
-            followers = tx.entries("claim_behind", ids=msgspec.json.encode(ids).decode(), **columns)
+            followers = claimed("claim_behind", ids=msgspec.json.encode(ids).decode())
             followers.sort(key=attrgetter("sequence_number"))
             behind[str(head.lane)] = deque(followers)
             left -= len(followers)
     entries = _in_send_order(heads, behind)
     for entry in entries:
         tx.emit(EventKind.CLAIMED, entry)
-    return [Claimed(entry, entry.claim_number, lease_seconds) for entry in entries]
+    return [
+        Claimed(entry, entry.claim_number, lease_seconds, versions.get(entry.id))
+        for entry in entries
+    ]
 
 
 def _sendable_behind(tx: Transaction, head: Entry, limit: int, skip: str) -> list[str]:
@@ -144,10 +176,16 @@ def return_expired_claims(tx: Transaction) -> list[Entry]:
 
 
 def succeed(
-    tx: Transaction, claimed: Claimed, result: AttemptResult, *, server_id: str | int | None
+    tx: Transaction,
+    claimed: Claimed,
+    result: AttemptResult,
+    *,
+    server_id: str | int | None,
+    produced: Produced,
 ) -> Entry:
-    """Record success, map the local id, and free dependents and the lane."""
+    """Record success, its version, map the local id, and free dependents and the lane."""
     entry = _settle(tx, claimed, Transition.SUCCEED, result, server_id=server_id)
+    record_success(tx, claimed, entry, produced)
     local = None if server_id is None else created_by(entry)
     if local is not None:
         kind, made_by = entry.entity_type, entry.id
@@ -218,13 +256,19 @@ def fail(
     reason: Reason,
     outcome_unknown: bool,
 ) -> Entry:
-    """Make the entry ``failed`` and park its dependents."""
+    """Make the entry ``failed`` and park its dependents.
+
+    If the server has refused it for good, the lane goes on, unless the profile stops it.
+    """
     entry = _end_claim(
         tx, claimed, Transition.FAIL, result, reason=reason, outcome_unknown=outcome_unknown
     )
     tx.emit(EventKind.FAILED, entry)
+    is_final = reason in _FINAL and not entry.outcome_unknown
+    if is_final and reason is Reason.RESPONSE:
+        bind_chain(tx, entry)
     park_dependents(tx, entry)
-    return entry
+    return leave_lane(tx, entry) if is_final else entry
 
 
 def conflict(
@@ -234,6 +278,8 @@ def conflict(
     *,
     theirs: Any,
     theirs_version: str | None,
+    base: str | None,
+    fields: Iterable[str],
 ) -> Entry:
     """Make the entry ``conflict`` and store the server's side."""
     entry = _end_claim(
@@ -244,9 +290,19 @@ def conflict(
         outcome_unknown=False,
         theirs=None if theirs is UNSET else msgspec.json.encode(theirs).decode(),
         theirs_version=theirs_version,
+        base=base,
+        conflict_fields=json_text(list(fields)),
     )
+    record_read(tx, entry, theirs_version)
     tx.emit(EventKind.CONFLICT, entry)
     return entry
+
+
+def rebase(tx: Transaction, claimed: Claimed, *, base: str | None, version: str) -> Entry:
+    """Return the entry to the queue, based on the version that the server has now."""
+    tx.rows("rebase", id=claimed.entry.id, base=base, version=version)
+    record_read(tx, claimed.entry, version)
+    return release(tx, claimed, AttemptResult(), sent=False)
 
 
 def map_local_id(
@@ -334,6 +390,8 @@ def _end_claim(
     outcome_unknown: bool | None = None,
     theirs: str | None = None,
     theirs_version: str | None = None,
+    base: str | None = None,
+    conflict_fields: str | None = None,
 ) -> Entry:
     """End a claim in a status that is not final."""
     found = tx.rows(
@@ -350,12 +408,28 @@ def _end_claim(
         outcome_unknown=outcome_unknown,
         theirs=theirs,
         theirs_version=theirs_version,
+        base=base,
+        conflict_fields=conflict_fields,
+        sent_version=(claimed.version or "")
+        if _is_frozen(transition, result, unknown=bool(outcome_unknown))
+        else None,
     )
     if not found:
         raise _lost(claimed)
     if in_history:
         _add_attempt(tx, claimed, transition, result)
     return entry_of(found[0])
+
+
+def _is_frozen(transition: Transition, result: AttemptResult, *, unknown: bool) -> bool:
+    """Return whether later sends must repeat the version of this one.
+
+    After ``watchdog`` it is not known whether it was sent; the same version is derived again.
+    """
+    if transition is Transition.FAIL:
+        return unknown
+    was_sent = result.http_status is not None or (unknown and result.code is None)
+    return was_sent and transition in (Transition.RETRY_LATER, Transition.CONFLICT)
 
 
 def _add_attempt(

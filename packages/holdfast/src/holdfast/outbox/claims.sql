@@ -20,7 +20,7 @@ UPDATE offline_sync_queue
                     AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
                     AND profile NOT IN (SELECT value FROM json_each(:skip))
                   ORDER BY priority DESC, sequence_number LIMIT :limit)
-RETURNING ENTRY;
+RETURNING ENTRY, VERSION_TO_SEND;
 
 -- name: behind
 -- The next entries of a lane, and whether each could be sent if all before it had succeeded.
@@ -37,7 +37,7 @@ UPDATE offline_sync_queue
        maybe_since_ms = coalesce(maybe_since_ms, :ms),
        maybe_since_at = coalesce(maybe_since_at, :now)
  WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'pending'
-RETURNING ENTRY;
+RETURNING ENTRY, VERSION_TO_SEND;
 
 -- name: next_eligible
 SELECT ENTRY FROM offline_sync_queue
@@ -90,6 +90,8 @@ UPDATE offline_sync_queue
        maybe_since_ms = CASE WHEN coalesce(:outcome_unknown, outcome_unknown) THEN maybe_since_ms END,
        maybe_since_at = CASE WHEN coalesce(:outcome_unknown, outcome_unknown) THEN maybe_since_at END,
        theirs = coalesce(:theirs, theirs), theirs_version = coalesce(:theirs_version, theirs_version),
+       conflict_fields = :conflict_fields, base = coalesce(:base, base),
+       sent_version = coalesce(:sent_version, sent_version),
        lease_ms = NULL
  WHERE id = :id AND status = 'in_flight' AND claim_number = :number
 RETURNING ENTRY;

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from holdfast.core.if_match import without_if_match
 from holdfast.core.outbox_entry import (
     ConflictResolution,
     Entry,
@@ -20,10 +21,12 @@ from holdfast.core.outbox_entry import (
     member_named,
 )
 from holdfast.core.retry import is_transient
+from holdfast.core.three_way_merge import Merged, merge_patch, three_way_merge
 from holdfast.errors import UsageError
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.transport import NoResponse, Response
+from holdfast.outbox.versions import current_version, version_of
 
 __all__ = ["ConflictPlan", "Merge", "plan_for", "resolve_conflict"]
 
@@ -50,19 +53,36 @@ class ConflictPlan(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     how: Resolution | None = None
     payload: Any = UNSET
+    # JSON Pointers of what both sides have changed.
+    fields: tuple[str, ...] = ()
 
 
 def plan_for(
-    entry: Entry, profile: Profile, refusal: Response, read: Read, merge: Merge | None
+    entry: Entry,
+    profile: Profile,
+    refusal: Response,
+    read: Read,
+    merge: Merge | None,
+    *,
+    may_merge: bool = True,
 ) -> ConflictPlan | NoResponse | Response:
     """Read the server's side and decide. A failure to read it is returned as it is.
 
-    ``refusal`` is the response to the entry; it may name the current version.
+    ``entry.base`` is what the edit was made on. ``refusal`` is the response to the entry; it may
+    name the current version. ``merge`` is the app's function; without it the strategy ``merge``
+    merges by field. Not ``may_merge``: such a conflict is left to a person.
     """
     strategy = entry.conflict_resolution or profile.conflict_resolution
     if entry.operation is Operation.CREATE:
         # There is no entity to read yet.
-        return _decide(entry, strategy, ConflictPlan(), merge)
+        return _decide(
+            entry,
+            profile,
+            strategy,
+            ConflictPlan(),
+            merge if may_merge else None,
+            merges_fields=False,
+        )
     response = read()
     if isinstance(response, NoResponse) or response.status not in {_OK, *_GONE}:
         if strategy is ConflictResolution.SERVER_WINS:
@@ -74,20 +94,26 @@ def plan_for(
         ):
             return response
         # It cannot be read at all: a person decides, or a strategy that does not need it.
-        known = ConflictPlan(version=_current_version(refusal))
+        known = ConflictPlan(version=current_version(refusal))
         needs_version = profile.force_with_version and known.version is None
         if strategy is ConflictResolution.CLIENT_WINS and needs_version:
             return known
-        return _decide(entry, strategy, known, None)
+        return _decide(entry, profile, strategy, known, None, merges_fields=False)
     known = ConflictPlan(theirs=None)
     if response.status == _OK:
-        version = _version(response) or _current_version(refusal)
+        version = version_of(response) or current_version(refusal)
         known = ConflictPlan(theirs=response.json(), version=version)
-    return _decide(entry, strategy, known, merge)
+    chosen = merge if may_merge else None
+    return _decide(entry, profile, strategy, known, chosen, merges_fields=may_merge)
 
 
 def resolve_conflict(
-    queue: OutboxQueue, entry: Entry, how: Resolution | ResolutionName, *, payload: Any = UNSET
+    queue: OutboxQueue,
+    entry: Entry,
+    how: Resolution | ResolutionName,
+    *,
+    payload: Any = UNSET,
+    adopts: bool = True,
 ) -> Entry:
     """End a conflict as a person or a strategy has decided.
 
@@ -97,7 +123,7 @@ def resolve_conflict(
     """
     how = member_named(Resolution, how)
     if how not in (Resolution.MINE, Resolution.MERGED):
-        return queue.resolve(entry.id, how)
+        return queue.resolve(entry.id, how, adopts=adopts)
     if how is Resolution.MERGED and payload is UNSET:
         raise UsageError("resolving a conflict by merging needs the merged payload")
     version = entry.theirs_version
@@ -110,11 +136,18 @@ def resolve_conflict(
         how,
         payload=_without_version(body, version),
         headers=_headers(entry, version),
+        adopts=adopts,
     )
 
 
 def _decide(
-    entry: Entry, strategy: ConflictResolution, known: ConflictPlan, merge: Merge | None
+    entry: Entry,
+    profile: Profile,
+    strategy: ConflictResolution,
+    known: ConflictPlan,
+    merge: Merge | None,
+    *,
+    merges_fields: bool,
 ) -> ConflictPlan:
     replace = msgspec.structs.replace
     match strategy:
@@ -125,8 +158,40 @@ def _decide(
             return known if entry.forced else replace(known, how=Resolution.MINE)
         case ConflictResolution.MERGE if merge is not None:
             return _merge(entry, known, merge)
+        case ConflictResolution.MERGE if merges_fields:
+            return _merge_by_field(entry, profile, known)
         case _:
             return known
+
+
+def merge_fields(
+    entry: Entry, base: Any, theirs: Any, identities: Mapping[str, str]
+) -> Merged | None:
+    """Merge the edit of an entry with the server's side, by field; None if it cannot be merged."""
+    mine = entry.decoded()
+    if not (isinstance(mine, dict) and isinstance(theirs, dict)):
+        return None
+    mine, theirs = _content(mine), _content(theirs)
+    before = _content(base) if isinstance(base, dict) else None
+    if entry.operation is Operation.PATCH:
+        return merge_patch(before, mine, theirs, identities=identities)
+    if before is None:
+        return merge_patch(None, theirs | mine, theirs, identities=identities)
+    return three_way_merge(before, mine, theirs, identities=identities)
+
+
+def _content(entity: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entity.items() if name != "version"}
+
+
+def _merge_by_field(entry: Entry, profile: Profile, known: ConflictPlan) -> ConflictPlan:
+    base = None if entry.base is None else msgspec.json.decode(entry.base)
+    merged = merge_fields(entry, base, known.theirs, profile.merge_identities)
+    if merged is None:
+        return known
+    if merged.conflicts:
+        return msgspec.structs.replace(known, fields=merged.conflicts)
+    return msgspec.structs.replace(known, how=Resolution.MERGED, payload=merged.value)
 
 
 def _merge(entry: Entry, known: ConflictPlan, merge: Merge) -> ConflictPlan:
@@ -142,29 +207,8 @@ def _merge(entry: Entry, known: ConflictPlan, merge: Merge) -> ConflictPlan:
     return msgspec.structs.replace(known, how=Resolution.MERGED, payload=made)
 
 
-def _version(response: Response) -> str | None:
-    """Return the version of an entity as ``If-Match`` takes it, from its ETag or its body."""
-    tag = response.headers.get("etag")
-    if tag is not None and not tag.startswith("W/"):  # a weak tag does not identify a version
-        return tag
-    body = response.json()
-    return _tag(body.get("version")) if isinstance(body, dict) else None
-
-
-def _current_version(refusal: Response) -> str | None:
-    """Return the version that ``concurrency.version_mismatch`` names in its details."""
-    body = refusal.json()
-    details = body.get("details") if isinstance(body, dict) else None
-    return _tag(details.get("currentVersion")) if isinstance(details, dict) else None
-
-
-def _tag(version: Any) -> str | None:
-    is_usable = isinstance(version, int | str) and not isinstance(version, bool)
-    return f'"{version}"' if is_usable else None
-
-
 def _headers(entry: Entry, version: str | None) -> Mapping[str, str]:
-    kept = {name: value for name, value in entry.headers.items() if name.lower() != "if-match"}
+    kept = without_if_match(entry.headers)
     if version is None or entry.operation is Operation.CREATE:
         return kept
     return kept | {"If-Match": version}

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from holdfast.core.local_ids import References
-from holdfast.core.outbox_entry import Entry, Operation, Status
+from holdfast.core.outbox_entry import Entry, OnRefusal, Operation, Status
 from holdfast.errors import EntryInvalidError
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.sql import awaited_local, created_by
@@ -20,10 +20,13 @@ __all__ = [
     "BatchIndex",
     "Dependencies",
     "EntryRef",
+    "bind_chain",
     "check_acyclic",
     "find_dependencies",
     "free_dependents",
+    "leave_lane",
     "park_dependents",
+    "rejoin_lane",
     "revive_dependents",
 ]
 
@@ -194,7 +197,47 @@ def park_dependents(tx: Transaction, parent: Entry) -> list[Entry]:
     parked = tx.entries("park_dependents", id=parent.id, local=created_by(parent))
     for child in parked:
         tx.emit(EventKind.FAILED, child, detail=f"it depends on {parent.id}")
+        leave_lane(tx, child)
     return parked
+
+
+def bind_chain(tx: Transaction, refused: Entry) -> None:
+    """Make the later entries of a chain depend on one that the server refuses."""
+    if refused.chain is None:
+        return
+    found = tx.rows(
+        "chain_behind",
+        user_id=refused.user_id,
+        chain=refused.chain,
+        sequence_number=refused.sequence_number,
+    )
+    for (entry_id,) in found:
+        if tx.rows("bind", awaited=refused.id, entry_id=entry_id):
+            tx.rows("count_up", id=entry_id)
+
+
+def leave_lane(tx: Transaction, entry: Entry) -> Entry:
+    """Let the lane of a failed entry go on without it, unless its profile stops the lane."""
+    profile = tx.profiles.find(entry.profile)
+    stops = profile is not None and profile.on_refusal is OnRefusal.STOP
+    if entry.lane is None or stops:
+        return entry
+    tx.rows("leave_lane", id=entry.id)
+    tx.rows("pass_turn", user_id=entry.user_id, lane=entry.lane)
+    return msgspec.structs.replace(entry, lane=None, left_lane=entry.lane)
+
+
+def rejoin_lane(tx: Transaction, entry: Entry) -> Entry:
+    """Return an entry that is pending again to the lane it had left, at its old position."""
+    if entry.left_lane is None:
+        return entry
+    tx.rows(
+        "yield_turn",
+        user_id=entry.user_id,
+        lane=entry.left_lane,
+        sequence_number=entry.sequence_number,
+    )
+    return tx.changed("rejoin_lane", id=entry.id)
 
 
 def revive_dependents(tx: Transaction, parent: Entry) -> list[Entry]:
@@ -204,6 +247,7 @@ def revive_dependents(tx: Transaction, parent: Entry) -> list[Entry]:
     while back:
         entry = back.pop()
         children = tx.entries("revive_dependents", id=entry.id, local=created_by(entry))
+        children = [rejoin_lane(tx, child) for child in children]
         for child in children:
             tx.emit(EventKind.REVIVED, child)
         revived += children

@@ -28,6 +28,7 @@ from holdfast.outbox.profile import unknown_profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.sender import AtSend, Retry, Sender, Token
 from holdfast.outbox.transport import Transport
+from holdfast.outbox.versions import follow
 from holdfast.ports import Clock, SyncFaultPoints
 
 __all__ = ["FAULT_POINTS", "Drain", "LeaseRenewer"]
@@ -208,7 +209,9 @@ class _Run:
             claimed = self._claims.popleft()
             outcome = self._sender.send(claimed, state)
             self._outcomes.append((claimed, outcome))
-            if not isinstance(outcome, Succeeded):
+            if isinstance(outcome, Succeeded):
+                self._follow(claimed, outcome)
+            else:
                 self._hold_back_lane(claimed.entry.lane)
             if state.hold_seconds is not None or state.has_aged:
                 return
@@ -278,6 +281,11 @@ class _Run:
             report.resolved += entry.status is not Status.CONFLICT
         report.rebuilt += isinstance(outcome, WrongOrder)
         _count(report, entry)
+
+    def _follow(self, done: Claimed, outcome: Succeeded) -> None:
+        """Give edits that are claimed already the version that an earlier one produced."""
+        if self._claims and done.entry.entity is not None:
+            self._claims = deque(follow(behind, done, outcome.produced) for behind in self._claims)
 
     def _hold_back_lane(self, lane: str | None) -> None:
         """Send nothing more of a lane whose head has not succeeded."""

@@ -7,7 +7,7 @@ lane, and only those that no entry of another lane waits for.
 import re
 from collections.abc import Sequence
 from datetime import UTC
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -114,12 +114,12 @@ def _may_depend(draft: Draft) -> bool:
 
 def _insert_simple(tx: Transaction, draft: Draft, quota: QueueQuota) -> Entry:
     new = draft.new
-    lane = _lane_of(tx, draft)
-    last, taken = _read_position(tx, new.user_id, lane)
+    place = _place_of(tx, draft)
+    last, taken, seen = _read_position(tx, new.user_id, place)
     number = _next_number(last, new)
     quota.check(tx, new.user_id, last)
     entry = _new_entry(
-        tx, draft, _NO_DEPENDENCIES, id=new_id(tx.now), lane=lane, sequence_number=number
+        tx, draft, _NO_DEPENDENCIES, place, seen, id=new_id(tx.now), sequence_number=number
     )
     tx.run("insert_entry", _row_of(tx, entry, turn=not taken))
     tx.emit(EventKind.ENQUEUED, entry)
@@ -139,6 +139,9 @@ class Batch:
         self._dead: list[Entry] = []
         self._dead_ids: set[str] = set()
         self._last: dict[str, int] = {}
+        # Versions seen last, by user and entity; complete for the entities of this batch.
+        self._seen: dict[tuple[str, str], str] | None = None
+        self._drafts = drafts
         # Lanes with an unsettled entry, and lanes that were looked up.
         self._taken_lanes: set[tuple[str, str]] = set()
         self._known_lanes: set[tuple[str, str]] = set()
@@ -166,16 +169,19 @@ class Batch:
             if known is not None:
                 queued = (known.user_id, known.operation.value, known.endpoint, known.payload)
                 return _same_request(known, queued, draft)
-        lane = _lane_of(tx, draft)
+        place = _place_of(tx, draft)
+        lane = place.lane
         dependencies = self._dependencies_of(draft, entry_id)
         if coalesce and not dependencies.has_dead_parent:
             merged = _coalesce(tx, draft, lane, dependencies)
             if merged is not None:
                 return merged
-        number, turn = self._position(new, lane)
+        number, turn, seen = self._position(new, place)
         if new.id is not None:
             self._check_id(new.id)
-        entry = _new_entry(tx, draft, dependencies, id=entry_id, lane=lane, sequence_number=number)
+        entry = _new_entry(
+            tx, draft, dependencies, place, seen, id=entry_id, sequence_number=number
+        )
         self._rows.append(_row_of(tx, entry, turn=turn))
         self._waits += [(awaited, entry_id) for awaited in dependencies.awaited]
         if new.key is not None:
@@ -199,14 +205,16 @@ class Batch:
             park_dependents(self._tx, entry)
         self._rows, self._waits, self._dead = [], [], []
 
-    def _position(self, new: NewEntry, lane: str | None) -> tuple[int, bool]:
-        """Return the entry's number, and whether it has the turn in its lane."""
-        tx, user_id = self._tx, new.user_id
+    def _position(self, new: NewEntry, place: "_Place") -> tuple[int, bool, str | None]:
+        """Return the entry's number, whether it has the turn, and the version seen last."""
+        tx, user_id, lane = self._tx, new.user_id, place.lane
         last = self._last.get(user_id)
+        seen: str | None
         if last is None:
-            last, taken = _read_position(tx, user_id, lane)
+            last, taken, seen = _read_position(tx, user_id, place)
         else:
             taken = lane is not None and self._is_taken(user_id, lane)
+            seen = None if place.entity is None else self._seen_version(user_id, place.entity)
         number = _next_number(last, new)
         if not self._quota.is_certain(user_id, last):
             self.write()  # so that the count includes this batch
@@ -214,7 +222,22 @@ class Batch:
         self._last[user_id] = number
         if lane is not None:
             self._taken_lanes.add((user_id, lane))
-        return number, not taken
+        return number, not taken, seen
+
+    def _seen_version(self, user_id: str, entity: str) -> str | None:
+        if self._seen is None:
+            self._seen = {}
+            entities: dict[str, set[str]] = {}
+            for draft in self._drafts:
+                place = _place_of(self._tx, draft)
+                if place.entity is not None:
+                    entities.setdefault(draft.new.user_id, set()).add(place.entity)
+            for user, names in entities.items():
+                found = self._tx.rows(
+                    "seen_versions", user_id=user, entities=msgspec.json.encode(names).decode()
+                )
+                self._seen |= {(user, name): seen for name, seen in found}
+        return self._seen.get((user_id, entity))
 
     def _is_taken(self, user_id: str, lane: str) -> bool:
         if (user_id, lane) in self._taken_lanes:
@@ -269,7 +292,7 @@ class Batch:
             nodes.append((entry_id, draft, parents))
         if forward:
             check_acyclic(
-                (entry_id, (draft.new.user_id, _lane_of(self._tx, draft)), parents)
+                (entry_id, (draft.new.user_id, _place_of(self._tx, draft).lane), parents)
                 for entry_id, draft, parents in nodes
             )
 
@@ -294,15 +317,15 @@ def _canonical(payload: str | None) -> bytes | None:
 # -- lanes and numbers ----------------------------------------------------------------------------
 
 
-def _read_position(tx: Transaction, user_id: str, lane: str | None) -> tuple[int, bool]:
-    """Return the user's last sequence number, and whether the lane has an unsettled entry."""
-    found = tx.rows("place", user_id=user_id, lane=lane)
+def _read_position(tx: Transaction, user_id: str, place: "_Place") -> tuple[int, bool, str | None]:
+    """Return the user's last number, whether the lane is taken, and the version seen last."""
+    found = tx.rows("place", user_id=user_id, lane=place.lane, entity=place.entity)
     if not found:
         raise EntryInvalidError(
             "user_id_must_reference_existing_user", f"there is no user {user_id}: add_user first"
         )
-    last, taken = found[0]
-    return last, bool(taken)
+    last, taken, seen = found[0]
+    return last, bool(taken), seen
 
 
 def _next_number(last: int, new: NewEntry) -> int:
@@ -317,25 +340,45 @@ def _next_number(last: int, new: NewEntry) -> int:
     return new.sequence_number
 
 
-def _lane_of(tx: Transaction, draft: Draft) -> str | None:
-    """Return the lane of an entry; entries of one lane are sent in order, None is independent.
+class _Place(NamedTuple):
+    """Where an entry belongs."""
 
-    Entries about one entity share a lane, whichever of its ids they use.
+    # Entries of one lane are sent in order; None is independent.
+    lane: str | None
+    # The entity whose version is checked; None for a create.
+    entity: str | None
+
+
+def _place_of(tx: Transaction, draft: Draft) -> _Place:
+    """Return the lane and the entity of an entry.
+
+    Entries about one entity share both, whichever of its ids they use. An entry about a part of
+    the entity, such as ``/notes/5/pin``, shares its lane, but has another version.
     """
     lane = _explicit_lane(draft)
-    if lane is not None:
-        return lane
-    new = draft.new
-    entity: str | int | None = new.server_id
-    if entity is None:
-        if draft.operation is Operation.CREATE:
-            return None
-        entity = _entity_in(draft.request.endpoint.partition("?")[0])
-    text = str(entity)
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None  # noqa: PLR2004
-    found = tx.rows("local_of_server_id", user_id=new.user_id, text=text, number=number)
-    entity = found[0][0] if found else entity
-    return f"{new.entity_type}/{entity}"
+    is_create = draft.operation is Operation.CREATE
+    if is_create and lane is not None:
+        return _Place(lane, None)
+    new, path = draft.new, draft.request.endpoint.partition("?")[0]
+    named: str | int | None = draft.local_id
+    text = _entity_in(path) if new.server_id is None else str(new.server_id)
+    if named is None:
+        if is_create and new.server_id is None:
+            return _Place(None, None)
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None  # noqa: PLR2004
+        found = tx.rows("local_of_server_id", user_id=new.user_id, text=text, number=number)
+        named = found[0][0] if found else text
+    entity = f"{new.entity_type}/{named}"
+    return _Place(lane or entity, None if is_create else entity + _part_in(path, str(named), text))
+
+
+def _part_in(path: str, *names: str) -> str:
+    """Return what follows the entity in a path: ``/pin`` in ``/notes/5/pin``, often nothing."""
+    parts = path.rstrip("/").split("/")
+    for place in range(len(parts) - 1, -1, -1):
+        if parts[place].removeprefix("{local:").removesuffix("}") in names:
+            return "".join(f"/{part}" for part in parts[place + 1 :])
+    return ""
 
 
 def _explicit_lane(draft: Draft) -> str | None:
@@ -363,8 +406,18 @@ def _new_ids(tx: Transaction, drafts: Sequence[Draft]) -> list[str]:
     return [draft.new.id or next(made) for draft in drafts]
 
 
-def _new_entry(tx: Transaction, draft: Draft, dependencies: Dependencies, **placed: Any) -> Entry:
-    """Return the entry as it will be stored; ``placed`` has its id, lane and number."""
+def _new_entry(
+    tx: Transaction,
+    draft: Draft,
+    dependencies: Dependencies,
+    place: _Place,
+    seen: str | None,
+    **placed: Any,
+) -> Entry:
+    """Return the entry as it will be stored; ``placed`` has its id and number.
+
+    Without a version of the app, it is based on the one that was seen last.
+    """
     new = draft.new
     made_at = new.client_generated_at
     is_dead = dependencies.has_dead_parent
@@ -395,9 +448,15 @@ def _new_entry(tx: Transaction, draft: Draft, dependencies: Dependencies, **plac
         local_refs=dependencies.local_refs,
         payload_version=draft.payload_version,
         base=draft.base,
-        base_version=new.base_version,
+        base_version=draft.base_version or seen,
         theirs=None,
         theirs_version=None,
+        conflict_fields=(),
+        entity=place.entity,
+        chain=draft.profile.chain_of(draft.request.endpoint),
+        sent_version=None,
+        lane=place.lane,
+        left_lane=None,
         forced=False,
         outcome_unknown=False,
         claim_number=0,
@@ -435,6 +494,8 @@ def _row_of(tx: Transaction, entry: Entry, *, turn: bool) -> tuple[Any, ...]:
         entry.payload_version,
         entry.base,
         entry.base_version,
+        entry.entity,
+        entry.chain,
         entry.lane,
         turn,
         entry.waiting_for,
@@ -492,6 +553,7 @@ def _find_merge(tx: Transaction, draft: Draft, lane: str | None) -> _Merge | Non
     if (
         tail.endpoint != draft.request.endpoint
         or tail.headers != draft.request.headers
+        or (draft.base_version is not None and tail.base_version != draft.base_version)
         or tail.profile != draft.profile.name
         or tail.conflict_resolution is not draft.conflict_resolution
         or tail.entity_type != draft.new.entity_type

@@ -2,13 +2,14 @@
 -- condition on unsettled statuses, written as in the partial index.
 
 -- name: place
--- Position of a new entry: the user's last number, and whether the lane has an unsettled entry. No row
--- for an unknown user. A separate statement, because an INSERT that reads its own table takes twice as
+-- Position of a new entry: the user's last number, whether the lane has an unsettled entry, and the
+-- version of the entity seen last. No row for an unknown user. A separate statement, because an INSERT that reads its own table takes twice as
 -- long: SQLite first copies what it reads.
 SELECT max(sequence_floor, coalesce((
            SELECT max(sequence_number) FROM offline_sync_queue WHERE user_id = :user_id), 0)),
        EXISTS (SELECT 1 FROM offline_sync_queue
-                WHERE user_id = :user_id AND lane = :lane AND IS_OPEN)
+                WHERE user_id = :user_id AND lane = :lane AND IS_OPEN),
+       (SELECT seen FROM entity_versions WHERE user_id = :user_id AND entity = :entity)
   FROM users WHERE id = :user_id;
 
 -- name: lane_taken
@@ -26,8 +27,9 @@ INSERT INTO offline_sync_queue
        (id, user_id, operation, entity_type, local_id, server_id, endpoint, payload, headers,
         idempotency_key, status, max_attempts, sequence_number, dependency_ids, created_at,
         conflict_resolution, priority, client_generated_at, profile, reason, local_refs,
-        payload_version, base, base_version, lane, turn, waiting_for, enqueued_ms)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+        payload_version, base, base_version, entity, chain, lane, turn, waiting_for,
+        enqueued_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_wait
 INSERT INTO entry_waits (awaited, entry_id) VALUES (?, ?);

@@ -190,6 +190,7 @@ def purge_user(tx: Transaction, user_id: str, *, force: bool) -> int:
     tx.rows("purge_attempts", user_id=user_id)
     removed = len(tx.rows("purge_entries", user_id=user_id))
     tx.rows("purge_mappings", user_id=user_id)
+    tx.rows("purge_versions", user_id=user_id)
     tx.rows("purge_user", user_id=user_id)
     tx.events.append(Event(kind=EventKind.PURGED, at=tx.now, user_id=user_id, count=removed))
     return removed

@@ -14,6 +14,7 @@ from holdfast.outbox.conflicts import ConflictPlan, resolve_conflict
 from holdfast.outbox.maintenance import KEY_EXPIRED
 from holdfast.outbox.profile import ChainAction, Drop, Park, Recovery, Send
 from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.versions import Produced
 
 __all__ = [
     "Conflicted",
@@ -21,6 +22,7 @@ __all__ = [
     "Failed",
     "KeyExpired",
     "Outcome",
+    "Rebased",
     "Released",
     "RetryLater",
     "Succeeded",
@@ -36,6 +38,14 @@ class Succeeded(msgspec.Struct, frozen=True):
 
     result: AttemptResult
     server_id: str | int | None = None
+    produced: Produced = Produced()
+
+
+class Rebased(msgspec.Struct, frozen=True):
+    """Not sent: the entity was read, and the edit is now based on that."""
+
+    version: str
+    base: Any
 
 
 class RetryLater(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +85,8 @@ class Conflicted(msgspec.Struct, frozen=True):
 
     result: AttemptResult
     plan: ConflictPlan
+    # What the edit was made on, a JSON text, if it is known.
+    base: str | None = None
 
 
 class WrongOrder(msgspec.Struct, frozen=True):
@@ -90,11 +102,19 @@ class KeyExpired(msgspec.Struct, frozen=True):
 
 
 Outcome = (
-    Succeeded | RetryLater | Released | Failed | Expired | Conflicted | WrongOrder | KeyExpired
+    Succeeded
+    | Rebased
+    | RetryLater
+    | Released
+    | Failed
+    | Expired
+    | Conflicted
+    | WrongOrder
+    | KeyExpired
 )
 
 
-def record(  # noqa: PLR0911 - one for each outcome
+def record(  # noqa: C901, PLR0911 - one for each outcome
     queue: OutboxQueue, claimed: Claimed, outcome: Outcome
 ) -> Entry:
     """Record an outcome, and return the entry after that.
@@ -108,10 +128,13 @@ def record(  # noqa: PLR0911 - one for each outcome
             return queue.succeed(
                 claimed,
                 server_id=outcome.server_id,
+                produced=outcome.produced,
                 http_status=result.http_status,
                 code=result.code,
                 request_id=result.request_id,
             )
+        case Rebased():
+            return queue.rebase(claimed, base=outcome.base, version=outcome.version)
         case RetryLater():
             return queue.schedule_retry(
                 claimed,
@@ -140,11 +163,14 @@ def record(  # noqa: PLR0911 - one for each outcome
                     claimed,
                     theirs=plan.theirs,
                     theirs_version=plan.version,
+                    base=outcome.base,
+                    fields=plan.fields,
                     **outcome.result._asdict(),
                 )
                 if plan.how is None:
                     return entry
-                return resolve_conflict(queue, entry, plan.how, payload=plan.payload)
+                # No person has seen the server's side: later edits are checked against it too.
+                return resolve_conflict(queue, entry, plan.how, payload=plan.payload, adopts=False)
         case WrongOrder():
             with queue.transaction():
                 pending = _pending_entries(queue, claimed.entry.user_id)

@@ -5,6 +5,7 @@ object, passed to ``Outbox.open(profiles=[…])`` or published by a package unde
 group ``holdfast.outbox_profiles``. An entry names its profile; the queue and the drain look it up.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,7 +22,10 @@ from holdfast.core.outbox_entry import (
     DEFAULT_PROFILE_NAME,
     ConflictResolution,
     Entry,
+    OnRefusal,
     Operation,
+    UnknownBase,
+    member_named,
 )
 from holdfast.core.response_classification import Verdict
 from holdfast.core.retry import QUEUE, RetryPolicy
@@ -169,6 +173,24 @@ class Profile:
     """What ``client_wins`` does if the server has named no version. False: it sends
     ``If-Match: *``. True: the server refuses that, so a person decides."""
 
+    on_refusal: OnRefusal = OnRefusal.CONTINUE
+    """What happens behind an entry that the server refuses for good. ``CONTINUE``: the lane goes
+    on, and only entries that depend on the refused one are parked. ``STOP``: the lane waits until a
+    person has retried, edited or discarded it."""
+
+    chains: tuple[str, ...] = ()
+    """Patterns of paths whose entries make no sense without each other, such as
+    ``/quests/{quest}/*``: after a refusal the later entries with the same values are parked."""
+
+    unknown_base: UnknownBase = UnknownBase.FORCE
+    """How an edit is sent if no version of the entity was ever seen. ``FORCE``: without a check.
+    ``READ``: the version is read first, and checked. ``ASK``: it becomes a conflict, unsent."""
+
+    merge_identities: Mapping[str, str] = field(default_factory=dict)
+    """By which member elements of arrays are known when the strategy ``merge`` merges by field:
+    the JSON Pointer of an array to the name of a member, such as ``{"/lines": "id"}``. Other arrays
+    are merged as a whole."""
+
     codes: Mapping[str, Verdict] = field(default_factory=dict)
     """What the API's own error codes mean with status 409 or 422. They take precedence over the
     protocol's (``holdfast.core.response_classification.BY_CODE``)."""
@@ -187,11 +209,34 @@ class Profile:
         if not (self.name.isascii() and self.name.isprintable() and 0 < len(self.name) <= 100):  # noqa: PLR2004
             raise ConfigurationError("a profile's name must be 1 to 100 printable ASCII characters")
         object.__setattr__(self, "priorities", MappingProxyType(dict(self.priorities)))
+        object.__setattr__(self, "on_refusal", member_named(OnRefusal, self.on_refusal))
+        object.__setattr__(self, "unknown_base", member_named(UnknownBase, self.unknown_base))
+        object.__setattr__(self, "merge_identities", MappingProxyType(dict(self.merge_identities)))
         object.__setattr__(self, "codes", MappingProxyType(dict(self.codes)))
+
+    def chain_of(self, endpoint: str) -> str | None:
+        """Return the name of the chain that a path belongs to; None if it is in none."""
+        path = endpoint.partition("?")[0]
+        for pattern in self.chains:
+            found = _chain_pattern(pattern).fullmatch(path)
+            if found is not None:
+                return "/".join((self.name, *found.groups()))
+        return None
 
     def priority_of(self, entity_type: str) -> int:
         """Return the priority of an entity type; the default is 5."""
         return self.priorities.get(entity_type, DEFAULT_PRIORITY)
+
+
+@cache
+def _chain_pattern(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression of a pattern: ``{name}`` is a segment, ``*`` is anything."""
+    parts = re.split(r"(\{\w+\}|\*)", pattern)
+    texts = (
+        "([^/]+)" if part.startswith("{") else ".*" if part == "*" else re.escape(part)
+        for part in parts
+    )
+    return re.compile("".join(texts))
 
 
 DEFAULT_PROFILE: Final = Profile(name=DEFAULT_PROFILE_NAME)

@@ -55,6 +55,7 @@ from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.sql import COLUMNS, attempt_of, created_by, entry_of
 from holdfast.outbox.transaction import Transactions
 from holdfast.outbox.validation import check_new
+from holdfast.outbox.versions import Produced
 from holdfast.ports import Clock, SyncFaultPoints
 
 __all__ = ["OutboxQueue", "Stats"]
@@ -352,6 +353,7 @@ class OutboxQueue:
         claimed: Claimed,
         *,
         server_id: str | int | None = None,
+        produced: Produced | None = None,
         http_status: int | None = None,
         code: str | None = None,
         request_id: str | None = None,
@@ -360,11 +362,14 @@ class OutboxQueue:
 
         For a ``create`` with a local id, ``server_id`` is mapped in the same commit, and entries
         that refer to the local id are freed. (Without a ``server_id`` those stay blocked until
-        ``map_local_id``.) Raises ``ClaimLostError``.
+        ``map_local_id``.) ``produced`` is the version that the entity has now: later edits of this
+        device are based on it. Raises ``ClaimLostError``.
         """
         with self._write("succeed") as tx:
             result = AttemptResult(http_status, code, request_id)
-            return claims.succeed(tx, claimed, result, server_id=server_id)
+            return claims.succeed(
+                tx, claimed, result, server_id=server_id, produced=produced or Produced()
+            )
 
     def schedule_retry(
         self,
@@ -455,6 +460,8 @@ class OutboxQueue:
         *,
         theirs: Any = UNSET,
         theirs_version: str | None = None,
+        base: str | None = None,
+        fields: Iterable[str] = (),
         error: str | None = None,
         http_status: int | None = 409,
         code: str | None = None,
@@ -462,8 +469,9 @@ class OutboxQueue:
     ) -> Entry:
         """Record that the entity was changed on the server; the lane waits for ``resolve``.
 
-        ``theirs`` is the server's side as a JSON value, if it is known. Dependents wait. Raises
-        ``ClaimLostError``.
+        ``theirs`` is the server's side as a JSON value, if it is known; ``base``, a JSON text, is
+        what the edit was made on, if it is not the entry's own base. ``fields`` are JSON Pointers
+        of what both sides have changed. Dependents wait. Raises ``ClaimLostError``.
         """
         with self._write("conflict") as tx:
             return claims.conflict(
@@ -472,7 +480,28 @@ class OutboxQueue:
                 AttemptResult(http_status, code, request_id, error),
                 theirs=theirs,
                 theirs_version=theirs_version,
+                base=base,
+                fields=fields,
             )
+
+    def rebase(self, claimed: Claimed, *, base: Any = UNSET, version: str) -> Entry:
+        """Release a claim, and base the edit on what was read from the server.
+
+        Raises ``ClaimLostError``.
+        """
+        with self._write("rebase") as tx:
+            text = None if base is UNSET else msgspec.json.encode(base).decode()
+            return claims.rebase(tx, claimed, base=text, version=version)
+
+    def base_of(self, claimed: Claimed) -> str | None:
+        """Return the entity as it was when the claimed edit was made, as a JSON text, if known."""
+        entry = claimed.entry
+        if claimed.base is not None or entry.entity is None or claimed.version is None:
+            return claimed.base or entry.base
+        with self._read() as tx:
+            found = tx.rows("entity_version", user_id=entry.user_id, entity=entry.entity)
+        version, body = found[0] if found else (None, None)
+        return body if body is not None and version == claimed.version else entry.base
 
     def expire(
         self,
@@ -510,18 +539,21 @@ class OutboxQueue:
         *,
         payload: Any = UNSET,
         headers: Mapping[str, str] | UnsetType = UNSET,
+        adopts: bool = True,
     ) -> Entry:
         """End a conflict.
 
         ``THEIRS`` discards the entry, ``GIVE_UP`` makes it ``failed``; both park its dependents.
         ``MINE`` sends it once more, ``forced`` and with a new key. ``MERGED`` sends ``payload``
         with a new key, with the server's side as its base. Both may come with new ``headers``,
-        for example another ``If-Match``. Raises ``TransitionError`` unless it is in ``conflict``.
+        for example another ``If-Match``. Edits of the entity that are queued behind it are then
+        based on the server's side, unless ``adopts`` is false: then each of them is checked against
+        it. Raises ``TransitionError`` unless it is in ``conflict``.
         """
         rewrite = Rewrite(payload=payload, headers=headers)
         with self._write("resolve") as tx:
             chosen = member_named(Resolution, how)
-            return resolution.resolve(tx, entry_id, chosen, rewrite, self.settings)
+            return resolution.resolve(tx, entry_id, chosen, rewrite, self.settings, adopts=adopts)
 
     def edit_payload(
         self,
@@ -661,7 +693,7 @@ class OutboxQueue:
             return None if due_ms is None else max(0, due_ms - tx.ms) / 1000
 
     def blocked_by(self, user_id: str, lane: str | None = None) -> list[Entry]:
-        """Return the ``failed`` and ``conflict`` entries that block lanes, for a person.
+        """Return the ``failed`` and ``conflict`` entries, which need a person.
 
         Entries that are parked because of another (reason ``dependency``) are left out: the other
         one needs the attention.

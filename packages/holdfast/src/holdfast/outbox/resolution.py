@@ -6,14 +6,25 @@ from typing import Any, assert_never
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.core.outbox_entry import Entry, Reason, Resolution, Status, Transition, after
+from holdfast.core.if_match import ANY_TAG, if_match_in
+from holdfast.core.outbox_entry import (
+    Entry,
+    Operation,
+    Reason,
+    Resolution,
+    Status,
+    Transition,
+    after,
+)
 from holdfast.errors import OutcomeUnknownError, TransitionError, UsageError
 from holdfast.ids import new_uuid4
 from holdfast.outbox.dependencies import (
     BatchIndex,
     EntryRef,
     find_dependencies,
+    leave_lane,
     park_dependents,
+    rejoin_lane,
     revive_dependents,
 )
 from holdfast.outbox.events import EventKind
@@ -21,6 +32,7 @@ from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.sql import created_by, json_text
 from holdfast.outbox.transaction import Transaction
 from holdfast.outbox.validation import Request, check_request
+from holdfast.outbox.versions import base_later_edits_on, record_adopted
 
 __all__ = ["Rewrite", "cancel", "discard", "edit", "park", "resolve", "retry", "settle_unclaimed"]
 
@@ -60,6 +72,7 @@ def retry(tx: Transaction, entry_id: str) -> Entry:
             "expired: retry that one, or edit this one so that it no longer needs it"
         )
     entry = tx.changed("to_pending", id=entry_id)
+    entry = rejoin_lane(tx, entry)
     tx.emit(EventKind.RETRIED, entry)
     revive_dependents(tx, entry)
     return entry
@@ -88,27 +101,46 @@ def edit(
 
 
 def resolve(
-    tx: Transaction, entry_id: str, how: Resolution, rewrite: Rewrite, settings: QueueSettings
+    tx: Transaction,
+    entry_id: str,
+    how: Resolution,
+    rewrite: Rewrite,
+    settings: QueueSettings,
+    *,
+    adopts: bool,
 ) -> Entry:
-    """End a conflict."""
+    """End a conflict.
+
+    ``adopts``: the edits behind it are based on the server's side from now on, because a person
+    has seen that.
+    """
     entry = tx.entry(entry_id)
+    is_create = entry.operation is Operation.CREATE
     match how:
         case Resolution.THEIRS:
             _check_conflict(entry, Transition.DISCARD)
+            if adopts:
+                record_adopted(tx, entry)
             return settle_unclaimed(tx, entry, Status.DISCARDED, Reason.RESPONSE, None)
         case Resolution.GIVE_UP:
             _check_conflict(entry, Transition.GIVE_UP)
             entry = tx.changed("give_up", id=entry_id, reason=Reason.RESPONSE.value)
             tx.emit(EventKind.FAILED, entry)
             park_dependents(tx, entry)
-            return entry
+            return leave_lane(tx, entry)
         case Resolution.MINE:
             _check_conflict(entry, Transition.RESEND)
-            entry = _rewrite(tx, entry, rewrite, settings, forced=True)
+            if adopts:
+                record_adopted(tx, entry)
+            entry = _rewrite(tx, entry, rewrite, settings, forced=True, rebased=not is_create)
         case Resolution.MERGED:
             if rewrite.payload is UNSET:
                 raise UsageError("resolving a conflict by merging needs the merged payload")
             _check_conflict(entry, Transition.RESEND)
+            if adopts:
+                record_adopted(tx, entry)
+            else:
+                base_later_edits_on(tx, entry)
             entry = _rewrite(tx, entry, rewrite, settings, rebased=True)
         case _:
             assert_never(how)
@@ -149,7 +181,7 @@ def park(tx: Transaction, entry_id: str, *, reason: Reason, error: str | None) -
     entry = tx.changed("park", id=entry_id, reason=reason.value, error=error)
     tx.emit(EventKind.FAILED, entry)
     park_dependents(tx, entry)
-    return entry
+    return leave_lane(tx, entry) if reason is Reason.REBUILD else entry
 
 
 def settle_unclaimed(
@@ -202,12 +234,20 @@ def _rewrite(
         waiting_for=len(dependencies.awaited),
         payload_version=settings.payload_version,
         base=entry.theirs if rebased else entry.base,
-        base_version=entry.theirs_version if rebased else entry.base_version,
+        base_version=_base_version(entry, request.headers, rebased=rebased),
         forced=forced,
     )
+    changed = rejoin_lane(tx, changed)
     if dependencies.has_dead_parent:
         changed = tx.changed("park", id=entry.id, reason=Reason.DEPENDENCY.value, error=None)
     return changed
+
+
+def _base_version(entry: Entry, headers: Mapping[str, str], *, rebased: bool) -> str | None:
+    named = None if entry.operation is Operation.CREATE else if_match_in(headers)
+    if named is not None and named != ANY_TAG:
+        return named
+    return entry.theirs_version if rebased else entry.base_version
 
 
 def _check_still_acyclic(tx: Transaction, entry: Entry, awaited: Sequence[str]) -> None:

@@ -7,6 +7,7 @@
 -- has been asked to check whether it happened, so the time of the first send is cleared.
 UPDATE offline_sync_queue
    SET status = 'pending', attempt_count = 0, due_ms = NULL, next_retry_at = NULL, reason = NULL,
+       sent_version = CASE WHEN outcome_unknown THEN sent_version END,
        maybe_since_ms = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_ms END,
        maybe_since_at = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_at END
  WHERE id = :id
@@ -19,7 +20,7 @@ UPDATE offline_sync_queue
        payload = :payload, headers = :headers, endpoint = :endpoint, idempotency_key = :key,
        dependency_ids = :dependency_ids, local_refs = :local_refs, waiting_for = :waiting_for,
        payload_version = :payload_version, base = :base, base_version = :base_version,
-       theirs = NULL, theirs_version = NULL, forced = :forced, outcome_unknown = 0,
+       theirs = NULL, theirs_version = NULL, conflict_fields = NULL, sent_version = NULL, forced = :forced, outcome_unknown = 0,
        maybe_since_ms = NULL, maybe_since_at = NULL
  WHERE id = :id
 RETURNING ENTRY;
@@ -96,3 +97,39 @@ WITH RECURSIVE waiting (id, local) AS (
 SELECT ENTRY FROM offline_sync_queue
  WHERE id IN (SELECT id FROM waiting) AND id <> :id
  ORDER BY sequence_number;
+
+-- name: leave_lane
+UPDATE offline_sync_queue SET left_lane = lane, lane = NULL WHERE id = :id AND lane IS NOT NULL
+RETURNING left_lane;
+
+-- name: yield_turn
+-- The first entry of a lane, if it is pending, returns the turn to an earlier one that comes back.
+UPDATE offline_sync_queue SET turn = 0
+ WHERE rowid = (SELECT rowid FROM offline_sync_queue
+                 WHERE user_id = :user_id AND lane = :lane AND IS_OPEN
+                 ORDER BY sequence_number LIMIT 1)
+   AND status = 'pending' AND sequence_number > :sequence_number;
+
+-- name: rejoin_lane
+-- At its old position: it is next, unless the first entry of the lane has the turn.
+UPDATE offline_sync_queue AS back
+   SET lane = left_lane, left_lane = NULL,
+       turn = NOT coalesce((SELECT turn FROM offline_sync_queue
+                             WHERE user_id = back.user_id AND lane = back.left_lane AND IS_OPEN
+                             ORDER BY sequence_number LIMIT 1), 0)
+ WHERE id = :id
+RETURNING ENTRY;
+
+-- name: chain_behind
+SELECT id FROM offline_sync_queue
+ WHERE user_id = :user_id AND chain = :chain AND sequence_number > :sequence_number
+   AND status = 'pending'
+ ORDER BY sequence_number;
+
+-- name: bind
+INSERT INTO entry_waits (awaited, entry_id) VALUES (:awaited, :entry_id)
+    ON CONFLICT (awaited, entry_id) DO NOTHING
+RETURNING 1;
+
+-- name: count_up
+UPDATE offline_sync_queue SET waiting_for = waiting_for + 1 WHERE id = :id;

@@ -17,8 +17,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from holdfast.core.if_match import ANY_TAG, if_match_in, without_if_match
 from holdfast.core.local_ids import replace_in_body, replace_in_headers, replace_in_path
-from holdfast.core.outbox_entry import METHODS, Claimed, Entry, Operation, Reason, Transition
+from holdfast.core.outbox_entry import (
+    METHODS,
+    Claimed,
+    Entry,
+    Operation,
+    Reason,
+    Transition,
+    UnknownBase,
+)
 from holdfast.core.response_classification import (
     BY_CODE,
     Conflicting,
@@ -31,7 +40,7 @@ from holdfast.core.response_classification import (
     TryLater,
     classify,
 )
-from holdfast.core.retry import RetryPolicy, parse_retry_after
+from holdfast.core.retry import RetryPolicy, is_transient, parse_retry_after
 from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox import conflicts
 from holdfast.outbox.claims import AttemptResult
@@ -44,6 +53,7 @@ from holdfast.outbox.outcome import (
     Failed,
     KeyExpired,
     Outcome,
+    Rebased,
     Released,
     RetryLater,
     Succeeded,
@@ -53,6 +63,7 @@ from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.sql import instant
 from holdfast.outbox.transport import NoResponse, Request, Response, Transport
+from holdfast.outbox.versions import produced_by, version_of
 from holdfast.ports import Clock, SyncFaultPoints
 
 __all__ = ["UNREACHABLE", "AtSend", "Retry", "Sender", "Token", "bearer_token", "build_request"]
@@ -167,9 +178,16 @@ class Sender:
                 return self._sign_in(entry, state, token, "there is no token: sign in")
             extra = self._headers(entry, token)
             request = build_request(
-                entry, profile, queue.mappings, now=queue.server_now, extra=extra
+                entry,
+                profile,
+                queue.mappings,
+                now=queue.server_now,
+                extra=extra,
+                version=claimed.version,
             )
             unsent = self._check_key(entry, state, token) if entry.outcome_unknown else None
+            if unsent is None and _has_unknown_base(claimed, profile):
+                unsent = self._read_base(entry, profile, state, token)
         except EntryInvalidError as error:
             return Failed(AttemptResult(error=error.message), reason=Reason.DEPENDENCY)
         except BaseException:
@@ -193,7 +211,7 @@ class Sender:
         self._emit(EventKind.SENT, entry, str(response.status))
         self._learn_time(response, state)
         try:
-            return self._outcome(entry, state, response, token)
+            return self._outcome(claimed, state, response, token)
         except BaseException:
             # The app's functions again. Sent once more, the server gives the same response.
             result = _result(response)
@@ -209,8 +227,9 @@ class Sender:
             raise
 
     def _outcome(  # noqa: PLR0911 - one for each verdict
-        self, entry: Entry, state: DrainState, response: Response, token: str | None
+        self, claimed: Claimed, state: DrainState, response: Response, token: str | None
     ) -> Outcome:
+        entry = claimed.entry
         codes = self._queue.profiles.get(entry.profile).codes
         verdict = classify(
             response.status,
@@ -227,7 +246,7 @@ class Sender:
                     _log.warning(
                         "no id in the response: entries that refer to %s wait", entry.local_id
                     )
-                return Succeeded(_result(response), server_id)
+                return Succeeded(_result(response), server_id, produced_by(response))
             case TryLater() if verdict.outcome_unknown or not self._had_unclear_422(entry):
                 return self._retry_later(
                     entry,
@@ -243,7 +262,7 @@ class Sender:
             case TooOld():
                 return Expired(_result(response, response.error_body))
             case Conflicting():
-                return self._conflict(entry, state, response, token)
+                return self._conflict(claimed, state, response, token)
             case OutOfOrder():
                 return self._out_of_order(entry, state, response, token)
             case SignInNeeded():
@@ -373,17 +392,18 @@ class Sender:
         return Released(_result(response, why), sent=True)
 
     def _conflict(
-        self, entry: Entry, state: DrainState, response: Response, token: str | None
+        self, claimed: Claimed, state: DrainState, response: Response, token: str | None
     ) -> Outcome:
-        queue = self._queue
+        queue, entry = self._queue, claimed.entry
         self._rounds[entry.id] += 1
-        merge = self._merge if self._rounds[entry.id] <= _MAX_MERGES else None
+        base = queue.base_of(claimed)
         plan = conflicts.plan_for(
-            entry,
+            msgspec.structs.replace(entry, base=base),
             queue.profiles.get(entry.profile),
             response,
             lambda: self._read(_entity_path(entry, queue.mappings), entry, token),
-            merge,
+            self._merge,
+            may_merge=self._rounds[entry.id] <= _MAX_MERGES,
         )
         if isinstance(plan, Response | NoResponse):
             is_signed_out = isinstance(plan, Response) and plan.status == _UNAUTHORIZED
@@ -391,7 +411,35 @@ class Sender:
                 why = "there is a conflict, and the server's side could not be read"
                 return self._unreadable(entry, state, (response, plan), token, why)
             plan = ConflictPlan()  # a person decides without the server's side
-        return Conflicted(_result(response, response.error_body), plan)
+        return Conflicted(_result(response, response.error_body), plan, base)
+
+    def _read_base(
+        self, entry: Entry, profile: Profile, state: DrainState, token: str | None
+    ) -> Outcome | None:
+        """Read the entity before an edit that is based on no known version.
+
+        None: send it, because the server has no versions, or no such entity.
+        """
+        read = self._read(_entity_path(entry, self._queue.mappings), entry, token)
+        if isinstance(read, NoResponse):
+            return self._no_response(entry, state, read)
+        if read.status == _UNAUTHORIZED:
+            return self._sign_in(entry, state, token, _refusal_of(token), read)
+        if is_transient(read.status):
+            return self._retry_later(
+                entry,
+                _result(read, "the version to change could not be read")._replace(code=UNREACHABLE),
+                outcome_unknown=entry.outcome_unknown,
+                retry_after_seconds=self._retry_after(read),
+            )
+        version = version_of(read) if read.status == _OK else None
+        if version is None:
+            return None
+        if profile.unknown_base is UnknownBase.READ:
+            return Rebased(version, read.json())
+        plan = ConflictPlan(theirs=read.json(), version=version)
+        why = "it is not known which version this change was made on"
+        return Conflicted(AttemptResult(error=why), plan)
 
     def _out_of_order(
         self, entry: Entry, state: DrainState, response: Response, token: str | None
@@ -492,8 +540,11 @@ def build_request(
     *,
     now: Callable[[], datetime],
     extra: Mapping[str, str],
+    version: str | None = None,
 ) -> Request:
     """Return the request of an entry; ``extra`` are headers made anew at each send.
+
+    ``version`` is sent as ``If-Match``, unless the entry itself has ``If-Match: *``.
 
     ``now`` returns the server's time, for request formats that carry the submission time. Raises
     ``EntryInvalidError`` if a local id has no server id yet, or one that cannot be written there.
@@ -501,6 +552,8 @@ def build_request(
     ids = _resolve_ids(entry, mappings)
     target = replace_in_path(entry.endpoint, ids) if ids else entry.endpoint
     headers = replace_in_headers(entry.headers, ids) if ids else dict(entry.headers)
+    if version is not None and if_match_in(headers) != ANY_TAG:
+        headers = without_if_match(headers) | {"If-Match": version}
     headers[profile.key_header] = entry.idempotency_key
     if profile.request_format is None:
         headers["X-Client-Generated-At"] = instant(entry.client_generated_at)
@@ -515,6 +568,19 @@ def build_request(
     if body is not None and not any(name.lower() == "content-type" for name in headers):
         headers["Content-Type"] = "application/json"
     return Request(METHODS[entry.operation], target, headers | dict(extra), body)
+
+
+def _has_unknown_base(claimed: Claimed, profile: Profile) -> bool:
+    """Return whether the profile has a rule for an edit that is based on no known version."""
+    entry = claimed.entry
+    return (
+        profile.unknown_base is not UnknownBase.FORCE
+        and entry.operation is not Operation.CREATE
+        and claimed.version is None
+        and entry.sent_version is None
+        and not entry.forced
+        and if_match_in(entry.headers) is None
+    )
 
 
 def _entity_path(entry: Entry, mappings: _Mappings) -> str:

@@ -37,7 +37,14 @@ COLUMNS: Final = Entry.__struct_fields__
 
 # -- statements -----------------------------------------------------------------------------------
 
-_FILES: Final = ("enqueue.sql", "claims.sql", "resolution.sql", "queries.sql", "maintenance.sql")
+_FILES: Final = (
+    "enqueue.sql",
+    "claims.sql",
+    "resolution.sql",
+    "queries.sql",
+    "maintenance.sql",
+    "versions.sql",
+)
 
 _DEAD: Final = "('failed', 'discarded', 'expired')"
 # Replaced in the SQL of the files.
@@ -47,6 +54,21 @@ _MACROS: Final = (
     (
         re.compile(r"\bIS_OPEN\b"),
         "status <> 'succeeded' AND status <> 'discarded' AND status <> 'expired'",
+    ),
+    # The version to send: that of the last send, else the base followed along own successes. Empty
+    # if the last success did not name one, NULL if nothing is known.
+    (
+        re.compile(r"\bVERSION_TO_SEND\b"),
+        # Without IS NULL, which is always false of a column in RETURNING (seen in SQLite 3.40).
+        """CASE operation WHEN 'create' THEN NULL ELSE coalesce(
+                sent_version,
+                (SELECT known.version FROM entity_versions AS known
+                  WHERE known.user_id = offline_sync_queue.user_id
+                    AND known.entity = offline_sync_queue.entity
+                    AND CASE coalesce(base_version, '') WHEN '' THEN known.own <> '[]'
+                        ELSE EXISTS (SELECT 1 FROM json_each(known.own)
+                                      WHERE value = base_version) END),
+                base_version) END""",
     ),
     # Not as two conditions with OR, for which SQLite would read the whole table.
     (
@@ -118,6 +140,7 @@ _CONVERTERS: Final[tuple[tuple[int, Callable[[Any], Any]], ...]] = tuple(
         ("headers", _headers),
         ("dependency_ids", _strings),
         ("local_refs", _strings),
+        ("conflict_fields", _strings),
         ("next_retry_at", _date),
         ("created_at", _date),
         ("synced_at", _date),
@@ -163,6 +186,7 @@ def entry_of(row: Sequence[Any]) -> Entry:
     fields["headers"] = fields["headers"] or {}
     fields["dependency_ids"] = fields["dependency_ids"] or ()
     fields["local_refs"] = fields["local_refs"] or ()
+    fields["conflict_fields"] = fields["conflict_fields"] or ()
     return Entry(**fields)
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.core.canonical_json import MAX_DEPTH, canonical_json
 from holdfast.core.endpoint_validation import check_endpoint
+from holdfast.core.if_match import ANY_TAG, as_tag, if_match_in
 from holdfast.core.keys import check_key
 from holdfast.core.local_ids import References, is_local_id, references
 from holdfast.core.outbox_entry import (
@@ -91,6 +92,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority: int
     local_id: str | None
     base: str | None
+    base_version: str | None
     payload_version: int
 
 
@@ -125,8 +127,24 @@ def check_new(new: NewEntry, settings: QueueSettings, profiles: ProfileRegistry)
         priority=profile.priority_of(new.entity_type) if new.priority is None else new.priority,
         local_id=new.local_id or _entity_in_path(operation, new.endpoint),
         base=None if new.base is None else json_of(new.base, settings.max_payload_bytes),
+        base_version=new.base_version if operation is Operation.CREATE else _base_version(new),
         payload_version=settings.payload_version,
     )
+
+
+def _base_version(new: NewEntry) -> str | None:
+    """Return the version that the app has based the change on; a header counts as one."""
+    named = if_match_in(new.headers) if new.headers else None
+    if named is not None and named != ANY_TAG:
+        return named
+    if new.base_version is None:
+        return None
+    if not isinstance(new.base_version, str) or _HEADER_VALUE.fullmatch(new.base_version) is None:
+        raise EntryInvalidError(
+            "base_version_must_be_text",
+            "base_version must be the version as the server writes it, such as '\"3\"'",
+        )
+    return as_tag(new.base_version)
 
 
 def check_request(

@@ -198,6 +198,8 @@ class Users:
             queue.discard(entry.id)
         else:
             action.retries += 1
+            if entry.left_lane is not None:
+                action.first_try = False  # later actions did not wait for it
             queue.retry(entry.id)
         app.clear_retry_after(entry.idempotency_key)
         self._world.note(app.name, f"review: {action.id}, which was {entry.status}")

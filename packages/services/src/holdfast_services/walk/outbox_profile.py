@@ -11,6 +11,7 @@ from holdfast_services.walk.quest_chain import QuestChain
 __all__ = ["PROFILE"]
 
 PROFILE: Final = Profile(
+    chains=("/quest/{quest}/*",),
     name="walk",
     # An allocation may reveal the quest that the next entry advances, and nothing in the entries
     # says so: they are sent in the order of the actions.

@@ -1,0 +1,393 @@
+"""Versions that travel with edits: against a real server, and against scripted responses."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from msgspec import UNSET
+
+from holdfast.core.outbox_entry import Entry, NewEntry, Status
+from holdfast.outbox import EventKind, OutboxQueue, Profile
+from holdfast.outbox.conflicts import resolve_conflict
+from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
+from packages.holdfast.tests.outbox.queue_harness import undo_versions
+from packages.holdfast.tests.support.outbox_harness import (
+    SOON,
+    Scripted,
+    drain,
+    reader,
+    response,
+    token_of,
+)
+from packages.services.tests.cli.conftest import Server
+
+
+class Device:
+    """A device whose user edits a contact, and another client that does so too."""
+
+    def __init__(self, server: Server, path: Path) -> None:
+        self.server = server
+        self.file = path
+        self.user = f"user-{uuid4()}"
+        self.queue = OutboxQueue.open(path)
+        self.queue.add_user(self.user)
+        self.kinds: list[EventKind] = []
+        self.queue.subscribe(lambda event: self.kinds.append(event.kind))
+
+    def make_elsewhere(self) -> str:
+        """Return the path of a contact that another client has made; it has version 1."""
+        body = {"title": "Bo", "phone": "0", "city": "Bern"}
+        with reader(self.server.url, self.user) as client:
+            key = {"Idempotency-Key": str(uuid4())}
+            path: str = client.post("/api/v1/contacts", json=body, headers=key).headers["location"]
+        return path
+
+    def write_elsewhere(self, path: str, **fields: str) -> None:
+        with reader(self.server.url, self.user) as client:
+            key = {"Idempotency-Key": str(uuid4())}
+            assert client.patch(path, json=fields, headers=key).status_code == 200
+
+    def read(self, path: str) -> dict[str, Any]:
+        with reader(self.server.url, self.user) as client:
+            found: dict[str, Any] = client.get(path).json()
+        return found
+
+    def patch(self, path: str, fields: dict[str, Any], **more: Any) -> Entry:
+        return self.queue.enqueue(
+            NewEntry(
+                user_id=self.user,
+                operation="patch",
+                entity_type="contact",
+                endpoint=path,
+                payload=fields,
+                **more,
+            )
+        )
+
+    def drain(self, before_send: Callable[[Request], None] | None = None, **options: Any) -> None:
+        with HttpTransport(self.server.url) as transport:
+            send = transport.send
+
+            def watched(request: Request) -> Response | NoResponse:
+                if before_send is not None:
+                    before_send(request)
+                return send(request)
+
+            drain(self.queue, self.user, Scripted(watched), token_of, retry=SOON, **options)
+
+    def statuses(self) -> list[str]:
+        return [str(entry.status) for entry in self.queue.entries(self.user)]
+
+
+@pytest.fixture
+def device(server: Server, tmp_path: Path) -> Iterator[Device]:
+    device = Device(server, tmp_path / "outbox.db")
+    yield device
+    device.queue.close()
+
+
+def test_create_and_ten_offline_edits_of_it_all_succeed(device: Device) -> None:
+    local = str(uuid4())
+    device.queue.enqueue(
+        NewEntry(
+            user_id=device.user,
+            operation="create",
+            entity_type="contact",
+            endpoint="/api/v1/contacts",
+            payload={"title": "Bo", "phone": "0"},
+            local_id=local,
+        )
+    )
+    for number in range(1, 11):
+        device.patch(f"/api/v1/contacts/{{local:{local}}}", {"phone": str(number)})
+    sent: list[str | None] = []
+    device.drain(lambda request: sent.append(request.headers.get("If-Match")))
+    assert device.statuses() == ["succeeded"] * 11
+    assert sent == [None, *(f'"{number}"' for number in range(1, 11))]
+
+
+@pytest.mark.parametrize("how", ["base_version", "header", "with a second wake-up"])
+def test_ten_edits_of_one_version_do_not_conflict_with_each_other(device: Device, how: str) -> None:
+    path = device.make_elsewhere()
+    version = {"headers": {"If-Match": '"1"'}} if how == "header" else {"base_version": '"1"'}
+    for number in range(10):
+        device.patch(path, {"phone": str(number)}, **version)
+        if how == "with a second wake-up" and number == 4:
+            device.drain()
+            device.queue.close()
+            device.queue = OutboxQueue.open(device.file)
+    device.drain()
+    assert device.statuses() == ["succeeded"] * 10
+    assert (device.read(path)["phone"], device.read(path)["version"]) == ("9", 11)
+
+
+def test_edit_of_an_old_version_does_not_overwrite_a_newer_one(device: Device) -> None:
+    path = device.make_elsewhere()
+    device.write_elsewhere(path, city="Basel")
+    entry = device.patch(path, {"city": "Chur"}, base_version='"1"')
+    device.drain()
+    assert device.queue.get(entry.id).status is Status.CONFLICT
+    assert device.read(path)["city"] == "Basel"
+
+
+@pytest.mark.parametrize("how", ["mine", "theirs", "merged"])
+def test_write_of_another_client_between_own_edits_is_one_conflict(
+    device: Device, how: Any
+) -> None:
+    path = device.make_elsewhere()
+    for number in range(10):
+        device.patch(path, {"phone": str(number)}, base_version='"1"')
+    sends = 0
+
+    def interrupt(request: Request) -> None:
+        nonlocal sends
+        sends += request.method == "PATCH"
+        if sends == 5 and request.method == "PATCH":
+            device.write_elsewhere(path, phone="theirs")
+
+    device.drain(interrupt)
+    [conflict] = device.queue.entries(device.user, status=Status.CONFLICT)
+    assert json.loads(conflict.payload or "") == {"phone": "4"}
+    assert json.loads(conflict.base or "")["phone"] == "3"
+    assert json.loads(conflict.theirs or "")["phone"] == "theirs"
+    assert device.statuses().count("pending") == 5
+    payload = {"phone": "both"} if how == "merged" else UNSET
+    resolve_conflict(device.queue, conflict, how, payload=payload)
+    device.drain()
+    assert device.kinds.count(EventKind.CONFLICT) == 1
+    last = "discarded" if how == "theirs" else "succeeded"
+    assert device.statuses() == [*["succeeded"] * 4, last, *["succeeded"] * 5]
+    assert device.read(path)["phone"] == "9"
+
+
+def test_server_wins_discards_every_edit_that_did_not_know_the_servers_side(
+    device: Device,
+) -> None:
+    path = device.make_elsewhere()
+    device.write_elsewhere(path, phone="theirs")
+    for number in range(3):
+        device.patch(
+            path, {"phone": str(number)}, base_version='"1"', conflict_resolution="server_wins"
+        )
+    device.drain()
+    assert device.statuses() == ["discarded"] * 3
+    assert device.read(path)["phone"] == "theirs"
+
+
+def test_edit_after_a_conflict_is_based_on_the_version_that_was_read(device: Device) -> None:
+    path = device.make_elsewhere()
+    device.write_elsewhere(path, city="Basel")
+    device.patch(path, {"city": "Chur"}, base_version='"1"', conflict_resolution="server_wins")
+    device.drain()
+    later = device.patch(path, {"city": "Genf"})
+    assert later.base_version == '"2"'
+    device.drain()
+    assert device.read(path)["city"] == "Genf"
+
+
+def test_merge_strategy_merges_by_field_and_leaves_the_rest_to_a_person(device: Device) -> None:
+    path = device.make_elsewhere()
+    base = device.read(path)
+    device.write_elsewhere(path, city="Basel")
+    options = {"base": base, "base_version": '"1"', "conflict_resolution": "merge"}
+    device.patch(path, {"phone": "1"}, **options)
+    device.patch(path, {"phone": "2"}, **options)
+    clash = device.patch(path, {"title": "Bea", "city": "Chur"}, **options)
+    device.drain()
+    assert device.statuses() == ["succeeded", "succeeded", "conflict"]
+    assert (device.read(path)["phone"], device.read(path)["city"]) == ("2", "Basel")
+    assert device.queue.get(clash.id).conflict_fields == ("/city",)
+
+
+# -- with scripted responses ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[OutboxQueue]:
+    with OutboxQueue.open(tmp_path / "outbox.db") as queue:
+        queue.add_user("ada")
+        yield queue
+
+
+def edit(queue: OutboxQueue, text: str = "x", **more: Any) -> Entry:
+    fields: dict[str, Any] = {"operation": "patch", "endpoint": "/notes/5"} | more
+    return queue.enqueue(
+        NewEntry(user_id="ada", entity_type="note", payload={"text": text}, **fields)
+    )
+
+
+def if_matches(server: Scripted) -> list[str | None]:
+    return [request.headers.get("If-Match") for request in server.requests]
+
+
+def test_retry_sends_the_same_version_even_if_another_edit_succeeded_meanwhile(
+    queue: OutboxQueue,
+) -> None:
+    first = edit(queue, "first", base_version='"1"', lane="one")
+    edit(queue, "second", base_version='"1"', lane="two")
+    made = response(200, {"version": 2}, {"etag": '"2"'})
+    replies: dict[str, list[Response | NoResponse]] = {
+        "first": [NoResponse("cut off"), made],
+        "second": [made],
+    }
+
+    def reply(request: Request) -> Response | NoResponse:
+        return replies[json.loads(request.body or b"")["text"]].pop(0)
+
+    server = Scripted(reply)
+    drain(queue, "ada", server, retry=SOON, max_seconds=5)
+    sent = [request for request in server.requests if b"first" in (request.body or b"")]
+    assert [request.headers["If-Match"] for request in sent] == ['"1"', '"1"']
+    assert len({request.headers["Idempotency-Key"] for request in sent}) == 1
+    assert queue.get(first.id).sent_version == '"1"'
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "version"),
+    [
+        ({"etag": '"7"'}, {}, '"7"'),
+        ({}, {"version": 7}, '"7"'),
+        ({"etag": '"a"'}, {"version": 7}, '"a"'),
+        ({"etag": 'W/"7"'}, {}, None),
+        ({"etag": 'W/"7"'}, {"version": 8}, '"8"'),
+        ({}, {"version": True}, None),
+    ],
+)
+def test_version_is_read_from_the_tag_or_the_body(
+    queue: OutboxQueue, headers: dict[str, str], body: Any, version: str | None
+) -> None:
+    edit(queue)
+    drain(queue, "ada", Scripted([response(200, body, headers)]))
+    edit(queue)
+    server = Scripted([response(200)])
+    drain(queue, "ada", server)
+    assert if_matches(server) == [version]
+
+
+def test_success_that_names_no_version_ends_the_chain(queue: OutboxQueue) -> None:
+    """The next edit cannot be checked: with the old version it would conflict with the first."""
+    edit(queue, base_version='"1"')
+    edit(queue, base_version='"1"')
+    server = Scripted([response(204), response(204)])
+    drain(queue, "ada", server)
+    assert if_matches(server) == ['"1"', None]
+
+
+def test_parts_of_an_entity_have_their_own_versions(queue: OutboxQueue) -> None:
+    edit(queue)
+    drain(queue, "ada", Scripted([response(200, {"version": 2})]))
+    edit(queue, endpoint="/notes/5/pin")
+    edit(queue, endpoint="/notes/5/")
+    edit(queue, endpoint="/notes/5?notify=no")
+    server = Scripted(lambda _: response(200, {"version": 3}))
+    drain(queue, "ada", server)
+    assert if_matches(server) == [None, '"2"', '"3"']
+
+
+def test_star_is_sent_as_it_is(queue: OutboxQueue) -> None:
+    edit(queue)
+    drain(queue, "ada", Scripted([response(200, {"version": 2})]))
+    edit(queue, headers={"if-match": "*"})
+    edit(queue)
+    server = Scripted([response(200, {"version": 9}), response(200, {"version": 10})])
+    drain(queue, "ada", server)
+    assert [request.headers.get("if-match") for request in server.requests] == ["*", None]
+    assert server.requests[1].headers["If-Match"] == '"9"'
+
+
+def test_users_do_not_share_versions(queue: OutboxQueue) -> None:
+    queue.add_user("bob")
+    edit(queue)
+    drain(queue, "ada", Scripted([response(200, {"version": 2})]))
+    queue.enqueue(
+        NewEntry(user_id="bob", operation="patch", entity_type="note", endpoint="/notes/5")
+    )
+    server = Scripted([response(200)])
+    drain(queue, "bob", server)
+    assert if_matches(server) == [None]
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [("3", '"3"'), ('"3"', '"3"'), ('W/"3"', None), ("abc", '"abc"'), (None, None)],
+)
+def test_base_version_is_stored_as_a_tag(
+    queue: OutboxQueue, given: str | None, stored: str | None
+) -> None:
+    assert edit(queue, base_version=given).base_version == stored
+
+
+def test_edits_of_a_file_of_schema_4_keep_their_version(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with OutboxQueue.open(path) as queue:
+        queue.add_user("ada")
+        edit(queue, "one", headers={"If-Match": '"4"'})
+        edit(queue, "two", base_version='"4"')
+    with closing(sqlite3.connect(path)) as old, old:
+        undo_versions(old)
+        old.execute("UPDATE offline_sync_queue SET base_version = NULL WHERE headers IS NOT NULL")
+        old.execute("UPDATE outbox_meta SET value = 4 WHERE name = 'schema'")
+    with OutboxQueue.open(path) as queue:
+        server = Scripted([response(200, {"version": 5}), response(200, {"version": 6})])
+        drain(queue, "ada", server)
+        assert if_matches(server) == ['"4"', '"5"']
+
+
+# -- edits without a known version ----------------------------------------------------------------
+
+
+def with_rule(tmp_path: Path, rule: Any) -> OutboxQueue:
+    queue = OutboxQueue.open(
+        tmp_path / "outbox.db", profiles=[Profile(name="notes", unknown_base=rule)]
+    )
+    queue.add_user("ada")
+    return queue
+
+
+def test_unknown_base_is_sent_without_a_check_by_default(queue: OutboxQueue) -> None:
+    entry = edit(queue)
+    server = Scripted([response(428), response(200, {"text": "theirs", "version": 3})])
+    drain(queue, "ada", server)
+    assert if_matches(server) == [None, None]
+    assert queue.get(entry.id).status is Status.CONFLICT
+
+
+def test_unknown_base_is_read_first_where_the_profile_says_so(tmp_path: Path) -> None:
+    with with_rule(tmp_path, "read") as queue:
+        edit(queue, profile="notes")
+        edit(queue, profile="notes")
+        server = Scripted(
+            [
+                response(200, {"text": "theirs", "version": 3}),
+                response(200, {"version": 4}),
+                response(200, {"version": 5}),
+            ]
+        )
+        drain(queue, "ada", server)
+        assert [request.method for request in server.requests] == ["GET", "PATCH", "PATCH"]
+        assert if_matches(server) == [None, '"3"', '"4"']
+
+
+def test_unknown_base_becomes_a_conflict_where_the_profile_says_so(tmp_path: Path) -> None:
+    with with_rule(tmp_path, "ask") as queue:
+        entry = edit(queue, profile="notes")
+        drain(queue, "ada", Scripted([response(200, {"text": "theirs", "version": 3})]))
+        kept = queue.get(entry.id)
+        assert (kept.status, kept.theirs_version) == (Status.CONFLICT, '"3"')
+        resolve_conflict(queue, kept, "mine")
+        server = Scripted([response(200, {"version": 4})])
+        drain(queue, "ada", server)
+        assert if_matches(server) == ['"3"']
+
+
+def test_server_without_versions_is_sent_to_after_the_read(tmp_path: Path) -> None:
+    with with_rule(tmp_path, "read") as queue:
+        edit(queue, profile="notes")
+        server = Scripted([response(200, {"text": "theirs"}), response(200)])
+        drain(queue, "ada", server)
+        assert [request.method for request in server.requests] == ["GET", "PATCH"]
