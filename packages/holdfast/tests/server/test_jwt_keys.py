@@ -273,8 +273,10 @@ async def test_tokens_of_a_withdrawn_key_are_refused_after_the_next_refresh(key_
     token = old.token()
     await ask_async(identify, token)
     key_server.content = jwks(new.jwk())
+    key_server.wait.clear()
     clock.pass_time(300)
-    ask(identify, token)
+    assert ask(identify, token).actor == "ana"
+    key_server.wait.set()
     until(lambda: not refreshing())
     with pytest.raises(NotAuthenticatedError, match="an unknown key"):
         await ask_async(identify, token)
@@ -306,9 +308,11 @@ async def test_a_key_server_that_drips_bytes_holds_no_request_and_one_thread(
     await ask_async(identify, token)
     key_server.dripping = part
     clock.pass_time(300)
+    threads = set()
     for _ in range(50):
         assert ask(identify, token).actor == "ana"
-    assert len(refreshing()) == 1
+        threads.add(len(refreshing()))
+    assert max(threads) == 1
     until(lambda: not refreshing())
     assert "takes too long" in caplog.text or "timed out" in caplog.text
     ask(identify, token)

@@ -190,7 +190,8 @@ class _UrlKeys(_JwksKeys):
 
     def is_current(self) -> bool:
         age = self._age()
-        if age >= _JWKS_FRESH_SECONDS:
+        # The first keys are fetched for a token that they may verify, not for garbage.
+        if self._fetched_at is not None and age >= _JWKS_FRESH_SECONDS:
             self.start_refresh()
         # After a long time without requests, wait: the keys may have been withdrawn long ago.
         return age < (_JWKS_MAX_STALE_SECONDS if self._has_failed else _JWKS_STALE_SECONDS)
