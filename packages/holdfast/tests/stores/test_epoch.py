@@ -321,6 +321,13 @@ async def test_replaced_sqlite_file(tmp_path: Path, redis_url: str) -> None:
         assert not file.exists()
 
 
+async def commit(store: Any, record: Record) -> None:
+    """Claim a key that has no record, and commit one."""
+    claim = await store.claim(record.id, NOW)
+    assert isinstance(claim, Claimed)
+    await claim.unit.commit(record, None)
+
+
 def replace_file(new: Path, file: Path) -> None:
     for suffix in ("-wal", "-shm"):
         file.with_name(file.name + suffix).unlink(missing_ok=True)
@@ -338,9 +345,7 @@ async def test_connections_to_a_replaced_sqlite_file_are_closed(
         back_up(str(file), tmp_path / "backup.db")
         await commit(store, record)
         replace_file(tmp_path / "backup.db", file)
-        claim = await store.claim(record.id, NOW)
-        assert isinstance(claim, Claimed)
-        await claim.unit.commit(record, None)
+        await commit(store, record)
         assert (await store.read_epoch()).identity != before.identity
     async with opened(driver, str(file), readings.append) as store:
         assert await store.find(record.id, NOW) == record
