@@ -46,7 +46,11 @@ async def post(key: str) -> tuple[int, bytes, bytes | None]:
         "path": "/notes",
         "raw_path": b"/notes",
         "query_string": b"",
-        "headers": [(b"idempotency-key", key.encode()), (b"content-type", b"text/plain")],
+        "headers": [
+            (b"idempotency-key", key.encode()),
+            (b"content-type", b"text/plain"),
+            (b"x-token", b"token-1"),
+        ],
     }
     sent = []
 
@@ -314,7 +318,7 @@ def test_readme_shop_runs_from_the_installed_wheels(server_installed: Path, tmp_
     port = free_port()
     uvicorn = (server_installed / "python", "-m", "uvicorn", "shop:app", "--port", str(port))
     with Served(*uvicorn, port=port, cwd=tmp_path) as shop:
-        key = {"Idempotency_Key": "order-1"}
+        key = {"Idempotency_Key": "order-1", "X_Token": "token-1"}
         first, second = (shop.request("/orders?item=boots", method="POST", **key) for _ in range(2))
     assert first[1] == second[1] == b'{"ordered":"boots"}'
     assert (first[0]["Idempotency-Replayed"], second[0]["Idempotency-Replayed"]) == (None, "true")
