@@ -63,6 +63,18 @@ class StoreContract(LifecycleContract):
         await unit.rollback()
         assert await store.find(a_record().id, NOW) is None
 
+    async def test_unit_knows_whether_it_has_written(self, store: Store) -> None:
+        # Twice: what an earlier unit has written on the same connection does not count.
+        for key in ("first", "second"):
+            record = a_record(key=key)
+            unit = await claimed(store, record.id)
+            assert not await unit.has_written()
+            await unit.statements.fetch_all("SELECT 1 AS one")
+            assert not await unit.has_written()
+            await self.write_business_row(unit, key)
+            assert await unit.has_written()
+            await unit.commit(record, None)
+
     async def test_committed_record_is_found_unchanged(self, store: Store) -> None:
         record = a_record(audit_id="audit-1")
         await commit(store, record, audit=True)
