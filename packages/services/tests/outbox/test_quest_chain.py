@@ -145,7 +145,7 @@ def test_other_quests_are_left_alone_and_do_not_wait_behind_what_is_parked(
     other = queue.enqueue(action("ada", "/energy/spend"))
     quests = Quests(7, 2)
 
-    def reply(request: Request) -> Response:
+    def reply(request: Request) -> Response | NoResponse:
         return response(200, {}) if request.target == other.endpoint else quests(request)
 
     drain(queue, "ada", Scripted(reply))
