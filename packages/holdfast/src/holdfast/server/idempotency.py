@@ -54,6 +54,7 @@ from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, generated_at, stale_error
 from holdfast.server.limits import Limits
 from holdfast.server.record_lru_cache import RecordLruCache
+from holdfast.server.record_quota import RecordQuota
 from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
 
@@ -104,6 +105,8 @@ class Idempotency:
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
         self.epoch = CacheEpoch(store, clock, self._forget_cached)
+        most = limits.records_per_tenant
+        self._quota = None if most is None else RecordQuota(store, clock, most)
         self.in_flight = SingleFlight(limits.waiting_per_tenant)
         self.breaker = breaker or Breaker()
         self.clock = clock
@@ -116,6 +119,8 @@ class Idempotency:
     async def close(self) -> None:
         """Wait up to two seconds for writes to the cache."""
         await self.epoch.close()
+        if self._quota is not None:
+            await self._quota.close()
         if self._cache_writes:
             await asyncio.wait(self._cache_writes, timeout=2)
 
@@ -187,6 +192,8 @@ class Idempotency:
         try:
             if self.faults:
                 await self.faults.reach("after_claim")
+            if self._quota is not None:  # after the look-up: replays are not refused
+                await self._quota.check(record_id.tenant)
             if request.policy.staleness is not None:
                 stale = stale_error(request, self.clock.now())
                 if stale is not None:
@@ -391,6 +398,8 @@ class Idempotency:
         self.metrics.store_time("commit", self.clock.monotonic() - started)
         if self.faults:
             await self.faults.reach("after_commit")
+        if self._quota is not None and record is not None:
+            await self._quota.added(record.id.tenant)
 
     async def _replay_winner(self, execution: Execution) -> Replay:
         """Roll back and replay the record that another request committed for this key."""

@@ -11,3 +11,10 @@ UPDATE holdfast_secret SET cache_epoch = :epoch;
 DELETE FROM holdfast_idempotency_records
  WHERE tenant = :tenant AND endpoint = :endpoint AND idempotency_key = :key
    AND request_id = :request_id;
+
+-- name: count_of_tenant
+-- How many records a tenant has, counted up to :most. Expired ones count until they are swept.
+SELECT count(*) AS records
+FROM (
+    SELECT 1 AS one FROM holdfast_idempotency_records WHERE tenant = :tenant LIMIT :most
+) AS counted
