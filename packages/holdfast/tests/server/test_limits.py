@@ -19,7 +19,7 @@ from holdfast.server.limits import Limits
 from holdfast.server.request_body import LARGE_BODY_BYTES
 from holdfast.server.request_head import RequestHead
 from holdfast.server.wsgi import WsgiGuard
-from packages.holdfast.tests.support.harness import Connection, open_lab
+from packages.holdfast.tests.support.harness import Connection, HeldClock, open_lab
 
 LARGE = b"[" + b"1," * LARGE_BODY_BYTES + b"1]"
 
@@ -106,7 +106,7 @@ async def test_large_bodies_above_the_memory_limit_are_503_until_others_are_done
             assert (refused.status_code, refused.json()["code"]) == (503, "server.overloaded")
             assert refused.headers["retry-after"] == "1"
         small = await lab.send("key-small", headers={"X-Tenant": "ada"})
-        assert small.status_code == 201, "small bodies always have space"
+        assert small.status_code == 201, "a small body always has space"
         for connection, task in held:
             connection.feed(LARGE[-1:])
             await task
@@ -161,6 +161,32 @@ async def test_too_many_waiting_duplicates_of_a_tenant_get_in_progress_at_once(
         for duplicate in await asyncio.gather(*duplicates):
             assert duplicate.headers["idempotency-replayed"] == "true"
         assert (await lab.send(do="wait")).headers["idempotency-replayed"] == "true"
+
+
+@pytest.mark.parametrize("server", ["sqlite", "postgresql"])
+async def test_a_tenant_with_too_many_records_gets_429_for_new_keys(
+    server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    database = f"sqlite:///{tmp_path}/lab.db"
+    if server == "postgresql":
+        database = request.getfixturevalue("postgres_url")
+    clock = HeldClock()
+    limits = Limits(records_per_tenant=3)
+    async with open_lab(database, clock=clock, limits=limits, memory_bytes=0) as lab:
+        for number in range(3):
+            assert (await lab.send(f"key-{number}")).status_code == 201
+        await lab.holdfast.idempotency.close()  # waits for the count
+        refused = await lab.send("key-9")
+        assert (refused.status_code, refused.json()["code"]) == (429, "quota.exceeded")
+        assert refused.json()["details"] == {"resource": "records", "limit": 3}
+        assert refused.headers["retry-after"] == "60"
+        assert (await lab.send("key-0")).headers["idempotency-replayed"] == "true"
+        assert (await lab.send("key-9", headers={"X-Tenant": "bob"})).status_code == 201
+        clock.pass_by(days=2)
+        await lab.holdfast.sweep()
+        assert (await lab.send("key-9")).status_code == 429, "counted again by this request"
+        await lab.holdfast.idempotency.close()
+        assert (await lab.send("key-9")).status_code == 201
 
 
 def test_wsgi_reads_the_body_after_the_sign_in(database: str) -> None:

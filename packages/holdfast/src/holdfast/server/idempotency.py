@@ -64,6 +64,7 @@ from holdfast.server.guarded_request import (
 )
 from holdfast.server.limits import Limits
 from holdfast.server.record_lru_cache import RecordLruCache
+from holdfast.server.record_quota import RecordQuota
 from holdfast.server.redirects import leads_to_sign_in
 from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
@@ -123,6 +124,8 @@ class Idempotency:
             self.memory.clear,
             positions=cache if isinstance(cache, PositionCache) else None,
         )
+        most = limits.records_per_tenant
+        self._quota = None if most is None else RecordQuota(store, clock, most)
         self.in_flight = SingleFlight(limits.waiting_per_tenant)
         self.breaker = breaker or Breaker()
         self.clock = clock
@@ -141,6 +144,8 @@ class Idempotency:
     async def close(self) -> None:
         """Wait up to two seconds for writes to the cache."""
         await self.epoch.close()
+        if self._quota is not None:
+            await self._quota.close()
         if self._cache_writes:
             await asyncio.wait(self._cache_writes, timeout=2)
 
@@ -226,6 +231,8 @@ class Idempotency:
                 await execution.unit.rollback()
                 self._end(execution, None)
                 raise
+            if self._quota is not None:  # after the look-up: replays are not refused
+                await self._quota.check(record_id.tenant)
             if request.policy.staleness is not None:
                 stale = stale_error(request, self.clock.now())
                 if stale is not None:
@@ -467,6 +474,8 @@ class Idempotency:
         self.metrics.store_time("commit", self.clock.monotonic() - started)
         if self.faults:
             await self.faults.reach("after_commit")
+        if self._quota is not None and record is not None:
+            await self._quota.added(record.id.tenant)
 
     async def _replay_winner(self, execution: Execution) -> Replay:
         """Roll back and replay the record that another request committed for this key."""

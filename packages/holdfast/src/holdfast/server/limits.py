@@ -14,8 +14,8 @@ class Limits:
     ``Policy`` has the limits of an endpoint: the size of a body, its deadline, a rate limit.
     """
 
-    # Bytes of all bodies above 64 KiB that are held at once; one tenant may hold half of them.
-    # Above it, such a body is 503. Smaller bodies always have space.
+    # Bytes of all bodies that are held at once; one tenant may hold half of them. Above it, a body
+    # is 503. Not counted: up to 8 KiB, and up to 64 KiB that arrive in one piece.
     body_memory_bytes: int | None = 64 * 1024 * 1024
     # Duplicates of one tenant that wait for a first request. Above it, a duplicate is 409 at once.
     waiting_per_tenant: int | None = 200

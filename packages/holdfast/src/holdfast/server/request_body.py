@@ -27,7 +27,11 @@ __all__ = ["LARGE_BODY_BYTES", "Disconnected", "RequestBodies", "RequestBody"]
 T = TypeVar("T")
 
 LARGE_BODY_BYTES: Final = 64 * 1024
-"""Larger bodies count against the memory limit and are hashed in a thread, one at a time."""
+"""Larger bodies are hashed in a thread, one at a time. They count against the memory limit, and so
+do those above 8 KiB that arrive in pieces."""
+
+# About as much as the rest of a request takes.
+_UNCOUNTED_BYTES: Final = 8 * 1024
 
 # The rest of a refused body is read for this long: many clients read the response only when they
 # have sent everything, and closing while they send would destroy it.
@@ -40,11 +44,11 @@ class Disconnected(Exception):  # noqa: N818 - an event, not an error
 
 
 class RequestBodies:
-    """The bodies that this process holds, of all tenants."""
+    """The bodies that this process holds for its callers."""
 
     def __init__(self, memory_bytes: int | None) -> None:
         self._memory_bytes = memory_bytes
-        # Bytes of large bodies, by tenant; None before sign-in.
+        # Bytes by tenant; None before sign-in.
         self._held: dict[str | None, int] = {}
         self._lock = threading.Lock()
         self._one_at_a_time = threading.Lock()
@@ -53,18 +57,18 @@ class RequestBodies:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of all large bodies that are held now."""
+        """The bytes of all counted bodies that are held now."""
         return sum(self._held.values())
 
     def hold(self, tenant: str | None, size: int) -> None:
-        """Count bytes of a large body. Raises ``OverloadedError`` where there is no space."""
+        """Count bytes of a body. Raises ``OverloadedError`` where there is no space."""
         with self._lock:
             of_tenant = self._held.get(tenant, 0) + size
             if self._memory_bytes is not None and (
                 self.held_bytes + size > self._memory_bytes or 2 * of_tenant > self._memory_bytes
             ):
                 raise OverloadedError(
-                    "too many large bodies are being read; try again shortly", retry_after_seconds=1
+                    "too many bodies are being read; try again shortly", retry_after_seconds=1
                 )
             self._held[tenant] = of_tenant
 
@@ -171,7 +175,8 @@ class RequestBody:
             size = len(body) if parts is None else len(parts) + len(body)
             if size > limit:
                 raise self._too_large()
-            if size > LARGE_BODY_BYTES:
+            is_whole = self.is_complete and parts is None
+            if size > (LARGE_BODY_BYTES if is_whole else _UNCOUNTED_BYTES):
                 self._bodies.hold(self._tenant, size - self._held)
                 self._held = size
             if parts is None:

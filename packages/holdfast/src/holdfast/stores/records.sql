@@ -23,3 +23,10 @@ DELETE FROM holdfast_idempotency_records
        SELECT endpoint, idempotency_key FROM holdfast_idempotency_records
         WHERE tenant = :tenant AND expires_at <= :now LIMIT :limit)
 RETURNING 1 AS deleted;
+
+-- name: count_of_tenant
+-- How many records a tenant has, counted up to :most. Expired ones count until they are swept.
+SELECT count(*) AS records
+FROM (
+    SELECT 1 AS one FROM holdfast_idempotency_records WHERE tenant = :tenant LIMIT :most
+) AS counted

@@ -128,7 +128,7 @@ async def _measure_stalled(
 ) -> None:
     arguments = ("--count", str(count), *options)
     async with stalled_uploads(server.url + _PATH, *arguments) as reports:
-        await asyncio.sleep(5)
+        await asyncio.sleep(3)
         writes, health = await _both(server, seconds)
         grown = rss_bytes(server.pid) - before
     shown = " ".join("…" if option == server.token else option for option in arguments)

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 __all__ = ["SlowBodies", "SlowBodiesReport", "main"]
 
 _CONNECT_AT_ONCE: Final = 100
-_RECONNECT_SECONDS: Final = 1.0
+# As a client that stalls, not one that floods.
+_RECONNECT_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
