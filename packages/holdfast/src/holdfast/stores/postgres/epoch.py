@@ -23,6 +23,8 @@ _log = logging.getLogger("holdfast.stores")
 _DENIED_STATES: Final = frozenset({"42501", "42883", "0A000"})
 # Undefined table or schema: not migrated yet, or just being restored.
 _NO_TABLE_STATES: Final = frozenset({"42P01", "3F000"})
+# The connection was lost, or the server is stopping.
+_LOST_STATES: Final = ("08", "57P")
 _UNKNOWN: Final = EpochReading(None)
 
 Report = Callable[[EpochReading], None]
@@ -86,13 +88,15 @@ class EpochReader:
         fetch_row: Callable[[str], Any],
         errors: tuple[type[BaseException], ...],
     ) -> EpochReading:
-        """Do the same with a sync driver."""
+        """Do the same with a sync driver. A lost connection is not reported: nothing is known."""
         is_by_start = False
         while True:
             attempt = self._begin(names, is_by_start=is_by_start)
             try:
                 row = fetch_row(attempt.sql)
             except errors as error:
+                if _state_of(error).startswith(_LOST_STATES):
+                    return _UNKNOWN
                 is_by_start = self._falls_back(attempt, error)
                 if not is_by_start:
                     return self._finish(attempt, None)
@@ -150,9 +154,12 @@ class EpochReader:
 
 
 def _state_of(error: BaseException) -> str:
-    """Return the SQLSTATE of an error of asyncpg, psycopg, SQLAlchemy or Django."""
+    """Return the SQLSTATE of an error of asyncpg, psycopg, SQLAlchemy or Django.
+
+    Without one, the connection was lost: that of a connection failure.
+    """
     for candidate in (error, getattr(error, "orig", None), error.__cause__):
         state = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
         if state:
             return str(state)
-    return ""
+    return "08006"
