@@ -150,7 +150,7 @@ class DjangoStore:
     async def open(self) -> None:
         """Migrate the schema."""
         if not self._is_open:
-            create_database_file(self.sqlite_path)
+            create_database_file(self.sqlite_path, of_app=True)
             await self.in_thread(self.migrate)
             await self.in_thread(self._leave_replaced_file)
             self._is_open = True

@@ -44,16 +44,19 @@ def create_private_file(path: str | Path) -> bool:
     return True
 
 
-def create_database_file(path: str | None) -> None:
+def create_database_file(path: str | None, *, of_app: bool = False) -> None:
     """Create the file of an SQLite database with mode 0600, unless it exists.
 
-    Logs a warning for one that every user of the machine can open. Never raises: SQLite reports
-    what is wrong with a path. None and ``:memory:`` are not files.
+    Logs a warning for one that every user of the machine can open, except for a file ``of_app``:
+    its mode is the app's choice. Never raises: SQLite reports what is wrong with a path. None and
+    ``:memory:`` are not files.
     """
     if not path or ":memory:" in path:
         return
     with suppress(OSError):
-        if not create_private_file(path) and Path(path).stat().st_mode & stat.S_IRWXO:
+        if create_private_file(path) or of_app:
+            return
+        if Path(path).stat().st_mode & stat.S_IRWXO:
             _log.warning(
                 "%s can be opened by every user of this machine: run chmod o= on it, and on the "
                 "files that SQLite keeps beside it",

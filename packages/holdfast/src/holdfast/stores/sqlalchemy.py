@@ -213,7 +213,7 @@ class SqlAlchemyStore:
         self._turn = asyncio.Lock()  # a lock belongs to one event loop
         self.gate = self._new_gate()
         self._is_open = True
-        create_database_file(self.sqlite_path)
+        create_database_file(self.sqlite_path, of_app=True)
         try:
             with translating_refusals():
                 await self._transact(self._apply_migrations)

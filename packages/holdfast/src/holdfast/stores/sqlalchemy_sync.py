@@ -214,7 +214,7 @@ class SqlAlchemySyncStore:
         self._threads.open()
         self._is_open = True
         event.listen(self._engine, "handle_error", self._after_error)
-        create_database_file(self.sqlite_path)
+        create_database_file(self.sqlite_path, of_app=True)
         try:
             with translating_refusals():
                 await self._transact(self._apply_migrations)
