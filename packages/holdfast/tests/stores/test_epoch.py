@@ -33,7 +33,7 @@ from holdfast.stores.sqlalchemy import SqlAlchemyStore
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.backup import back_up
-from holdfast.testing.samples import NOW, a_record, commit
+from holdfast.testing.samples import NOW, a_record
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.harness import HeldClock
 from packages.holdfast.tests.support.shop import CREATE, make_app

@@ -26,8 +26,10 @@ class Tenants(Enum):
 
 
 # For ``Holdfast(tenants=…)``: an app whose callers are not kept apart.
+# All callers of an app share one tenant: ``Holdfast(…, tenants=SINGLE_TENANT)``.
 SINGLE_TENANT: Final = Tenants.SINGLE
 # For operators' functions and commands, in place of the name of a tenant.
+# Every tenant, where a command or a query of an operator takes a tenant.
 ALL_TENANTS: Final = Tenants.ALL
 SingleTenant: TypeAlias = Literal[Tenants.SINGLE]
 AllTenants: TypeAlias = Literal[Tenants.ALL]

@@ -180,7 +180,7 @@ class Profile:
 
     chains: tuple[str, ...] = ()
     """Patterns of paths whose entries make no sense without each other, such as
-    ``/quests/{quest}/*``: after a refusal the later entries with the same values are parked."""
+    ``/orders/{order}/*``: after a refusal the later entries with the same values are parked."""
 
     unknown_base: UnknownBase = UnknownBase.FORCE
     """How an edit is sent if no version of the entity was ever seen. ``FORCE``: without a check.
