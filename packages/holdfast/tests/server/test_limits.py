@@ -14,6 +14,7 @@ from holdfast import SINGLE_TENANT, Holdfast, Policy
 from holdfast.core.error_formats import CODES
 from holdfast.errors import ConfigurationError, NotAuthenticatedError
 from holdfast.server import asgi
+from holdfast.server.guarded_request import parse_request
 from holdfast.server.limits import Limits
 from holdfast.server.request_body import LARGE_BODY_BYTES
 from holdfast.server.request_head import RequestHead
@@ -120,7 +121,7 @@ async def test_large_bodies_are_parsed_in_a_thread_one_at_a_time(
 ) -> None:
     threads: list[tuple[int, bool]] = []
     running = 0
-    real = asgi.parse_request
+    real = parse_request
 
     def parse_slowly(**parts: Any) -> Any:
         nonlocal running
