@@ -90,12 +90,9 @@ class RequestBodies:
             with self._one_at_a_time:
                 return work()
 
-        try:
-            serving_thread()
-        except LookupError:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread(), run_alone)
-        return await run_in_request_thread(run_alone)
+        if _is_sync():
+            return await run_in_request_thread(run_alone)
+        return await asyncio.get_running_loop().run_in_executor(self._thread(), run_alone)
 
     def close(self) -> None:
         """End the thread. Idempotent; it is started again when it is needed."""
@@ -109,6 +106,15 @@ class RequestBodies:
             self._executor = ThreadPoolExecutor(1, "holdfast-bodies")
             self._pid = os.getpid()
         return self._executor
+
+
+def _is_sync() -> bool:
+    """Return whether a sync framework serves the request, in a thread of its own."""
+    try:
+        serving_thread()
+    except LookupError:
+        return False
+    return True
 
 
 class RequestBody:
@@ -153,9 +159,13 @@ class RequestBody:
             self._held = 0
 
     async def is_there(self) -> bool:
-        """Return whether the rest has arrived already. It is discarded."""
-        if not self.is_complete and not is_in_request_thread():
-            await self._discard(0.0, idle_seconds=None)
+        """Return whether the rest has arrived already. It is discarded.
+
+        Also true in sync frameworks, where the connection is a matter of the WSGI server.
+        """
+        if self.is_complete or _is_sync():
+            return True
+        await self._discard(0.0, idle_seconds=None)
         return self.is_complete
 
     async def linger(self) -> None:
