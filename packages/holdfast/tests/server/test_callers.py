@@ -83,7 +83,7 @@ def test_tenants_takes_only_single_tenant(url: str) -> None:
             Holdfast(url, tenants=wrong)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("wrong", ["", " ", "\x00", None, 7])
+@pytest.mark.parametrize("wrong", ["", " ", None, 7])
 def test_principal_without_tenant_or_actor_is_refused(wrong: Any) -> None:
     for tenant, actor, name in ((wrong, "ada", "tenant"), ("ada", wrong, "actor")):
         with pytest.raises(PrincipalInvalidError, match=f"the {name} of a Principal") as caught:

@@ -59,7 +59,7 @@ class Principal:
 
     def __post_init__(self) -> None:
         for name, value in (("tenant", self.tenant), ("actor", self.actor)):
-            if not isinstance(value, str) or not value.strip() or "\x00" in value:
+            if not isinstance(value, str) or not value.strip():
                 raise PrincipalInvalidError(
                     f"the {name} of a Principal must be text that is not empty, not {value!r}: "
                     "raise NotAuthenticatedError for a caller who is not known"
