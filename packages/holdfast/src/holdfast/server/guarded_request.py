@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -31,6 +31,11 @@ __all__ = [
     "parse_request",
     "stale_error",
 ]
+
+
+_TIMES: Final = ("clientGeneratedAt", "clientSubmittedAt")
+# Longer than any key or time, with every character escaped.
+_MAX_SHORT_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,8 @@ def _key_in_body(body: bytes, policy: Policy) -> str | None:
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         raw = fields.get(policy.key_field or "")
+        if raw is not None and len(bytes(raw)) > _MAX_SHORT_BYTES and bytes(raw)[:1] != b'"':
+            raise BodyInvalidError(f"{policy.key_field} must be a string")
         value = None if raw is None else msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BodyInvalidError("the body is not a JSON object that can be read") from error
@@ -152,8 +159,16 @@ def generated_at(request: GuardedRequest) -> datetime:
 
 
 def _fields(body: bytes) -> dict[str, Any]:
+    """Return the times in a body. The rest of it is not decoded: it may be large."""
     try:
-        fields = msgspec.json.decode(body)
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return {name: _decode_short(fields[name]) for name in _TIMES if name in fields}
+    except msgspec.ValidationError:  # not an object
+        return {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BodyInvalidError("the body is not JSON that can be read") from error
-    return fields if isinstance(fields, dict) else {}
+
+
+def _decode_short(raw: msgspec.Raw) -> Any:
+    """Decode a short value; a long one becomes an empty list, which is as invalid."""
+    return msgspec.json.decode(raw) if len(bytes(raw)) <= _MAX_SHORT_BYTES else []
