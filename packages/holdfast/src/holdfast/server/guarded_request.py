@@ -40,6 +40,11 @@ __all__ = [
 ]
 
 
+_TIMES: Final = ("clientGeneratedAt", "clientSubmittedAt")
+# Longer than any key or time, with every character escaped.
+_MAX_SHORT_BYTES: Final = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """The caller and its tenant. A tenant never sees another tenant's records.
@@ -166,6 +171,8 @@ def _key_in_body(body: bytes, policy: Policy) -> str | None:
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         raw = fields.get(policy.key_field or "")
+        if raw is not None and len(bytes(raw)) > _MAX_SHORT_BYTES and bytes(raw)[:1] != b'"':
+            raise BodyInvalidError(f"{policy.key_field} must be a string")
         value = None if raw is None else msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BodyInvalidError("the body is not a JSON object that can be read") from error
@@ -209,8 +216,16 @@ def generated_at(request: GuardedRequest) -> datetime:
 
 
 def _fields(body: bytes) -> dict[str, Any]:
+    """Return the times in a body. The rest of it is not decoded: it may be large."""
     try:
-        fields = msgspec.json.decode(body)
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return {name: _decode_short(fields[name]) for name in _TIMES if name in fields}
+    except msgspec.ValidationError:  # not an object
+        return {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BodyInvalidError("the body is not JSON that can be read") from error
-    return fields if isinstance(fields, dict) else {}
+
+
+def _decode_short(raw: msgspec.Raw) -> Any:
+    """Decode a short value; a long one becomes an empty list, which is as invalid."""
+    return msgspec.json.decode(raw) if len(bytes(raw)) <= _MAX_SHORT_BYTES else []
