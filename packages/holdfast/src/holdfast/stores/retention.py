@@ -12,7 +12,9 @@ from holdfast.stores.tenant_tables import Columns, columns_of
 
 __all__ = ["AUDIT_EVENTS", "DEAD_LETTERS", "Retention", "delete_old_rows"]
 
+# The table of audit events.
 AUDIT_EVENTS: Final = "audit_events"
+# The table of jobs that failed for good.
 DEAD_LETTERS: Final = "dead_letters"
 
 _BATCH: Final = 500

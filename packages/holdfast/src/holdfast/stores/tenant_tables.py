@@ -81,7 +81,9 @@ class TenantTable:
 class Columns:
     """The columns of a table: their types by name, and the primary key."""
 
+    # The type of each column, by its name.
     types: dict[str, str]
+    # The columns of the primary key.
     key: tuple[str, ...]
 
 
