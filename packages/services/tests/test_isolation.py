@@ -196,7 +196,7 @@ def _filled(path: str, ids: dict[str, str]) -> str:
 
 def _told(response: httpx.Response) -> tuple[Any, ...]:
     """Return the parts of a response that do not depend on the request."""
-    own = {"x-request-id", "x-correlation-id"}
+    own = {"x-request-id", "x-correlation-id", "ratelimit"}
     headers = {name: value for name, value in response.headers.items() if name not in own}
     return response.status_code, headers, response.json() | {"requestId": ""}
 

@@ -56,7 +56,7 @@ async def test_plain_function_writes_steps_and_enqueues_without_await(lab: JobsL
     await lab.hurry()
     done = await lab.until(job_id, "done")
     assert (done.result, len(charged)) == ({"n": 1, "thread": False}, 1)
-    await lab.quiet()
+    await lab.until_idle()
     assert sorted(await lab.effects()) == ["ada", "c1"]
 
 

@@ -72,7 +72,7 @@ async def test_inference_prevention_via_key_scoping(planning: PlanningServer) ->
     used = await eve.post("/v1/projects", {"name": "x"}, key="guessed")
     free = await eve.post("/v1/projects", {"name": "x"}, key="not-guessed")
     assert used.status_code == free.status_code == 201
-    own = {"x-request-id", "x-correlation-id", "location"}
+    own = {"x-request-id", "x-correlation-id", "location", "ratelimit"}
     assert {n: v for n, v in used.headers.items() if n not in own} == {
         n: v for n, v in free.headers.items() if n not in own
     }
