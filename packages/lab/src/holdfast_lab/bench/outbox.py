@@ -10,6 +10,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -315,36 +316,36 @@ class _Raw(_Contender):
 
 def _row(entry: Entry, number: int, entry_id: str, local_id: str) -> tuple[Any, ...]:
     """Return a copy of the row of an entry, as the outbox would write it."""
-    return (
-        entry_id,
-        entry.user_id,
-        entry.operation.value,
-        entry.entity_type,
-        local_id,
-        None,
-        entry.endpoint,
-        entry.payload,
-        None,
-        str(uuid.uuid4()),
-        entry.status.value,
-        entry.max_attempts,
-        number,
-        json_text(entry.dependency_ids),
-        instant(entry.created_at),
-        None,
-        entry.priority,
-        instant(entry.client_generated_at),
-        entry.profile,
-        None,
-        None,
-        0,
-        None,
-        None,
-        f"{entry.entity_type}/{local_id}",
-        True,
-        0,
-        number,
-    )
+    values = {
+        "id": entry_id,
+        "user_id": entry.user_id,
+        "operation": entry.operation.value,
+        "entity_type": entry.entity_type,
+        "local_id": local_id,
+        "endpoint": entry.endpoint,
+        "payload": entry.payload,
+        "idempotency_key": str(uuid.uuid4()),
+        "status": entry.status.value,
+        "max_attempts": entry.max_attempts,
+        "sequence_number": number,
+        "dependency_ids": json_text(entry.dependency_ids),
+        "created_at": instant(entry.created_at),
+        "priority": entry.priority,
+        "client_generated_at": instant(entry.client_generated_at),
+        "profile": entry.profile,
+        "payload_version": 0,
+        "lane": f"{entry.entity_type}/{local_id}",
+        "turn": True,
+        "waiting_for": 0,
+        "enqueued_ms": number,
+    }
+    return tuple(values.get(column) for column in _columns())
+
+
+@cache
+def _columns() -> tuple[str, ...]:
+    names = statement("insert_entry").partition("(")[2].partition(")")[0]
+    return tuple(name.strip() for name in names.split(","))
 
 
 class _PersistQueue(_Contender):
