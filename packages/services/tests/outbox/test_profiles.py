@@ -7,6 +7,7 @@ import pytest
 from holdfast.core.keys import KeyFormat
 from holdfast.core.outbox_entry import DEFAULT_PRIORITY
 from holdfast.core.response_classification import (
+    AttestationNeeded,
     Done,
     OutOfOrder,
     Refused,
@@ -50,6 +51,7 @@ def test_only_planning_takes_opaque_keys_and_wants_a_version_with_forced_writes(
         (422, "INSUFFICIENT_ENERGY", Refused()),
         (422, "STEP_OUT_OF_ORDER", OutOfOrder()),
         (422, "ORDERING_VIOLATION", OutOfOrder()),
+        (401, "ATTESTATION_INVALID", AttestationNeeded()),
     ],
 )
 def test_a_code_of_walk_means(status: int, code: str, verdict: Verdict) -> None:
@@ -66,6 +68,7 @@ def test_walk_has_exactly_the_codes_that_are_agreed_on() -> None:
         "INSUFFICIENT_ENERGY",
         "STEP_OUT_OF_ORDER",
         "ORDERING_VIOLATION",
+        "ATTESTATION_INVALID",
     }
 
 

@@ -26,6 +26,7 @@ from holdfast.outbox.dependencies import (
     free_dependents,
     leave_lane,
     park_dependents,
+    step_aside,
 )
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.sql import awaited_local, created_by, entry_of, instant, json_text
@@ -216,8 +217,12 @@ def retry_later(
     outcome_unknown: bool,
     delay_seconds: float | None,
     retry_after_seconds: float | None,
+    steps_aside: bool = False,
 ) -> Entry:
-    """Return the entry to the queue with a delay, or fail it after its last attempt."""
+    """Return the entry to the queue with a delay, or fail it after its last attempt.
+
+    ``steps_aside``: the entries behind it need not wait for it, see ``step_aside``.
+    """
     attempt = claimed.entry.attempt_count
     if give_up and policy.gives_up_after(attempt, max_attempts=claimed.entry.max_attempts):
         return fail(tx, claimed, result, reason=Reason.ATTEMPTS, outcome_unknown=outcome_unknown)
@@ -238,7 +243,7 @@ def retry_later(
         outcome_unknown=outcome_unknown,
     )
     tx.emit(EventKind.RETRYING, entry, delay_seconds=seconds)
-    return entry
+    return step_aside(tx, entry) if steps_aside else entry
 
 
 def release(tx: Transaction, claimed: Claimed, result: AttemptResult, *, sent: bool) -> Entry:

@@ -27,7 +27,7 @@ from holdfast.core.outbox_entry import (
     UnknownBase,
     member_named,
 )
-from holdfast.core.response_classification import Verdict
+from holdfast.core.response_classification import Recogniser, Verdict, is_service_response
 from holdfast.core.retry import QUEUE, RetryPolicy
 from holdfast.errors import ConfigurationError, EntryInvalidError
 from holdfast.outbox.sql import instant
@@ -193,7 +193,12 @@ class Profile:
 
     codes: Mapping[str, Verdict] = field(default_factory=dict)
     """What the API's own error codes mean with status 409 or 422. They take precedence over the
-    protocol's (``holdfast.core.response_classification.BY_CODE``)."""
+    protocol's (``holdfast.core.response_classification.BY_CODE``). With 401 only
+    ``AttestationNeeded`` counts; any other code means that a new token is needed."""
+
+    recognise: Recogniser = is_service_response
+    """Whether a response is the service's: a function of status, headers (names in lower case) and
+    body. Others, such as the page of a captive portal, leave the outcome unknown."""
 
     # Refuse payloads that are not JSON objects.
     payload_must_be_object: bool = False

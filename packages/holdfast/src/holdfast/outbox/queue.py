@@ -377,6 +377,7 @@ class OutboxQueue:
         *,
         delay_seconds: float | None = None,
         retry_after_seconds: float | None = None,
+        steps_aside: bool = False,
         policy: RetryPolicy = QUEUE,
         give_up: bool = True,
         outcome_unknown: bool = False,
@@ -408,6 +409,7 @@ class OutboxQueue:
                 outcome_unknown=outcome_unknown,
                 delay_seconds=delay_seconds,
                 retry_after_seconds=retry_after_seconds,
+                steps_aside=steps_aside,
             )
 
     def release(

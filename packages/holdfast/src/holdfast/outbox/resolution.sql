@@ -102,6 +102,11 @@ SELECT ENTRY FROM offline_sync_queue
 UPDATE offline_sync_queue SET left_lane = lane, lane = NULL WHERE id = :id AND lane IS NOT NULL
 RETURNING left_lane;
 
+-- name: step_aside
+-- A pending entry leaves its lane; it can be claimed as soon as it is due.
+UPDATE offline_sync_queue SET left_lane = lane, lane = NULL, turn = 1 WHERE id = :id
+RETURNING ENTRY;
+
 -- name: yield_turn
 -- The first entry of a lane, if it is pending, returns the turn to an earlier one that comes back.
 UPDATE offline_sync_queue SET turn = 0

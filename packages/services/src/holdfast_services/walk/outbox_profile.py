@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Final
 
-from holdfast.core.response_classification import Done, OutOfOrder, Refused
+from holdfast.core.response_classification import AttestationNeeded, Done, OutOfOrder, Refused
 from holdfast.core.retry import DEVICE
 from holdfast.outbox import Profile, TimestampsInBody
 from holdfast_services.walk.quest_chain import QuestChain
@@ -31,6 +31,8 @@ PROFILE: Final = Profile(
         # Possible, but not at this point of the chain.
         "STEP_OUT_OF_ORDER": OutOfOrder(),
         "ORDERING_VIOLATION": OutOfOrder(),
+        # About the App Check token of one report, not about the sign-in.
+        "ATTESTATION_INVALID": AttestationNeeded(),
     },
     payload_must_be_object=True,
     request_format=TimestampsInBody(key_in_body=frozenset({"/step/ingest"})),
