@@ -45,7 +45,7 @@ def test_the_page_of_a_captive_portal_is_no_success_and_no_refusal(
     page = Response(status, PORTAL.headers, PORTAL.body)
     made = queue.enqueue(activity("ada", "visit", max_attempts=1))
     gone = queue.enqueue(edit("delete", max_attempts=1))
-    drain(queue, "ada", Scripted([page, page]), retry=SOON)
+    drain(queue, "ada", Scripted(lambda _: page), retry=SOON)
     for entry in (made, gone):
         waiting = queue.get(entry.id)
         assert (waiting.status, waiting.outcome_unknown) == (Status.PENDING, True)
