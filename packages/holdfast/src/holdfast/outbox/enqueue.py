@@ -453,7 +453,7 @@ def _new_entry(
         theirs_version=None,
         conflict_fields=(),
         entity=place.entity,
-        chain=draft.profile.chain_of(draft.request.endpoint),
+        chain=draft.profile.chain_of(draft.request.endpoint, draft.request.payload),
         sent_version=None,
         lane=place.lane,
         left_lane=None,
