@@ -305,9 +305,10 @@ def conflict(
 
 def rebase(tx: Transaction, claimed: Claimed, *, base: str | None, version: str) -> Entry:
     """Return the entry to the queue, based on the version that the server has now."""
-    tx.rows("rebase", id=claimed.entry.id, base=base, version=version)
+    # First, because it raises if the claim is lost.
+    release(tx, claimed, AttemptResult(), sent=False)
     record_read(tx, claimed.entry, version)
-    return release(tx, claimed, AttemptResult(), sent=False)
+    return tx.changed("rebase", id=claimed.entry.id, base=base, version=version)
 
 
 def map_local_id(
