@@ -16,6 +16,7 @@ from holdfast.errors import ClaimLostError
 from holdfast.outbox import EventKind, OutboxQueue, Profile
 from holdfast.outbox.conflicts import resolve_conflict
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
+from holdfast.outbox.versions import Produced
 from packages.holdfast.tests.outbox.queue_harness import Lab, undo_versions
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
@@ -369,6 +370,24 @@ def test_edits_behind_a_create_do_not_overwrite_what_an_automatic_merge_has_kept
     assert device.read(found[0])["city"] == "Basel"
     assert device.read(found[0])["phone"] == "1"
     assert device.queue.get(clash.id).conflict_fields == ("/city",)
+
+
+def test_edit_without_a_base_follows_only_the_chain_it_was_made_on(lab: Lab) -> None:
+    """Whether it is claimed together with the resolved edit before it, or later."""
+    local, queue = str(uuid4()), lab.queue
+    lab.add(local_id=local)
+    fields = {"operation": "patch", "endpoint": f"/api/v1/activities/{{local:{local}}}"}
+    lab.add(**fields, payload={"phone": "1"})
+    lab.add(**fields, payload={"city": "Chur"})
+    lab.send(server_id=7, produced=Produced('"1"'))
+    first = lab.claim()
+    conflict = queue.conflict(first, theirs={"city": "Basel"}, theirs_version='"2"')
+    resolve_conflict(queue, conflict, "mine", adopts=False)
+    assert lab.send(produced=Produced('"3"')).id == first.entry.id
+    behind = lab.claim()
+    assert behind.version == '"1"', "it would overwrite the other client's write"
+    queue.release(behind)
+    assert lab.add(**fields, payload={}).base_version == '"3"'
 
 
 def test_discarding_a_conflict_takes_the_servers_side_for_later_edits(device: Device) -> None:
