@@ -11,10 +11,12 @@ from uuid import uuid4
 import pytest
 from msgspec import UNSET
 
-from holdfast.core.outbox_entry import Entry, NewEntry, Status
+from holdfast.core.outbox_entry import Entry, NewEntry, Resolution, Status
 from holdfast.errors import ClaimLostError
 from holdfast.outbox import EventKind, OutboxQueue, Profile
-from holdfast.outbox.conflicts import resolve_conflict
+from holdfast.outbox.claims import AttemptResult
+from holdfast.outbox.conflicts import ConflictPlan, resolve_conflict
+from holdfast.outbox.outcome import Conflicted, record
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
 from holdfast.outbox.versions import Produced
 from packages.holdfast.tests.outbox.queue_harness import Lab, undo_versions
@@ -388,6 +390,26 @@ def test_edit_without_a_base_follows_only_the_chain_it_was_made_on(lab: Lab) -> 
     assert behind.version == '"1"', "it would overwrite the other client's write"
     queue.release(behind)
     assert lab.add(**fields, payload={}).base_version == '"3"'
+
+
+def test_edits_of_one_entity_in_two_lanes_do_not_conflict_with_each_other(lab: Lab) -> None:
+    queue = lab.queue
+    for text in ("first", "second"):
+        edit(queue, text, base_version='"1"', lane=text, conflict_resolution="server_wins")
+    first, second = queue.claim_some("ada", 2)
+    assert (first.version, second.version) == ('"1"', '"1"')
+    queue.succeed(first, produced=Produced('"2"'))
+    refused = AttemptResult(409, "concurrency.version_mismatch")
+    plan = ConflictPlan(theirs={"text": "first"}, version='"2"', how=Resolution.THEIRS)
+    again = record(queue, second, Conflicted(refused, plan))
+    assert (again.status, again.attempt_count) == (Status.PENDING, 0)
+    assert again.idempotency_key != second.entry.idempotency_key
+    assert EventKind.CONFLICT not in [event.kind for event in lab.events]
+    claimed = lab.claim()
+    assert (claimed.entry.id, claimed.version) == (again.id, '"2"')
+    # A version of another client is a conflict.
+    foreign = ConflictPlan(theirs={"text": "theirs"}, version='"3"', how=Resolution.THEIRS)
+    assert record(queue, claimed, Conflicted(refused, foreign)).status is Status.DISCARDED
 
 
 def test_discarding_a_conflict_takes_the_servers_side_for_later_edits(device: Device) -> None:

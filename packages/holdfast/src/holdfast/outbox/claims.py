@@ -21,6 +21,7 @@ from holdfast.core.outbox_entry import (
 )
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import ClaimLostError
+from holdfast.ids import new_uuid4
 from holdfast.outbox.dependencies import (
     bind_chain,
     free_dependents,
@@ -43,6 +44,7 @@ __all__ = [
     "rebase",
     "release",
     "renew",
+    "resend_on_own",
     "retry_later",
     "return_expired_claims",
     "succeed",
@@ -309,6 +311,30 @@ def rebase(tx: Transaction, claimed: Claimed, *, base: str | None, version: str)
     release(tx, claimed, AttemptResult(), sent=False)
     record_read(tx, claimed.entry, version)
     return tx.changed("rebase", id=claimed.entry.id, base=base, version=version)
+
+
+def resend_on_own(
+    tx: Transaction, claimed: Claimed, result: AttemptResult, *, theirs_version: str | None
+) -> Entry | None:
+    """Return an edit to the queue that conflicts only with other edits of this device.
+
+    That happens if edits of one entity are in several lanes, and are sent at once. It has a new
+    key, because the server may have stored its response. None for any other conflict.
+    """
+    entry = claimed.entry
+    if claimed.version is None or theirs_version is None or theirs_version == claimed.version:
+        return None
+    is_own = tx.rows(
+        "is_own_version",
+        user_id=entry.user_id,
+        entity=entry.entity,
+        sent=claimed.version,
+        version=theirs_version,
+    )
+    if not is_own:
+        return None
+    release(tx, claimed, result, sent=True)
+    return tx.changed("resend", id=entry.id, key=new_uuid4())
 
 
 def map_local_id(

@@ -162,6 +162,11 @@ def record(  # noqa: C901, PLR0911 - one for each outcome
         case Conflicted():
             plan = outcome.plan
             with queue.transaction():
+                own = queue.resend_on_own(
+                    claimed, theirs_version=plan.version, **outcome.result._asdict()
+                )
+                if own is not None:
+                    return own
                 entry = queue.conflict(
                     claimed,
                     theirs=plan.theirs,

@@ -486,6 +486,24 @@ class OutboxQueue:
                 fields=fields,
             )
 
+    def resend_on_own(
+        self,
+        claimed: Claimed,
+        *,
+        theirs_version: str | None,
+        error: str | None = None,
+        http_status: int | None = 409,
+        code: str | None = None,
+        request_id: str | None = None,
+    ) -> Entry | None:
+        """Release a claim whose conflict is with this device's own edits only; None if it is not.
+
+        ``theirs_version`` is the server's version now. Raises ``ClaimLostError``.
+        """
+        with self._write("resend") as tx:
+            result = AttemptResult(http_status, code, request_id, error)
+            return claims.resend_on_own(tx, claimed, result, theirs_version=theirs_version)
+
     def rebase(self, claimed: Claimed, *, base: Any = UNSET, version: str) -> Entry:
         """Release a claim, and base the edit on what was read from the server.
 

@@ -43,6 +43,20 @@ SELECT entity, seen FROM entity_versions
 UPDATE offline_sync_queue SET base = coalesce(:base, base), base_version = :version WHERE id = :id
 RETURNING ENTRY;
 
+-- name: is_own_version
+-- Whether this device has led the entity from :sent to :version, without a write of another client.
+SELECT 1 FROM entity_versions AS known
+ WHERE known.user_id = :user_id AND known.entity = :entity AND known.version = :version
+   AND EXISTS (SELECT 1 FROM json_each(known.own) WHERE value = :sent);
+
+-- name: resend
+-- The server has refused the request, so it has not happened.
+UPDATE offline_sync_queue
+   SET idempotency_key = :key, sent_version = NULL, outcome_unknown = 0,
+       maybe_since_ms = NULL, maybe_since_at = NULL
+ WHERE id = :id
+RETURNING ENTRY;
+
 -- name: base_later_edits
 UPDATE offline_sync_queue SET base = :base
  WHERE user_id = :user_id AND entity = :entity AND status = 'pending'
