@@ -391,7 +391,8 @@ class OutboxQueue:
         Without ``delay_seconds`` the policy and the number of attempts determine the delay;
         ``retry_after_seconds`` is a floor in either case. With ``give_up``, an entry that has had
         ``max_attempts`` becomes ``failed`` instead (reason ``attempts``), and its dependents are
-        parked: check the status of the returned entry.
+        parked: check the status of the returned entry. ``steps_aside``: in strict order, a create
+        in no chain lets the entries behind it go first.
 
         ``outcome_unknown``: no conclusive response came, so it may have happened. Such an entry is
         not edited or cancelled without ``force``. It is sent again with the same key and body while
@@ -445,7 +446,9 @@ class OutboxQueue:
     ) -> Entry:
         """Record that the server refuses it as it is. Dependents are parked.
 
-        The lane waits until the entry is retried, edited or discarded. Raises ``ClaimLostError``.
+        The lane goes on if the server has refused the entry for good, unless the profile stops it;
+        otherwise it waits until the entry is retried, edited or discarded. Raises
+        ``ClaimLostError``.
         """
         with self._write("fail") as tx:
             return claims.fail(
