@@ -20,6 +20,7 @@ from packages.holdfast.tests.support.outbox_harness import drain
 from tests.docs.pages import ROOT, blocks, python_blocks
 
 PAGE = ROOT / "docs/how-to/lock-optimistically.md"
+SIGNED_IN = {"X-API-Key": "k-ada"}
 
 
 @pytest.fixture
@@ -94,7 +95,11 @@ def test_commands_of_the_page_resolve_the_conflict(notes: str, shell: Run) -> No
         output = shell(line.replace(" ID", f" {entry_id}"))
         if " ls " in line:
             entry_id = output.splitlines()[1].split("\t")[0]
-    assert httpx.get(f"{notes}/notes/1").json() == {"id": "1", "text": "mine", "version": 3}
+    assert httpx.get(f"{notes}/notes/1", headers=SIGNED_IN).json() == {
+        "id": "1",
+        "text": "mine",
+        "version": 3,
+    }
     shown = json.loads(shell(f"holdfast outbox --db device.db show {entry_id} --json"))
     assert (shown["status"], shown["headers"]) == ("succeeded", {"If-Match": '"2"'})
     assert shown["idempotency_key"] != "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
@@ -105,9 +110,9 @@ def test_client_wins_reads_the_version_and_sends_it(
     notes: str, tmp_path: Path, headers: dict[str, str]
 ) -> None:
     """Also without a version, and with a star, for which the server responds 428."""
-    key = {"Idempotency-Key": "a"}
+    key = SIGNED_IN | {"Idempotency-Key": "a"}
     httpx.post(f"{notes}/notes", json={"id": "1", "text": "draft"}, headers=key)
-    key = {"Idempotency-Key": "b", "If-Match": '"1"'}
+    key = SIGNED_IN | {"Idempotency-Key": "b", "If-Match": '"1"'}
     httpx.patch(f"{notes}/notes/1", json={"text": "theirs"}, headers=key)
     with OutboxQueue.open(tmp_path / "outbox.db") as queue:
         queue.add_user("ada")
@@ -123,10 +128,10 @@ def test_client_wins_reads_the_version_and_sends_it(
             )
         )
         with HttpTransport(notes) as transport:
-            drain(queue, "ada", transport)
+            drain(queue, "ada", transport, at_send=lambda _: SIGNED_IN)
         after = queue.get(entry.id)
         assert (after.status, after.headers) == (Status.SUCCEEDED, {"If-Match": '"2"'})
-    assert httpx.get(f"{notes}/notes/1").json()["text"] == "mine"
+    assert httpx.get(f"{notes}/notes/1", headers=SIGNED_IN).json()["text"] == "mine"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +148,7 @@ def test_client_wins_reads_the_version_and_sends_it(
 def test_several_offline_edits_of_one_note(  # noqa: PLR0917 - the columns of the table
     notes: str, tmp_path: Path, versions: list[int], coalesce: bool, statuses: list[str], text: str
 ) -> None:
-    key = {"Idempotency-Key": "a"}
+    key = SIGNED_IN | {"Idempotency-Key": "a"}
     httpx.post(f"{notes}/notes", json={"id": "1", "text": "draft"}, headers=key)
     with OutboxQueue.open(tmp_path / "outbox.db") as queue, HttpTransport(notes) as transport:
         queue.add_user("ada")
@@ -160,6 +165,6 @@ def test_several_offline_edits_of_one_note(  # noqa: PLR0917 - the columns of th
             for name, version in zip(("one", "two", "three"), versions, strict=True)
         ]
         queue.enqueue_many(edits, coalesce=coalesce)
-        drain(queue, "ada", transport)
+        drain(queue, "ada", transport, at_send=lambda _: SIGNED_IN)
         assert [entry.status for entry in queue.entries("ada")] == statuses
-    assert httpx.get(f"{notes}/notes/1").json()["text"] == text
+    assert httpx.get(f"{notes}/notes/1", headers=SIGNED_IN).json()["text"] == text
