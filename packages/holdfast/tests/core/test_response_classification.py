@@ -7,9 +7,13 @@ import pytest
 from holdfast.core.outbox_entry import Entry, Operation, Status
 from holdfast.core.response_classification import (
     BY_CODE,
+    UNREACHABLE,
+    UNRECOGNISED,
+    AttestationNeeded,
     Conflicting,
     Done,
     Misdirected,
+    NotTheService,
     OutOfOrder,
     Refused,
     SignInNeeded,
@@ -17,6 +21,8 @@ from holdfast.core.response_classification import (
     TryLater,
     Verdict,
     classify,
+    counts_as_attempt,
+    is_service_response,
 )
 
 LATER = TryLater()
@@ -142,6 +148,78 @@ def test_codes_of_the_profile_take_precedence_over_those_of_the_protocol() -> No
 def test_what_is_gone_has_been_deleted(status: int) -> None:
     assert classify(status, None, entry(Operation.DELETE)) == Done()
     assert classify(status, None, entry(Operation.UPDATE)) == Refused()
+
+
+def test_401_is_about_an_attestation_only_with_a_code_that_says_so() -> None:
+    codes: dict[str, Verdict] = {"NO_PROOF": AttestationNeeded(), "THINGS_DONE": Done()}
+    assert classify(401, "NO_PROOF", entry(), codes) == AttestationNeeded()
+    assert classify(401, "THINGS_DONE", entry(), codes) == SignInNeeded()
+    assert classify(401, None, entry(), codes) == SignInNeeded()
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 403, 404, 407, 410])
+def test_a_response_of_another_than_the_service_leaves_the_outcome_unknown(status: int) -> None:
+    for operation in Operation:
+        assert classify(status, None, entry(operation), recognised=False) == NotTheService()
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [
+        # A gateway that refuses the request as it is does so again each time.
+        *((status, Refused()) for status in (400, 405, 411, 413, 414, 415, 431)),
+        (401, SignInNeeded()),
+        (302, Misdirected()),
+        (502, UNKNOWN),
+    ],
+)
+def test_a_gateway_may_refuse_a_request_for_good(status: int, verdict: Verdict) -> None:
+    assert classify(status, None, entry(), recognised=False) == verdict
+
+
+HTML = {"content-type": "text/html; charset=utf-8"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "recognised"),
+    [
+        (HTML, b"<html>Sign in to the hotel", False),
+        ({}, b"<html>Sign in to the hotel", False),
+        ({"content-type": "text/plain"}, b"OK", False),
+        ({"content-type": "text/plain"}, b"1", False),
+        ({}, b"{not json", False),
+        ({}, b"[" * 100_000, False),
+        (HTML, b"", True),
+        (HTML | {"x-request-id": "r"}, b"<html>", True),
+        (HTML | {"idempotency-replayed": "true"}, b"<html>", True),
+        ({"content-type": "application/problem+json"}, b'{"code": "x"}', True),
+        ({"content-type": "Application/JSON"}, b"3", True),
+        ({"content-type": "text/plain"}, b' {"id": 1}', True),
+    ],
+)
+def test_a_response_of_the_service_is_json_or_empty_or_has_one_of_its_headers(
+    headers: dict[str, str], body: bytes, *, recognised: bool
+) -> None:
+    assert is_service_response(200, headers, body) is recognised
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "counts"),
+    [
+        (500, None, True),
+        (408, None, True),
+        (422, "NEW", True),
+        (None, None, True),  # silence: it may be this very request that the server dies of
+        (None, UNREACHABLE, False),
+        (200, UNRECOGNISED, False),
+        (500, UNRECOGNISED, False),
+        *((status, "any", False) for status in (401, 429, 502, 503, 504)),
+    ],
+)
+def test_only_attempts_that_say_something_about_the_entry_count(
+    status: int | None, code: str | None, *, counts: bool
+) -> None:
+    assert counts_as_attempt(status, code) is counts
 
 
 def test_an_unknown_422_is_tried_once_more_and_then_refused() -> None:

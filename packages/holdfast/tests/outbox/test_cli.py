@@ -115,12 +115,12 @@ def test_a_walk_entry_that_is_a_month_old_expires(outbox: Outbox, user: str) -> 
 
 @contextmanager
 def overloaded() -> Iterator[str]:
-    """Give the address of a server that always has too much to do."""
+    """Give the address of a server that always fails."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(503)
+            self.send_response(500)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -155,6 +155,15 @@ def test_shorter_delays_keep_each_profiles_limit_of_attempts(outbox: Outbox, use
     shown = outbox("show", walk["id"])
     assert shown["status"] == "pending"
     assert shown["attempt_count"] > shown["max_attempts"]
+
+
+def test_http_to_another_machine_exits_with_one_line(outbox: Outbox, user: str) -> None:
+    outbox.add("Visit")
+    drain = ("drain", "--user", user, "--server", "http://192.0.2.1", "--max-seconds", "0")
+    done = outbox.run(*drain)
+    assert done.returncode != 0
+    assert "--allow-http" in one_line(done.stderr)
+    assert outbox(*drain, "--allow-http")["ended"] == "time_up"
 
 
 def test_retention_can_be_set_by_the_environment(outbox: Outbox, user: str) -> None:

@@ -19,8 +19,8 @@ from holdfast.outbox.transport import HttpTransport
 from packages.holdfast.tests.support.outbox_harness import drain
 from tests.docs.pages import ROOT, blocks, python_blocks
 
-SIGNED_IN = {"Authorization": "Bearer k-ada"}
 PAGE = ROOT / "docs/how-to/lock-optimistically.md"
+SIGNED_IN = {"X-API-Key": "k-ada"}
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_client_wins_reads_the_version_and_sends_it(
             )
         )
         with HttpTransport(notes) as transport:
-            drain(queue, "ada", transport, "k-ada")
+            drain(queue, "ada", transport, at_send=lambda _: SIGNED_IN)
         after = queue.get(entry.id)
         assert (after.status, after.headers) == (Status.SUCCEEDED, {"If-Match": '"2"'})
     assert httpx.get(f"{notes}/notes/1", headers=SIGNED_IN).json()["text"] == "mine"
@@ -165,6 +165,6 @@ def test_several_offline_edits_of_one_note(  # noqa: PLR0917 - the columns of th
             for name, version in zip(("one", "two", "three"), versions, strict=True)
         ]
         queue.enqueue_many(edits, coalesce=coalesce)
-        drain(queue, "ada", transport, "k-ada")
+        drain(queue, "ada", transport, at_send=lambda _: SIGNED_IN)
         assert [entry.status for entry in queue.entries("ada")] == statuses
     assert httpx.get(f"{notes}/notes/1", headers=SIGNED_IN).json()["text"] == text

@@ -21,7 +21,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from holdfast.errors import ConfigurationError
-from holdfast.outbox.transport import HttpTransport, HttpxTransport, NoResponse, Request, Response
+from holdfast.outbox.transport import (
+    HttpTransport,
+    HttpxTransport,
+    NoResponse,
+    Request,
+    Response,
+    ServerUrl,
+)
 
 GET = Request("GET", "/x", {})
 
@@ -276,10 +283,20 @@ def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("http_proxy", proxy.url)
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
-        with HttpTransport("http://api.example") as transport:
+        with HttpTransport("http://api.example", allow_http=True) as transport:
             got = transport.send(GET)
     assert isinstance(got, Response)
     assert got.body == b"GET http://api.example/x HTTP/1.1"
+
+
+def test_http_is_for_this_machine_only_unless_it_is_allowed() -> None:
+    for host in ("localhost", "127.0.0.1", "127.9.9.9", "[::1]", "app.localhost", "LOCALHOST"):
+        assert ServerUrl.parse(f"http://{host}:8000").scheme == "http"
+    for host in ("api.example", "10.0.0.1", "127.0.0.1.evil.example", "localhost.evil", "[::2]"):
+        for make in (HttpTransport, HttpxTransport, ServerUrl.parse):
+            with pytest.raises(ConfigurationError, match="unencrypted: use https://"):
+                make(f"http://{host}")
+    assert ServerUrl.parse("http://api.example", allow_http=True).host == "api.example"
 
 
 def test_any_transport_of_httpx_can_carry_the_requests() -> None:

@@ -124,7 +124,7 @@ def test_an_entry_whose_key_may_be_expired_waits_for_the_servers_date(lab: Lab) 
     told = Response(405, PAGE, b"<html>")
 
     def reply(request: Request) -> Response:
-        return told if request.method == "GET" else Response(201, PAGE, b"<html>")
+        return told if request.method == "GET" else response(201, {"id": 1})
 
     assert drain(lab.queue, "ada", Scripted(reply)).succeeded == 1
     assert lab.queue.get(entry_id).status is Status.PENDING
@@ -163,7 +163,7 @@ def test_entries_found_too_old_during_a_drain_are_not_sent(lab: Lab) -> None:
     "said",
     [
         *(response(status) for status in (400, 403, 405, 413)),
-        Response(404, {"content-type": "text/html"}, b"<html>"),
+        Response(413, PAGE, b"<html>"),
         response(307, headers={"location": "/api/v1/activities/"}),
     ],
 )

@@ -11,11 +11,15 @@ from uuid import uuid4
 import pytest
 from msgspec import UNSET
 
-from holdfast.core.outbox_entry import Entry, NewEntry, Status
+from holdfast.core.outbox_entry import Entry, NewEntry, Resolution, Status
+from holdfast.errors import ClaimLostError
 from holdfast.outbox import EventKind, OutboxQueue, Profile
-from holdfast.outbox.conflicts import resolve_conflict
+from holdfast.outbox.claims import AttemptResult
+from holdfast.outbox.conflicts import ConflictPlan, resolve_conflict
+from holdfast.outbox.outcome import Conflicted, record
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
-from packages.holdfast.tests.outbox.queue_harness import undo_versions
+from holdfast.outbox.versions import Produced
+from packages.holdfast.tests.outbox.queue_harness import Lab, undo_versions
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     Scripted,
@@ -336,6 +340,148 @@ def test_edits_of_a_file_of_schema_4_keep_their_version(tmp_path: Path) -> None:
         server = Scripted([response(200, {"version": 5}), response(200, {"version": 6})])
         drain(queue, "ada", server)
         assert if_matches(server) == ['"4"', '"5"']
+
+
+def test_edits_behind_a_create_do_not_overwrite_what_an_automatic_merge_has_kept(
+    device: Device,
+) -> None:
+    """They name no base. Only the first is merged with the other client's write."""
+    local = str(uuid4())
+    device.queue.enqueue(
+        NewEntry(
+            user_id=device.user,
+            operation="create",
+            entity_type="contact",
+            endpoint="/api/v1/contacts",
+            payload={"title": "Bo", "phone": "0", "city": "Bern"},
+            local_id=local,
+        )
+    )
+    path = f"/api/v1/contacts/{{local:{local}}}"
+    device.patch(path, {"phone": "1"}, conflict_resolution="merge")
+    clash = device.patch(path, {"city": "Chur"}, conflict_resolution="merge")
+    found: list[str] = []
+
+    def interrupt(request: Request) -> None:
+        if request.method == "PATCH" and not found:
+            found.append(request.target)
+            device.write_elsewhere(request.target, city="Basel")
+
+    device.drain(interrupt)
+    assert device.statuses() == ["succeeded", "succeeded", "conflict"]
+    assert device.read(found[0])["city"] == "Basel"
+    assert device.read(found[0])["phone"] == "1"
+    assert device.queue.get(clash.id).conflict_fields == ("/city",)
+
+
+def test_edit_without_a_base_follows_only_the_chain_it_was_made_on(lab: Lab) -> None:
+    """Whether it is claimed together with the resolved edit before it, or later."""
+    local, queue = str(uuid4()), lab.queue
+    lab.add(local_id=local)
+    fields = {"operation": "patch", "endpoint": f"/api/v1/activities/{{local:{local}}}"}
+    lab.add(**fields, payload={"phone": "1"})
+    lab.add(**fields, payload={"city": "Chur"})
+    lab.send(server_id=7, produced=Produced('"1"'))
+    first = lab.claim()
+    conflict = queue.conflict(first, theirs={"city": "Basel"}, theirs_version='"2"')
+    resolve_conflict(queue, conflict, "mine", adopts=False)
+    assert lab.send(produced=Produced('"3"')).id == first.entry.id
+    behind = lab.claim()
+    assert behind.version == '"1"', "it would overwrite the other client's write"
+    queue.release(behind)
+    assert lab.add(**fields, payload={}).base_version == '"3"'
+
+
+def test_edits_of_one_entity_in_two_lanes_do_not_conflict_with_each_other(lab: Lab) -> None:
+    queue = lab.queue
+    for text in ("first", "second"):
+        edit(queue, text, base_version='"1"', lane=text, conflict_resolution="server_wins")
+    first, second = queue.claim_some("ada", 2)
+    assert (first.version, second.version) == ('"1"', '"1"')
+    queue.succeed(first, produced=Produced('"2"'))
+    refused = AttemptResult(409, "concurrency.version_mismatch")
+    plan = ConflictPlan(theirs={"text": "first"}, version='"2"', how=Resolution.THEIRS)
+    again = record(queue, second, Conflicted(refused, plan))
+    assert (again.status, again.attempt_count) == (Status.PENDING, 0)
+    assert again.idempotency_key != second.entry.idempotency_key
+    assert EventKind.CONFLICT not in [event.kind for event in lab.events]
+    claimed = lab.claim()
+    assert (claimed.entry.id, claimed.version) == (again.id, '"2"')
+    # A version of another client is a conflict.
+    foreign = ConflictPlan(theirs={"text": "theirs"}, version='"3"', how=Resolution.THEIRS)
+    assert record(queue, claimed, Conflicted(refused, foreign)).status is Status.DISCARDED
+
+
+def test_discarding_a_conflict_takes_the_servers_side_for_later_edits(device: Device) -> None:
+    path = device.make_elsewhere()
+    device.write_elsewhere(path, phone="theirs")
+    for number in range(3):
+        device.patch(path, {"phone": str(number)}, base_version='"1"')
+    device.drain()
+    [conflict] = device.queue.entries(device.user, status=Status.CONFLICT)
+    device.queue.discard(conflict.id)
+    device.drain()
+    assert device.statuses() == ["discarded", "succeeded", "succeeded"]
+
+
+def test_what_is_made_again_after_a_delete_is_not_checked_against_the_old_one(
+    queue: OutboxQueue,
+) -> None:
+    edit(queue, base_version='"1"')
+    queue.enqueue(
+        NewEntry(user_id="ada", operation="delete", entity_type="note", endpoint="/notes/5",
+                 base_version='"1"')
+    )  # fmt: skip
+    edit(queue, operation="update", base_version='"1"')
+    edit(queue)
+    server = Scripted(
+        [response(200, {"version": 2}), response(200, {"version": 2}), response(201), response(200)]
+    )
+    drain(queue, "ada", server)
+    assert if_matches(server) == ['"1"', '"2"', None, None]
+    edit(queue)
+    again = Scripted([response(200)])
+    drain(queue, "ada", again)
+    assert if_matches(again) == [None]
+
+
+def test_edit_of_the_path_takes_the_version_of_the_entity_that_it_names(
+    queue: OutboxQueue,
+) -> None:
+    edit(queue)
+    edit(queue, endpoint="/notes/6")
+    drain(queue, "ada", Scripted([response(200, {"version": 2}), response(200, {"version": 30})]))
+    moved, unknown = edit(queue, "moved"), edit(queue, "unknown")
+    queue.edit_payload(moved.id, UNSET, endpoint="/notes/6")
+    queue.edit_payload(unknown.id, UNSET, endpoint="/notes/7?notify=no")
+    server = Scripted([response(200, {"version": 31}), response(200, {"version": 1})])
+    drain(queue, "ada", server)
+    assert if_matches(server) == ['"30"', None]
+    assert (queue.get(moved.id).entity, queue.get(unknown.id).entity) == ("note/6", "note/7")
+
+
+def test_read_of_a_base_that_lost_its_claim_changes_nothing(tmp_path: Path) -> None:
+    with with_rule(tmp_path, "read") as queue:
+        entry = edit(queue, profile="notes")
+        claimed = queue.claim("ada")
+        assert claimed is not None
+        with queue.transaction(savepoints=False):
+            queue.release(claimed)
+            with pytest.raises(ClaimLostError):
+                queue.rebase(claimed, base={"text": "theirs"}, version='"3"')
+        assert queue.get(entry.id).base_version is None
+        assert edit(queue, profile="notes").base_version is None
+
+
+def test_pruning_keeps_versions_and_drops_bodies(lab: Lab) -> None:
+    edit(lab.queue)
+    drain(lab.queue, "ada", Scripted([response(200, {"text": "x", "version": 2})]))
+    lab.clock.pass_by(days=40)
+    assert lab.queue.prune() == 1
+    assert edit(lab.queue).base_version == '"2"'
+    with lab.queue.transaction() as connection:
+        bodies = connection.execute("SELECT body FROM entity_versions").fetchall()
+    assert bodies == [(None,)]
 
 
 # -- edits without a known version ----------------------------------------------------------------

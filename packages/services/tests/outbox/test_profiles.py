@@ -7,6 +7,7 @@ import pytest
 from holdfast.core.keys import KeyFormat
 from holdfast.core.outbox_entry import DEFAULT_PRIORITY
 from holdfast.core.response_classification import (
+    AttestationNeeded,
     Done,
     OutOfOrder,
     Refused,
@@ -48,8 +49,17 @@ def test_only_planning_takes_opaque_keys_and_wants_a_version_with_forced_writes(
         (422, "PREREQUISITES_NOT_MET", Refused()),
         (422, "INSUFFICIENT_POINTS", Refused()),
         (422, "INSUFFICIENT_ENERGY", Refused()),
+        (422, "UNKNOWN_NODE", Refused()),
+        (422, "QUEST_NOT_IN_PROGRESS", Refused()),
+        (422, "QUEST_INCOMPLETE", Refused()),
+        (422, "STEP_COUNT_EXCEEDED", Refused()),
+        (422, "BURST_RATE_EXCEEDED", Refused()),
+        (422, "TZ_JUMP", Refused()),
+        (422, "FUTURE_DATED", Refused()),
+        (422, "OFFLINE_CAP_EXCEEDED", Refused()),
         (422, "STEP_OUT_OF_ORDER", OutOfOrder()),
         (422, "ORDERING_VIOLATION", OutOfOrder()),
+        (401, "ATTESTATION_INVALID", AttestationNeeded()),
     ],
 )
 def test_a_code_of_walk_means(status: int, code: str, verdict: Verdict) -> None:
@@ -64,8 +74,17 @@ def test_walk_has_exactly_the_codes_that_are_agreed_on() -> None:
         "PREREQUISITES_NOT_MET",
         "INSUFFICIENT_POINTS",
         "INSUFFICIENT_ENERGY",
+        "UNKNOWN_NODE",
+        "QUEST_NOT_IN_PROGRESS",
+        "QUEST_INCOMPLETE",
+        "STEP_COUNT_EXCEEDED",
+        "BURST_RATE_EXCEEDED",
+        "TZ_JUMP",
+        "FUTURE_DATED",
+        "OFFLINE_CAP_EXCEEDED",
         "STEP_OUT_OF_ORDER",
         "ORDERING_VIOLATION",
+        "ATTESTATION_INVALID",
     }
 
 

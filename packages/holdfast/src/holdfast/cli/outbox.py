@@ -13,6 +13,11 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import UNSET
 
+from holdfast.cli.header_command import (
+    APP_CHECK_HEADER,
+    HeaderCommands,
+    parse_header_command,
+)
 from holdfast.cli.outbox_output import (
     counted,
     print_entries,
@@ -31,6 +36,7 @@ from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.profile import Profile, unknown_profile
 from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.sender import AtSend
 from holdfast.outbox.settings import QueueSettings, span_in
 from holdfast.outbox.transport import HttpTransport
 
@@ -171,19 +177,24 @@ def drain_user(
     server: str,
     token: str | None,
     max_seconds: float | None,
+    app_check_command: str | None = None,
+    header_commands: Sequence[str] = (),
+    allow_http: bool = False,
     as_json: bool,
 ) -> None:
     """Send what a user's queue holds, and print the report."""
     stop = Flag()
+    at_send = _at_send(app_check_command, header_commands)
     with (
         place.opened() as queue,
-        HttpTransport(server) as transport,
+        HttpTransport(server, allow_http=allow_http) as transport,
         _stopping(stop),
         sending_bar(queue, user),
     ):
         if user not in queue.users():
             raise CommandError(f"{place.path} has no user {user}")
-        report = _drain(queue, transport, token).run(user, max_seconds=max_seconds, stop=stop)
+        drain = _drain(queue, transport, token, at_send)
+        report = drain.run(user, max_seconds=max_seconds, stop=stop)
         stuck = queue.blocked_by(user)
     print_report(report, stuck, as_json=as_json)
     if report.unknown_profiles:
@@ -296,11 +307,20 @@ def watchdog(place: Place, *, as_json: bool) -> None:
 # ------------------------------------------------------------------ draining
 
 
-def _drain(queue: OutboxQueue, transport: HttpTransport, token: str | None) -> Drain:
+def _at_send(app_check_command: str | None, header_commands: Sequence[str]) -> AtSend | None:
+    commands = [parse_header_command(given) for given in header_commands]
+    if app_check_command is not None:
+        commands.append((APP_CHECK_HEADER, app_check_command))
+    return HeaderCommands(commands) if commands else None
+
+
+def _drain(
+    queue: OutboxQueue, transport: HttpTransport, token: str | None, at_send: AtSend | None
+) -> Drain:
     """Return a drain, with shorter delays if the environment sets them."""
     first = span_in(os.environ, "HOLDFAST_OUTBOX_RETRY_SECONDS")
     if first is None:
-        return Drain(queue, transport, token)
+        return Drain(queue, transport, token, at_send=at_send)
     seconds = first.total_seconds()
 
     def sooner(profile: Profile) -> RetryPolicy:
@@ -309,7 +329,7 @@ def _drain(queue: OutboxQueue, transport: HttpTransport, token: str | None) -> D
             profile.retry, first_seconds=seconds, ceiling_seconds=seconds * _MAX_WAIT_RATIO
         )
 
-    return Drain(queue, transport, token, retry=sooner)
+    return Drain(queue, transport, token, at_send=at_send, retry=sooner)
 
 
 @contextmanager

@@ -178,6 +178,24 @@ def outbox_drain(  # noqa: PLR0917 - typer turns them into options
             min=0, help="Stop after this long; retries that fall due in that time are sent."
         ),
     ] = None,
+    app_check_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Prints an App Check token, sent as X-Firebase-AppCheck. Runs without a shell.",
+        ),
+    ] = None,
+    header_command: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME: COMMAND",
+            help="Prints the value of a header. Runs without a shell. May be repeated.",
+        ),
+    ] = None,
+    allow_http: Annotated[
+        bool,
+        typer.Option("--allow-http", help="Accept http:// for a server on another machine."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Send what a user's queue holds.
@@ -199,6 +217,9 @@ def outbox_drain(  # noqa: PLR0917 - typer turns them into options
         server=server,
         token=token,
         max_seconds=max_seconds,
+        app_check_command=app_check_command,
+        header_commands=header_command or [],
+        allow_http=allow_http,
         as_json=json,
     )
 

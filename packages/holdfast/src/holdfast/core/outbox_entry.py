@@ -110,7 +110,7 @@ class ConflictResolution(StrEnum):
     # The entry waits for a person.
     MANUAL = "manual"
     MERGE = "merge"
-    """The app's own function decides, from base, mine and theirs."""
+    """By field, or by the app's own function of base, mine and theirs."""
 
 
 # SQL repeats these values. To add a status, check these places too:

@@ -21,11 +21,13 @@ from holdfast.core.outbox_entry import (
 )
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import ClaimLostError
+from holdfast.ids import new_uuid4
 from holdfast.outbox.dependencies import (
     bind_chain,
     free_dependents,
     leave_lane,
     park_dependents,
+    step_aside,
 )
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.sql import awaited_local, created_by, entry_of, instant, json_text
@@ -42,6 +44,7 @@ __all__ = [
     "rebase",
     "release",
     "renew",
+    "resend_on_own",
     "retry_later",
     "return_expired_claims",
     "succeed",
@@ -216,8 +219,12 @@ def retry_later(
     outcome_unknown: bool,
     delay_seconds: float | None,
     retry_after_seconds: float | None,
+    steps_aside: bool = False,
 ) -> Entry:
-    """Return the entry to the queue with a delay, or fail it after its last attempt."""
+    """Return the entry to the queue with a delay, or fail it after its last attempt.
+
+    ``steps_aside``: the entries behind it need not wait for it, see ``step_aside``.
+    """
     attempt = claimed.entry.attempt_count
     if give_up and policy.gives_up_after(attempt, max_attempts=claimed.entry.max_attempts):
         return fail(tx, claimed, result, reason=Reason.ATTEMPTS, outcome_unknown=outcome_unknown)
@@ -238,7 +245,7 @@ def retry_later(
         outcome_unknown=outcome_unknown,
     )
     tx.emit(EventKind.RETRYING, entry, delay_seconds=seconds)
-    return entry
+    return step_aside(tx, entry) if steps_aside else entry
 
 
 def release(tx: Transaction, claimed: Claimed, result: AttemptResult, *, sent: bool) -> Entry:
@@ -300,9 +307,34 @@ def conflict(
 
 def rebase(tx: Transaction, claimed: Claimed, *, base: str | None, version: str) -> Entry:
     """Return the entry to the queue, based on the version that the server has now."""
-    tx.rows("rebase", id=claimed.entry.id, base=base, version=version)
+    # First, because it raises if the claim is lost.
+    release(tx, claimed, AttemptResult(), sent=False)
     record_read(tx, claimed.entry, version)
-    return release(tx, claimed, AttemptResult(), sent=False)
+    return tx.changed("rebase", id=claimed.entry.id, base=base, version=version)
+
+
+def resend_on_own(
+    tx: Transaction, claimed: Claimed, result: AttemptResult, *, theirs_version: str | None
+) -> Entry | None:
+    """Return an edit to the queue that conflicts only with other edits of this device.
+
+    That happens if edits of one entity are in several lanes, and are sent at once. It has a new
+    key, because the server may have stored its response. None for any other conflict.
+    """
+    entry = claimed.entry
+    if claimed.version is None or theirs_version is None or theirs_version == claimed.version:
+        return None
+    is_own = tx.rows(
+        "is_own_version",
+        user_id=entry.user_id,
+        entity=entry.entity,
+        sent=claimed.version,
+        version=theirs_version,
+    )
+    if not is_own:
+        return None
+    release(tx, claimed, result, sent=True)
+    return tx.changed("resend", id=entry.id, key=new_uuid4())
 
 
 def map_local_id(

@@ -28,6 +28,7 @@ __all__ = [
     "park_dependents",
     "rejoin_lane",
     "revive_dependents",
+    "step_aside",
 ]
 
 _DEAD: Final = frozenset({Status.FAILED, Status.DISCARDED, Status.EXPIRED})
@@ -225,6 +226,24 @@ def leave_lane(tx: Transaction, entry: Entry) -> Entry:
     tx.rows("leave_lane", id=entry.id)
     tx.rows("pass_turn", user_id=entry.user_id, lane=entry.lane)
     return msgspec.structs.replace(entry, lane=None, left_lane=entry.lane)
+
+
+def step_aside(tx: Transaction, entry: Entry) -> Entry:
+    """Let the strict order of a user go on without an entry that is sent again later.
+
+    Only a create that is in no chain: what refers to the entity it creates waits for its id. Later
+    changes of one entity, and the next entries of a chain, would overtake it.
+    """
+    profile = tx.profiles.find(entry.profile)
+    may_be_overtaken = entry.operation is Operation.CREATE and entry.chain is None
+    goes_on = (
+        profile is not None and profile.strict_order and (profile.on_refusal is OnRefusal.CONTINUE)
+    )
+    if entry.lane is None or not may_be_overtaken or not goes_on:
+        return entry
+    aside = tx.changed("step_aside", id=entry.id)
+    tx.rows("pass_turn", user_id=entry.user_id, lane=entry.lane)
+    return aside
 
 
 def rejoin_lane(tx: Transaction, entry: Entry) -> Entry:

@@ -4,7 +4,12 @@ from enum import StrEnum
 
 import msgspec
 
-from holdfast.core.response_classification import Misdirected, SignInNeeded, Verdict
+from holdfast.core.response_classification import (
+    Misdirected,
+    NotTheService,
+    SignInNeeded,
+    Verdict,
+)
 
 __all__ = ["DrainReport", "DrainState", "Ended"]
 
@@ -88,7 +93,7 @@ class DrainState:
 
     def note_verdict(self, verdict: Verdict) -> None:
         """Reset the counters that a response of the service ends."""
-        if not isinstance(verdict, Misdirected):
+        if not isinstance(verdict, Misdirected | NotTheService):
             self.silent_sends = 0
         if not isinstance(verdict, SignInNeeded):
             self.refusals = 0

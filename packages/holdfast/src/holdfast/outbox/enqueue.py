@@ -4,7 +4,6 @@ Coalescing never reorders: it changes only entries that were never claimed, only
 lane, and only those that no entry of another lane waits for.
 """
 
-import re
 from collections.abc import Sequence
 from datetime import UTC
 from typing import Any, Final, NamedTuple
@@ -23,6 +22,7 @@ from holdfast.outbox.dependencies import (
     find_dependencies,
     park_dependents,
 )
+from holdfast.outbox.entities import find_entity
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.resolution import settle_unclaimed
 from holdfast.outbox.sql import created_by, instant, json_text
@@ -39,9 +39,6 @@ _MAX_CANCELLED: Final = 100
 
 _CHANGES: Final = (Operation.UPDATE, Operation.PATCH)
 _NO_DEPENDENCIES: Final = Dependencies((), (), (), has_dead_parent=False)
-
-# Path segments with a digit look like ids; the version of an API does not.
-_HAS_DIGIT: Final = re.compile(r"^(?!v[0-9]+$).*[0-9]")
 
 
 class QueueQuota:
@@ -352,33 +349,24 @@ class _Place(NamedTuple):
 def _place_of(tx: Transaction, draft: Draft) -> _Place:
     """Return the lane and the entity of an entry.
 
-    Entries about one entity share both, whichever of its ids they use. An entry about a part of
-    the entity, such as ``/notes/5/pin``, shares its lane, but has another version.
+    Entries about one entity share both. An entry about a part of it shares its lane, but has
+    another version.
     """
     lane = _explicit_lane(draft)
-    is_create = draft.operation is Operation.CREATE
+    is_create, new = draft.operation is Operation.CREATE, draft.new
     if is_create and lane is not None:
         return _Place(lane, None)
-    new, path = draft.new, draft.request.endpoint.partition("?")[0]
-    named: str | int | None = draft.local_id
-    text = _entity_in(path) if new.server_id is None else str(new.server_id)
-    if named is None:
-        if is_create and new.server_id is None:
-            return _Place(None, None)
-        number = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None  # noqa: PLR2004
-        found = tx.rows("local_of_server_id", user_id=new.user_id, text=text, number=number)
-        named = found[0][0] if found else text
-    entity = f"{new.entity_type}/{named}"
-    return _Place(lane or entity, None if is_create else entity + _part_in(path, str(named), text))
-
-
-def _part_in(path: str, *names: str) -> str:
-    """Return what follows the entity in a path: ``/pin`` in ``/notes/5/pin``, often nothing."""
-    parts = path.rstrip("/").split("/")
-    for place in range(len(parts) - 1, -1, -1):
-        if parts[place].removeprefix("{local:").removesuffix("}") in names:
-            return "".join(f"/{part}" for part in parts[place + 1 :])
-    return ""
+    if is_create and draft.local_id is None and new.server_id is None:
+        return _Place(None, None)
+    entity, target = find_entity(
+        tx,
+        user_id=new.user_id,
+        entity_type=new.entity_type,
+        endpoint=draft.request.endpoint,
+        local_id=draft.local_id,
+        server_id=new.server_id,
+    )
+    return _Place(lane or entity, None if is_create else target)
 
 
 def _explicit_lane(draft: Draft) -> str | None:
@@ -388,13 +376,6 @@ def _explicit_lane(draft: Draft) -> str | None:
     if draft.new.lane is not None:
         return draft.new.lane
     return None if draft.local_id is None else f"{draft.new.entity_type}/{draft.local_id}"
-
-
-def _entity_in(path: str) -> str:
-    """Return what names the entity in a path: ``5`` in ``/notes/5`` and in ``/notes/5/pin``."""
-    parts = path.split("/")
-    named = (part for part in reversed(parts) if _HAS_DIGIT.search(part))
-    return next(named, parts[-1])
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -453,7 +434,7 @@ def _new_entry(
         theirs_version=None,
         conflict_fields=(),
         entity=place.entity,
-        chain=draft.profile.chain_of(draft.request.endpoint),
+        chain=draft.profile.chain_of(draft.request.endpoint, draft.request.payload),
         sent_version=None,
         lane=place.lane,
         left_lane=None,

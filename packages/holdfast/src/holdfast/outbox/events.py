@@ -51,6 +51,8 @@ class EventKind(StrEnum):
     DISCARDED = "discarded"
     PAUSED = "paused"
     """The drain waits, for example for a new token. Emitted by the drain."""
+    ATTESTATION = "attestation"
+    """The server does not accept the attestation of one entry. Emitted by the drain."""
     DRAINED = "drained"
     """Emitted by the drain at its end."""
     # Old settled entries were deleted.

@@ -158,6 +158,7 @@ def _prune_page(
         tx.rows("forget_awaited", id=entry_id)
         tx.rows("remove", id=entry_id)
     if page:
+        tx.rows("forget_bodies", before=before_ms)
         tx.events.append(Event(kind=EventKind.PRUNED, at=tx.now, count=len(page)))
     return page
 

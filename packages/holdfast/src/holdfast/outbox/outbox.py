@@ -172,6 +172,7 @@ class Outbox:
         payloads: PayloadMigration | None = None,
         profiles: Iterable[Profile] = (),
         tls: ssl.SSLContext | None = None,
+        allow_http: bool = False,
         **options: Unpack[OutboxOptions],
     ) -> Self:
         """Open or create the file, for one server.
@@ -179,10 +180,10 @@ class Outbox:
         ``token`` is a text, or a function that returns the current token of a user, None if they
         are not signed in. ``users`` are added to the queue.
         ``passphrase``, ``allow_weak_passphrase``, ``settings``, ``payloads`` and ``profiles`` are
-        those of ``OutboxQueue.open``, ``tls`` is that of ``HttpTransport``, and ``options`` are
-        those of the class itself.
+        those of ``OutboxQueue.open``, ``tls`` and ``allow_http`` are those of ``HttpTransport``,
+        and ``options`` are those of the class itself.
         """
-        transport = HttpTransport(server, tls=tls)
+        transport = HttpTransport(server, tls=tls, allow_http=allow_http)
         try:
             queue = OutboxQueue.open(
                 path,

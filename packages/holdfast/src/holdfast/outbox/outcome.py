@@ -57,6 +57,8 @@ class RetryLater(msgspec.Struct, frozen=True, kw_only=True):
     outcome_unknown: bool
     delay_seconds: float | None = None
     retry_after_seconds: float | None = None
+    # Whether the strict order of the user goes on without it.
+    steps_aside: bool = False
 
 
 class Released(msgspec.Struct, frozen=True):
@@ -143,6 +145,7 @@ def record(  # noqa: C901, PLR0911 - one for each outcome
                 outcome_unknown=outcome.outcome_unknown,
                 delay_seconds=outcome.delay_seconds,
                 retry_after_seconds=outcome.retry_after_seconds,
+                steps_aside=outcome.steps_aside,
                 **outcome.result._asdict(),
             )
         case Released():
@@ -159,6 +162,11 @@ def record(  # noqa: C901, PLR0911 - one for each outcome
         case Conflicted():
             plan = outcome.plan
             with queue.transaction():
+                own = queue.resend_on_own(
+                    claimed, theirs_version=plan.version, **outcome.result._asdict()
+                )
+                if own is not None:
+                    return own
                 entry = queue.conflict(
                     claimed,
                     theirs=plan.theirs,

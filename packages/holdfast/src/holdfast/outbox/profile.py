@@ -27,7 +27,7 @@ from holdfast.core.outbox_entry import (
     UnknownBase,
     member_named,
 )
-from holdfast.core.response_classification import Verdict
+from holdfast.core.response_classification import Recogniser, Verdict, is_service_response
 from holdfast.core.retry import QUEUE, RetryPolicy
 from holdfast.errors import ConfigurationError, EntryInvalidError
 from holdfast.outbox.sql import instant
@@ -180,7 +180,8 @@ class Profile:
 
     chains: tuple[str, ...] = ()
     """Patterns of paths whose entries make no sense without each other, such as
-    ``/orders/{order}/*``: after a refusal the later entries with the same values are parked."""
+    ``/orders/{order}/*``: after a refusal the later entries with the same values are parked. A
+    JSON Pointer after ``#`` takes a value from the payload: ``/orders/close#/orderId``."""
 
     unknown_base: UnknownBase = UnknownBase.FORCE
     """How an edit is sent if no version of the entity was ever seen. ``FORCE``: without a check.
@@ -193,7 +194,12 @@ class Profile:
 
     codes: Mapping[str, Verdict] = field(default_factory=dict)
     """What the API's own error codes mean with status 409 or 422. They take precedence over the
-    protocol's (``holdfast.core.response_classification.BY_CODE``)."""
+    protocol's (``holdfast.core.response_classification.BY_CODE``). With 401 only
+    ``AttestationNeeded`` counts; any other code means that a new token is needed."""
+
+    recognise: Recogniser = is_service_response
+    """Whether a response is the service's: a function of status, headers (names in lower case) and
+    body. Others, such as the page of a captive portal, leave the outcome unknown."""
 
     # Refuse payloads that are not JSON objects.
     payload_must_be_object: bool = False
@@ -214,18 +220,36 @@ class Profile:
         object.__setattr__(self, "merge_identities", MappingProxyType(dict(self.merge_identities)))
         object.__setattr__(self, "codes", MappingProxyType(dict(self.codes)))
 
-    def chain_of(self, endpoint: str) -> str | None:
-        """Return the name of the chain that a path belongs to; None if it is in none."""
+    def chain_of(self, endpoint: str, payload: str | None = None) -> str | None:
+        """Return the name of the chain that a request belongs to; None if it is in none."""
         path = endpoint.partition("?")[0]
         for pattern in self.chains:
-            found = _chain_pattern(pattern).fullmatch(path)
-            if found is not None:
-                return "/".join((self.name, *found.groups()))
+            in_path, _, in_payload = pattern.partition("#")
+            found = _chain_pattern(in_path).fullmatch(path)
+            if found is None:
+                continue
+            values = list(found.groups())
+            if in_payload:
+                value = _text_at(in_payload, payload)
+                if value is None:
+                    continue
+                values.append(value)
+            return "/".join((self.name, *values))
         return None
 
     def priority_of(self, entity_type: str) -> int:
         """Return the priority of an entity type; the default is 5."""
         return self.priorities.get(entity_type, DEFAULT_PRIORITY)
+
+
+def _text_at(pointer: str, payload: str | None) -> str | None:
+    """Return the text or number that a JSON Pointer names in a JSON text; None for all else."""
+    value = None if payload is None else msgspec.json.decode(payload)
+    for part in pointer.removeprefix("/").split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        value = value.get(name) if isinstance(value, dict) else None
+    is_name = isinstance(value, str | int) and not isinstance(value, bool)
+    return str(value) if is_name else None
 
 
 @cache

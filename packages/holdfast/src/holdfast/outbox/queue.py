@@ -377,6 +377,7 @@ class OutboxQueue:
         *,
         delay_seconds: float | None = None,
         retry_after_seconds: float | None = None,
+        steps_aside: bool = False,
         policy: RetryPolicy = QUEUE,
         give_up: bool = True,
         outcome_unknown: bool = False,
@@ -390,7 +391,8 @@ class OutboxQueue:
         Without ``delay_seconds`` the policy and the number of attempts determine the delay;
         ``retry_after_seconds`` is a floor in either case. With ``give_up``, an entry that has had
         ``max_attempts`` becomes ``failed`` instead (reason ``attempts``), and its dependents are
-        parked: check the status of the returned entry.
+        parked: check the status of the returned entry. ``steps_aside``: in strict order, a create
+        in no chain lets the entries behind it go first.
 
         ``outcome_unknown``: no conclusive response came, so it may have happened. Such an entry is
         not edited or cancelled without ``force``. It is sent again with the same key and body while
@@ -408,6 +410,7 @@ class OutboxQueue:
                 outcome_unknown=outcome_unknown,
                 delay_seconds=delay_seconds,
                 retry_after_seconds=retry_after_seconds,
+                steps_aside=steps_aside,
             )
 
     def release(
@@ -443,7 +446,9 @@ class OutboxQueue:
     ) -> Entry:
         """Record that the server refuses it as it is. Dependents are parked.
 
-        The lane waits until the entry is retried, edited or discarded. Raises ``ClaimLostError``.
+        The lane goes on if the server has refused the entry for good, unless the profile stops it;
+        otherwise it waits until the entry is retried, edited or discarded. Raises
+        ``ClaimLostError``.
         """
         with self._write("fail") as tx:
             return claims.fail(
@@ -483,6 +488,24 @@ class OutboxQueue:
                 base=base,
                 fields=fields,
             )
+
+    def resend_on_own(
+        self,
+        claimed: Claimed,
+        *,
+        theirs_version: str | None,
+        error: str | None = None,
+        http_status: int | None = 409,
+        code: str | None = None,
+        request_id: str | None = None,
+    ) -> Entry | None:
+        """Release a claim whose conflict is with this device's own edits only; None if it is not.
+
+        ``theirs_version`` is the server's version now. Raises ``ClaimLostError``.
+        """
+        with self._write("resend") as tx:
+            result = AttemptResult(http_status, code, request_id, error)
+            return claims.resend_on_own(tx, claimed, result, theirs_version=theirs_version)
 
     def rebase(self, claimed: Claimed, *, base: Any = UNSET, version: str) -> Entry:
         """Release a claim, and base the edit on what was read from the server.

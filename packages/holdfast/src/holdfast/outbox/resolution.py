@@ -27,6 +27,7 @@ from holdfast.outbox.dependencies import (
     rejoin_lane,
     revive_dependents,
 )
+from holdfast.outbox.entities import find_entity
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.sql import created_by, json_text
@@ -165,6 +166,9 @@ def discard(tx: Transaction, entry_id: str, *, reason: Reason, with_dependents: 
         if with_dependents
         else []
     )
+    if entry.status is Status.CONFLICT:
+        # As with ``Resolution.THEIRS``: a person has decided for the server's side.
+        record_adopted(tx, entry)
     entry = settle_unclaimed(tx, entry, status, reason, None)
     for child in children:
         # Read again: pending ones were parked by the line above.
@@ -220,6 +224,7 @@ def _rewrite(
     wanted = entry.dependency_ids if depends_on is UNSET else tuple(depends_on)
     dependencies = find_dependencies(tx, ref, wanted, request.refers_to, BatchIndex())
     _check_still_acyclic(tx, entry, dependencies.awaited)
+    entry = _about_another_entity(tx, entry, request.endpoint)
     tx.rows("forget_waits", entry_id=entry.id)
     tx.many("insert_wait", [(awaited, entry.id) for awaited in dependencies.awaited])
     changed = tx.changed(
@@ -235,12 +240,38 @@ def _rewrite(
         payload_version=settings.payload_version,
         base=entry.theirs if rebased else entry.base,
         base_version=_base_version(entry, request.headers, rebased=rebased),
+        entity=entry.entity,
         forced=forced,
     )
     changed = rejoin_lane(tx, changed)
     if dependencies.has_dead_parent:
         changed = tx.changed("park", id=entry.id, reason=Reason.DEPENDENCY.value, error=None)
     return changed
+
+
+def _about_another_entity(tx: Transaction, entry: Entry, endpoint: str) -> Entry:
+    """Return an entry with what is known of the entity that its new path names."""
+    if entry.entity is None or endpoint == entry.endpoint:
+        return entry
+    _, entity = find_entity(
+        tx,
+        user_id=entry.user_id,
+        entity_type=entry.entity_type,
+        endpoint=endpoint,
+        local_id=entry.local_id,
+        server_id=entry.server_id,
+    )
+    if entity == entry.entity:
+        return entry
+    seen = tx.rows("seen_versions", user_id=entry.user_id, entities=json_text([entity]))
+    return msgspec.structs.replace(
+        entry,
+        entity=entity,
+        base=None,
+        base_version=seen[0][1] if seen else None,
+        theirs=None,
+        theirs_version=None,
+    )
 
 
 def _base_version(entry: Entry, headers: Mapping[str, str], *, rebased: bool) -> str | None:

@@ -19,7 +19,7 @@ UPDATE offline_sync_queue
    SET status = 'pending', attempt_count = 0, due_ms = NULL, next_retry_at = NULL, reason = NULL,
        payload = :payload, headers = :headers, endpoint = :endpoint, idempotency_key = :key,
        dependency_ids = :dependency_ids, local_refs = :local_refs, waiting_for = :waiting_for,
-       payload_version = :payload_version, base = :base, base_version = :base_version,
+       payload_version = :payload_version, base = :base, base_version = :base_version, entity = :entity,
        theirs = NULL, theirs_version = NULL, conflict_fields = NULL, sent_version = NULL, forced = :forced, outcome_unknown = 0,
        maybe_since_ms = NULL, maybe_since_at = NULL
  WHERE id = :id
@@ -101,6 +101,11 @@ SELECT ENTRY FROM offline_sync_queue
 -- name: leave_lane
 UPDATE offline_sync_queue SET left_lane = lane, lane = NULL WHERE id = :id AND lane IS NOT NULL
 RETURNING left_lane;
+
+-- name: step_aside
+-- A pending entry leaves its lane; it can be claimed as soon as it is due.
+UPDATE offline_sync_queue SET left_lane = lane, lane = NULL, turn = 1 WHERE id = :id
+RETURNING ENTRY;
 
 -- name: yield_turn
 -- The first entry of a lane, if it is pending, returns the turn to an earlier one that comes back.

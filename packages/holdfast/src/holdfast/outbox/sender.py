@@ -30,15 +30,20 @@ from holdfast.core.outbox_entry import (
 )
 from holdfast.core.response_classification import (
     BY_CODE,
+    UNREACHABLE,
+    UNRECOGNISED,
+    AttestationNeeded,
     Conflicting,
     Done,
     Misdirected,
+    NotTheService,
     OutOfOrder,
     Refused,
     SignInNeeded,
     TooOld,
     TryLater,
     classify,
+    counts_as_attempt,
 )
 from holdfast.core.retry import RetryPolicy, is_transient, parse_retry_after
 from holdfast.errors import EntryInvalidError, UsageError
@@ -66,12 +71,9 @@ from holdfast.outbox.transport import NoResponse, Request, Response, Transport
 from holdfast.outbox.versions import produced_by, version_of
 from holdfast.ports import Clock, SyncFaultPoints
 
-__all__ = ["UNREACHABLE", "AtSend", "Retry", "Sender", "Token", "bearer_token", "build_request"]
+__all__ = ["AtSend", "Retry", "Sender", "Token", "bearer_token", "build_request"]
 
 _log = logging.getLogger(__name__)
-
-UNREACHABLE: Final = "unreachable"
-"""In the history, the code of a send that never reached the server."""
 
 _MAX_SILENT_SENDS: Final = 3
 """After this many consecutive sends without a response, the network counts as down."""
@@ -88,6 +90,9 @@ _ABOUT_THE_KEY: Final = frozenset({409, 422})
 _GONE: Final = frozenset({404, 410})
 _UNCOUNTED: Final = frozenset({Transition.RELEASE, Transition.WATCHDOG})
 _MAX_INTEGER: Final = 2**63
+_NOT_THE_SERVICE: Final = (
+    "the response is not the service's: a sign-in page of the network, or a proxy"
+)
 _SIGN_IN: Final = "the server does not accept the token: sign in"
 _NOT_SIGNED_IN: Final = "the server needs a token: sign in"
 
@@ -95,7 +100,10 @@ Token = str | Callable[[str], str | None] | None
 """A token, or a function that returns the token of a user at each send; None for none."""
 
 AtSend = Callable[[Entry], Mapping[str, str]]
-"""Returns headers that are made anew for each send of an entry, such as an attestation."""
+"""Returns headers that are made anew for each send of an entry, such as an attestation.
+
+After the server has refused an attestation, ``entry.last_error_code`` is 401.
+"""
 
 Retry = RetryPolicy | Callable[[Profile], RetryPolicy]
 """One policy for all entries, or one by profile."""
@@ -133,10 +141,12 @@ class Sender:
         # By entry id, in this wake-up: rounds of conflict or rebuild, and failed attempts.
         self._rounds: Counter[str] = Counter()
         self._attempts: Counter[str] = Counter()
+        self._refused_attestations: Counter[str] = Counter()
 
     def reset_attempts(self) -> None:
         """Begin a new wake-up."""
         self._attempts.clear()
+        self._refused_attestations.clear()
         self._rounds.clear()
 
     def attempts_exhausted(self, entry: Entry) -> bool:
@@ -209,8 +219,8 @@ class Sender:
             self._emit(EventKind.SENT, entry, response.reason)
             return self._no_response(entry, state, response)
         self._emit(EventKind.SENT, entry, str(response.status))
-        self._learn_time(response, state)
         try:
+            self._learn_time(response, profile, state)
             return self._outcome(claimed, state, response, token)
         except BaseException:
             # The app's functions again. Sent once more, the server gives the same response.
@@ -226,17 +236,19 @@ class Sender:
                 )
             raise
 
-    def _outcome(  # noqa: PLR0911 - one for each verdict
+    def _outcome(  # noqa: C901, PLR0911 - one for each verdict
         self, claimed: Claimed, state: DrainState, response: Response, token: str | None
     ) -> Outcome:
         entry = claimed.entry
-        codes = self._queue.profiles.get(entry.profile).codes
+        profile = self._queue.profiles.get(entry.profile)
+        recognised = _is_recognised(response, profile)
         verdict = classify(
             response.status,
             response.code,
             entry,
-            codes,
+            profile.codes,
             has_retry_after="retry-after" in response.headers,
+            recognised=recognised,
         )
         state.note_verdict(verdict)
         match verdict:
@@ -248,16 +260,18 @@ class Sender:
                     )
                 return Succeeded(_result(response), server_id, produced_by(response))
             case TryLater() if verdict.outcome_unknown or not self._had_unclear_422(entry):
+                result = _result(response, response.error_body)
                 return self._retry_later(
                     entry,
-                    _result(response, response.error_body),
+                    result if recognised else result._replace(code=UNRECOGNISED),
                     outcome_unknown=verdict.outcome_unknown,
                     retry_after_seconds=self._retry_after(response),
                 )
             case TryLater() | Refused():
+                is_conclusive = _is_conclusive(response, profile)
                 return Failed(
                     _result(response, response.error_body),
-                    outcome_unknown=entry.outcome_unknown and not _is_conclusive(response),
+                    outcome_unknown=entry.outcome_unknown and not is_conclusive,
                 )
             case TooOld():
                 return Expired(_result(response, response.error_body))
@@ -267,8 +281,14 @@ class Sender:
                 return self._out_of_order(entry, state, response, token)
             case SignInNeeded():
                 return self._sign_in(entry, state, token, _refusal_of(token), response)
+            case AttestationNeeded():
+                return self._attestation(entry, response)
             case Misdirected():
                 return self._redirect(entry, state, response)
+            case NotTheService():
+                self._count_silent_send(entry, state, _NOT_THE_SERVICE)
+                result = _result(response, _NOT_THE_SERVICE)._replace(code=UNRECOGNISED)
+                return self._retry_later(entry, result, outcome_unknown=True)
             case _:
                 assert_never(verdict)
 
@@ -318,7 +338,9 @@ class Sender:
         retry_after_seconds: float | None = None,
     ) -> RetryLater:
         policy = self._policy(entry)
-        give_up = result.code != UNREACHABLE and self._was_last_attempt(entry, policy)
+        give_up = counts_as_attempt(result.http_status, result.code) and (
+            self._was_last_attempt(entry, policy)
+        )
         self._attempts[entry.id] += 1
         return RetryLater(
             result=result,
@@ -330,15 +352,21 @@ class Sender:
         )
 
     def _was_last_attempt(self, entry: Entry, policy: RetryPolicy) -> bool:
-        """Return whether an entry has used up ``max_attempts``.
+        """Return whether an entry has used up ``max_attempts`` with the attempt that just ended.
 
-        Attempts that never reached the server do not count: being offline fails no entry.
+        Attempts that say nothing about the entry do not count: no outage fails one.
         """
         if policy.attempts is not None or entry.attempt_count < entry.max_attempts:
             return False
-        history = self._queue.attempts(entry.id)[-entry.attempt_count :]
-        unreached = sum(attempt.code == UNREACHABLE for attempt in history)
-        return entry.attempt_count - unreached >= entry.max_attempts
+        before = [
+            attempt
+            for attempt in self._queue.attempts(entry.id)
+            if attempt.outcome not in _UNCOUNTED
+        ]
+        # Those since a person has retried the entry, without the one that just ended.
+        recent = before[max(0, len(before) - entry.attempt_count + 1) :]
+        counted = sum(counts_as_attempt(attempt.status, attempt.code) for attempt in recent)
+        return counted + 1 >= entry.max_attempts
 
     def _policy(self, entry: Entry) -> RetryPolicy:
         chosen = self._retry
@@ -390,6 +418,25 @@ class Sender:
         if response is None:
             return Released(AttemptResult(error=why), sent=False)
         return Released(_result(response, why), sent=True)
+
+    def _attestation(self, entry: Entry, response: Response) -> Outcome:
+        """Ask the app for another attestation at once, and after that with growing delays.
+
+        It is about this entry alone: others go on, and it never fails because of it.
+        """
+        why = "the server does not accept the attestation"
+        self._emit(EventKind.ATTESTATION, entry, why)
+        self._refused_attestations[entry.id] += 1
+        refused, policy = self._refused_attestations[entry.id], self._policy(entry)
+        at_once = refused == 1 and self._at_send is not None
+        return RetryLater(
+            result=_result(response, why),
+            policy=policy,
+            give_up=False,
+            outcome_unknown=entry.outcome_unknown,
+            delay_seconds=0 if at_once else policy.delay_seconds(refused, random=self._chance()),
+            steps_aside=not at_once,
+        )
 
     def _conflict(
         self, claimed: Claimed, state: DrainState, response: Response, token: str | None
@@ -493,7 +540,7 @@ class Sender:
         response = self._read(_entity_path(entry, self._queue.mappings), entry, token)
         if isinstance(response, NoResponse):
             return self._no_response(entry, state, response)
-        self._learn_time(response, state)
+        self._learn_time(response, self._queue.profiles.get(entry.profile), state)
         if not self._queue.has_gap() or not self._queue.key_may_be_expired(entry):
             return None
         why = "it is unknown how long the device was off"
@@ -504,7 +551,13 @@ class Sender:
     # ------------------------------------------------------------------ helpers
 
     def _read(self, target: str, entry: Entry, token: str | None) -> Response | NoResponse:
-        return self._transport.send(Request("GET", target, self._headers(entry, token)))
+        """Read from the server; the page of another is no response."""
+        response = self._transport.send(Request("GET", target, self._headers(entry, token)))
+        if isinstance(response, NoResponse):
+            return response
+        recognised = _is_recognised(response, self._queue.profiles.get(entry.profile))
+        verdict = classify(response.status, response.code, entry, recognised=recognised)
+        return NoResponse(_NOT_THE_SERVICE) if isinstance(verdict, NotTheService) else response
 
     def _headers(self, entry: Entry, token: str | None) -> dict[str, str]:
         headers = {} if self._at_send is None else dict(self._at_send(entry))
@@ -512,10 +565,10 @@ class Sender:
             headers["Authorization"] = f"Bearer {token}"
         return headers
 
-    def _learn_time(self, response: Response, state: DrainState) -> None:
+    def _learn_time(self, response: Response, profile: Profile, state: DrainState) -> None:
         """Store the server's time when it has moved on by a second."""
         date = response.headers.get("date")
-        if date is None or date == self._last_date or not _is_from_service(response):
+        if date is None or date == self._last_date or not _has_server_time(response, profile):
             return
         self._last_date = date
         try:
@@ -644,23 +697,25 @@ def _server_id_in(entry: Entry, response: Response) -> str | int | None:
     return str(found) if is_large else found
 
 
-def _is_conclusive(response: Response) -> bool:
+def _is_recognised(response: Response, profile: Profile) -> bool:
+    return profile.recognise(response.status, response.headers, response.body)
+
+
+def _is_conclusive(response: Response, profile: Profile) -> bool:
     """Return whether the server looked up the key before it refused, so no earlier send succeeded.
 
     A missing permission, a body that is too large or an unknown path are found before that.
     """
     if response.status in _GONE:
-        return _is_from_service(response)
+        return _is_recognised(response, profile)
     return response.status in _ABOUT_THE_KEY or "idempotency-replayed" in response.headers
 
 
-def _is_from_service(response: Response) -> bool:
+def _has_server_time(response: Response, profile: Profile) -> bool:
     """Return whether this is a response of the service, not of a proxy with its own clock."""
     if response.status >= _SERVER_ERROR or 300 <= response.status < 400:  # noqa: PLR2004
         return False
-    headers = response.headers
-    is_json = "json" in headers.get("content-type", "")
-    return "x-request-id" in headers or is_json or not response.body
+    return _is_recognised(response, profile)
 
 
 def _other_spelling(location: str, origin: str | None, path: str) -> str | None:

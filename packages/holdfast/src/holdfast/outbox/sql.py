@@ -62,7 +62,10 @@ _MACROS: Final = (
         # Without IS NULL, which is always false of a column in RETURNING (seen in SQLite 3.40).
         """CASE operation WHEN 'create' THEN NULL ELSE coalesce(
                 sent_version,
-                (SELECT known.version FROM entity_versions AS known
+                (SELECT CASE coalesce(base_version, '') WHEN ''
+                        THEN coalesce(json_extract(known.own, '$[0].before'), known.version)
+                        ELSE known.version END
+                   FROM entity_versions AS known
                   WHERE known.user_id = offline_sync_queue.user_id
                     AND known.entity = offline_sync_queue.entity
                     AND CASE coalesce(base_version, '') WHEN '' THEN known.own <> '[]'

@@ -10,6 +10,7 @@ is imported only then.
 
 import http.client
 import io
+import ipaddress
 import os
 import re
 import select
@@ -158,8 +159,11 @@ class ServerUrl(NamedTuple):
     path: str
 
     @classmethod
-    def parse(cls, server: str) -> Self:
-        """Parse a URL such as ``https://api.example/mobile``. Raises ``ConfigurationError``."""
+    def parse(cls, server: str, *, allow_http: bool = False) -> Self:
+        """Parse a URL such as ``https://api.example/mobile``. Raises ``ConfigurationError``.
+
+        ``http://`` is for this machine only, unless ``allow_http``: others would read the token.
+        """
         try:
             url = urlsplit(server)
             host, port = url.hostname, url.port
@@ -177,6 +181,11 @@ class ServerUrl(NamedTuple):
         if url.username is not None or url.query or url.fragment or server.endswith(("?", "#")):
             raise ConfigurationError(
                 "the server URL should have no user, password, query or fragment"
+            )
+        if url.scheme == "http" and not (allow_http or _is_loopback(host)):
+            raise ConfigurationError(
+                f"http:// sends the token and the payloads to {host} unencrypted: use https://, or "
+                "allow it explicitly (allow_http=True, --allow-http)"
             )
         return cls(url.scheme, host, port or _PORTS[url.scheme], url.path.rstrip("/"))
 
@@ -198,6 +207,16 @@ class ServerUrl(NamedTuple):
         return bool(proxies.get(self.scheme) or proxies.get("all")) and not proxy_bypass(self.host)
 
 
+def _is_loopback(host: str) -> bool:
+    """Return whether a host is this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class HttpTransport:
     """Sends to one server over HTTP."""
 
@@ -209,14 +228,16 @@ class HttpTransport:
         connect_seconds: float = 10.0,
         max_response_bytes: int = _MAX_RESPONSE_BYTES,
         tls: ssl.SSLContext | None = None,
+        allow_http: bool = False,
     ) -> None:
         """Take the server's URL, such as ``https://api.example`` (a path may follow).
 
         ``timeout_seconds`` is for the whole response. ``tls`` is for private certificate
-        authorities; there is no way to turn verification off by a flag. Where the environment
-        sets a proxy (``HTTPS_PROXY`` and others), requests go through it, with httpx.
+        authorities; there is no way to turn verification off by a flag. ``allow_http`` permits
+        ``http://`` to other machines. Where the environment sets a proxy (``HTTPS_PROXY`` and
+        others), requests go through it, with httpx.
         """
-        url = ServerUrl.parse(server)
+        url = ServerUrl.parse(server, allow_http=allow_http)
         self._timeout_seconds = timeout_seconds
         self._max_response_bytes = max_response_bytes
         # Scheme, host and port of the server.
@@ -235,6 +256,7 @@ class HttpTransport:
                 connect_seconds=connect_seconds,
                 max_response_bytes=max_response_bytes,
                 tls=tls,
+                allow_http=allow_http,
             )
 
     def __enter__(self) -> Self:
@@ -448,12 +470,13 @@ class HttpxTransport:
         max_response_bytes: int = _MAX_RESPONSE_BYTES,
         tls: ssl.SSLContext | None = None,
         transport: "httpx.BaseTransport | None" = None,
+        allow_http: bool = False,
     ) -> None:
         """See ``HttpTransport``; ``transport`` is one of httpx's transports."""
         with needs_extra("outbox"):
             import httpx  # noqa: PLC0415 - an optional dependency
 
-        url = ServerUrl.parse(server)
+        url = ServerUrl.parse(server, allow_http=allow_http)
         self.origin = url.origin
         self._prefix = f"{url.origin}{url.path}"
         self._timeout_seconds = timeout_seconds

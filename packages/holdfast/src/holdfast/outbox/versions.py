@@ -79,6 +79,8 @@ def follow(behind: Claimed, done: Claimed, produced: Produced) -> Claimed:
     )
     if not is_same_chain:
         return behind
+    if done.entry.operation is Operation.DELETE:
+        produced = Produced()
     return msgspec.structs.replace(behind, version=produced.version, base=produced.body)
 
 
@@ -86,9 +88,8 @@ def record_success(tx: Transaction, claimed: Claimed, entry: Entry, produced: Pr
     """Store the version that a success produced; ``entry`` is as it is afterwards."""
     user_id, sent = entry.user_id, claimed.version
     if entry.operation is Operation.DELETE:
-        if sent is not None:
-            tx.rows("forget_version", user_id=user_id, entity=entry.entity)
-        return
+        # What is made there again has no version yet, and must not be checked against the old one.
+        produced = Produced()
     entity = entry.entity
     if entry.operation is Operation.CREATE:
         made = entry.local_id or entry.server_id

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Final
 
-from holdfast.core.response_classification import Done, OutOfOrder, Refused
+from holdfast.core.response_classification import AttestationNeeded, Done, OutOfOrder, Refused
 from holdfast.core.retry import DEVICE
 from holdfast.outbox import Profile, TimestampsInBody
 from holdfast_services.walk.quest_chain import QuestChain
@@ -11,7 +11,8 @@ from holdfast_services.walk.quest_chain import QuestChain
 __all__ = ["PROFILE"]
 
 PROFILE: Final = Profile(
-    chains=("/quest/{quest}/*",),
+    # Without its start, or without a step, the rest of a quest makes no sense.
+    chains=("/quest/{quest}/*", "/quest/start#/questId", "/quest/complete#/questId"),
     name="walk",
     # An allocation may reveal the quest that the next entry advances, and nothing in the entries
     # says so: they are sent in the order of the actions.
@@ -28,9 +29,20 @@ PROFILE: Final = Profile(
         "PREREQUISITES_NOT_MET": Refused(),
         "INSUFFICIENT_POINTS": Refused(),
         "INSUFFICIENT_ENERGY": Refused(),
+        "UNKNOWN_NODE": Refused(),
+        "QUEST_NOT_IN_PROGRESS": Refused(),
+        "QUEST_INCOMPLETE": Refused(),
+        # About the report itself: sent again, it would count as another attempt to cheat.
+        "STEP_COUNT_EXCEEDED": Refused(),
+        "BURST_RATE_EXCEEDED": Refused(),
+        "TZ_JUMP": Refused(),
+        "FUTURE_DATED": Refused(),
+        "OFFLINE_CAP_EXCEEDED": Refused(),
         # Possible, but not at this point of the chain.
         "STEP_OUT_OF_ORDER": OutOfOrder(),
         "ORDERING_VIOLATION": OutOfOrder(),
+        # About the App Check token of one report, not about the sign-in.
+        "ATTESTATION_INVALID": AttestationNeeded(),
     },
     payload_must_be_object=True,
     request_format=TimestampsInBody(key_in_body=frozenset({"/step/ingest"})),
