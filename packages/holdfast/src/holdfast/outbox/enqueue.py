@@ -461,6 +461,9 @@ def _new_entry(
         outcome_unknown=False,
         claim_number=0,
         waiting_for=len(dependencies.awaited),
+        enqueued_ms=tx.ms,
+        once=draft.new.once,
+        traceparent=draft.traceparent,
         **placed,
     )
 
@@ -499,7 +502,9 @@ def _row_of(tx: Transaction, entry: Entry, *, turn: bool) -> tuple[Any, ...]:
         entry.lane,
         turn,
         entry.waiting_for,
-        tx.ms,
+        entry.enqueued_ms,
+        entry.once,
+        entry.traceparent,
     )
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "PayloadMigration",
     "adopt_default_profile",
     "expire_stale",
+    "expires_soon",
     "key_expired",
     "key_may_be_expired",
     "learn_server_time",
@@ -31,6 +32,7 @@ __all__ = [
     "migrate_payloads",
     "prune",
     "purge_user",
+    "warn_of_expiry",
 ]
 
 Write = Callable[[str], AbstractContextManager[Transaction]]
@@ -49,6 +51,7 @@ _MAX_TRANSIT: Final = timedelta(minutes=10)
 """A request may reach the server this long after it was claimed."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_WARN_EVERY_MS: Final = 86_400_000
 _PAGE: Final = 200
 _MIGRATION_BATCH: Final = 200
 _PRUNED: Final = (Status.SUCCEEDED, Status.DISCARDED, Status.EXPIRED)
@@ -88,18 +91,20 @@ def _certain_lifetime(tx: Transaction, entry: Entry) -> timedelta | None:
 # -- time and age ---------------------------------------------------------------------------------
 
 
-def expire_stale(tx: Transaction, user_id: str, cap: timedelta) -> list[Entry]:
-    """Expire what has been pending for longer than the cap.
+def expire_stale(tx: Transaction, user_id: str, settings: QueueSettings) -> list[Entry]:
+    """Expire what has been pending for longer than the cap, and warn of what soon will be.
 
     Entries that may have happened are kept as long as the server certainly knows their keys.
     """
-    limit = tx.ms - int(cap.total_seconds() * 1000)
+    limit = tx.ms - settings.stale_after // _MILLISECOND
     expired: list[Entry] = []
     after = 0
     while True:
         page = tx.rows("pending_by_age", user_id=user_id, after=after, limit=_PAGE)
         for rowid, entry_id, enqueued_ms, outcome_unknown, maybe_since_ms in page:
             if enqueued_ms >= limit:
+                if enqueued_ms < limit + settings.warn_before // _MILLISECOND:
+                    warn_of_expiry(tx, user_id, settings)
                 return expired
             after = rowid
             entry = tx.entry(entry_id)
@@ -110,6 +115,40 @@ def expire_stale(tx: Transaction, user_id: str, cap: timedelta) -> list[Entry]:
                 expired.append(settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, error))
         if len(page) < _PAGE:
             return expired
+
+
+def expires_soon(tx: Transaction, user_id: str, settings: QueueSettings) -> bool:
+    """Return whether the user's oldest pending entry expires soon."""
+    found = tx.rows("oldest_unsent", user_id=user_id)[0][0]
+    span = settings.stale_after - settings.warn_before
+    return found is not None and found < tx.ms - span // _MILLISECOND
+
+
+def warn_of_expiry(tx: Transaction, user_id: str, settings: QueueSettings) -> None:
+    """Emit ``expiring`` if entries pass the cap soon; once a day, and only if it is listened to."""
+    if not tx.has_listeners:
+        return
+    expired_before = tx.ms - settings.stale_after // _MILLISECOND
+    found = tx.rows(
+        "expiring",
+        user_id=user_id,
+        since=expired_before,
+        before=expired_before + settings.warn_before // _MILLISECOND,
+    )
+    if not found or not tx.rows("warn", user_id=user_id, ms=tx.ms, before=tx.ms - _WARN_EVERY_MS):
+        return
+    oldest = min(row[2] for row in found)
+    tx.events.append(
+        Event(
+            kind=EventKind.EXPIRING,
+            at=tx.now,
+            user_id=user_id,
+            age_seconds=(tx.ms - oldest) / 1000,
+            delay_seconds=(oldest - expired_before) / 1000,
+            count=sum(row[1] for row in found),
+            counts={entity_type: count for entity_type, count, _ in found},
+        )
+    )
 
 
 def learn_server_time(tx: Transaction, server_now: datetime) -> bool:

@@ -51,6 +51,17 @@ SELECT rowid, id, enqueued_ms, outcome_unknown, maybe_since_ms FROM offline_sync
  WHERE user_id = :user_id AND status = 'pending' AND rowid > :after
  ORDER BY rowid LIMIT :limit;
 
+-- name: expiring
+SELECT entity_type, count(*), min(enqueued_ms) FROM offline_sync_queue
+ WHERE user_id = :user_id AND status = 'pending' AND enqueued_ms >= :since AND enqueued_ms < :before
+ GROUP BY entity_type;
+
+-- name: warn
+-- Returns no row if the user was warned less than a day ago.
+UPDATE users SET warned_ms = :ms
+ WHERE id = :user_id AND coalesce(warned_ms, :before) <= :before
+RETURNING 1;
+
 -- name: maybe_since
 SELECT maybe_since_ms, maybe_since_at FROM offline_sync_queue
  WHERE id = :id AND outcome_unknown = 1;

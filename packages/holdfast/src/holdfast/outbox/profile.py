@@ -195,6 +195,10 @@ class Profile:
     """What the API's own error codes mean with status 409 or 422. They take precedence over the
     protocol's (``holdfast.core.response_classification.BY_CODE``)."""
 
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """The class of cause by the API's own error codes, such as ``{"SOLD_OUT": "stock"}``, for the
+    field ``cause`` of ``failed`` events. See ``holdfast.core.failure_cause`` for the others."""
+
     # Refuse payloads that are not JSON objects.
     payload_must_be_object: bool = False
 
@@ -213,6 +217,7 @@ class Profile:
         object.__setattr__(self, "unknown_base", member_named(UnknownBase, self.unknown_base))
         object.__setattr__(self, "merge_identities", MappingProxyType(dict(self.merge_identities)))
         object.__setattr__(self, "codes", MappingProxyType(dict(self.codes)))
+        object.__setattr__(self, "causes", MappingProxyType(dict(self.causes)))
 
     def chain_of(self, endpoint: str) -> str | None:
         """Return the name of the chain that a path belongs to; None if it is in none."""

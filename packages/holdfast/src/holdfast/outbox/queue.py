@@ -236,6 +236,32 @@ class OutboxQueue:
         self._events.put([event])
         self._events.deliver()
 
+    def emit_about(
+        self,
+        kind: EventKind,
+        entry: Entry,
+        *,
+        http_status: int | None = None,
+        code: str | None = None,
+        delay_seconds: float | None = None,
+        detail: str | None = None,
+    ) -> None:
+        """Deliver an event about an entry that is not a change of it, such as ``sent``."""
+        if not self.has_listeners:
+            return
+        with self._read() as tx:
+            event = event_about(
+                kind,
+                entry,
+                tx.now,
+                age_seconds=tx.age_seconds(entry),
+                http_status=http_status,
+                code=code,
+                delay_seconds=delay_seconds,
+                detail=detail,
+            )
+        self.emit(event)
+
     # ------------------------------------------------------------------ users and enqueueing
 
     def add_user(self, user_id: str) -> None:
@@ -300,7 +326,10 @@ class OutboxQueue:
     def announce(self, entries: Iterable[Entry]) -> None:
         """Deliver events about entries queued on the app's ``connection``, after its commit."""
         with self._read() as tx:
-            events = [event_about(EventKind.ENQUEUED, entry, tx.now) for entry in entries]
+            events = [
+                event_about(EventKind.ENQUEUED, entry, tx.now, age_seconds=tx.age_seconds(entry))
+                for entry in entries
+            ]
         self._events.put(events)
         self._events.deliver()
 
@@ -790,13 +819,15 @@ class OutboxQueue:
     def expire_stale(self, user_id: str) -> list[Entry]:
         """Expire what has been pending for longer than the cap (7 days), and park its dependents.
 
+        If entries will pass the cap within 48 hours, an event ``expiring`` is emitted, once a day.
+
         Age is time that has certainly passed: by a clock that cannot be set while the device is
         on, and by the server's ``Date`` (``learn_server_time``) across the times when it was off.
         The wall clock is not used. Entries whose outcome is unknown are kept as long as the server
         certainly knows their keys.
         """
         with self._write("expire_stale") as tx:
-            return maintenance.expire_stale(tx, user_id, self.settings.stale_after)
+            return maintenance.expire_stale(tx, user_id, self.settings)
 
     def learn_server_time(self, server_now: datetime) -> bool:
         """Store the ``Date`` of a response that the server has just sent.
@@ -836,6 +867,15 @@ class OutboxQueue:
         try:
             with self._read() as tx:
                 may_prune = maintenance.may_prune(tx, self.settings)
+                users = tx.rows("users") if self.has_listeners else []
+                warned = [
+                    user_id
+                    for (user_id,) in users
+                    if maintenance.expires_soon(tx, user_id, self.settings)
+                ]
+            for user_id in warned:
+                with self._write("warn_of_expiry") as tx:
+                    maintenance.warn_of_expiry(tx, user_id, self.settings)
             if not may_prune:
                 return False
             has_more = self.prune(limit=maintenance.PRUNE_BATCH) == maintenance.PRUNE_BATCH

@@ -46,7 +46,7 @@ from holdfast.outbox import conflicts
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.conflicts import ConflictPlan, Merge
 from holdfast.outbox.drain_state import DrainState, Ended
-from holdfast.outbox.events import EventKind, event_about
+from holdfast.outbox.events import EventKind
 from holdfast.outbox.outcome import (
     Conflicted,
     Expired,
@@ -206,9 +206,15 @@ class Sender:
         self.reach("drain.after_send")
         state.report.sent += 1
         if isinstance(response, NoResponse):
-            self._emit(EventKind.SENT, entry, response.reason)
+            queue.emit_about(EventKind.SENT, entry, detail=response.reason)
             return self._no_response(entry, state, response)
-        self._emit(EventKind.SENT, entry, str(response.status))
+        queue.emit_about(
+            EventKind.SENT,
+            entry,
+            http_status=response.status,
+            code=response.code,
+            detail=str(response.status),
+        )
         self._learn_time(response, state)
         try:
             return self._outcome(claimed, state, response, token)
@@ -526,8 +532,7 @@ class Sender:
             state.note_missed_time()
 
     def _emit(self, kind: EventKind, entry: Entry, detail: str) -> None:
-        if self._queue.has_listeners:
-            self._queue.emit(event_about(kind, entry, self._clock.now(), detail=detail))
+        self._queue.emit_about(kind, entry, detail=detail)
 
 
 # -- requests --------------------------------------------------------------------------------------

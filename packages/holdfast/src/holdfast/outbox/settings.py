@@ -38,6 +38,9 @@ class QueueSettings:
     stale_after: timedelta = CAP
     """How old a pending entry may become before it expires."""
 
+    warn_before: timedelta = timedelta(hours=48)
+    """How long before its entries expire a user is warned, by the event ``expiring``."""
+
     keep_succeeded: timedelta = timedelta(days=7)
     """How long succeeded entries are kept."""
 
