@@ -45,6 +45,7 @@ from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox import conflicts
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.conflicts import ConflictPlan, Merge
+from holdfast.outbox.correlation import correlation_headers, without_correlation
 from holdfast.outbox.drain_state import DrainState, Ended
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.outcome import (
@@ -513,7 +514,9 @@ class Sender:
         return self._transport.send(Request("GET", target, self._headers(entry, token)))
 
     def _headers(self, entry: Entry, token: str | None) -> dict[str, str]:
-        headers = {} if self._at_send is None else dict(self._at_send(entry))
+        headers = correlation_headers(entry)
+        if self._at_send is not None:
+            headers |= without_correlation(self._at_send(entry))
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         return headers
@@ -559,6 +562,7 @@ def build_request(
     headers = replace_in_headers(entry.headers, ids) if ids else dict(entry.headers)
     if version is not None and if_match_in(headers) != ANY_TAG:
         headers = without_if_match(headers) | {"If-Match": version}
+    headers = without_correlation(headers) | correlation_headers(entry)
     headers[profile.key_header] = entry.idempotency_key
     if profile.request_format is None:
         headers["X-Client-Generated-At"] = instant(entry.client_generated_at)

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.core.canonical_json import MAX_DEPTH, canonical_json
+from holdfast.core.correlation import is_traceparent
 from holdfast.core.endpoint_validation import check_endpoint
 from holdfast.core.if_match import ANY_TAG, as_tag, if_match_in
 from holdfast.core.keys import check_key
@@ -24,7 +25,6 @@ from holdfast.core.outbox_entry import (
     NewEntry,
     Operation,
 )
-from holdfast.core.traceparent import is_traceparent
 from holdfast.errors import BodyInvalidError, EntryInvalidError, KeyInvalidError
 from holdfast.ids import new_uuid4
 from holdfast.observability.traces import current_traceparent
