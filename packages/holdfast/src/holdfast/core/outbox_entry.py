@@ -44,6 +44,7 @@ __all__ = [
     "Operation",
     "OperationName",
     "Reason",
+    "ReasonName",
     "Resolution",
     "ResolutionName",
     "Status",
@@ -63,6 +64,18 @@ ResolutionName = Literal["theirs", "mine", "merged", "give_up"]
 # The values of ``Status``.
 StatusName = Literal[
     "pending", "in_flight", "succeeded", "failed", "conflict", "expired", "discarded"
+]
+# The values of ``Reason``.
+ReasonName = Literal[
+    "dependency",
+    "attempts",
+    "answer",
+    "rebuild",
+    "migration",
+    "coalesced",
+    "person",
+    "unknown",
+    "stale",
 ]
 
 _Member = TypeVar("_Member", bound=StrEnum)

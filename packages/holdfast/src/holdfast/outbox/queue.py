@@ -27,15 +27,19 @@ from holdfast.core.outbox_entry import (
     Entry,
     NewEntry,
     Reason,
+    ReasonName,
     Resolution,
     ResolutionName,
     Status,
     StatusName,
+    Transition,
+    after,
     member_named,
 )
 from holdfast.core.retry import QUEUE, RetryPolicy
 from holdfast.errors import OutboxFileError, UsageError
-from holdfast.outbox import claims, enqueue, maintenance, resolution
+from holdfast.outbox import bulk, claims, enqueue, maintenance, resolution
+from holdfast.outbox.bulk import Filter
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.clock import SystemDeviceClock, update_from_server
 from holdfast.outbox.database import (
@@ -48,6 +52,7 @@ from holdfast.outbox.database import (
 from holdfast.outbox.enqueue import QueueQuota
 from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
 from holdfast.outbox.maintenance import PayloadMigration, migrate_payloads
+from holdfast.outbox.outcome_wait import wait_for_outcome
 from holdfast.outbox.passphrase import check_new_passphrase
 from holdfast.outbox.profile import Profile, ProfileRegistry
 from holdfast.outbox.resolution import Rewrite
@@ -296,6 +301,10 @@ class OutboxQueue:
         ``connection``: the app's own connection *to the same file*, with a transaction open in it
         and of the same driver as the queue's. The entry is then part of that transaction, and the
         app calls ``announce`` after its commit. See also ``transaction``.
+
+        ``once`` of the entry names what the user does, such as ``quest.complete:001``: if the user
+        has an unsettled entry with that name (pending, in flight, failed or in conflict), it is
+        returned, and nothing is written. So a double tap on a button is one entry.
 
         A parent that is failed, discarded or expired makes the new entry ``failed`` with reason
         ``dependency`` at once; it is revived with its parent.
@@ -616,6 +625,48 @@ class OutboxQueue:
         with self._write("retry") as tx:
             return resolution.retry(tx, entry_id)
 
+    def retry_all(
+        self,
+        user_id: str,
+        *,
+        reason: Reason | ReasonName | None = None,
+        code: str | None = None,
+        dry_run: bool = False,
+    ) -> list[Entry]:
+        """Retry all failed entries of a user, or those with this reason and the server's last code.
+
+        Entries that depend on one that failed are revived with it, and are left out here. Works in
+        small transactions. Returns the entries; with ``dry_run`` they are not changed.
+        """
+        chosen = None if reason is None else member_named(Reason, reason)
+        wanted = Filter(user_id=user_id, reason=chosen, code=code)
+        return bulk.retry_all(self._write, wanted, dry_run=dry_run)
+
+    def discard_all(
+        self,
+        user_id: str,
+        *,
+        status: Status | StatusName | Iterable[Status | StatusName] = Status.FAILED,
+        reason: Reason | ReasonName | None = None,
+        code: str | None = None,
+        with_dependents: bool = False,
+        dry_run: bool = False,
+    ) -> list[Entry]:
+        """Discard all failed entries of a user, or those with this reason and last code.
+
+        ``status`` may also be ``conflict``, or both. Works in small transactions. Returns the
+        entries; with ``dry_run`` they are not changed.
+        """
+        given = [status] if isinstance(status, str) else status
+        statuses = tuple(member_named(Status, name) for name in given)
+        for one in statuses:
+            after(Transition.DISCARD, one)  # raises TransitionError for other statuses
+        chosen = None if reason is None else member_named(Reason, reason)
+        wanted = Filter(user_id=user_id, statuses=statuses, reason=chosen, code=code)
+        return bulk.discard_all(
+            self._write, wanted, with_dependents=with_dependents, dry_run=dry_run
+        )
+
     def cancel(
         self, entry_id: str, *, reason: Reason = Reason.PERSON, force: bool = False
     ) -> Entry:
@@ -655,6 +706,17 @@ class OutboxQueue:
         """Return one entry, or raise ``EntryNotFoundError``."""
         with self._read() as tx:
             return tx.entry(entry_id)
+
+    def wait(self, entry_id: str, timeout: float | None = None) -> Entry:
+        """Wait until an entry is not ``pending`` or ``in_flight`` any more, and return it.
+
+        So it has succeeded, expired or been discarded, or it is failed or in conflict and needs a
+        person. Another thread or process sends meanwhile. ``timeout`` is in seconds; None waits
+        without end. Raises ``TimeoutError``, and ``UsageError`` inside a transaction.
+        """
+        if self._transactions.in_group():
+            raise UsageError("wait cannot be called inside a transaction: its outcome comes later")
+        return wait_for_outcome(self, entry_id, timeout)
 
     def by_key(self, key: str) -> Entry | None:
         """Return the entry with this idempotency key."""
