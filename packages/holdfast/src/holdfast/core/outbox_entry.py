@@ -174,7 +174,7 @@ class Reason(StrEnum):
     UNKNOWN = "unknown"
     """It may have happened, and the server no longer knows its key."""
     STALE = "stale"
-    """It is older than the cap."""
+    """It is older than the cap, or than failed entries are kept."""
 
 
 class Transition(StrEnum):

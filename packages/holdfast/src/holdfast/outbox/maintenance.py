@@ -1,10 +1,10 @@
-"""Maintenance of the queue: server time, expiry, pruning, purging, files of earlier versions."""
+"""Maintenance of the queue: server time, expiry, purging, files of earlier versions."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from holdfast.core.outbox_entry import DEFAULT_PROFILE_NAME, Entry, Reason, Status
 from holdfast.errors import EntryInvalidError, UnsentEntriesError
@@ -20,7 +20,6 @@ from holdfast.outbox.validation import Request
 
 __all__ = [
     "KEY_EXPIRED",
-    "PRUNE_BATCH",
     "PayloadMigration",
     "adopt_default_profile",
     "expire_stale",
@@ -28,18 +27,13 @@ __all__ = [
     "key_expired",
     "key_may_be_expired",
     "learn_server_time",
-    "may_prune",
     "migrate_payloads",
-    "prune",
     "purge_user",
     "warn_of_expiry",
 ]
 
 Write = Callable[[str], AbstractContextManager[Transaction]]
 """Begins a transaction of its own for the named operation."""
-
-PRUNE_BATCH: Final = 500
-"""Entries removed per commit, so that each takes milliseconds."""
 
 KEY_EXPIRED: Final = (
     "it was sent, no response came, and the server no longer knows its key: look whether it "
@@ -54,7 +48,6 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _WARN_EVERY_MS: Final = 86_400_000
 _PAGE: Final = 200
 _MIGRATION_BATCH: Final = 200
-_PRUNED: Final = (Status.SUCCEEDED, Status.DISCARDED, Status.EXPIRED)
 
 
 # -- keys that the server may have expired ---------------------------------------------------------
@@ -168,52 +161,6 @@ def learn_server_time(tx: Transaction, server_now: datetime) -> bool:
 
 
 # -- removal --------------------------------------------------------------------------------------
-
-
-def prune(write: Write, settings: QueueSettings, limit: int | None) -> int:
-    """Remove entries that were settled long enough ago, in small transactions."""
-    removed = 0
-    for status in _PRUNED:
-        after, has_more = 0, True
-        while has_more and (limit is None or removed < limit):
-            size = PRUNE_BATCH if limit is None else min(PRUNE_BATCH, limit - removed)
-            with write("prune") as tx:
-                page = _prune_page(tx, settings, status, after, size)
-            removed += len(page)
-            has_more = len(page) == size
-            after = page[-1][0] if page else after
-    return removed
-
-
-def _prune_page(
-    tx: Transaction, settings: QueueSettings, status: Status, after: int, size: int
-) -> list[Any]:
-    before_ms = tx.ms - int(_kept_for(settings, status).total_seconds() * 1000)
-    page = tx.rows(
-        "prunable", status=status.value, after=after, settled_before=before_ms, limit=size
-    )
-    for _, entry_id, user_id, sequence_number in page:
-        tx.rows("raise_floor", user_id=user_id, sequence_number=sequence_number)
-        tx.rows("forget_awaited", id=entry_id)
-        tx.rows("remove", id=entry_id)
-    if page:
-        tx.events.append(Event(kind=EventKind.PRUNED, at=tx.now, count=len(page)))
-    return page
-
-
-def may_prune(tx: Transaction, settings: QueueSettings) -> bool:
-    """Return whether the oldest settled entries can be removed."""
-    for (user_id,) in tx.rows("users"):
-        for status in _PRUNED:
-            oldest = tx.rows("oldest_settled", user_id=user_id, status=status.value)[0][0]
-            kept_ms = _kept_for(settings, status).total_seconds() * 1000
-            if oldest is not None and oldest <= tx.ms - kept_ms:
-                return True
-    return False
-
-
-def _kept_for(settings: QueueSettings, status: Status) -> timedelta:
-    return settings.keep_succeeded if status is Status.SUCCEEDED else settings.keep_settled
 
 
 def purge_user(tx: Transaction, user_id: str, *, force: bool) -> int:

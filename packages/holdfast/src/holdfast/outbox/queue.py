@@ -38,7 +38,7 @@ from holdfast.core.outbox_entry import (
 )
 from holdfast.core.retry import QUEUE, RetryPolicy
 from holdfast.errors import OutboxFileError, UsageError
-from holdfast.outbox import bulk, claims, enqueue, maintenance, resolution
+from holdfast.outbox import bulk, claims, enqueue, maintenance, pruning, resolution
 from holdfast.outbox.bulk import Filter
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.clock import SystemDeviceClock, update_from_server
@@ -912,10 +912,12 @@ class OutboxQueue:
     def prune(self, *, limit: int | None = None) -> int:
         """Remove what succeeded 7 days ago and what was otherwise settled 30 days ago.
 
-        Mappings stay. Works in small transactions; ``limit`` bounds how many entries are removed.
+        Also failed entries, conflicts, mappings and versions of entities that are older than the
+        settings say and that nothing refers to; the first three only if the event ``pruning`` has
+        announced it. Works in small transactions; ``limit`` bounds how many entries are removed.
         Returns how many were.
         """
-        return maintenance.prune(self._write, self.settings, limit)
+        return pruning.prune(self._write, self.settings, limit)
 
     def prune_if_due(self) -> bool:
         """Prune a batch if the last check was an hour ago; returns whether there is more to prune.
@@ -928,7 +930,7 @@ class OutboxQueue:
         self._prune_at = monotonic() + _PRUNE_INTERVAL_SECONDS
         try:
             with self._read() as tx:
-                may_prune = maintenance.may_prune(tx, self.settings)
+                may_prune = pruning.may_prune(tx, self.settings)
                 users = tx.rows("users") if self.has_listeners else []
                 warned = [
                     user_id
@@ -940,7 +942,7 @@ class OutboxQueue:
                     maintenance.warn_of_expiry(tx, user_id, self.settings)
             if not may_prune:
                 return False
-            has_more = self.prune(limit=maintenance.PRUNE_BATCH) == maintenance.PRUNE_BATCH
+            has_more = self.prune(limit=pruning.PRUNE_BATCH) == pruning.PRUNE_BATCH
         except OutboxFileError as error:
             _log.warning("nothing was pruned: %s", error)
             return False

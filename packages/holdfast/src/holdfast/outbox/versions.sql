@@ -46,10 +46,3 @@ UPDATE offline_sync_queue SET base = :base
 
 -- name: purge_versions
 DELETE FROM entity_versions WHERE user_id = :user_id;
-
--- name: prune_versions
-DELETE FROM entity_versions
- WHERE seen_ms <= :before
-   AND NOT EXISTS (SELECT 1 FROM offline_sync_queue AS entry
-                    WHERE entry.user_id = entity_versions.user_id
-                      AND entry.status IN ('pending', 'in_flight', 'failed', 'conflict'));
