@@ -1,4 +1,4 @@
-"""HTTP clients for guarded services: one idempotency key per action, kept across retries.
+"""HTTP clients for guarded services: one key and one correlation id per action, for all attempts.
 
 ::
 
@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
-from uuid import uuid4
+from uuid import UUID, uuid4, uuid5
 
 from holdfast.extras import needs_extra
 
@@ -26,11 +26,13 @@ with needs_extra("client"):
     import httpx
 import msgspec
 
+from holdfast.core.correlation import CORRELATION_HEADER, TRACEPARENT_HEADER
 from holdfast.core.error_code import ERROR_HEADER, error_code
 from holdfast.core.keys import KEY_HEADER
 from holdfast.core.response_classification import BY_CODE, TryLater
 from holdfast.core.retry import CLIENT, RetryPolicy, is_transient, parse_retry_after
 from holdfast.errors import HoldfastError, UsageError
+from holdfast.observability.traces import current_traceparent
 
 __all__ = [
     "ActionOptions",
@@ -44,6 +46,9 @@ __all__ = [
 ]
 
 _METHODS_WITHOUT_KEY: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+# Correlation ids of actions are derived from their keys in this namespace.
+_CORRELATION: Final = UUID("5c1c3e4e-5a0f-4a7e-9b2a-6f1d0c7b8e35")
 
 Token = str | Callable[[], str | Awaitable[str]] | None
 
@@ -128,10 +133,19 @@ class GaveUpError(HoldfastError):
     happen at most once.
     """
 
-    def __init__(self, message: str, *, key: str | None, attempts: int) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None,
+        attempts: int,
+        correlation_id: str | None = None,
+    ) -> None:
         super().__init__(message)
         # Send the action again later with this key.
         self.key = key
+        # The ``X-Correlation-ID`` of every attempt.
+        self.correlation_id = correlation_id
         # How often it was sent.
         self.attempts = attempts
 
@@ -166,6 +180,11 @@ class Response:
     def request_id(self) -> str | None:
         """The id of this request."""
         return _text(self.http_response.headers.get("x-request-id"))
+
+    @property
+    def correlation_id(self) -> str:
+        """The ``X-Correlation-ID`` of every attempt, which the server's records and jobs keep."""
+        return str(self.http_response.request.headers[CORRELATION_HEADER])
 
     @property
     def original_request_id(self) -> str | None:
@@ -221,6 +240,7 @@ class _RetryLoop:
         """Send until there is a final response. Raises ``GaveUpError`` if there is none."""
         if key is not None:
             request.headers[self._key_header] = key
+        _correlate(request, key)
         deadline = self._monotonic() + self._max_seconds
         attempt = 0
         while True:
@@ -238,6 +258,7 @@ class _RetryLoop:
                     f"attempts: {str(result) or type(result).__name__}",
                     key=key,
                     attempts=attempt,
+                    correlation_id=request.headers[CORRELATION_HEADER],
                 ) from result
             yield _Sleep(delay)
 
@@ -458,6 +479,19 @@ def _key_for(method: str, key: str | None) -> str | None:
             raise UsageError(f"{method} changes nothing and takes no key")
         return None
     return key or str(uuid4())
+
+
+def _correlate(request: httpx.Request, key: str | None) -> None:
+    """Set the correlation id and the trace context, unless the app has set its own.
+
+    An action that is continued with its key has the same correlation id as before.
+    """
+    if CORRELATION_HEADER not in request.headers:
+        made = uuid4() if key is None else uuid5(_CORRELATION, key)
+        request.headers[CORRELATION_HEADER] = str(made)
+    trace = current_traceparent()
+    if trace is not None and TRACEPARENT_HEADER not in request.headers:
+        request.headers[TRACEPARENT_HEADER] = trace
 
 
 def _is_temporary(response: httpx.Response) -> bool:

@@ -109,6 +109,23 @@ def test_two_actions_have_two_keys(client: Client, service: Service) -> None:
     assert first.key != second.key
 
 
+def test_an_action_has_one_correlation_id_for_all_attempts(
+    client: Client, service: Service
+) -> None:
+    service.script = [CUT, failing(503), OK, OK, OK, OK, *[CUT] * 5]
+    first, second = client.post("/things", json={}), client.post("/things", json={})
+    again = client.post("/things", json={}, key=first.key)
+    own = client.post("/things", json={}, headers={"X-Correlation-ID": "checkout-7"})
+    with pytest.raises(GaveUpError) as gave_up:
+        client.post("/things", json={}, key=second.key)
+    ids = [seen["x-correlation-id"] for seen in service.seen]
+    one, two = first.correlation_id, second.correlation_id
+    assert ids == [one, one, one, two, one, "checkout-7", *[two] * 5]
+    assert (again.correlation_id, own.correlation_id) == (one, "checkout-7")
+    assert gave_up.value.correlation_id == two
+    assert first.key not in (one, two)  # keys are not logged, correlation ids are
+
+
 def test_given_key_is_sent(client: Client, service: Service) -> None:
     service.script = [OK]
     key = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"

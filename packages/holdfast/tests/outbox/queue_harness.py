@@ -138,7 +138,21 @@ ENDINGS: Answers = {
 
 def undo_versions(file: sqlite3.Connection) -> None:
     """Make a file what it was before step 5 of its schema."""
+    undo_scope(file)
     file.execute("DROP INDEX idx_offline_sync_queue_chain")
     for column in ("entity", "sent_version", "conflict_fields", "left_lane", "chain"):
         file.execute(f"ALTER TABLE offline_sync_queue DROP COLUMN {column}")
     file.execute("DROP TABLE entity_versions")
+
+
+def undo_scope(file: sqlite3.Connection) -> None:
+    """Make a file what it was before step 8 of its schema."""
+    file.execute("DROP INDEX idx_offline_sync_queue_once")
+    columns = {
+        "offline_sync_queue": ("last_code", "traceparent", "once", "stuck_ms", "notice_ms"),
+        "id_mappings": ("used_ms", "notice_ms"),
+        "users": ("warned_ms",),
+    }
+    for table, names in columns.items():
+        for column in names:
+            file.execute(f"ALTER TABLE {table} DROP COLUMN {column}")

@@ -88,6 +88,7 @@ def test_a_request_has_the_key_and_the_time_of_the_action(queue: OutboxQueue) ->
     assert json.loads(request.body or b"") == {"title": "visit"}
     assert request.headers == {
         "X-App": "field 7",
+        "X-Correlation-ID": entry.id,
         "Idempotency-Key": entry.idempotency_key,
         "X-Client-Generated-At": "2026-03-01T09:30:00.000000Z",
         "Content-Type": "application/json",

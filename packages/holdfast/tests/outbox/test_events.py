@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.outbox import Event, EventKind, OutboxQueue, QueueSettings, Reason, Resolution
-from packages.holdfast.tests.outbox.queue_harness import Lab, local, new
+from packages.holdfast.tests.outbox.queue_harness import Lab, local, new, walk
 
 SECRET = "xyzzy-plugh"
 
@@ -45,7 +45,7 @@ def test_each_change_emits_one_event_with_the_status_after_it(lab: Lab) -> None:
     assert {event.entry_id for event in lab.events} == {entry.id}
     assert {event.user_id for event in lab.events} == {"ada"}
     assert lab.events[2].delay_seconds == 0
-    assert (lab.events[9].error_code, lab.events[12].reason) == (422, Reason.REBUILD)
+    assert (lab.events[9].http_status, lab.events[12].reason) == (422, Reason.REBUILD)
 
 
 def test_no_event_carries_a_payload_a_header_or_a_response_body(lab: Lab) -> None:
@@ -186,3 +186,98 @@ def test_without_listeners_nothing_is_kept(quick_path: Path) -> None:
         assert heard == []
         queue.claim("ada")
         assert [event.kind for event in heard] == [EventKind.CLAIMED]
+
+
+def test_an_event_carries_what_an_app_needs_to_react(lab: Lab) -> None:
+    entry = lab.queue.enqueue(walk(endpoint="/tree/allocate", local_id=local()))
+    lab.clock.pass_by(hours=3)
+    lab.queue.schedule_retry(lab.claim(), delay_seconds=0, http_status=503, code="BUSY")
+    lab.queue.fail(lab.claim(), http_status=422, code="INSUFFICIENT_POINTS")
+    lab.queue.retry(entry.id)
+    lab.send(http_status=201)
+    by_kind = {event.kind.value: event for event in lab.events}
+    for event in lab.events:
+        assert (event.entity_type, event.endpoint) == ("quest", "/tree/allocate")
+        assert event.local_id == entry.local_id
+    assert {event.age_seconds for event in lab.events} == {0, 3 * 3600}
+
+    def about(kind: str) -> tuple[int | None, str | None, str | None]:
+        event = by_kind[kind]
+        return event.http_status, event.code, event.cause
+
+    assert about("retrying") == (503, "BUSY", None)
+    assert about("failed") == (422, "INSUFFICIENT_POINTS", "points_changed")
+    # A person's decision is about the last response.
+    assert about("retried") == (422, "INSUFFICIENT_POINTS", None)
+    assert about("succeeded") == (201, None, None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "response", "cause"),
+    [
+        (Reason.RESPONSE, (422, "PREREQUISITES_NOT_MET"), "prerequisites"),
+        (Reason.RESPONSE, (422, "INSUFFICIENT_ENERGY"), "energy_changed"),
+        (Reason.RESPONSE, (409, "IDEMPOTENCY_CONFLICT"), "payload_mismatch"),
+        (Reason.RESPONSE, (422, "idempotency.payload_mismatch"), "payload_mismatch"),
+        (Reason.RESPONSE, (400, None), "bad_request"),
+        (Reason.RESPONSE, (403, "NOT_YOURS"), "forbidden"),
+        (Reason.RESPONSE, (418, "TEAPOT"), "refused"),
+        (Reason.ATTEMPTS, (422, "PREREQUISITES_NOT_MET"), "attempts"),
+        (Reason.REBUILD, (422, "STEP_OUT_OF_ORDER"), "out_of_order"),
+        (Reason.UNKNOWN, (None, None), "unknown"),
+    ],
+)
+def test_a_failure_has_a_class_of_cause(
+    lab: Lab,
+    caplog: pytest.LogCaptureFixture,
+    reason: Reason,
+    response: tuple[int | None, str | None],
+    cause: str,
+) -> None:
+    entry = lab.queue.enqueue(walk(payload={"note": SECRET}, endpoint="/quest/1?note=plugh"))
+    status, code = response
+    lab.queue.fail(lab.claim(), reason=reason, http_status=status, code=code, error=SECRET)
+    assert lab.events[-1].cause == cause
+    # An error of the app is for its developers.
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == (cause in {"payload_mismatch", "bad_request"})
+    assert all(entry.id in record.getMessage() for record in errors)
+    assert "plugh" not in caplog.text
+
+
+def test_a_parked_dependent_fails_because_of_a_dependency(lab: Lab) -> None:
+    parent = lab.add()
+    lab.add(depends_on=(parent.id,))
+    lab.queue.fail(lab.claim(), http_status=403)
+    assert [event.cause for event in lab.events[-2:]] == ["forbidden", "dependency"]
+
+
+def test_users_are_warned_once_a_day_before_entries_expire(lab: Lab) -> None:
+    def warnings() -> list[tuple[int | None, object, float | None]]:
+        found = [event for event in lab.events if event.kind is EventKind.EXPIRING]
+        lab.events.clear()
+        return [(one.count, one.counts, one.delay_seconds) for one in found]
+
+    lab.queue.add_user("bo")
+    lab.add()
+    lab.add(entity_type="expense")
+    lab.add(user_id="bo")
+    lab.clock.pass_by(hours=1)
+    lab.add(entity_type="expense")
+    lab.clock.pass_by(days=4, hours=22)
+    lab.queue.expire_stale("ada")
+    assert warnings() == []  # 49 hours are left
+    lab.clock.pass_by(minutes=90)
+    lab.queue.expire_stale("ada")
+    assert warnings() == [(2, {"activity": 1, "expense": 1}, 47.5 * 3600)]
+    lab.queue.expire_stale("ada")
+    lab.reopen()
+    lab.clock.pass_by(hours=23)
+    lab.queue.expire_stale("ada")
+    assert warnings() == []
+    lab.clock.pass_by(hours=1)
+    lab.queue.expire_stale("ada")
+    assert warnings() == [(3, {"activity": 1, "expense": 2}, 23.5 * 3600)]
+    # Also on a device that has no network, where nothing is drained.
+    lab.queue.prune_if_due()
+    assert warnings() == [(1, {"activity": 1}, 23.5 * 3600)]  # of bo

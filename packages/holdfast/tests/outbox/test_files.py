@@ -175,7 +175,7 @@ def test_damage_found_during_an_operation_raises_file_damaged(lab: Lab) -> None:
     lab.queue.enqueue_many([new(payload={"n": n, "x": "y" * 1000}) for n in range(200)])
     lab.queue.close()
     data = bytearray(lab.path.read_bytes())
-    for page in range(25, len(data) // 4096):
+    for page in range(40, len(data) // 4096):
         data[page * 4096 : page * 4096 + 4096] = b"\xff" * 4096
     lab.path.write_bytes(data)
     with lab.open() as queue, pytest.raises(FileDamagedError, match="damaged"):

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.outbox_entry import Status
 from holdfast.errors import ConfigurationError, DiskFullError, FileBusyError, OutboxFileError
-from holdfast.outbox import EventKind, OutboxQueue, maintenance
+from holdfast.outbox import EventKind, OutboxQueue, pruning
 from holdfast.outbox.outbox import Outbox
 from holdfast.outbox.settings import VARIABLES, QueueSettings
 from packages.holdfast.tests.outbox.queue_harness import Lab, new
@@ -38,7 +38,7 @@ def count(lab: Lab) -> int:
 def test_the_background_drain_prunes_everything_at_its_start(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "PRUNE_BATCH", 3)
+    monkeypatch.setattr(pruning, "PRUNE_BATCH", 3)
     settled(lab, 10)
     lab.clock.pass_by(days=8)
     settled(lab, 2)
@@ -49,7 +49,7 @@ def test_the_background_drain_prunes_everything_at_its_start(
 def test_new_entries_are_sent_before_pruning_continues(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "PRUNE_BATCH", 1)
+    monkeypatch.setattr(pruning, "PRUNE_BATCH", 1)
     settled(lab, 10)
     lab.clock.pass_by(days=8)
     kinds: list[EventKind] = []

@@ -20,6 +20,7 @@ from holdfast.cli.header_command import (
 )
 from holdfast.cli.outbox_output import (
     counted,
+    print_bulk,
     print_entries,
     print_entry,
     print_report,
@@ -28,7 +29,7 @@ from holdfast.cli.outbox_output import (
     sending_bar,
 )
 from holdfast.cli.output import CommandError, print_json, print_table
-from holdfast.core.outbox_entry import NewEntry, OperationName, Resolution, Status
+from holdfast.core.outbox_entry import NewEntry, OperationName, Reason, Resolution, Status
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox.conflicts import resolve_conflict
@@ -42,6 +43,7 @@ from holdfast.outbox.transport import HttpTransport
 
 __all__ = [
     "Place",
+    "Selection",
     "add",
     "discard",
     "drain_user",
@@ -205,18 +207,73 @@ def drain_user(
         raise CommandError(f"{report.detail}: {_ADVICE[report.ended]}")
 
 
-def retry(place: Place, entry_id: str, *, as_json: bool) -> None:
-    """Send a failed entry again."""
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry, or all failed entries of a user that match: the arguments of bulk commands."""
+
+    entry_id: str | None = None
+    all_entries: bool = False
+    user: str | None = None
+    code: str | None = None
+    reason: str | None = None
+    dry_run: bool = False
+
+    def check(self) -> None:
+        """End the command as bad input unless this is one entry, or all of a user."""
+        filters = (self.user, self.code, self.reason)
+        if self.all_entries == (self.entry_id is not None):
+            raise CommandError("name one entry by its id, or use --all with --user", _BAD_INPUT)
+        if self.all_entries and self.user is None:
+            raise CommandError("--all needs --user: whose entries are meant", _BAD_INPUT)
+        if not self.all_entries and (self.dry_run or any(one is not None for one in filters)):
+            raise CommandError("--user, --code, --reason and --dry-run are for --all", _BAD_INPUT)
+        if self.reason is not None and self.reason not in set(Reason):
+            raise CommandError(f"--reason should be one of {', '.join(Reason)}", _BAD_INPUT)
+
+    def known_user(self, place: "Place", queue: OutboxQueue) -> str:
+        """Return the user, who has to be in the queue."""
+        if self.user is None or self.user not in queue.users():
+            raise CommandError(f"{place.path} has no user {self.user}")
+        return self.user
+
+    @property
+    def chosen_reason(self) -> Reason | None:
+        """The reason that entries must have; None for any."""
+        return None if self.reason is None else Reason(self.reason)
+
+
+def retry(place: Place, selection: Selection, *, as_json: bool) -> None:
+    """Send a failed entry again, or all that match."""
+    selection.check()
     with place.opened() as queue:
-        entry = queue.retry(entry_id)
-    print_status(entry, as_json=as_json)
+        if selection.entry_id is not None:
+            print_status(queue.retry(selection.entry_id), as_json=as_json)
+            return
+        found = queue.retry_all(
+            selection.known_user(place, queue),
+            reason=selection.chosen_reason,
+            code=selection.code,
+            dry_run=selection.dry_run,
+        )
+    print_bulk("retried", found, dry_run=selection.dry_run, as_json=as_json)
 
 
 def discard(
-    place: Place, entry_id: str, *, with_dependents: bool, force: bool, as_json: bool
+    place: Place, selection: Selection, *, with_dependents: bool, force: bool, as_json: bool
 ) -> None:
-    """Discard an entry that is failed, in conflict or not sent yet."""
+    """Discard an entry that is failed, in conflict or not sent yet, or all failed that match."""
+    selection.check()
+    entry_id = selection.entry_id
     with place.opened() as queue:
+        if entry_id is None:
+            found = queue.discard_all(
+                selection.known_user(place, queue),
+                reason=selection.chosen_reason,
+                code=selection.code,
+                with_dependents=with_dependents,
+                dry_run=selection.dry_run,
+            )
+            print_bulk("discarded", found, dry_run=selection.dry_run, as_json=as_json)
+            return
         if queue.get(entry_id).status is Status.PENDING:
             entry = queue.cancel(entry_id, force=force)
         else:

@@ -18,6 +18,20 @@ outbox_app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
 EntryId = Annotated[str, typer.Argument(help="The entry's id, as outbox ls shows it.")]
+AnyEntryId = Annotated[
+    str | None, typer.Argument(help="The entry's id, as outbox ls shows it; or use --all.")
+]
+AllEntries = Annotated[bool, typer.Option("--all", help="All failed entries of --user.")]
+OfUser = Annotated[str | None, typer.Option(help="With --all: the user whose entries are meant.")]
+WithCode = Annotated[
+    str | None, typer.Option(help="With --all: only those with this code of the server.")
+]
+WithReason = Annotated[
+    str | None, typer.Option(help="With --all: only those with this reason, as outbox ls shows it.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="With --all: count them, and change nothing.")
+]
 Header = Annotated[
     list[str] | None,
     typer.Option(
@@ -90,6 +104,16 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
     conflict: Annotated[
         str | None, typer.Option(help="server_wins, client_wins, manual or merge.")
     ] = None,
+    base_version: Annotated[
+        str | None, typer.Option(help="The version of the entity that the change was made on.")
+    ] = None,
+    once: Annotated[
+        str | None,
+        typer.Option(
+            help="A name for the action: nothing is queued while the user has an unsettled entry "
+            "with it."
+        ),
+    ] = None,
     key: Annotated[
         str | None, typer.Option(help="The idempotency key.", show_default="a new one")
     ] = None,
@@ -118,6 +142,8 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
         depends_on=tuple(depends_on or ()),
         priority=priority,
         conflict_resolution=conflict,
+        base_version=base_version,
+        once=once,
         key=key,
         profile=profile,
     )
@@ -225,17 +251,44 @@ def outbox_drain(  # noqa: PLR0917 - typer turns them into options
 
 
 @outbox_app.command("retry")
-def outbox_retry(context: typer.Context, entry_id: EntryId, json: Json = False) -> None:
-    """Send a failed entry again, with the same key; its parked dependents are revived."""
-    from holdfast.cli.outbox import retry
+def outbox_retry(  # noqa: PLR0917 - typer turns them into options
+    context: typer.Context,
+    entry_id: AnyEntryId = None,
+    all_entries: AllEntries = False,
+    user: OfUser = None,
+    code: WithCode = None,
+    reason: WithReason = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Send a failed entry again, with the same key; its parked dependents are revived.
 
-    retry(context.obj, entry_id, as_json=json)
+    For example, after the server has been corrected:
+
+        holdfast outbox --db outbox.db retry --all --user ada --code SOLD_OUT --dry-run
+    """
+    from holdfast.cli.outbox import Selection, retry
+
+    selection = Selection(
+        entry_id=entry_id,
+        all_entries=all_entries,
+        user=user,
+        code=code,
+        reason=reason,
+        dry_run=dry_run,
+    )
+    retry(context.obj, selection, as_json=json)
 
 
 @outbox_app.command("discard")
-def outbox_discard(
+def outbox_discard(  # noqa: PLR0917 - typer turns them into options
     context: typer.Context,
-    entry_id: EntryId,
+    entry_id: AnyEntryId = None,
+    all_entries: AllEntries = False,
+    user: OfUser = None,
+    code: WithCode = None,
+    reason: WithReason = None,
+    dry_run: DryRun = False,
     with_dependents: Annotated[
         bool,
         typer.Option("--with-dependents", help="Also all entries that were parked because of it."),
@@ -245,10 +298,18 @@ def outbox_discard(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Discard an entry that is failed, in conflict or not sent yet."""
-    from holdfast.cli.outbox import discard
+    """Discard an entry that is failed, in conflict or not sent yet, or all failed ones."""
+    from holdfast.cli.outbox import Selection, discard
 
-    discard(context.obj, entry_id, with_dependents=with_dependents, force=force, as_json=json)
+    selection = Selection(
+        entry_id=entry_id,
+        all_entries=all_entries,
+        user=user,
+        code=code,
+        reason=reason,
+        dry_run=dry_run,
+    )
+    discard(context.obj, selection, with_dependents=with_dependents, force=force, as_json=json)
 
 
 @outbox_app.command("resolve")
@@ -318,7 +379,10 @@ def outbox_prune(
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many.")] = None,
     json: Json = False,
 ) -> None:
-    """Remove entries that succeeded 7 days ago or were otherwise settled 30 days ago."""
+    """Remove entries that succeeded 7 days ago or were otherwise settled 30 days ago.
+
+    Failed entries and conflicts are removed after 90 days, a week after an announcement.
+    """
     from holdfast.cli.outbox import prune
 
     prune(context.obj, limit=limit, as_json=json)

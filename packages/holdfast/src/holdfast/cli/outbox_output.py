@@ -16,6 +16,7 @@ from holdfast.outbox.queue import OutboxQueue
 
 __all__ = [
     "counted",
+    "print_bulk",
     "print_entries",
     "print_entry",
     "print_report",
@@ -43,6 +44,15 @@ def print_status(entry: Entry, *, as_json: bool) -> None:
         print_json(_facts(entry))
     else:
         print(f"{entry.id}  {_status(entry)}")
+
+
+def print_bulk(done: str, found: Sequence[Entry], *, dry_run: bool, as_json: bool) -> None:
+    """Print how many entries were changed, or would be."""
+    if as_json:
+        ids = [entry.id for entry in found]
+        print_json({"count": len(ids), "dry_run": dry_run, "ids": ids})
+    else:
+        print(f"{counted(len(found))} {'would be ' if dry_run else ''}{done}")
 
 
 def print_entries(found: Sequence[Entry], *, as_json: bool) -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "Operation",
     "OperationName",
     "Reason",
+    "ReasonName",
     "Resolution",
     "ResolutionName",
     "Status",
@@ -63,6 +64,18 @@ ResolutionName = Literal["theirs", "mine", "merged", "give_up"]
 # The values of ``Status``.
 StatusName = Literal[
     "pending", "in_flight", "succeeded", "failed", "conflict", "expired", "discarded"
+]
+# The values of ``Reason``.
+ReasonName = Literal[
+    "dependency",
+    "attempts",
+    "answer",
+    "rebuild",
+    "migration",
+    "coalesced",
+    "person",
+    "unknown",
+    "stale",
 ]
 
 _Member = TypeVar("_Member", bound=StrEnum)
@@ -161,7 +174,7 @@ class Reason(StrEnum):
     UNKNOWN = "unknown"
     """It may have happened, and the server no longer knows its key."""
     STALE = "stale"
-    """It is older than the cap."""
+    """It is older than the cap, or than failed entries are kept."""
 
 
 class Transition(StrEnum):
@@ -319,6 +332,11 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     base: Any = None
     # The version of ``base``, as the server writes it.
     base_version: str | None = None
+    # A name for what the user does, such as ``quest.complete:001``: while the user has an unsettled
+    # entry with this name, that one is returned and nothing is queued.
+    once: str | None = None
+    # The W3C trace context to send; that of the current OpenTelemetry span by default.
+    traceparent: str | None = None
     # A new id. Set one so that other entries of the same batch can depend on this one.
     id: str | None = None
 
@@ -361,12 +379,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     last_error: str | None
     # The last HTTP status.
     last_error_code: int | None
+    # The server's code in that response.
+    last_code: str | None = None
     # The position in the user's order.
     sequence_number: int
     # Ids of entries.
     dependency_ids: tuple[str, ...]
     # On the device's clock.
     created_at: datetime
+    # The same in milliseconds of the outbox's own clock, which cannot be set.
+    enqueued_ms: int = 0
     # When it succeeded.
     synced_at: datetime | None
     # The strategy; None uses the profile's.
@@ -412,6 +434,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     claim_number: int
     # How many of its dependencies are not met.
     waiting_for: int
+    # The user has no other unsettled entry with this name; None for none.
+    once: str | None = None
+    # The W3C trace context that is sent with it.
+    traceparent: str | None = None
 
     @property
     def method(self) -> str:

@@ -1,5 +1,6 @@
 """OpenTelemetry spans of guarded requests. They contain names and hashes, never bodies."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -10,12 +11,24 @@ from holdfast.observability.logs import is_secret
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
-__all__ = ["SpanHandle", "Spans"]
+__all__ = ["SpanHandle", "Spans", "current_traceparent"]
 
 _PREFIX: Final = "holdfast."
 # As many as in logs, so that a search for one finds the other.
 _KEY_HASH_CHARS: Final = 12
 _FIRST_SERVER_ERROR: Final = 500
+
+
+def current_traceparent() -> str | None:
+    """Return the W3C trace context of the current span; None without OpenTelemetry or a span."""
+    # Not imported here: an app that has a span has imported it.
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 class SpanHandle:

@@ -3,6 +3,7 @@
 ::
 
     Outbox         a file, a server, and the drain between them; AsyncOutbox for asyncio
+    UserOutbox     the same for one user, who sees no other's entries; AsyncUserOutbox for asyncio
     OutboxQueue    the file alone: every operation on it, for apps that send themselves
     Drain          sends what one user's queue holds, when the app calls it
     Profile        the rules of one API: order, retries, codes, request format
@@ -21,6 +22,7 @@ from holdfast.core.outbox_entry import (
     Operation,
     OperationName,
     Reason,
+    ReasonName,
     Resolution,
     ResolutionName,
     Status,
@@ -32,9 +34,10 @@ from holdfast.outbox.conflicts import Merge
 from holdfast.outbox.database import AppConnection, Driver
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
+from holdfast.outbox.event_stream import EventStream
 from holdfast.outbox.events import Event, EventKind, Listener
 from holdfast.outbox.maintenance import PayloadMigration
-from holdfast.outbox.outbox import AsyncOutbox, EventStream, Outbox, OutboxOptions
+from holdfast.outbox.outbox import AsyncOutbox, AsyncUserOutbox, Outbox, OutboxOptions
 from holdfast.outbox.profile import (
     ChainAction,
     Drop,
@@ -50,11 +53,13 @@ from holdfast.outbox.resolution import Rewrite
 from holdfast.outbox.sender import AtSend, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
+from holdfast.outbox.user_outbox import UserOutbox
 from holdfast.ports import SyncFaultPoints
 
 __all__ = [
     "AppConnection",
     "AsyncOutbox",
+    "AsyncUserOutbox",
     "AtSend",
     "Attempt",
     "ChainAction",
@@ -86,6 +91,7 @@ __all__ = [
     "Profile",
     "QueueSettings",
     "Reason",
+    "ReasonName",
     "Recovery",
     "Request",
     "RequestFormat",
@@ -102,4 +108,5 @@ __all__ = [
     "Token",
     "Transition",
     "Transport",
+    "UserOutbox",
 ]

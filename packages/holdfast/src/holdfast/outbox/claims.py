@@ -1,5 +1,6 @@
 """Claim entries and record their outcomes, in the caller's transaction."""
 
+import logging
 from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
@@ -11,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import UNSET
 
+from holdfast.core.failure_cause import is_client_bug
 from holdfast.core.outbox_entry import (
     Claimed,
     Entry,
@@ -49,6 +51,8 @@ __all__ = [
     "return_expired_claims",
     "succeed",
 ]
+
+_log = logging.getLogger(__name__)
 
 _MAX_ERROR_LENGTH: Final = 8192
 """Characters stored of an error body: enough to see what was wrong."""
@@ -195,7 +199,7 @@ def succeed(
         _map(tx, entry.user_id, entry.local_id, server_id, entity_type=kind, entry_id=made_by)
     free_dependents(tx, entry=entry.id, local=local)
     _pass_turn(tx, entry)
-    tx.emit(EventKind.SUCCEEDED, entry)
+    tx.emit(EventKind.SUCCEEDED, entry, http_status=result.http_status, code=result.code)
     return entry
 
 
@@ -244,7 +248,13 @@ def retry_later(
         next_retry_at=instant(tx.now + timedelta(seconds=seconds)),
         outcome_unknown=outcome_unknown,
     )
-    tx.emit(EventKind.RETRYING, entry, delay_seconds=seconds)
+    tx.emit(
+        EventKind.RETRYING,
+        entry,
+        http_status=result.http_status,
+        code=result.code,
+        delay_seconds=seconds,
+    )
     return step_aside(tx, entry) if steps_aside else entry
 
 
@@ -271,6 +281,7 @@ def fail(
         tx, claimed, Transition.FAIL, result, reason=reason, outcome_unknown=outcome_unknown
     )
     tx.emit(EventKind.FAILED, entry)
+    _log_client_bug(tx, entry)
     is_final = reason in _FINAL and not entry.outcome_unknown
     if is_final and reason is Reason.RESPONSE:
         bind_chain(tx, entry)
@@ -377,7 +388,8 @@ def _settle(
     """End a claim in a final status."""
     status = after(transition, Status.IN_FLIGHT)
     done = status is Status.SUCCEEDED
-    error, error_code = _short(result.error), None if done else result.http_status
+    error = _short(result.error)
+    error_code, code = (None, None) if done else (result.http_status, result.code)
     found = tx.rows(
         "settle",
         id=claimed.entry.id,
@@ -387,6 +399,7 @@ def _settle(
         synced_at=tx.now_text if done else None,
         error=error,
         error_code=error_code,
+        code=code,
         reason=reason,
         ms=tx.ms,
     )
@@ -402,6 +415,7 @@ def _settle(
         synced_at=tx.now if done else None,
         last_error=error,
         last_error_code=error_code,
+        last_code=code,
         reason=reason,
         outcome_unknown=False,
         next_retry_at=None,
@@ -436,6 +450,7 @@ def _end_claim(
         next_retry_at=next_retry_at,
         error=_short(result.error),
         error_code=result.http_status,
+        code=result.code,
         reason=reason,
         outcome_unknown=outcome_unknown,
         theirs=theirs,
@@ -477,6 +492,28 @@ def _add_attempt(
         request_id=result.request_id,
         error=_short(result.error),
     )
+
+
+def _log_client_bug(tx: Transaction, entry: Entry) -> None:
+    """Log a refusal that only a new version of the app can prevent."""
+    cause = tx.cause_of(entry)
+    if is_client_bug(cause):
+        _log.error(
+            "the server refuses entry %s, %s %s: %s (%s): the app has to be corrected",
+            entry.id,
+            entry.method,
+            entry.endpoint.partition("?")[0],
+            entry.last_code or entry.last_error_code,
+            cause,
+            extra={
+                "entry_id": entry.id,
+                "entity_type": entry.entity_type,
+                "endpoint": entry.endpoint.partition("?")[0],
+                "http_status": entry.last_error_code,
+                "code": entry.last_code,
+                "cause": cause,
+            },
+        )
 
 
 def _pass_turn(tx: Transaction, entry: Entry) -> None:

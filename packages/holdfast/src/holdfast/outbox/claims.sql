@@ -75,7 +75,8 @@ RETURNING id;
 -- End a claim in a final status.
 UPDATE offline_sync_queue
    SET status = :status, server_id = coalesce(:server_id, server_id), synced_at = :synced_at,
-       last_error = :error, last_error_code = :error_code, reason = :reason, outcome_unknown = 0,
+       last_error = :error, last_error_code = :error_code, last_code = :code, reason = :reason,
+       outcome_unknown = 0,
        settled_ms = :ms, lease_ms = NULL, next_retry_at = NULL
  WHERE id = :id AND status = 'in_flight' AND claim_number = :number
 RETURNING 1;
@@ -85,7 +86,8 @@ RETURNING 1;
 UPDATE offline_sync_queue
    SET status = :status, attempt_count = attempt_count - :uncount, due_ms = :due_ms,
        next_retry_at = :next_retry_at, last_error = coalesce(:error, last_error),
-       last_error_code = coalesce(:error_code, last_error_code), reason = :reason,
+       last_error_code = coalesce(:error_code, last_error_code),
+       last_code = CASE WHEN :error_code IS NULL THEN last_code ELSE :code END, reason = :reason,
        outcome_unknown = coalesce(:outcome_unknown, outcome_unknown),
        maybe_since_ms = CASE WHEN coalesce(:outcome_unknown, outcome_unknown) THEN maybe_since_ms END,
        maybe_since_at = CASE WHEN coalesce(:outcome_unknown, outcome_unknown) THEN maybe_since_at END,

@@ -409,7 +409,7 @@ def _prepare_schema(database: Database, *, busy_seconds: float, create: bool) ->
     try:
         if _checked_version(database, newest=newest) == 0:
             _check_tables_absent(database)
-        run_steps(apply_migrations(migrations, _SchemaVersion()), database.rows)
+        run_steps(apply_migrations(migrations, _SchemaVersion(migrations)), database.rows)
         # Of a process that was killed while it encrypted the file. One that does so now would
         # have the lock that this transaction holds.
         _remove(_copy_of(database.path))
@@ -422,11 +422,14 @@ def _prepare_schema(database: Database, *, busy_seconds: float, create: bool) ->
 class _SchemaVersion:
     """The ledger of an outbox: the number of the newest migration, in ``outbox_meta``."""
 
+    def __init__(self, known: Sequence[Migration]) -> None:
+        self._known = known
+
     def read(self) -> Generator[Statement, Sequence[Sequence[Any]], set[tuple[str, int]]]:
         yield _CREATE_META, ()
         rows = yield _READ_VERSION, ()
         version = int(rows[0][0]) if rows else 0
-        return {(_NAMESPACE, number) for number in range(1, version + 1)}
+        return {migration.id for migration in self._known if migration.number <= version}
 
     def split(self, script: str) -> list[str]:
         return split_statements(script)

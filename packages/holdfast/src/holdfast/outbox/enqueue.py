@@ -101,7 +101,8 @@ def enqueue_many(
 
 def _is_simple(draft: Draft) -> bool:
     """Return whether the entry can be written without reading other entries, as most can."""
-    return draft.new.key is None and draft.new.id is None and not _may_depend(draft)
+    new = draft.new
+    return new.key is None and new.id is None and new.once is None and not _may_depend(draft)
 
 
 def _may_depend(draft: Draft) -> bool:
@@ -143,6 +144,7 @@ class Batch:
         self._taken_lanes: set[tuple[str, str]] = set()
         self._known_lanes: set[tuple[str, str]] = set()
         self._keys: dict[str, Entry] = {}
+        self._once: dict[tuple[str, str], Entry] = {}
         self._given_ids: set[str] = set()
         # Entry ids by entry id and by the local id that the entry creates.
         self._members: dict[str, str] = {}
@@ -156,16 +158,14 @@ class Batch:
             self._look_up_lanes(drafts)
 
     def add(self, draft: Draft, entry_id: str, *, coalesce: bool) -> Entry:
-        """Add one entry, or return the one that has its key already or that it is merged into."""
+        """Add one entry.
+
+        Returns another one if that has its key or its ``once`` already, or takes its change.
+        """
         tx, new = self._tx, draft.new
-        if new.key is not None:
-            # First what the key was given for, if the entry was merged or has another key since.
-            for changed, *before in tx.rows("former_key", key=draft.key):
-                return _same_request(tx.entry(changed), tuple(before), draft)
-            known = self._keys.get(draft.key) or tx.one("by_key", key=draft.key)
-            if known is not None:
-                queued = (known.user_id, known.operation.value, known.endpoint, known.payload)
-                return _same_request(known, queued, draft)
+        known = self._find_known(draft)
+        if known is not None:
+            return known
         place = _place_of(tx, draft)
         lane = place.lane
         dependencies = self._dependencies_of(draft, entry_id)
@@ -183,12 +183,30 @@ class Batch:
         self._waits += [(awaited, entry_id) for awaited in dependencies.awaited]
         if new.key is not None:
             self._keys[draft.key] = entry
+        if new.once is not None:
+            self._once[new.user_id, new.once] = entry
         tx.emit(EventKind.ENQUEUED, entry)
         if dependencies.has_dead_parent:
             self._dead.append(entry)
             self._dead_ids.add(entry.id)
             tx.emit(EventKind.FAILED, entry, detail="an entry it depends on will not succeed")
         return entry
+
+    def _find_known(self, draft: Draft) -> Entry | None:
+        """Return the entry that has the key of a new one, or its ``once``."""
+        tx, new = self._tx, draft.new
+        if new.key is not None:
+            # First what the key was given for, if the entry was merged or has another key since.
+            for changed, *before in tx.rows("former_key", key=draft.key):
+                return _same_request(tx.entry(changed), tuple(before), draft)
+            known = self._keys.get(draft.key) or tx.one("by_key", key=draft.key)
+            if known is not None:
+                queued = (known.user_id, known.operation.value, known.endpoint, known.payload)
+                return _same_request(known, queued, draft)
+        if new.once is None:
+            return None
+        added = self._once.get((new.user_id, new.once))
+        return added or tx.one("by_once", user_id=new.user_id, once=new.once)
 
     def write(self) -> None:
         """Write the rows added since the last call."""
@@ -442,6 +460,9 @@ def _new_entry(
         outcome_unknown=False,
         claim_number=0,
         waiting_for=len(dependencies.awaited),
+        enqueued_ms=tx.ms,
+        once=draft.new.once,
+        traceparent=draft.traceparent,
         **placed,
     )
 
@@ -480,7 +501,9 @@ def _row_of(tx: Transaction, entry: Entry, *, turn: bool) -> tuple[Any, ...]:
         entry.lane,
         turn,
         entry.waiting_for,
-        tx.ms,
+        entry.enqueued_ms,
+        entry.once,
+        entry.traceparent,
     )
 
 
@@ -526,7 +549,8 @@ def _coalesce(
 
 def _find_merge(tx: Transaction, draft: Draft, lane: str | None) -> _Merge | None:
     """Return the update or patch at the end of the lane, if the new one can be merged into it."""
-    if lane is None or draft.operation not in _CHANGES or draft.new.key is not None:
+    is_named = draft.new.key is not None or draft.new.once is not None
+    if lane is None or draft.operation not in _CHANGES or is_named:
         return None
     tail = tx.one("lane_tail", user_id=draft.new.user_id, lane=lane)
     if tail is None or tail.operation not in _CHANGES or not _never_claimed(tail):

@@ -28,8 +28,8 @@ INSERT INTO offline_sync_queue
         idempotency_key, status, max_attempts, sequence_number, dependency_ids, created_at,
         conflict_resolution, priority, client_generated_at, profile, reason, local_refs,
         payload_version, base, base_version, entity, chain, lane, turn, waiting_for,
-        enqueued_ms)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+        enqueued_ms, once, traceparent)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_wait
 INSERT INTO entry_waits (awaited, entry_id) VALUES (?, ?);

@@ -2,12 +2,13 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from threading import Lock
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from holdfast.core.outbox_entry import Entry, Operation, Reason, Status
 
@@ -47,6 +48,8 @@ class EventKind(StrEnum):
     REVIVED = "revived"
     # It is older than the server accepts.
     EXPIRED = "expired"
+    EXPIRING = "expiring"
+    """Entries of a user that will expire within two days. At most once a day."""
     # It will never be sent.
     DISCARDED = "discarded"
     PAUSED = "paused"
@@ -55,7 +58,9 @@ class EventKind(StrEnum):
     """The server does not accept the attestation of one entry. Emitted by the drain."""
     DRAINED = "drained"
     """Emitted by the drain at its end."""
-    # Old settled entries were deleted.
+    PRUNING = "pruning"
+    """It will be deleted after ``delay_seconds``, unless a person retries, edits or resolves it."""
+    # Old entries were deleted.
     PRUNED = "pruned"
     # All entries of a user were deleted.
     PURGED = "purged"
@@ -74,6 +79,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     entry_id: str | None = None
     # The kind of entity.
     entity_type: str | None = None
+    # The path that it is sent to.
+    endpoint: str | None = None
     # What the entry does.
     operation: Operation | None = None
     # The device's id of the entity.
@@ -86,12 +93,20 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason | None = None
     # The number of the attempt.
     attempt: int | None = None
-    # HTTP status of the response.
-    error_code: int | None = None
-    # For `retrying`: the delay.
+    # HTTP status of the response; None without one.
+    http_status: int | None = None
+    # The server's code in the response.
+    code: str | None = None
+    # For `failed`: the class of cause, by the profile's ``causes``.
+    cause: str | None = None
+    # Seconds since it was queued, as far as is certain.
+    age_seconds: float | None = None
+    # For `retrying`, `expiring` and `pruning`: how long until that happens, the first of them.
     delay_seconds: float | None = None
-    # For `pruned`, `purged` and `drained`: how many entries.
+    # For `expiring`, `pruning`, `pruned`, `purged` and `drained`: how many entries.
     count: int | None = None
+    # For `expiring`: how many by entity type.
+    counts: Mapping[str, int] | None = None
     # A few words for a person; never a payload.
     detail: str | None = None
 
@@ -105,10 +120,17 @@ def event_about(
     entry: Entry,
     at: datetime,
     *,
+    age_seconds: float | None = None,
+    http_status: int | UnsetType | None = UNSET,
+    code: str | UnsetType | None = UNSET,
+    cause: str | None = None,
     delay_seconds: float | None = None,
     detail: str | None = None,
 ) -> Event:
-    """Return an event about an entry as it is now."""
+    """Return an event about an entry as it is now.
+
+    ``http_status`` and ``code`` are those of its last error, unless the response is given.
+    """
     return Event(
         kind=kind,
         at=at,
@@ -121,7 +143,11 @@ def event_about(
         status=entry.status,
         reason=entry.reason,
         attempt=entry.attempt_count,
-        error_code=entry.last_error_code,
+        endpoint=entry.endpoint,
+        http_status=entry.last_error_code if http_status is UNSET else http_status,
+        code=entry.last_code if code is UNSET else code,
+        cause=cause,
+        age_seconds=age_seconds,
         delay_seconds=delay_seconds,
         detail=detail,
     )

@@ -1,10 +1,10 @@
-"""Maintenance of the queue: server time, expiry, pruning, purging, files of earlier versions."""
+"""Maintenance of the queue: server time, expiry, purging, files of earlier versions."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from holdfast.core.outbox_entry import DEFAULT_PROFILE_NAME, Entry, Reason, Status
 from holdfast.errors import EntryInvalidError, UnsentEntriesError
@@ -20,24 +20,20 @@ from holdfast.outbox.validation import Request
 
 __all__ = [
     "KEY_EXPIRED",
-    "PRUNE_BATCH",
     "PayloadMigration",
     "adopt_default_profile",
     "expire_stale",
+    "expires_soon",
     "key_expired",
     "key_may_be_expired",
     "learn_server_time",
-    "may_prune",
     "migrate_payloads",
-    "prune",
     "purge_user",
+    "warn_of_expiry",
 ]
 
 Write = Callable[[str], AbstractContextManager[Transaction]]
 """Begins a transaction of its own for the named operation."""
-
-PRUNE_BATCH: Final = 500
-"""Entries removed per commit, so that each takes milliseconds."""
 
 KEY_EXPIRED: Final = (
     "it was sent, no response came, and the server no longer knows its key: look whether it "
@@ -49,9 +45,9 @@ _MAX_TRANSIT: Final = timedelta(minutes=10)
 """A request may reach the server this long after it was claimed."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
+_WARN_EVERY_MS: Final = 86_400_000
 _PAGE: Final = 200
 _MIGRATION_BATCH: Final = 200
-_PRUNED: Final = (Status.SUCCEEDED, Status.DISCARDED, Status.EXPIRED)
 
 
 # -- keys that the server may have expired ---------------------------------------------------------
@@ -88,18 +84,20 @@ def _certain_lifetime(tx: Transaction, entry: Entry) -> timedelta | None:
 # -- time and age ---------------------------------------------------------------------------------
 
 
-def expire_stale(tx: Transaction, user_id: str, cap: timedelta) -> list[Entry]:
-    """Expire what has been pending for longer than the cap.
+def expire_stale(tx: Transaction, user_id: str, settings: QueueSettings) -> list[Entry]:
+    """Expire what has been pending for longer than the cap, and warn of what soon will be.
 
     Entries that may have happened are kept as long as the server certainly knows their keys.
     """
-    limit = tx.ms - int(cap.total_seconds() * 1000)
+    limit = tx.ms - settings.stale_after // _MILLISECOND
     expired: list[Entry] = []
     after = 0
     while True:
         page = tx.rows("pending_by_age", user_id=user_id, after=after, limit=_PAGE)
         for rowid, entry_id, enqueued_ms, outcome_unknown, maybe_since_ms in page:
             if enqueued_ms >= limit:
+                if enqueued_ms < limit + settings.warn_before // _MILLISECOND:
+                    warn_of_expiry(tx, user_id, settings)
                 return expired
             after = rowid
             entry = tx.entry(entry_id)
@@ -110,6 +108,40 @@ def expire_stale(tx: Transaction, user_id: str, cap: timedelta) -> list[Entry]:
                 expired.append(settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, error))
         if len(page) < _PAGE:
             return expired
+
+
+def expires_soon(tx: Transaction, user_id: str, settings: QueueSettings) -> bool:
+    """Return whether the user's oldest pending entry expires soon."""
+    found = tx.rows("oldest_unsent", user_id=user_id)[0][0]
+    span = settings.stale_after - settings.warn_before
+    return found is not None and found < tx.ms - span // _MILLISECOND
+
+
+def warn_of_expiry(tx: Transaction, user_id: str, settings: QueueSettings) -> None:
+    """Emit ``expiring`` if entries pass the cap soon; once a day, and only if it is listened to."""
+    if not tx.has_listeners:
+        return
+    expired_before = tx.ms - settings.stale_after // _MILLISECOND
+    found = tx.rows(
+        "expiring",
+        user_id=user_id,
+        since=expired_before,
+        before=expired_before + settings.warn_before // _MILLISECOND,
+    )
+    if not found or not tx.rows("warn", user_id=user_id, ms=tx.ms, before=tx.ms - _WARN_EVERY_MS):
+        return
+    oldest = min(row[2] for row in found)
+    tx.events.append(
+        Event(
+            kind=EventKind.EXPIRING,
+            at=tx.now,
+            user_id=user_id,
+            age_seconds=(tx.ms - oldest) / 1000,
+            delay_seconds=(oldest - expired_before) / 1000,
+            count=sum(row[1] for row in found),
+            counts={entity_type: count for entity_type, count, _ in found},
+        )
+    )
 
 
 def learn_server_time(tx: Transaction, server_now: datetime) -> bool:
@@ -129,53 +161,6 @@ def learn_server_time(tx: Transaction, server_now: datetime) -> bool:
 
 
 # -- removal --------------------------------------------------------------------------------------
-
-
-def prune(write: Write, settings: QueueSettings, limit: int | None) -> int:
-    """Remove entries that were settled long enough ago, in small transactions."""
-    removed = 0
-    for status in _PRUNED:
-        after, has_more = 0, True
-        while has_more and (limit is None or removed < limit):
-            size = PRUNE_BATCH if limit is None else min(PRUNE_BATCH, limit - removed)
-            with write("prune") as tx:
-                page = _prune_page(tx, settings, status, after, size)
-            removed += len(page)
-            has_more = len(page) == size
-            after = page[-1][0] if page else after
-    return removed
-
-
-def _prune_page(
-    tx: Transaction, settings: QueueSettings, status: Status, after: int, size: int
-) -> list[Any]:
-    before_ms = tx.ms - int(_kept_for(settings, status).total_seconds() * 1000)
-    page = tx.rows(
-        "prunable", status=status.value, after=after, settled_before=before_ms, limit=size
-    )
-    for _, entry_id, user_id, sequence_number in page:
-        tx.rows("raise_floor", user_id=user_id, sequence_number=sequence_number)
-        tx.rows("forget_awaited", id=entry_id)
-        tx.rows("remove", id=entry_id)
-    if page:
-        tx.rows("forget_bodies", before=before_ms)
-        tx.events.append(Event(kind=EventKind.PRUNED, at=tx.now, count=len(page)))
-    return page
-
-
-def may_prune(tx: Transaction, settings: QueueSettings) -> bool:
-    """Return whether the oldest settled entries can be removed."""
-    for (user_id,) in tx.rows("users"):
-        for status in _PRUNED:
-            oldest = tx.rows("oldest_settled", user_id=user_id, status=status.value)[0][0]
-            kept_ms = _kept_for(settings, status).total_seconds() * 1000
-            if oldest is not None and oldest <= tx.ms - kept_ms:
-                return True
-    return False
-
-
-def _kept_for(settings: QueueSettings, status: Status) -> timedelta:
-    return settings.keep_succeeded if status is Status.SUCCEEDED else settings.keep_settled
 
 
 def purge_user(tx: Transaction, user_id: str, *, force: bool) -> int:

@@ -1,4 +1,4 @@
--- Maintenance: clock, expiry, pruning, migration of payloads and profiles.
+-- Maintenance: clock, expiry, migration of payloads and profiles.
 
 -- name: clock
 SELECT boot_id, boot_ms, elapsed_ms, gap_ms, server_ms, server_at_ms, server_offset_ms
@@ -51,36 +51,20 @@ SELECT rowid, id, enqueued_ms, outcome_unknown, maybe_since_ms FROM offline_sync
  WHERE user_id = :user_id AND status = 'pending' AND rowid > :after
  ORDER BY rowid LIMIT :limit;
 
+-- name: expiring
+SELECT entity_type, count(*), min(enqueued_ms) FROM offline_sync_queue
+ WHERE user_id = :user_id AND status = 'pending' AND enqueued_ms >= :since AND enqueued_ms < :before
+ GROUP BY entity_type;
+
+-- name: warn
+-- Returns no row if the user was warned less than a day ago.
+UPDATE users SET warned_ms = :ms
+ WHERE id = :user_id AND coalesce(warned_ms, :before) <= :before
+RETURNING 1;
+
 -- name: maybe_since
 SELECT maybe_since_ms, maybe_since_at FROM offline_sync_queue
  WHERE id = :id AND outcome_unknown = 1;
-
--- name: prunable
--- Settled long enough ago, and no unsettled entry depends on it.
-SELECT rowid, id, user_id, sequence_number FROM offline_sync_queue
- WHERE status = :status AND rowid > :after AND settled_ms <= :settled_before
-   AND NOT EXISTS (
-       SELECT 1 FROM entry_waits AS wait
-         JOIN offline_sync_queue AS waiting ON waiting.id = wait.entry_id
-        WHERE wait.awaited IN (offline_sync_queue.id, CREATED_BY(offline_sync_queue))
-          AND wait.met = 0 AND waiting.status IN ('pending', 'in_flight', 'failed', 'conflict'))
- ORDER BY rowid LIMIT :limit;
-
--- name: oldest_settled
--- When the oldest entries of a user were settled: reads a few pages of an index. The entries queued
--- first are usually settled first; where they are not, `prunable`, which reads every row, finds them.
-SELECT min(settled_ms) FROM (
-    SELECT settled_ms FROM offline_sync_queue
-     WHERE user_id = :user_id AND status = :status ORDER BY rowid LIMIT 100);
-
--- name: raise_floor
-UPDATE users SET sequence_floor = max(sequence_floor, :sequence_number) WHERE id = :user_id;
-
--- name: forget_awaited
-DELETE FROM entry_waits WHERE awaited = :id;
-
--- name: remove
-DELETE FROM offline_sync_queue WHERE id = :id;
 
 -- name: count_unsent
 -- Not as IS_OPEN: this uses the index by status, so that settled entries are not read.

@@ -12,75 +12,44 @@
 import asyncio
 import os
 import ssl
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
-from threading import Condition, Lock, RLock, Thread
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Event as Flag
-from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
+from threading import Lock, RLock, Thread
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from msgspec import UNSET
 
-from holdfast.core.outbox_entry import Entry, NewEntry, Resolution, ResolutionName
+from holdfast.core.outbox_entry import (
+    Entry,
+    NewEntry,
+    Reason,
+    ReasonName,
+    Resolution,
+    ResolutionName,
+    Status,
+    StatusName,
+)
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import UsageError
 from holdfast.outbox.background import IDLE_SECONDS, BackgroundDrain
 from holdfast.outbox.conflicts import Merge, resolve_conflict
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
+from holdfast.outbox.event_stream import EventStream, Publisher
 from holdfast.outbox.events import Event, Listener
 from holdfast.outbox.maintenance import PayloadMigration
+from holdfast.outbox.outcome_wait import wait_for_outcome_async
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.sender import AtSend, Retry, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, Transport
+from holdfast.outbox.user_outbox import UserOutbox
 
-__all__ = ["AsyncOutbox", "EventStream", "Outbox", "OutboxOptions"]
-
-_MAX_EVENTS: Final = 10_000
-"""Events kept for a slow reader; beyond that the oldest are dropped."""
+__all__ = ["AsyncOutbox", "AsyncUserOutbox", "Outbox", "OutboxOptions"]
 
 _Result = TypeVar("_Result")
-
-
-class EventStream:
-    """Events as an iterator that waits; it ends when the stream or the outbox is closed."""
-
-    def __init__(self, queue: OutboxQueue) -> None:
-        self._waiting: deque[Event] = deque(maxlen=_MAX_EVENTS)
-        self._changed = Condition()
-        # True after ``close``; events that have arrived can still be read.
-        self.is_closed = False
-        self._unsubscribe = queue.subscribe(self._on_event)
-
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self.is_closed)
-            if not self._waiting:
-                raise StopIteration
-            return self._waiting.popleft()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop listening; events that have arrived can still be read."""
-        self._unsubscribe()
-        with self._changed:
-            self.is_closed = True
-            self._changed.notify_all()
-
-    def _on_event(self, event: Event) -> None:
-        with self._changed:
-            self._waiting.append(event)
-            self._changed.notify()
 
 
 class _Run:
@@ -239,6 +208,45 @@ class Outbox:
         """End a conflict as a person has decided. See ``OutboxQueue.resolve``."""
         return resolve_conflict(self.queue, self.queue.get(entry_id), how, payload=payload)
 
+    def retry_all(
+        self,
+        user_id: str,
+        *,
+        reason: Reason | ReasonName | None = None,
+        code: str | None = None,
+        dry_run: bool = False,
+    ) -> list[Entry]:
+        """Retry all failed entries that match. See ``OutboxQueue.retry_all``."""
+        return self.queue.retry_all(user_id, reason=reason, code=code, dry_run=dry_run)
+
+    def discard_all(
+        self,
+        user_id: str,
+        *,
+        status: Status | StatusName | Iterable[Status | StatusName] = Status.FAILED,
+        reason: Reason | ReasonName | None = None,
+        code: str | None = None,
+        with_dependents: bool = False,
+        dry_run: bool = False,
+    ) -> list[Entry]:
+        """Discard all failed entries that match. See ``OutboxQueue.discard_all``."""
+        return self.queue.discard_all(
+            user_id,
+            status=status,
+            reason=reason,
+            code=code,
+            with_dependents=with_dependents,
+            dry_run=dry_run,
+        )
+
+    def wait(self, entry_id: str, timeout: float | None = None) -> Entry:
+        """Wait until an entry has an outcome. See ``OutboxQueue.wait``."""
+        return self.queue.wait(entry_id, timeout)
+
+    def for_user(self, user_id: str) -> UserOutbox:
+        """Return the outbox as one user may see it: for the session of a signed-in person."""
+        return UserOutbox(self.queue, user_id, self.drain, self._open_stream)
+
     # ------------------------------------------------------------------ sending
 
     def drain(
@@ -318,7 +326,10 @@ class Outbox:
 
     def events(self) -> EventStream:
         """Return the events from now on, as an iterator that waits for the next one."""
-        stream = EventStream(self.queue)
+        return self._open_stream(self.queue)
+
+    def _open_stream(self, publisher: Publisher) -> EventStream:
+        stream = EventStream(publisher)
         self._streams = [kept for kept in self._streams if not kept.is_closed] + [stream]
         return stream
 
@@ -365,24 +376,79 @@ class AsyncOutbox:
         run, stop = self.outbox._new_run(), self.outbox._request_stop  # noqa: SLF001 - same module
         await _finished(asyncio.ensure_future(asyncio.to_thread(run)), stop)
 
-    @asynccontextmanager
-    async def events(self) -> AsyncIterator[AsyncIterator[Event]]:
+    async def wait(self, entry_id: str, timeout: float | None = None) -> Entry:  # noqa: ASYNC109
+        """Wait until an entry has an outcome, without a thread. See ``OutboxQueue.wait``."""
+        return await wait_for_outcome_async(self.outbox.queue, entry_id, timeout)
+
+    def for_user(self, user_id: str) -> "AsyncUserOutbox":
+        """Return the outbox as one user may see it."""
+        return AsyncUserOutbox(self.outbox.for_user(user_id))
+
+    def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         """Yield the events from now on: ``async with outbox.events() as events: async for …``."""
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        return _events_of(self.outbox)
 
-        def on_event(event: Event) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
 
-        async def stream() -> AsyncIterator[Event]:
-            while True:
-                yield await events.get()
+class AsyncUserOutbox:
+    """``UserOutbox`` for asyncio: waits for disk or network happen on threads."""
 
-        unsubscribe = self.outbox.subscribe(on_event)
-        try:
-            yield stream()
-        finally:
-            unsubscribe()
+    def __init__(self, outbox: UserOutbox) -> None:
+        """Wrap the outbox of a user."""
+        # The outbox that was given, for calls that are not here.
+        self.outbox = outbox
+
+    async def enqueue(self, new: NewEntry, *, coalesce: bool = False) -> Entry:
+        """Queue one mutation of this user durably."""
+        return await asyncio.to_thread(self.outbox.enqueue, new, coalesce=coalesce)
+
+    async def enqueue_many(
+        self, news: Iterable[NewEntry], *, coalesce: bool = False
+    ) -> list[Entry]:
+        """Queue several mutations of this user in one commit."""
+        return await asyncio.to_thread(self.outbox.enqueue_many, list(news), coalesce=coalesce)
+
+    async def resolve(
+        self, entry_id: str, how: Resolution | ResolutionName, *, payload: Any = UNSET
+    ) -> Entry:
+        """End a conflict as the user has decided."""
+        return await asyncio.to_thread(self.outbox.resolve, entry_id, how, payload=payload)
+
+    async def drain(
+        self, *, max_seconds: float | None = None, wait: bool | None = None
+    ) -> DrainReport:
+        """Send now. If the task is cancelled, the entry that is being sent is finished first."""
+        stop = Flag()
+        work = asyncio.ensure_future(
+            asyncio.to_thread(self.outbox.drain, max_seconds=max_seconds, wait=wait, stop=stop)
+        )
+        return await _finished(work, stop.set)
+
+    async def wait(self, entry_id: str, timeout: float | None = None) -> Entry:  # noqa: ASYNC109
+        """Wait until an entry has an outcome, without a thread. See ``OutboxQueue.wait``."""
+        return await wait_for_outcome_async(self.outbox, entry_id, timeout)
+
+    def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
+        """Yield the events about this user from now on."""
+        return _events_of(self.outbox)
+
+
+@asynccontextmanager
+async def _events_of(publisher: Publisher) -> AsyncIterator[AsyncIterator[Event]]:
+    loop = asyncio.get_running_loop()
+    events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def on_event(event: Event) -> None:
+        loop.call_soon_threadsafe(events.put_nowait, event)
+
+    async def stream() -> AsyncIterator[Event]:
+        while True:
+            yield await events.get()
+
+    unsubscribe = publisher.subscribe(on_event)
+    try:
+        yield stream()
+    finally:
+        unsubscribe()
 
 
 async def _finished(work: "asyncio.Future[_Result]", stop: Callable[[], object]) -> _Result:

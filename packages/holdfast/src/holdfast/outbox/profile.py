@@ -201,6 +201,10 @@ class Profile:
     """Whether a response is the service's: a function of status, headers (names in lower case) and
     body. Others, such as the page of a captive portal, leave the outcome unknown."""
 
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """The class of cause by the API's own error codes, such as ``{"SOLD_OUT": "stock"}``, for the
+    field ``cause`` of ``failed`` events. See ``holdfast.core.failure_cause`` for the others."""
+
     # Refuse payloads that are not JSON objects.
     payload_must_be_object: bool = False
 
@@ -219,6 +223,7 @@ class Profile:
         object.__setattr__(self, "unknown_base", member_named(UnknownBase, self.unknown_base))
         object.__setattr__(self, "merge_identities", MappingProxyType(dict(self.merge_identities)))
         object.__setattr__(self, "codes", MappingProxyType(dict(self.codes)))
+        object.__setattr__(self, "causes", MappingProxyType(dict(self.causes)))
 
     def chain_of(self, endpoint: str, payload: str | None = None) -> str | None:
         """Return the name of the chain that a request belongs to; None if it is in none."""

@@ -36,6 +36,16 @@ SELECT min(enqueued_ms) FROM (
     SELECT enqueued_ms FROM offline_sync_queue
      WHERE user_id = :user_id AND status = 'pending' ORDER BY rowid LIMIT 1);
 
+-- name: by_once
+SELECT ENTRY FROM offline_sync_queue WHERE user_id = :user_id AND once = :once AND IS_OPEN;
+
+-- name: stuck_like
+SELECT ENTRY FROM offline_sync_queue
+ WHERE user_id = :user_id AND status IN (SELECT value FROM json_each(:statuses))
+   AND (:reason IS NULL OR reason = :reason) AND (:code IS NULL OR last_code = :code)
+   AND sequence_number > :after
+ ORDER BY sequence_number LIMIT :limit;
+
 -- name: stuck
 SELECT ENTRY FROM offline_sync_queue
  WHERE user_id = :user_id AND status IN ('failed', 'conflict') ORDER BY sequence_number;

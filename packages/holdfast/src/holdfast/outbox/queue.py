@@ -27,15 +27,19 @@ from holdfast.core.outbox_entry import (
     Entry,
     NewEntry,
     Reason,
+    ReasonName,
     Resolution,
     ResolutionName,
     Status,
     StatusName,
+    Transition,
+    after,
     member_named,
 )
 from holdfast.core.retry import QUEUE, RetryPolicy
 from holdfast.errors import OutboxFileError, UsageError
-from holdfast.outbox import claims, enqueue, maintenance, resolution
+from holdfast.outbox import bulk, claims, enqueue, maintenance, pruning, resolution
+from holdfast.outbox.bulk import Filter
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.clock import SystemDeviceClock, update_from_server
 from holdfast.outbox.database import (
@@ -48,6 +52,7 @@ from holdfast.outbox.database import (
 from holdfast.outbox.enqueue import QueueQuota
 from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
 from holdfast.outbox.maintenance import PayloadMigration, migrate_payloads
+from holdfast.outbox.outcome_wait import wait_for_outcome
 from holdfast.outbox.passphrase import check_new_passphrase
 from holdfast.outbox.profile import Profile, ProfileRegistry
 from holdfast.outbox.resolution import Rewrite
@@ -236,6 +241,32 @@ class OutboxQueue:
         self._events.put([event])
         self._events.deliver()
 
+    def emit_about(
+        self,
+        kind: EventKind,
+        entry: Entry,
+        *,
+        http_status: int | None = None,
+        code: str | None = None,
+        delay_seconds: float | None = None,
+        detail: str | None = None,
+    ) -> None:
+        """Deliver an event about an entry that is not a change of it, such as ``sent``."""
+        if not self.has_listeners:
+            return
+        with self._read() as tx:
+            event = event_about(
+                kind,
+                entry,
+                tx.now,
+                age_seconds=tx.age_seconds(entry),
+                http_status=http_status,
+                code=code,
+                delay_seconds=delay_seconds,
+                detail=detail,
+            )
+        self.emit(event)
+
     # ------------------------------------------------------------------ users and enqueueing
 
     def add_user(self, user_id: str) -> None:
@@ -271,6 +302,10 @@ class OutboxQueue:
         and of the same driver as the queue's. The entry is then part of that transaction, and the
         app calls ``announce`` after its commit. See also ``transaction``.
 
+        ``once`` of the entry names what the user does, such as ``quest.complete:001``: if the user
+        has an unsettled entry with that name (pending, in flight, failed or in conflict), it is
+        returned, and nothing is written. So a double tap on a button is one entry.
+
         A parent that is failed, discarded or expired makes the new entry ``failed`` with reason
         ``dependency`` at once; it is revived with its parent.
 
@@ -300,7 +335,10 @@ class OutboxQueue:
     def announce(self, entries: Iterable[Entry]) -> None:
         """Deliver events about entries queued on the app's ``connection``, after its commit."""
         with self._read() as tx:
-            events = [event_about(EventKind.ENQUEUED, entry, tx.now) for entry in entries]
+            events = [
+                event_about(EventKind.ENQUEUED, entry, tx.now, age_seconds=tx.age_seconds(entry))
+                for entry in entries
+            ]
         self._events.put(events)
         self._events.deliver()
 
@@ -610,6 +648,48 @@ class OutboxQueue:
         with self._write("retry") as tx:
             return resolution.retry(tx, entry_id)
 
+    def retry_all(
+        self,
+        user_id: str,
+        *,
+        reason: Reason | ReasonName | None = None,
+        code: str | None = None,
+        dry_run: bool = False,
+    ) -> list[Entry]:
+        """Retry all failed entries of a user, or those with this reason and the server's last code.
+
+        Entries that depend on one that failed are revived with it, and are left out here. Works in
+        small transactions. Returns the entries; with ``dry_run`` they are not changed.
+        """
+        chosen = None if reason is None else member_named(Reason, reason)
+        wanted = Filter(user_id=user_id, reason=chosen, code=code)
+        return bulk.retry_all(self._write, wanted, dry_run=dry_run)
+
+    def discard_all(
+        self,
+        user_id: str,
+        *,
+        status: Status | StatusName | Iterable[Status | StatusName] = Status.FAILED,
+        reason: Reason | ReasonName | None = None,
+        code: str | None = None,
+        with_dependents: bool = False,
+        dry_run: bool = False,
+    ) -> list[Entry]:
+        """Discard all failed entries of a user, or those with this reason and last code.
+
+        ``status`` may also be ``conflict``, or both. Works in small transactions. Returns the
+        entries; with ``dry_run`` they are not changed.
+        """
+        given = [status] if isinstance(status, str) else status
+        statuses = tuple(member_named(Status, name) for name in given)
+        for one in statuses:
+            after(Transition.DISCARD, one)  # raises TransitionError for other statuses
+        chosen = None if reason is None else member_named(Reason, reason)
+        wanted = Filter(user_id=user_id, statuses=statuses, reason=chosen, code=code)
+        return bulk.discard_all(
+            self._write, wanted, with_dependents=with_dependents, dry_run=dry_run
+        )
+
     def cancel(
         self, entry_id: str, *, reason: Reason = Reason.PERSON, force: bool = False
     ) -> Entry:
@@ -649,6 +729,17 @@ class OutboxQueue:
         """Return one entry, or raise ``EntryNotFoundError``."""
         with self._read() as tx:
             return tx.entry(entry_id)
+
+    def wait(self, entry_id: str, timeout: float | None = None) -> Entry:
+        """Wait until an entry is not ``pending`` or ``in_flight`` any more, and return it.
+
+        So it has succeeded, expired or been discarded, or it is failed or in conflict and needs a
+        person. Another thread or process sends meanwhile. ``timeout`` is in seconds; None waits
+        without end. Raises ``TimeoutError``, and ``UsageError`` inside a transaction.
+        """
+        if self._transactions.in_group():
+            raise UsageError("wait cannot be called inside a transaction: its outcome comes later")
+        return wait_for_outcome(self, entry_id, timeout)
 
     def by_key(self, key: str) -> Entry | None:
         """Return the entry with this idempotency key."""
@@ -813,13 +904,15 @@ class OutboxQueue:
     def expire_stale(self, user_id: str) -> list[Entry]:
         """Expire what has been pending for longer than the cap (7 days), and park its dependents.
 
+        If entries will pass the cap within 48 hours, an event ``expiring`` is emitted, once a day.
+
         Age is time that has certainly passed: by a clock that cannot be set while the device is
         on, and by the server's ``Date`` (``learn_server_time``) across the times when it was off.
         The wall clock is not used. Entries whose outcome is unknown are kept as long as the server
         certainly knows their keys.
         """
         with self._write("expire_stale") as tx:
-            return maintenance.expire_stale(tx, user_id, self.settings.stale_after)
+            return maintenance.expire_stale(tx, user_id, self.settings)
 
     def learn_server_time(self, server_now: datetime) -> bool:
         """Store the ``Date`` of a response that the server has just sent.
@@ -842,10 +935,12 @@ class OutboxQueue:
     def prune(self, *, limit: int | None = None) -> int:
         """Remove what succeeded 7 days ago and what was otherwise settled 30 days ago.
 
-        Mappings stay. Works in small transactions; ``limit`` bounds how many entries are removed.
+        Also failed entries, conflicts, mappings and versions of entities that are older than the
+        settings say and that nothing refers to; the first three only if the event ``pruning`` has
+        announced it. Works in small transactions; ``limit`` bounds how many entries are removed.
         Returns how many were.
         """
-        return maintenance.prune(self._write, self.settings, limit)
+        return pruning.prune(self._write, self.settings, limit)
 
     def prune_if_due(self) -> bool:
         """Prune a batch if the last check was an hour ago; returns whether there is more to prune.
@@ -858,10 +953,19 @@ class OutboxQueue:
         self._prune_at = monotonic() + _PRUNE_INTERVAL_SECONDS
         try:
             with self._read() as tx:
-                may_prune = maintenance.may_prune(tx, self.settings)
+                may_prune = pruning.may_prune(tx, self.settings)
+                users = tx.rows("users") if self.has_listeners else []
+                warned = [
+                    user_id
+                    for (user_id,) in users
+                    if maintenance.expires_soon(tx, user_id, self.settings)
+                ]
+            for user_id in warned:
+                with self._write("warn_of_expiry") as tx:
+                    maintenance.warn_of_expiry(tx, user_id, self.settings)
             if not may_prune:
                 return False
-            has_more = self.prune(limit=maintenance.PRUNE_BATCH) == maintenance.PRUNE_BATCH
+            has_more = self.prune(limit=pruning.PRUNE_BATCH) == pruning.PRUNE_BATCH
         except OutboxFileError as error:
             _log.warning("nothing was pruned: %s", error)
             return False

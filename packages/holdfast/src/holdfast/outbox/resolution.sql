@@ -9,7 +9,8 @@ UPDATE offline_sync_queue
    SET status = 'pending', attempt_count = 0, due_ms = NULL, next_retry_at = NULL, reason = NULL,
        sent_version = CASE WHEN outcome_unknown THEN sent_version END,
        maybe_since_ms = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_ms END,
-       maybe_since_at = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_at END
+       maybe_since_at = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_at END,
+       stuck_ms = NULL, notice_ms = NULL
  WHERE id = :id
 RETURNING ENTRY;
 
@@ -21,7 +22,7 @@ UPDATE offline_sync_queue
        dependency_ids = :dependency_ids, local_refs = :local_refs, waiting_for = :waiting_for,
        payload_version = :payload_version, base = :base, base_version = :base_version, entity = :entity,
        theirs = NULL, theirs_version = NULL, conflict_fields = NULL, sent_version = NULL, forced = :forced, outcome_unknown = 0,
-       maybe_since_ms = NULL, maybe_since_at = NULL
+       maybe_since_ms = NULL, maybe_since_at = NULL, stuck_ms = NULL, notice_ms = NULL
  WHERE id = :id
 RETURNING ENTRY;
 
@@ -67,7 +68,7 @@ RETURNING ENTRY;
 -- name: revive_dependents
 -- Entries parked directly behind an entry that is pending again, unless another parent is dead.
 UPDATE offline_sync_queue AS parked
-   SET status = 'pending', attempt_count = 0, reason = NULL
+   SET status = 'pending', attempt_count = 0, reason = NULL, stuck_ms = NULL, notice_ms = NULL
  WHERE id IN (SELECT entry_id FROM entry_waits WHERE awaited IN (:id, :local) AND met = 0)
    AND status = 'failed' AND reason = 'dependency'
    AND NOT EXISTS (

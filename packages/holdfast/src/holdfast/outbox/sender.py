@@ -50,8 +50,9 @@ from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox import conflicts
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.conflicts import ConflictPlan, Merge
+from holdfast.outbox.correlation import correlation_headers, without_correlation
 from holdfast.outbox.drain_state import DrainState, Ended
-from holdfast.outbox.events import EventKind, event_about
+from holdfast.outbox.events import EventKind
 from holdfast.outbox.outcome import (
     Conflicted,
     Expired,
@@ -216,9 +217,15 @@ class Sender:
         self.reach("drain.after_send")
         state.report.sent += 1
         if isinstance(response, NoResponse):
-            self._emit(EventKind.SENT, entry, response.reason)
+            queue.emit_about(EventKind.SENT, entry, detail=response.reason)
             return self._no_response(entry, state, response)
-        self._emit(EventKind.SENT, entry, str(response.status))
+        queue.emit_about(
+            EventKind.SENT,
+            entry,
+            http_status=response.status,
+            code=response.code,
+            detail=str(response.status),
+        )
         try:
             self._learn_time(response, profile, state)
             return self._outcome(claimed, state, response, token)
@@ -560,7 +567,9 @@ class Sender:
         return NoResponse(_NOT_THE_SERVICE) if isinstance(verdict, NotTheService) else response
 
     def _headers(self, entry: Entry, token: str | None) -> dict[str, str]:
-        headers = {} if self._at_send is None else dict(self._at_send(entry))
+        headers = correlation_headers(entry)
+        if self._at_send is not None:
+            headers |= without_correlation(self._at_send(entry))
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         return headers
@@ -579,8 +588,7 @@ class Sender:
             state.note_missed_time()
 
     def _emit(self, kind: EventKind, entry: Entry, detail: str) -> None:
-        if self._queue.has_listeners:
-            self._queue.emit(event_about(kind, entry, self._clock.now(), detail=detail))
+        self._queue.emit_about(kind, entry, detail=detail)
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -607,6 +615,7 @@ def build_request(
     headers = replace_in_headers(entry.headers, ids) if ids else dict(entry.headers)
     if version is not None and if_match_in(headers) != ANY_TAG:
         headers = without_if_match(headers) | {"If-Match": version}
+    headers = without_correlation(headers) | correlation_headers(entry)
     headers[profile.key_header] = entry.idempotency_key
     if profile.request_format is None:
         headers["X-Client-Generated-At"] = instant(entry.client_generated_at)

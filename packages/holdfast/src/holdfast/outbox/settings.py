@@ -16,6 +16,9 @@ VARIABLES: Final[Mapping[str, str]] = {
     "stale_after": "HOLDFAST_OUTBOX_CAP_DAYS",
     "keep_succeeded": "HOLDFAST_OUTBOX_KEEP_SUCCEEDED_DAYS",
     "keep_settled": "HOLDFAST_OUTBOX_KEEP_SETTLED_DAYS",
+    "keep_failed": "HOLDFAST_OUTBOX_KEEP_FAILED_DAYS",
+    "keep_mappings": "HOLDFAST_OUTBOX_KEEP_MAPPINGS_DAYS",
+    "keep_versions": "HOLDFAST_OUTBOX_KEEP_VERSIONS_DAYS",
 }
 """Environment variable by setting."""
 
@@ -38,11 +41,30 @@ class QueueSettings:
     stale_after: timedelta = CAP
     """How old a pending entry may become before it expires."""
 
+    warn_before: timedelta = timedelta(hours=48)
+    """How long before its entries expire a user is warned, by the event ``expiring``."""
+
     keep_succeeded: timedelta = timedelta(days=7)
     """How long succeeded entries are kept."""
 
     keep_settled: timedelta = timedelta(days=30)
     """How long discarded and expired entries are kept: longer, because users look for them."""
+
+    keep_failed: timedelta | None = timedelta(days=90)
+    """How long failed entries and conflicts are kept that no other entry waits for; None: always.
+    """
+
+    keep_mappings: timedelta = timedelta(days=90)
+    """How long the server ids of local ids are kept after the last entry that refers to them was
+    removed. An app that still has the local id in its own tables should read the server id before.
+    """
+
+    keep_versions: timedelta = timedelta(days=90)
+    """How long the version of an entity is kept after it was last seen."""
+
+    prune_notice: timedelta = timedelta(days=7)
+    """How long before their removal failed entries, conflicts and mappings are announced, by the
+    event ``pruning``."""
 
     max_entries: int = 1_000_000
     """Maximum of unsettled entries per user."""
@@ -67,11 +89,10 @@ class QueueSettings:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """Return settings from the environment; what is not set there has its default.
 
-        ``HOLDFAST_OUTBOX_LEASE_SECONDS``, ``HOLDFAST_OUTBOX_CAP_DAYS``,
-        ``HOLDFAST_OUTBOX_KEEP_SUCCEEDED_DAYS`` and ``HOLDFAST_OUTBOX_KEEP_SETTLED_DAYS`` are
-        numbers above 0, fractions too. An empty one counts as not set. Anything else raises a
-        ``ConfigurationError`` that names the variable. ``holdfast outbox`` reads them, an app only
-        if it calls this; ``dataclasses.replace`` sets the rest.
+        The variables of ``VARIABLES``, such as ``HOLDFAST_OUTBOX_CAP_DAYS``, are numbers above 0,
+        fractions too. An empty one counts as not set. Anything else raises a ``ConfigurationError``
+        that names the variable. ``holdfast outbox`` reads them, an app only if it calls this;
+        ``dataclasses.replace`` sets the rest.
         """
         given: dict[str, Any] = {}
         for name, variable in VARIABLES.items():

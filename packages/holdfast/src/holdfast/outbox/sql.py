@@ -43,6 +43,7 @@ _FILES: Final = (
     "resolution.sql",
     "queries.sql",
     "maintenance.sql",
+    "pruning.sql",
     "versions.sql",
 )
 

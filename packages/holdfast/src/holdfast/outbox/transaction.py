@@ -8,7 +8,9 @@ from threading import RLock, get_ident
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from holdfast.core.failure_cause import failure_cause
 from holdfast.core.outbox_entry import Entry
 from holdfast.errors import (
     EntryNotFoundError,
@@ -173,14 +175,44 @@ class Transaction:
         kind: EventKind,
         entry: Entry,
         *,
+        http_status: int | UnsetType | None = UNSET,
+        code: str | UnsetType | None = UNSET,
         delay_seconds: float | None = None,
         detail: str | None = None,
     ) -> None:
-        """Deliver an event about an entry after the commit."""
+        """Deliver an event about an entry after the commit.
+
+        ``http_status`` and ``code`` are those of its last error, unless the response is given.
+        """
         if self._has_listeners:
             self.events.append(
-                event_about(kind, entry, self.now, delay_seconds=delay_seconds, detail=detail)
+                event_about(
+                    kind,
+                    entry,
+                    self.now,
+                    age_seconds=self.age_seconds(entry),
+                    http_status=http_status,
+                    code=code,
+                    cause=self.cause_of(entry) if kind is EventKind.FAILED else None,
+                    delay_seconds=delay_seconds,
+                    detail=detail,
+                )
             )
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether events are delivered to anyone."""
+        return self._has_listeners
+
+    def age_seconds(self, entry: Entry) -> float:
+        """Return how long ago an entry was queued, as far as is certain."""
+        return max(0, self.ms - entry.enqueued_ms) / 1000
+
+    def cause_of(self, entry: Entry) -> str:
+        """Return the class of cause of a failed entry."""
+        profile = self.profiles.find(entry.profile)
+        causes = {} if profile is None else profile.causes
+        return failure_cause(entry.reason, entry.last_code, entry.last_error_code, causes)
 
 
 class Transactions:

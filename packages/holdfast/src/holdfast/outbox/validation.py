@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.core.canonical_json import MAX_DEPTH, canonical_json
+from holdfast.core.correlation import is_traceparent
 from holdfast.core.endpoint_validation import check_endpoint
 from holdfast.core.if_match import ANY_TAG, as_tag, if_match_in
 from holdfast.core.keys import check_key
@@ -26,6 +27,7 @@ from holdfast.core.outbox_entry import (
 )
 from holdfast.errors import BodyInvalidError, EntryInvalidError, KeyInvalidError
 from holdfast.ids import new_uuid4
+from holdfast.observability.traces import current_traceparent
 from holdfast.outbox.profile import Profile, ProfileRegistry
 from holdfast.outbox.settings import QueueSettings
 
@@ -52,6 +54,8 @@ _NOT_OURS: Final = frozenset(
         # Set by the drain and the transport at each send.
         "idempotency-key",
         "x-client-generated-at",
+        "x-correlation-id",
+        "traceparent",
         "host",
         "connection",
         "content-length",
@@ -94,6 +98,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     base: str | None
     base_version: str | None
     payload_version: int
+    traceparent: str | None
 
 
 def check_new(new: NewEntry, settings: QueueSettings, profiles: ProfileRegistry) -> Draft:
@@ -114,6 +119,13 @@ def check_new(new: NewEntry, settings: QueueSettings, profiles: ProfileRegistry)
         raise EntryInvalidError("local_id_must_be_uuid", "local_id must be a lowercase UUID")
     if new.id is not None and not is_local_id(new.id):
         raise EntryInvalidError("id_must_be_uuid", "id must be a lowercase UUID")
+    if new.once is not None:
+        check_name(new.once, "once_must_be_text", "once")
+    if new.traceparent is not None and not is_traceparent(new.traceparent):
+        raise EntryInvalidError(
+            "traceparent_must_be_w3c",
+            "traceparent must look like 00-(32 hex digits)-(16 hex digits)-01, in lowercase",
+        )
     _check_numbers(new)
     return Draft(
         new=new,
@@ -129,6 +141,7 @@ def check_new(new: NewEntry, settings: QueueSettings, profiles: ProfileRegistry)
         base=None if new.base is None else json_of(new.base, settings.max_payload_bytes),
         base_version=new.base_version if operation is Operation.CREATE else _base_version(new),
         payload_version=settings.payload_version,
+        traceparent=new.traceparent or current_traceparent(),
     )
 
 

@@ -74,7 +74,7 @@ def _report_queue(queue: OutboxQueue) -> bool:
 
 def _report_failure(event: Event) -> None:
     if event.kind in _FAILURES:
-        _write({"error": f"{event.kind}: {event.entity_type} {event.detail or event.error_code}"})
+        _write({"error": f"{event.kind}: {event.entity_type} {event.detail or event.http_status}"})
 
 
 def _write(line: object) -> None:

@@ -44,6 +44,21 @@ PROFILE: Final = Profile(
         # About the App Check token of one report, not about the sign-in.
         "ATTESTATION_INVALID": AttestationNeeded(),
     },
+    # What an app shows, and which state it reads again.
+    causes={
+        "PREREQUISITES_NOT_MET": "prerequisites",
+        "QUEST_NOT_IN_PROGRESS": "prerequisites",
+        "QUEST_INCOMPLETE": "prerequisites",
+        "INSUFFICIENT_POINTS": "points_changed",
+        "INSUFFICIENT_ENERGY": "energy_changed",
+        "UNKNOWN_NODE": "not_found",
+        "OFFLINE_CAP_EXCEEDED": "too_old",
+        "STEP_COUNT_EXCEEDED": "implausible",
+        "BURST_RATE_EXCEEDED": "implausible",
+        "COUNT_WENT_BACKWARDS": "implausible",
+        "FUTURE_DATED": "implausible",
+        "TZ_JUMP": "implausible",
+    },
     payload_must_be_object=True,
     request_format=TimestampsInBody(key_in_body=frozenset({"/step/ingest"})),
     recovery=QuestChain(),
