@@ -22,11 +22,13 @@ from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage
 __all__ = ["begin_and_claim", "finish_and_commit"]
 
 
-def begin_and_claim(raw: Any, function: str, lock: int, record_id: RecordId, now: datetime) -> int:
+def begin_and_claim(  # noqa: PLR0917 - the parts of one message
+    raw: Any, begin: str, function: str, lock: int, record_id: RecordId, now: datetime
+) -> int:
     """Begin, lock and look up; return the number of rows of ``holdfast_claim``."""
     names = ",".join(text_literal(name) for name in record_id)
     with translating_outages(raw):
-        result = send(raw, f"BEGIN;SELECT {function}({lock},{names},{instant_literal(now)})")
+        result = send(raw, f"{begin};SELECT {function}({lock},{names},{instant_literal(now)})")
     return int(result.ntuples)
 
 

@@ -51,7 +51,7 @@ from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.postgres.params import positional
 from holdfast.stores.private_files import create_database_file
-from holdfast.stores.psycopg_message import can_begin
+from holdfast.stores.psycopg_message import begin_statement
 from holdfast.stores.pyformat import to_pyformat
 from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
@@ -450,11 +450,13 @@ class SqlAlchemySyncStore:
         lock = self.table_names.lock_number(*record_id)
         raw: Any = connection.connection.driver_connection
         _refuse_autocommit(raw)
-        if not can_begin(raw):
+        begin = begin_statement(raw)
+        if begin is None:
             values = (lock, *record_id, now)
             sql = f"SELECT {self._claim_function}($1,$2,$3,$4,$5)"
             return len(self.run(connection, sql, values).all())
-        rows: int = self._messages.begin_and_claim(raw, self._claim_function, lock, record_id, now)
+        function = self._claim_function
+        rows: int = self._messages.begin_and_claim(raw, begin, function, lock, record_id, now)
         return rows
 
     def _begin(self, unit: "SqlAlchemySyncUnit") -> None:
