@@ -6,6 +6,7 @@ round trips as one without a guard.
 """
 
 from collections.abc import Generator
+from functools import cache
 from typing import Any, Final
 
 __all__ = ["begin_statement", "can_send_messages", "exchange", "send", "send_message"]
@@ -56,14 +57,19 @@ def send(raw: Any, statements: str) -> Any:
 
 def exchange(pgconn: Any, message: bytes) -> Generator[Any, Any, Any]:
     """Send a message and return the last result; for ``wait`` of psycopg's connections."""
-    from psycopg.generators import execute  # noqa: PLC0415 - an optional dependency
-
     pgconn.send_query(message)
-    results = yield from execute(pgconn)
+    results = yield from _execute()(pgconn)
     for result in results:
         if result.status == _FATAL_ERROR:
             raise _error_of(pgconn, result)
     return results[-1]
+
+
+@cache
+def _execute() -> Any:
+    from psycopg.generators import execute  # noqa: PLC0415 - an optional dependency
+
+    return execute
 
 
 def _error_of(pgconn: Any, result: Any) -> Exception:
