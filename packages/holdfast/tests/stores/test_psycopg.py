@@ -180,6 +180,22 @@ async def test_swallowed_statement_error_prevents_the_commit(store: Store) -> No
     await commit(store, record)
 
 
+async def test_claim_shares_a_message_with_begin_on_a_connection_that_was_read_on(
+    store: Store, clean_postgres_url: str
+) -> None:
+    await asyncio.gather(store.ping(), store.ping())  # SQLAlchemy's connections change their level
+    unit = await claimed(store, a_record().id)
+    async with await psycopg.AsyncConnection.connect(clean_postgres_url) as observer:
+        found = await observer.execute(
+            "SELECT query FROM pg_stat_activity WHERE state = 'idle in transaction'"
+        )
+        messages = [query async for (query,) in found]
+    await unit.rollback()
+    assert len(messages) == 1
+    assert messages[0].startswith("BEGIN")
+    assert "holdfast_claim(" in messages[0]
+
+
 # -- limits and cancellation --------------------------------------------------------------------
 
 

@@ -33,7 +33,12 @@ from holdfast.server.guarded_request import (
 )
 from holdfast.server.idempotency import Idempotency, Replay
 from holdfast.server.pending_request import PENDING_KEY, PendingRequest
-from holdfast.server.request_body import Disconnected, RequestBodies, RequestBody
+from holdfast.server.request_body import (
+    LARGE_BODY_BYTES,
+    Disconnected,
+    RequestBodies,
+    RequestBody,
+)
 from holdfast.server.request_head import Identify, RequestHead
 from holdfast.server.request_transaction import open_transaction
 from holdfast.server.response_buffer import (
@@ -349,8 +354,8 @@ class GuardMiddleware:
             )
 
         # With its hash given, nothing of the body is read but a key in it.
-        size = len(body) if payload_hash is None else 0
-        head.request = request = await self._bodies.run(size, parse)
+        is_small = payload_hash is not None or len(body) <= LARGE_BODY_BYTES
+        head.request = request = parse() if is_small else await self._bodies.run(len(body), parse)
         return request
 
     async def _count(

@@ -13,7 +13,6 @@
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final, TypeVar, Unpack
 from weakref import WeakKeyDictionary
@@ -61,6 +60,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 GetPrincipal = Callable[[], Principal]
 
 
+_FILE_WRAPPER: Final = "wsgi.file_wrapper"
 _GUARDED_METHODS: Final = ("dispatch_request", "post", "put", "patch", "delete")
 
 
@@ -151,7 +151,7 @@ class FlaskGuard:
         return self._installed().holdfast
 
     def _installed(self) -> _Installed:
-        app = current_app._get_current_object() if flask.has_app_context() else None  # type: ignore[attr-defined]  # noqa: SLF001
+        app = _app() if flask.has_app_context() else None
         found = self._default if app is None else self._by_app.get(app, self._default)
         if found is None and len(self._by_app) == 1:
             found = next(iter(self._by_app.values()))
@@ -188,24 +188,25 @@ class FlaskGuard:
             return guarded
 
         def guard_function(view: Any, name: str) -> Any:
-            policies: WeakKeyDictionary[_Installed, Policy] = WeakKeyDictionary()
+            guards: WeakKeyDictionary[_Installed, Guard] = WeakKeyDictionary()
 
-            def policy_for(installed: _Installed) -> Policy:
-                if installed not in policies:
+            def guard_for(installed: _Installed) -> Guard:
+                found = guards.get(installed)
+                if found is None:
                     chosen = installed.holdfast.policy_or_default(policy)
                     check_rate_limit(installed.holdfast.limiter, chosen, name)
-                    policies[installed] = chosen
-                return policies[installed]
+                    found = guards[installed] = Guard(chosen, endpoint)
+                return found
 
             if self._default is not None:
-                policy_for(self._default)  # refuses a rate limit without a limiter
+                guard_for(self._default)  # refuses a rate limit without a limiter
             if endpoint is not None:
                 self._names.add(endpoint, name)
 
             @wraps(view)
             def guarded(*args: Any, **kwargs: Any) -> Any:
                 installed = self._installed()
-                chosen = Guard(policy_for(installed), endpoint)
+                chosen = guard_for(installed)
                 return self._serve(installed, chosen, principal, guarded, view, args, kwargs)
 
             mark_guarded(guarded, Guard(policy or Policy(), endpoint))
@@ -248,12 +249,14 @@ class FlaskGuard:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        run = current_app.ensure_sync(view)
-        rule = request.url_rule
-        if request.method in SAFE_METHODS:
+        # The objects behind Flask's proxies, each of which costs a look-up per attribute.
+        app, current = _app(), _request()
+        run = app.ensure_sync(view)
+        rule = current.url_rule
+        if current.method in SAFE_METHODS:
             if rule is not None and SAFE_METHODS.issuperset(rule.methods or ()):
                 raise ConfigurationError(
-                    f"{rule.rule} is guarded, but a {request.method} must not write: guard POST, "
+                    f"{rule.rule} is guarded, but a {current.method} must not write: guard POST, "
                     "PUT, PATCH or DELETE"
                 )
             return run(*args, **kwargs)
@@ -263,20 +266,19 @@ class FlaskGuard:
         own: list[flask.Response] = []
 
         def handle() -> Response:
-            with _without_file_wrapper():
-                response = _response_of(run, args, kwargs)
+            response = _response_of(app, current, run, args, kwargs)
             own.append(response)
-            return _collected(response, guard.policy.max_response_bytes)
+            return _collected(response, current.path, guard.policy.max_response_bytes)
 
-        path = rule.rule if rule is not None else request.path
-        params = {name: str(value) for name, value in (request.view_args or {}).items()}
-        if guard.endpoint is not None:
-            params = with_route(params, self._later_route(guarded))
-        scope, body = _scope_and_body(guard.policy.max_body_bytes)
+        path = rule.rule if rule is not None else current.path
+        params = {name: str(value) for name, value in (current.view_args or {}).items()}
+        if guard.endpoint is not None and rule is not None:
+            params = with_route(params, self._later_route(app, rule, guarded))
+        scope, body = _scope_and_body(current, guard.policy.max_body_bytes)
         served = installed.bridge.serve(
             SyncRequest(
                 scope=scope,
-                match=Match(guard.endpoint or f"{request.method} {path}", guard.policy, params),
+                match=Match(guard.endpoint or f"{current.method} {path}", guard.policy, params),
                 body=body,
                 handle=handle,
                 principal=principal or installed.principal or _default_principal(installed, view),
@@ -284,15 +286,11 @@ class FlaskGuard:
         )
         return _flask_response(served, own[-1] if served.is_own else None)
 
-    def _later_route(self, guarded: Callable[..., Any]) -> str | None:
+    def _later_route(self, app: flask.Flask, rule: Any, guarded: Callable[..., Any]) -> str | None:
         """Return the route of the request, or None if it is the first that leads to its view.
 
         The first one is None so that a route added to a view changes nothing for those before it.
         """
-        rule = request.url_rule
-        if rule is None:
-            return None
-        app = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
         firsts = self._first_routes.setdefault(app, {})
         key = (rule.endpoint, id(guarded))
         if key not in firsts:
@@ -309,7 +307,7 @@ class FlaskGuard:
 
     def _check_routes(self) -> None:
         """Raise ``ConfigurationError`` for a guard that guards nothing, or has no caller."""
-        app = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
+        app = _app()
         if self._checked.get(app) == len(self._guarded):
             return
         served = {id(one): one for view in app.view_functions.values() for one in _inside(view)}
@@ -338,6 +336,16 @@ class FlaskGuard:
         return _flask_response(
             Served(rendered.status, list(rendered.headers), rendered.body, is_own=False), None
         )
+
+
+def _app() -> flask.Flask:
+    app: flask.Flask = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
+    return app
+
+
+def _request() -> flask.Request:
+    found: flask.Request = request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
+    return found
 
 
 def _default_principal(installed: _Installed, view: Callable[..., Any]) -> GetPrincipal | None:
@@ -393,32 +401,30 @@ def login_principal() -> Principal:
     return Principal(tenant=str(user_id), actor=str(user_id))
 
 
-@contextmanager
-def _without_file_wrapper() -> Iterator[None]:
-    """Hide the server's way to send files: ``send_file`` then gives one that can be read."""
-    missing = object()
-    wrapper = request.environ.pop("wsgi.file_wrapper", missing)
-    try:
-        yield
-    finally:
-        if wrapper is not missing:  # servers look at it after the response, too
-            request.environ["wsgi.file_wrapper"] = wrapper
-
-
 def _response_of(
-    view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    app: flask.Flask,
+    current: flask.Request,
+    view: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> flask.Response:
     """Run the view. An exception for which the app has a handler becomes its response."""
+    # Without the server's way to send files, ``send_file`` gives one that can be read.
+    wrapper = current.environ.pop(_FILE_WRAPPER, None)
     try:
-        result = view(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - raised again unless the app handles it
-        result = current_app.handle_user_exception(error)
-        if isinstance(result, HTTPException):
-            result = result.get_response(request.environ)
-    return current_app.make_response(result)
+        try:
+            result = view(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - raised again unless the app handles it
+            result = app.handle_user_exception(error)
+            if isinstance(result, HTTPException):
+                result = result.get_response(current.environ)
+        return app.make_response(result)
+    finally:
+        if wrapper is not None:  # servers look at it after the response, too
+            current.environ[_FILE_WRAPPER] = wrapper
 
 
-def _collected(response: flask.Response, max_bytes: int) -> Response:
+def _collected(response: flask.Response, path: str, max_bytes: int) -> Response:
     """Return a complete response. Reads the content of a file, whose length is known."""
     if response.is_streamed or response.direct_passthrough:
         length = response.content_length
@@ -431,7 +437,7 @@ def _collected(response: flask.Response, max_bytes: int) -> Response:
             )
         if length > max_bytes:
             raise ResponseTooLargeError(
-                f"{request.path} sent a file of more than {max_bytes} bytes, which cannot be "
+                f"{path} sent a file of more than {max_bytes} bytes, which cannot be "
                 "stored for a replay: respond with a link to it"
             )
         response.direct_passthrough = False
@@ -439,53 +445,53 @@ def _collected(response: flask.Response, max_bytes: int) -> Response:
         response.make_sequence()
         if hasattr(file, "close"):
             file.close()
-    headers = tuple(
+    headers = [
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in response.headers.items()
-    )
-    return Response(response.status_code, headers, response.get_data())
+    ]
+    return Response(response.status_code, tuple(headers), response.get_data())
 
 
 def _flask_response(served: Served, own: flask.Response | None) -> flask.Response:
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in served.headers]
     if own is not None:
         # The view's own object: it may have callbacks, and extensions look at its type.
-        for name, value in headers:
-            if name.encode("latin-1") in ADDED_HEADERS:
-                own.headers[name] = value
+        for name, value in served.headers:
+            if name in ADDED_HEADERS:
+                own.headers[name.decode("latin-1")] = value.decode("latin-1")
         return own
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in served.headers]
     return current_app.response_class(served.body, served.status, headers)
 
 
-def _scope_and_body(limit: int) -> tuple[dict[str, Any], bytes]:
+def _scope_and_body(current: flask.Request, limit: int) -> tuple[dict[str, Any], bytes]:
     """Return the head of the request as an ASGI scope, and its body."""
-    scope = scope_of(request.environ, request.method, request.path)
-    length = request.content_length
+    scope = scope_of(current.environ, current.method, current.path)
+    length = current.content_length
     if length is not None and length > limit:
         return scope, b""  # refused by its length
-    if "form" in vars(request) and (request.form or request.files):
+    if "form" in vars(current) and (current.form or current.files):
         # A hook has read the form, e.g. to check a CSRF token: the bytes are gone.
-        fields = request.form.items(multi=True)
+        fields = current.form.items(multi=True)
         files = (
             (field, file.filename or "", file.stream)
-            for field, file in request.files.items(multi=True)
+            for field, file in current.files.items(multi=True)
         )
         return with_content_type(scope, b"application/x-www-form-urlencoded"), parsed_form(
             fields, files
         )
-    own_limit = request.max_content_length
+    own_limit = current.max_content_length
     if length is None and (own_limit is None or own_limit > limit):
-        request.max_content_length = limit
+        current.max_content_length = limit
     try:
-        body = request.get_data(cache=True)
+        body = current.get_data(cache=True)
     except RequestEntityTooLarge:
-        if request.max_content_length == own_limit:
+        if current.max_content_length == own_limit:
             raise  # the app's own limit, and its own response
         too_long = (b"content-length", str(limit + 1).encode())
         return {**scope, "headers": [*scope["headers"], too_long]}, b""
     if length and not body:
         raise ConfigurationError(
-            f"the body of {request.method} {request.path} was read before its guard: read "
+            f"the body of {current.method} {current.path} was read before its guard: read "
             "request.get_data() in hooks, which keeps it, not request.stream"
         )
     return scope, body

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 __all__ = ["Identify", "RequestHead"]
 
 _MAX_ID_LENGTH: Final = 128
+_READ: Final = frozenset(
+    {
+        *(b"idempotency-key", b"content-type", b"content-length"),
+        *(b"authorization", b"x-request-id", b"x-correlation-id"),
+    }
+)
 _VISIBLE: Final = frozenset(range(0x21, 0x7F))
 
 
@@ -68,6 +74,8 @@ class RequestHead:
         request_id = correlation_id = None
         authorizations: set[bytes] = set()
         for name, value in headers:
+            if name not in _READ:  # most are not: one look-up in place of six comparisons
+                continue
             match name:
                 case b"idempotency-key":
                     self.key_headers.append(value)

@@ -115,7 +115,7 @@ class ResponseBuffer:
             return
         self._count(len(chunk))
         body = b"".join((*self._parts, chunk)) if self._parts else bytes(chunk)
-        headers = tuple((name.lower(), value) for name, value in start.get("headers", ()))
+        headers = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
         self.is_discarded = not await self._commit_and_send(
             Response(start["status"], headers, body)
         )

@@ -149,8 +149,8 @@ class Bridge:
             and holdfast.idempotency.cache is None
             and holdfast.limiter is None
         )
-        # Held for each step of the async code that runs in request threads.
-        self._steps = threading.RLock()
+        # For all requests: it holds its lock for each step of the async code.
+        self._direct = DirectThread(threading.RLock())
         self._is_open = False
         self._opening = threading.Lock()
         table = _TableOfOne()
@@ -194,15 +194,12 @@ class Bridge:
         async def send(message: Any) -> None:
             messages.append(message)
 
-        async def served() -> None:
-            await self._middleware(request.scope, receive, send)
-
         _split_joined_header(request.scope, request.match.policy.key_header)
         token = _sync_request.set(request)
         try:
             thread = self._new_thread()
             with serving_in(thread):
-                thread.wait(served())
+                thread.wait(self._middleware(request.scope, receive, send))
         finally:
             _sync_request.reset(token)
         start = messages[0]
@@ -282,7 +279,7 @@ class Bridge:
 
     def _new_thread(self) -> RequestThread:
         if self._is_direct:
-            return DirectThread(self._steps)
+            return self._direct
         return QueueThread(self.loop)
 
     async def _ready(self) -> Idempotency:

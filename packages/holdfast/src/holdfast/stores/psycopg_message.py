@@ -6,31 +6,41 @@ round trips as one without a guard.
 """
 
 from collections.abc import Generator
+from functools import cache
 from typing import Any, Final
 
-__all__ = ["can_begin", "can_send_messages", "exchange", "send", "send_message"]
+__all__ = ["begin_statement", "can_send_messages", "exchange", "send", "send_message"]
 
 # Constants of libpq. psycopg is imported only when it is needed: Django may use another driver.
 _TRANSACTION_IDLE: Final = 0
 _CONNECTION_BAD: Final = 1
 _FATAL_ERROR: Final = 7
 _SQLSTATE: Final = ord("C")
+# Of psycopg's IsolationLevel.
+_READ_COMMITTED: Final = 2
 
 
 def can_send_messages(connection: Any) -> bool:
     """Return whether a transaction of this Django connection can begin with a message."""
-    return can_begin(connection.connection)
+    return begin_statement(connection.connection) == "BEGIN"
 
 
-def can_begin(raw: Any) -> bool:
-    """Return whether a transaction of a driver's connection can begin with a message.
+def begin_statement(raw: Any) -> str | None:
+    """Return the BEGIN that psycopg would send on this connection, to share a message with it.
 
-    Not with psycopg 2, not inside a transaction, and not where BEGIN needs options.
+    None with psycopg 2, inside a transaction, and where a transaction is read-only, deferrable or
+    stricter than READ COMMITTED. SQLAlchemy names that level on each connection that was in
+    AUTOCOMMIT mode for a while.
     """
     pgconn = getattr(raw, "pgconn", None)
     if pgconn is None or pgconn.transaction_status != _TRANSACTION_IDLE:
-        return False
-    return raw.isolation_level is None and not raw.read_only and not raw.deferrable
+        return None
+    if raw.read_only or raw.deferrable:
+        return None
+    level = raw.isolation_level
+    if level is None:
+        return "BEGIN"
+    return "BEGIN ISOLATION LEVEL READ COMMITTED" if level == _READ_COMMITTED else None
 
 
 def send_message(connection: Any, statements: str) -> Any:
@@ -47,14 +57,19 @@ def send(raw: Any, statements: str) -> Any:
 
 def exchange(pgconn: Any, message: bytes) -> Generator[Any, Any, Any]:
     """Send a message and return the last result; for ``wait`` of psycopg's connections."""
-    from psycopg.generators import execute  # noqa: PLC0415 - an optional dependency
-
     pgconn.send_query(message)
-    results = yield from execute(pgconn)
+    results = yield from _execute()(pgconn)
     for result in results:
         if result.status == _FATAL_ERROR:
             raise _error_of(pgconn, result)
     return results[-1]
+
+
+@cache
+def _execute() -> Any:
+    from psycopg.generators import execute  # noqa: PLC0415 - an optional dependency
+
+    return execute
 
 
 def _error_of(pgconn: Any, result: Any) -> Exception:

@@ -60,7 +60,7 @@ from holdfast.stores.postgres.params import (
     instant_literal,
     positional,
     rows_changed,
-    text_literal,
+    text_literals,
 )
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
@@ -660,20 +660,19 @@ class SqlAlchemyUnit:
         One message where the driver allows it. Runs in SQLAlchemy's greenlet.
         """
         assert self._record_id is not None  # noqa: S101 - without a key there is no claim
-        tenant, endpoint, key = self._record_id
-        number, now = self._store.table_names.lock_number(tenant, endpoint, key), self._claimed_at
+        number, now = self._store.table_names.lock_number(*self._record_id), self._claimed_at
         claim = self._store.claim_function
         connection = session.connection()
         sent = begin_with(
             connection,
-            f"SELECT {claim}({number},{text_literal(tenant)},{text_literal(endpoint)},"
-            f"{text_literal(key)},{instant_literal(now)})",
+            f"SELECT {claim}({number},{','.join(text_literals(*self._record_id))},"
+            f"{instant_literal(now)})",
         )
         if sent is not None:
             self._shared_transaction, tag = sent
             return rows_changed(tag)
         found = connection.exec_driver_sql(
-            f"SELECT {claim}($1,$2,$3,$4,$5)", (number, tenant, endpoint, key, now)
+            f"SELECT {claim}($1,$2,$3,$4,$5)", (number, *self._record_id, now)
         ).all()
         driver: Any = connection.connection.driver_connection
         _check_transaction(driver)

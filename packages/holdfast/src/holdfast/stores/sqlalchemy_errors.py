@@ -61,17 +61,21 @@ def is_outage(error: BaseException) -> bool:
     return is_outage_state(state) or state == _ABORTED_STATE
 
 
-@contextmanager
-def translating_outages() -> Iterator[None]:
+class translating_outages:  # noqa: N801 - used like a function; a generator would cost more
     """Raise outages as ``StoreUnavailableError`` and other errors unchanged."""
-    try:
-        yield
-    except Exception as error:
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if not isinstance(error, Exception):
+            return
         if is_outage(error):
             raise StoreUnavailableError(f"the database is unavailable: {error}") from error
         if is_unstorable_state(getattr(getattr(error, "orig", error), "sqlstate", None)):
             raise BodyInvalidError(UNSTORABLE) from error
-        raise
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
 from typing import Any, Final, TypeVar
@@ -51,7 +51,7 @@ from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.postgres.params import positional
 from holdfast.stores.private_files import create_database_file
-from holdfast.stores.psycopg_message import can_begin
+from holdfast.stores.psycopg_message import begin_statement
 from holdfast.stores.pyformat import to_pyformat
 from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
@@ -98,6 +98,7 @@ _LIST_NAMES: Final = (
 # The key of Session.info for the unit that guards the session; None once it has ended.
 _UNIT: Final = "holdfast_unit"
 _SUPERSEDED: Final = "another request with this key was committed first"
+_TRANSLATING_OUTAGES: Final = translating_outages()
 _ENDED: Final = "the transaction has ended: it was committed or rolled back"
 
 
@@ -251,8 +252,11 @@ class SqlAlchemySyncStore:
         check_storable(*record_id)
         self._refuse_scoped_session_elsewhere()
         unit = await self._new_unit(record_id, now)
-        async with _rolling_back(unit):
+        try:
             claim = await unit.run(lambda: self._claim(unit, record_id, now))
+        except BaseException:
+            await unit.rollback()
+            raise
         if not isinstance(claim, Claimed):
             await unit.rollback()
         return claim
@@ -264,8 +268,11 @@ class SqlAlchemySyncStore:
         app, so it could not be kept alive.
         """
         unit = await self._new_unit(None, None)
-        async with _rolling_back(unit):
+        try:
             await unit.run(lambda: self._begin(unit))
+        except BaseException:
+            await unit.rollback()
+            raise
         return unit
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -437,7 +444,7 @@ class SqlAlchemySyncStore:
             with self._engine.connect() as connection:
                 record = self.find_on(connection, record_id, now)
             return Claimed(unit) if record is None else Found(record)
-        connection = self._connect(session)
+        connection = unit.connection = self._connect(session)
         found = self._claim_on(connection, record_id, now)
         if found in (_CLAIMED, _CLAIMED_AFTER_EXPIRY):
             return Claimed(unit, after_expiry=found == _CLAIMED_AFTER_EXPIRY)
@@ -450,11 +457,13 @@ class SqlAlchemySyncStore:
         lock = self.table_names.lock_number(*record_id)
         raw: Any = connection.connection.driver_connection
         _refuse_autocommit(raw)
-        if not can_begin(raw):
+        begin = begin_statement(raw)
+        if begin is None:
             values = (lock, *record_id, now)
             sql = f"SELECT {self._claim_function}($1,$2,$3,$4,$5)"
             return len(self.run(connection, sql, values).all())
-        rows: int = self._messages.begin_and_claim(raw, self._claim_function, lock, record_id, now)
+        function = self._claim_function
+        rows: int = self._messages.begin_and_claim(raw, begin, function, lock, record_id, now)
         return rows
 
     def _begin(self, unit: "SqlAlchemySyncUnit") -> None:
@@ -501,6 +510,8 @@ class SqlAlchemySyncStore:
 
     def _connect(self, session: Session) -> Connection:
         """Return the session's connection; report the wait if none was free."""
+        if self._metrics is None:
+            return session.connection()
         limit = self.max_connections
         pool: Any = self._engine.pool
         if limit is None or pool.checkedout() < limit:
@@ -692,6 +703,8 @@ class SqlAlchemySyncUnit:
         self._statement = threading.RLock()
         self._statement_thread = 0
         self._connection_info: Any = {}
+        # Of the claim, on PostgreSQL; None once a handler has ended that transaction.
+        self.connection: Connection | None = None
         # True if another request has committed the key.
         self.superseded = False
 
@@ -730,7 +743,7 @@ class SqlAlchemySyncUnit:
         """Run a function in the thread of this unit. Raises ``StoreUnavailableError``."""
 
         def run() -> T:
-            with translating_outages():
+            with _TRANSLATING_OUTAGES:
                 return work()
 
         return await self._threads.run(run)
@@ -768,7 +781,7 @@ class SqlAlchemySyncUnit:
         try:
             self._refuse_closed()
             session.flush()
-            connection = session.connection()
+            connection = self.connection or session.connection()
             if record is not None and self._fits_one_message(session, record):
                 self._store.save_and_commit(connection, record, audit)
             else:
@@ -894,6 +907,7 @@ class SqlAlchemySyncUnit:
 
     def note_end(self) -> None:
         """Note the end of a transaction: by a rollback, or by closing the session."""
+        self.connection = None
         if not self._may_end:
             self._closed_by_handler |= not self._rolled_back
             self._rolled_back = False
@@ -1049,13 +1063,3 @@ def _refuse_autocommit(raw: Any) -> None:
             "this engine is in AUTOCOMMIT mode, so nothing can commit together: "
             "use an engine with transactions"
         )
-
-
-@asynccontextmanager
-async def _rolling_back(unit: SqlAlchemySyncUnit) -> AsyncIterator[None]:
-    """Roll back if the block raises. For everything before COMMIT."""
-    try:
-        yield
-    except BaseException:
-        await unit.rollback()
-        raise

@@ -28,16 +28,22 @@ class ServerLostError(ConnectionError):
     """The server is unavailable. The cause is psycopg's error."""
 
 
-@contextmanager
-def translating_outages(connection: Any) -> Iterator[None]:
+class translating_outages:  # noqa: N801 - used like a function; a generator would cost more
     """Raise outages as ``ServerLostError`` and errors of a statement unchanged."""
-    try:
-        yield
-    except psycopg.Error as error:
-        state = error.sqlstate
-        if connection.closed if state is None else is_outage_state(state):
-            raise ServerLostError(str(error)) from error
-        raise
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, psycopg.Error):
+            state = error.sqlstate
+            if self._connection.closed if state is None else is_outage_state(state):
+                raise ServerLostError(str(error)) from error
 
 
 def is_refusal(error: psycopg.OperationalError) -> bool:
