@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from holdfast.extras import needs_extra
 
 with needs_extra("sqlalchemy"):
-    from sqlalchemy import Engine, StaticPool, event
+    from sqlalchemy import Connection, Engine, event
     from sqlalchemy import exc as sa_errors
     from sqlalchemy.ext.asyncio import (
         AsyncConnection,
@@ -32,7 +32,6 @@ from holdfast.errors import (
     NoTransactionError,
     StoreUnavailableError,
     SupersededError,
-    UsageError,
 )
 from holdfast.ports import (
     Claimed,
@@ -63,7 +62,7 @@ from holdfast.stores.postgres.params import (
     text_literals,
 )
 from holdfast.stores.private_files import create_database_file
-from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
+from holdfast.stores.rows import HAS_WRITTEN, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
     SUPERSEDED_STATES,
@@ -73,8 +72,27 @@ from holdfast.stores.sqlalchemy_errors import (
     translating_refusals,
 )
 from holdfast.stores.sqlalchemy_file import ReplacedFile
+from holdfast.stores.sqlalchemy_sessions import (
+    CLAIMED_ROWS,
+    ENDED,
+    HELD_ROWS,
+    INLINE_BODY_BYTES,
+    SUPERSEDED,
+    UNIT,
+    GuardedUnit,
+    autocommit_refusal,
+    begin_immediate,
+    database_of,
+    has_unflushed_changes,
+    listen_for_ends,
+    listen_for_statements,
+    max_connections,
+    record_list_values,
+    save,
+    warn_unless_synchronous,
+)
 from holdfast.stores.sqlite.epoch import reading_of
-from holdfast.stores.sqlite.rows import record_values, to_text, to_values
+from holdfast.stores.sqlite.rows import to_text, to_values
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
 
@@ -83,27 +101,10 @@ T = TypeVar("T")
 _log = logging.getLogger("holdfast.stores")
 
 _DRIVERS: Final = {("sqlite", "aiosqlite"): "sqlite", ("postgresql", "asyncpg"): "postgres"}
-_SYNCHRONOUS_FULL: Final = 2
 
-# The parameters of SQLite's list_records, in the order of PostgreSQL's.
-_LIST_NAMES: Final = (
-    *("tenant", "endpoint", "key"),
-    *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
-)
-
-# Keys of Session.info: the unit that guards the session, and, if it wrote before the claim, the
-# instances that were inserted.
-_UNIT: Final = "holdfast_unit"
+# The key of Session.info for the instances that were inserted, if it wrote before the claim.
 _WROTE: Final = "holdfast_wrote"
 
-# holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
-_CLAIMED_ROWS: Final = {0: False, 3: True}
-_HELD_ROWS: Final = 2
-
-# Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
-_INLINE_BODY_BYTES: Final = 16 * 1024
-
-_SUPERSEDED: Final = "another request with this key was committed first"
 _ROLLBACK_SECONDS: Final = 5.0
 # Errors of asyncpg itself about a lost connection.
 _DRIVER_OUTAGES: Final = frozenset({"InterfaceError", "InternalClientError"})
@@ -150,17 +151,7 @@ class SqlAlchemyStore:
         refuse_connection(bind)
         # The name in logs and in ``/readyz``.
         self.name: str = bind.dialect.name
-        database = _DRIVERS.get((bind.dialect.name, bind.dialect.driver))
-        if database is None:
-            raise ConfigurationError(
-                f"{bind.dialect.name}+{bind.dialect.driver} is not supported: use "
-                "postgresql+asyncpg or sqlite+aiosqlite"
-            )
-        if isinstance(bind.engine.pool, StaticPool):
-            raise ConfigurationError(
-                "this engine shares one connection, and so one transaction, between all requests: "
-                "use a SQLite file"
-            )
+        database = database_of(bind.engine, _DRIVERS, "postgresql+asyncpg or sqlite+aiosqlite")
         self._sessions = sessions
         self._session_class = _guarded_class(type(sessions().sync_session), database == "sqlite")
         self._pool_events: Any = bind.engine
@@ -197,9 +188,7 @@ class SqlAlchemyStore:
     @property
     def max_connections(self) -> int | None:
         """How many connections the engine's pool allows; None if there is no limit."""
-        pool: Any = self._sessions().get_bind().engine.pool
-        overflow: int = getattr(pool, "_max_overflow", -1)
-        return None if overflow < 0 else pool.size() + overflow
+        return max_connections(self._sessions().get_bind().engine.pool)
 
     def report_to(self, metrics: StoreMetrics) -> None:
         """Report waits for a connection of the engine's pool to ``metrics``."""
@@ -223,11 +212,8 @@ class SqlAlchemyStore:
         for name, listener in self._pool_listeners():
             event.listen(self._pool_events, name, listener)
         self._replaced_file.listen()
-        if self.is_sqlite and (await self._fetch("PRAGMA synchronous"))[0][0] < _SYNCHRONOUS_FULL:
-            _log.warning(
-                "SQLite runs with PRAGMA synchronous below FULL: a power failure may lose "
-                "acknowledged requests together with their records"
-            )
+        if self.is_sqlite:
+            warn_unless_synchronous((await self._fetch("PRAGMA synchronous"))[0][0])
 
     async def close(self) -> None:
         """Wait for transactions that are ending. The app disposes of the engine."""
@@ -268,7 +254,7 @@ class SqlAlchemyStore:
             record = await self.find(record_id, now)
             if record is not None:
                 return Found(record)
-        unit = self._unit(record_id, self.instant(now), session)
+        unit = self._unit(record_id, now, session)
         await unit.enter(visit)
         if self.is_sqlite:
             unit.guard()
@@ -277,11 +263,11 @@ class SqlAlchemyStore:
             if self._metrics is not None:
                 await self._connect(unit.transaction)
             rows = await unit.transaction.run_sync(unit.begin_and_claim)
-            if rows in _CLAIMED_ROWS:
+            if rows in CLAIMED_ROWS:
                 unit.guard()
-                return Claimed(unit, after_expiry=_CLAIMED_ROWS[rows])
+                return Claimed(unit, after_expiry=CLAIMED_ROWS[rows])
             row = None
-            if rows != _HELD_ROWS:
+            if rows != HELD_ROWS:
                 connection = await unit.transaction.connection()
                 values = (*record_id, now)
                 row = (await connection.exec_driver_sql(self._sql["find_record"], values)).first()
@@ -361,11 +347,7 @@ class SqlAlchemyStore:
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
         """List records for operators."""
-        after = query.after or (None, None, None, None)
-        at = None if after[0] is None else self.instant(after[0])
-        values: Any = (query.only_tenant, query.endpoint, query.key, at, *after[1:], query.limit)
-        if self.is_sqlite:
-            values = dict(zip(_LIST_NAMES, values, strict=True))
+        values = record_list_values(query, self.instant, is_sqlite=self.is_sqlite)
         rows = await self._fetch(self._sql["list_records"], values)
         return [listed_record(row) for row in rows]
 
@@ -405,46 +387,21 @@ class SqlAlchemyStore:
         """Let the next session write."""
         self._turn.release()
 
-    def begin_immediate(self, connection: Any, record_id: RecordId | None, claimed_at: Any) -> bool:
+    def begin_immediate(
+        self, connection: Any, record_id: RecordId | None, claimed_at: datetime | None
+    ) -> bool:
         """Begin on SQLite; return whether the key has a record by now. Runs in a greenlet."""
-        if connection.connection.driver_connection.in_transaction:
-            # The app's "begin" listener has begun; nothing was read or written yet.
-            connection.exec_driver_sql("ROLLBACK")
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        # SQLite rolls back when the disk is full, and the driver would begin again at the next
-        # INSERT. The savepoint is gone then, so the commit fails.
-        connection.exec_driver_sql("SAVEPOINT holdfast")
-        if record_id is None:
-            return False
-        found = connection.exec_driver_sql(self._sql["find_record"], (*record_id, claimed_at))
-        return found.first() is not None
+        return begin_immediate(connection, self._sql["find_record"], record_id, claimed_at)
 
     async def save(
         self, connection: AsyncConnection, record: Record | None, audit: AuditEvent | None
     ) -> None:
         """Write record and audit event in the session's transaction."""
-        if self.is_sqlite:
-            if record is not None:
-                saved = await connection.exec_driver_sql(
-                    self._sql["save_record"], record_values(record)
-                )
-                if saved.rowcount == 0:
-                    raise SupersededError(_SUPERSEDED)
-            if audit is not None:
-                await self._save_audit(connection, audit)
-            await connection.exec_driver_sql("RELEASE holdfast")
-        elif record is not None:
-            try:
-                await connection.exec_driver_sql(self._sql["finish"], finish_values(record, audit))
-            except sa_errors.DBAPIError as error:
-                if getattr(error.orig, "sqlstate", None) in SUPERSEDED_STATES:
-                    raise SupersededError(_SUPERSEDED) from error
-                raise
-        elif audit is not None:
-            await self._save_audit(connection, audit)
-        else:
-            # Without a statement, COMMIT would roll an aborted transaction back without an error.
-            await connection.exec_driver_sql("SELECT 1")
+
+        def run(sync: Connection) -> None:
+            save(sync.exec_driver_sql, self._sql, record, audit, is_sqlite=self.is_sqlite)
+
+        await connection.run_sync(run)
 
     async def run_to_end(self, ending: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end, even if the caller is cancelled."""
@@ -510,7 +467,10 @@ class SqlAlchemyStore:
             self._pool_waited(time.monotonic() - started)
 
     def _unit(
-        self, record_id: RecordId | None, claimed_at: Any, session: AsyncSession | None = None
+        self,
+        record_id: RecordId | None,
+        claimed_at: datetime | None,
+        session: AsyncSession | None = None,
     ) -> "SqlAlchemyUnit":
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
@@ -532,10 +492,6 @@ class SqlAlchemyStore:
     async def _fetch(self, sql: str, params: Any = ()) -> Sequence[Any]:
         async with self._reading() as connection:
             return (await connection.exec_driver_sql(sql, params)).all()
-
-    async def _save_audit(self, connection: AsyncConnection, audit: AuditEvent) -> None:
-        values = audit_values(audit, self.instant(audit.created_at))
-        await connection.exec_driver_sql(self._sql["save_audit_event"], values)
 
     async def _transact(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """Run a function in its own transaction."""
@@ -616,17 +572,21 @@ async def _fetch(
     return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
 
-class SqlAlchemyUnit:
+class SqlAlchemyUnit(GuardedUnit):
     """The session of one guarded request or job. Only Holdfast commits or ends it."""
+
+    flush_hint = "await session.flush()"
+    close_hint = "without `async with` and without close()"
 
     def __init__(
         self,
         store: SqlAlchemyStore,
         session: AsyncSession | None,
         record_id: RecordId | None,
-        claimed_at: Any,
+        claimed_at: datetime | None,
     ) -> None:
         """Use ``session``, which the request closes, or a new one."""
+        super().__init__()
         self._store = store
         self._is_shared = session is not None
         self._record_id = record_id
@@ -635,9 +595,6 @@ class SqlAlchemyUnit:
         self._shared_transaction: SharedTransaction | None = None
         self._is_guarded = False
         self._has_turn = False
-        self._may_end = False
-        self._rolled_back = False
-        self._closed_by_handler = False
         self._ended = False
         # Rows that SQLite's connection has changed since it was opened, without those of this unit.
         self._changes_before = 0
@@ -660,6 +617,7 @@ class SqlAlchemyUnit:
         One message where the driver allows it. Runs in SQLAlchemy's greenlet.
         """
         assert self._record_id is not None  # noqa: S101 - without a key there is no claim
+        assert self._claimed_at is not None  # noqa: S101
         number, now = self._store.table_names.lock_number(*self._record_id), self._claimed_at
         claim = self._store.claim_function
         connection = session.connection()
@@ -681,7 +639,7 @@ class SqlAlchemyUnit:
     def guard(self) -> None:
         """From now on, only this unit ends the session's transaction."""
         self._is_guarded = True
-        self.transaction.sync_session.info[_UNIT] = self
+        self.transaction.sync_session.info[UNIT] = self
 
     @property
     def statements(self) -> SessionStatements:
@@ -691,7 +649,7 @@ class SqlAlchemyUnit:
     async def has_written(self) -> bool:
         """Return whether the handler has written, or would with the next flush."""
         session = self.transaction.sync_session
-        if session.new or session.deleted or any(map(session.is_modified, session.dirty)):
+        if has_unflushed_changes(session):
             return True
         if not session.in_transaction():
             return self._closed_by_handler
@@ -709,7 +667,7 @@ class SqlAlchemyUnit:
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Flush the session, write record and audit event, and commit."""
         if self._ended:
-            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+            raise NoTransactionError(ENDED)
         session = self.transaction
         async with _rolling_back(self):
             self._refuse_closed()
@@ -742,7 +700,7 @@ class SqlAlchemyUnit:
     def _usable_transaction(self, record: Record | None) -> SharedTransaction | None:
         """Return the transaction whose COMMIT can carry the record, if it can."""
         shared = self._shared_transaction
-        if shared is None or record is None or len(record.body) > _INLINE_BODY_BYTES:
+        if shared is None or record is None or len(record.body) > INLINE_BODY_BYTES:
             return None
         # A handler that has rolled back is in another transaction by now.
         sync = self.transaction.sync_session
@@ -792,9 +750,9 @@ class SqlAlchemyUnit:
             self._leave()
             # The session must not refer to the unit that refers to it.
             info = self.transaction.sync_session.info
-            info[_UNIT] = None
+            info[UNIT] = None
             if self._is_shared:  # what comes after the end, e.g. a background task, may write
-                del info[_UNIT]
+                del info[UNIT]
 
     def _leave(self) -> None:
         if self._own_visit is not None:
@@ -802,49 +760,24 @@ class SqlAlchemyUnit:
 
     # -- called by the listeners below, in SQLAlchemy's greenlet ----------------------------
 
-    def take_turn(self) -> None:
+    def prepare(self) -> None:
         """Wait for the turn to write, on SQLite."""
         if self._ended and not self._has_turn:
-            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+            raise NoTransactionError(ENDED)
         if not self._has_turn:
             await_only(self._store.take_turn())
             self._has_turn = True
 
     def begin_on(self, connection: Any) -> None:
         """Begin on SQLite; raise ``SupersededError`` if the key has a record by now."""
-        self.take_turn()
+        self.prepare()
         with translating_outages():
             taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
         driver: Any = connection.connection.driver_connection
         self._changes_before = driver.total_changes
         if taken:
             self.superseded = True
-            raise SupersededError(_SUPERSEDED)
-
-    def refuse_commit(self, session: Session) -> None:
-        """Raise if the handler commits."""
-        if not self._may_end and session.get_nested_transaction() is None:
-            raise UsageError(
-                "a guarded handler must not commit: Holdfast commits its rows together with the "
-                "record. Use `await session.flush()` to have ids assigned"
-            )
-
-    def note_rollback(self) -> None:
-        """Note that the next end of a transaction is a rollback."""
-        self._rolled_back = True
-
-    def note_end(self) -> None:
-        """Note the end of a transaction: by a rollback, or by closing the session."""
-        if not self._may_end:
-            self._closed_by_handler |= not self._rolled_back
-            self._rolled_back = False
-
-    def _refuse_closed(self) -> None:
-        if self._closed_by_handler:
-            raise UsageError(
-                "the handler closed Holdfast's session, which rolled it back: "
-                "use it without `async with` and without close()"
-            )
+            raise SupersededError(SUPERSEDED)
 
 
 # -- event listeners, of a subclass of the app's session class: the app's own sessions have none --
@@ -853,64 +786,35 @@ class SqlAlchemyUnit:
 def _guarded_class(base: type[Session], is_sqlite: bool) -> type[Session]:
     """Return a subclass whose sessions can be guarded. Listeners of the app's class apply to it."""
     found = type(base.__name__, (base,), {})
-    event.listen(found, "before_commit", _before_commit)
-    event.listen(found, "after_rollback", _after_rollback)
-    event.listen(found, "after_transaction_end", _after_transaction_end)
+    listen_for_ends(found)
+    event.listen(found, "after_transaction_end", _forget_written)
     event.listen(found, "after_flush", _after_flush)
     event.listen(found, "do_orm_execute", _note_statement)
     if is_sqlite:
-        # These two fire before a connection is taken: the wait for the turn must not hold one.
-        event.listen(found, "do_orm_execute", _before_statement)
-        event.listen(found, "before_flush", _before_flush)
+        # Before a connection is taken: the wait for the turn must not hold one.
+        listen_for_statements(found)
         event.listen(found, "after_begin", _after_begin)
     return found
 
 
-def _before_commit(session: Session) -> None:
-    unit = session.info.get(_UNIT)
-    if unit is not None:
-        unit.refuse_commit(session)
-
-
-def _after_rollback(session: Session) -> None:
-    unit = session.info.get(_UNIT)
-    if unit is not None:
-        unit.note_rollback()
-
-
-def _after_transaction_end(session: Session, transaction: Any) -> None:
+def _forget_written(session: Session, transaction: Any) -> None:
     if transaction.parent is None:
-        unit = session.info.get(_UNIT)
-        if unit is not None:
-            unit.note_end()
         session.info.pop(_WROTE, None)
 
 
 def _after_flush(session: Session, _context: Any) -> None:
-    if _UNIT not in session.info:
+    if UNIT not in session.info:
         session.info.setdefault(_WROTE, []).extend(session.new)
 
 
 def _note_statement(state: Any) -> None:
-    if _UNIT not in state.session.info and (state.is_insert or state.is_update or state.is_delete):
+    if UNIT not in state.session.info and (state.is_insert or state.is_update or state.is_delete):
         state.session.info.setdefault(_WROTE, [])
-
-
-def _before_statement(state: Any) -> None:
-    _before_flush(state.session)
-
-
-def _before_flush(session: Session, *_: Any) -> None:
-    if _UNIT in session.info:
-        unit = session.info[_UNIT]
-        if unit is None:
-            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
-        unit.take_turn()
 
 
 def _after_begin(session: Session, transaction: Any, connection: Any) -> None:
     if transaction.parent is None:  # not a savepoint
-        unit = session.info.get(_UNIT)
+        unit = session.info.get(UNIT)
         if unit is not None:
             unit.begin_on(connection)
 
@@ -971,7 +875,7 @@ def _commit_error(error: BaseException) -> BaseException:
         return error
     state = getattr(getattr(error, "orig", error), "sqlstate", None)
     if state in SUPERSEDED_STATES:
-        return SupersededError(_SUPERSEDED)
+        return SupersededError(SUPERSEDED)
     if state == _ABORTED_STATE:
         return StoreUnavailableError(f"the database is unavailable: {error}")
     if is_outage(error):
@@ -987,10 +891,7 @@ async def _refuse_autocommit(connection: AsyncConnection) -> None:
 
 def _check_transaction(driver: Any) -> None:
     if not driver.is_in_transaction():
-        raise ConfigurationError(
-            "this engine is in AUTOCOMMIT mode, so nothing can commit together: "
-            "use an engine with transactions"
-        )
+        raise autocommit_refusal()
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from weakref import WeakSet
 from holdfast.extras import needs_extra
 
 with needs_extra("sqlalchemy"):
-    from sqlalchemy import Connection, Engine, StaticPool, event
+    from sqlalchemy import Connection, Engine, event
     from sqlalchemy import exc as sa_errors
     from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -53,18 +53,36 @@ from holdfast.stores.postgres.params import positional
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import begin_statement
 from holdfast.stores.pyformat import to_pyformat
-from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
+from holdfast.stores.rows import HAS_WRITTEN, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
-    SUPERSEDED_STATES,
     is_outage,
     refuse_connection,
     translating_outages,
     translating_refusals,
 )
 from holdfast.stores.sqlalchemy_file import ReplacedFile
+from holdfast.stores.sqlalchemy_sessions import (
+    CLAIMED_ROWS,
+    ENDED,
+    HELD_ROWS,
+    INLINE_BODY_BYTES,
+    SUPERSEDED,
+    UNIT,
+    GuardedUnit,
+    autocommit_refusal,
+    begin_immediate,
+    database_of,
+    has_unflushed_changes,
+    listen_for_ends,
+    listen_for_statements,
+    max_connections,
+    record_list_values,
+    save,
+    warn_unless_synchronous,
+)
 from holdfast.stores.sqlite.epoch import reading_of
-from holdfast.stores.sqlite.rows import record_values, to_text, to_values
+from holdfast.stores.sqlite.rows import to_text, to_values
 from holdfast.stores.threads import StoreThreads, request_thread
 
 __all__ = ["SqlAlchemySyncStore", "SqlAlchemySyncUnit"]
@@ -74,32 +92,17 @@ T = TypeVar("T")
 _log = logging.getLogger("holdfast.stores")
 
 _DRIVERS: Final = {("sqlite", "pysqlite"): "sqlite", ("postgresql", "psycopg"): "postgres"}
-_SYNCHRONOUS_FULL: Final = 2
 # If the engine's pool has no limit.
 _MOST_CONNECTIONS: Final = 32
 _TURN_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 10.0
-# Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
-_INLINE_BODY_BYTES: Final = 16 * 1024
 # How long the rollback waits for a statement of a thread that its handler has abandoned.
 _ABANDONED_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.005
 # SQLAlchemy's code of errors for a session that another thread uses.
 _SESSION_IN_USE: Final = "isce"
 
-# holdfast_claim returns its result as a number of rows.
-_CLAIMED, _HELD, _CLAIMED_AFTER_EXPIRY = 0, 2, 3
-
-# The parameters of SQLite's list_records, in the order of PostgreSQL's.
-_LIST_NAMES: Final = (
-    *("tenant", "endpoint", "key"),
-    *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
-)
-# The key of Session.info for the unit that guards the session; None once it has ended.
-_UNIT: Final = "holdfast_unit"
-_SUPERSEDED: Final = "another request with this key was committed first"
 _TRANSLATING_OUTAGES: Final = translating_outages()
-_ENDED: Final = "the transaction has ended: it was committed or rolled back"
 
 
 class SqlAlchemySyncStore:
@@ -149,18 +152,11 @@ class SqlAlchemySyncStore:
             _guard_sessions(self._scoped.session_factory)
         # The name in logs and in ``/readyz``.
         self.name: str = self._engine.dialect.name
-        driver = self._engine.dialect.driver
-        database = _DRIVERS.get((self.name, driver))
-        if database is None:
-            raise ConfigurationError(
-                f"{self.name}+{driver} is not supported: use postgresql+psycopg or "
-                "sqlite, or SqlAlchemyStore for an async engine"
-            )
-        if isinstance(self._engine.pool, StaticPool):
-            raise ConfigurationError(
-                "this engine shares one connection, and so one transaction, between all requests: "
-                "use a SQLite file"
-            )
+        database = database_of(
+            self._engine,
+            _DRIVERS,
+            "postgresql+psycopg or sqlite, or SqlAlchemyStore for an async engine",
+        )
         self._package = f"holdfast.stores.{database}"
         self._use_names(
             MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
@@ -200,9 +196,7 @@ class SqlAlchemySyncStore:
     @property
     def max_connections(self) -> int | None:
         """How many connections the engine's pool allows; None if there is no limit."""
-        pool: Any = self._engine.pool
-        overflow: int = getattr(pool, "_max_overflow", -1)
-        return None if overflow < 0 else pool.size() + overflow
+        return max_connections(self._engine.pool)
 
     def report_to(self, metrics: StoreMetrics) -> None:
         """Report waits for a connection of the engine's pool to ``metrics``."""
@@ -302,11 +296,7 @@ class SqlAlchemySyncStore:
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
         """List records for operators."""
-        after = query.after or (None, None, None, None)
-        at = None if after[0] is None else self.instant(after[0])
-        values: Any = (query.only_tenant, query.endpoint, query.key, at, *after[1:], query.limit)
-        if self.is_sqlite:
-            values = dict(zip(_LIST_NAMES, values, strict=True))
+        values = record_list_values(query, self.instant, is_sqlite=self.is_sqlite)
         rows = await self._read(
             lambda connection: self.run(connection, self._sql["list_records"], values).all()
         )
@@ -390,40 +380,15 @@ class SqlAlchemySyncStore:
         self, connection: Connection, record_id: RecordId | None, claimed_at: datetime | None
     ) -> bool:
         """Begin on SQLite; return whether the key has a record by now."""
-        driver: Any = connection.connection.driver_connection
-        if driver.in_transaction:
-            # The app's "begin" listener has begun; nothing was read or written yet.
-            connection.exec_driver_sql("ROLLBACK")
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-        # SQLite rolls back when the disk is full, and the driver would begin again at the next
-        # INSERT. The savepoint is gone then, so the commit fails.
-        connection.exec_driver_sql("SAVEPOINT holdfast")
-        if record_id is None or claimed_at is None:
-            return False
-        return self.find_on(connection, record_id, claimed_at) is not None
+        return begin_immediate(connection, self._sql["find_record"], record_id, claimed_at)
 
     def save(self, connection: Connection, record: Record | None, audit: AuditEvent | None) -> None:
         """Write record and audit event in the session's transaction."""
-        if self.is_sqlite:
-            if record is not None:
-                saved = self.run(connection, self._sql["save_record"], record_values(record))
-                if saved.rowcount == 0:
-                    raise SupersededError(_SUPERSEDED)
-            if audit is not None:
-                self._save_audit(connection, audit)
-            self.run(connection, "RELEASE holdfast")
-        elif record is not None:
-            try:
-                self.run(connection, self._sql["finish"], finish_values(record, audit))
-            except sa_errors.DBAPIError as error:
-                if getattr(error.orig, "sqlstate", None) in SUPERSEDED_STATES:
-                    raise SupersededError(_SUPERSEDED) from error
-                raise
-        elif audit is not None:
-            self._save_audit(connection, audit)
-        else:
-            # Without a statement, COMMIT would roll an aborted transaction back without an error.
-            self.run(connection, "SELECT 1")
+
+        def run(sql: str, values: Any = (), /) -> Any:
+            return self.run(connection, sql, values)
+
+        save(run, self._sql, record, audit, is_sqlite=self.is_sqlite)
 
     def save_and_commit(
         self, connection: Connection, record: Record, audit: AuditEvent | None
@@ -431,10 +396,6 @@ class SqlAlchemySyncStore:
         """Write record and audit event and commit, in one round trip, on PostgreSQL."""
         raw: Any = connection.connection.driver_connection
         self._messages.finish_and_commit(raw, self._finish_function, record, audit)
-
-    def _save_audit(self, connection: Connection, audit: AuditEvent) -> None:
-        values = audit_values(audit, self.instant(audit.created_at))
-        self.run(connection, self._sql["save_audit_event"], values)
 
     def _claim(
         self, unit: "SqlAlchemySyncUnit", record_id: RecordId, now: datetime
@@ -446,9 +407,9 @@ class SqlAlchemySyncStore:
             return Claimed(unit) if record is None else Found(record)
         connection = unit.connection = self._connect(session)
         found = self._claim_on(connection, record_id, now)
-        if found in (_CLAIMED, _CLAIMED_AFTER_EXPIRY):
-            return Claimed(unit, after_expiry=found == _CLAIMED_AFTER_EXPIRY)
-        record = None if found == _HELD else self.find_on(connection, record_id, now)
+        if found in CLAIMED_ROWS:
+            return Claimed(unit, after_expiry=CLAIMED_ROWS[found])
+        record = None if found == HELD_ROWS else self.find_on(connection, record_id, now)
         # No record although there was one: it expired and was swept in between.
         return HELD if record is None else Found(record)
 
@@ -478,9 +439,9 @@ class SqlAlchemySyncStore:
 
         The guarded transaction begins with the claim.
         """
-        changed = [*session.new, *session.deleted]
-        changed += [one for one in session.dirty if session.is_modified(one)]
-        if changed or (session.in_transaction() and self._has_written(session)):
+        if has_unflushed_changes(session) or (
+            session.in_transaction() and self._has_written(session)
+        ):
             raise UsageError(
                 "the session has uncommitted changes from before the guarded handler, which would "
                 "be lost if this request is a replay: commit them there, or make them in the "
@@ -624,16 +585,12 @@ class SqlAlchemySyncStore:
 
     def _after_error(self, context: Any) -> None:
         connection = context.connection
-        unit = None if connection is None else connection.info.get(_UNIT)
+        unit = None if connection is None else connection.info.get(UNIT)
         if unit is not None:
             unit.end_statement()
 
     def _look_at_sqlite(self, connection: Connection) -> None:
-        if self.run(connection, "PRAGMA synchronous").scalar_one() < _SYNCHRONOUS_FULL:
-            _log.warning(
-                "SQLite runs with PRAGMA synchronous below FULL: a power failure may lose "
-                "acknowledged requests together with their records"
-            )
+        warn_unless_synchronous(self.run(connection, "PRAGMA synchronous").scalar_one())
         driver: Any = connection.connection.driver_connection
         self._app_begins = bool(driver.in_transaction)
 
@@ -668,9 +625,11 @@ class SyncSessionStatements:
         return rows[0] if rows else None
 
 
-class SqlAlchemySyncUnit:
+class SqlAlchemySyncUnit(GuardedUnit):
     """The session of one guarded request or job. Only Holdfast commits or ends it."""
 
+    flush_hint = "session.flush()"
+    close_hint = "without `with`, close() and remove()"
     # The handler uses ``transaction`` without ``await``.
     is_sync = True
 
@@ -684,6 +643,7 @@ class SqlAlchemySyncUnit:
         has_slot: bool,
     ) -> None:
         """Use a slot of ``threads`` that the caller has taken, or the request's thread."""
+        super().__init__()
         self._store = store
         self._threads = threads
         self._record_id = record_id
@@ -692,9 +652,6 @@ class SqlAlchemySyncUnit:
         self._is_the_apps = False
         self._has_turn = False
         self._has_slot = has_slot
-        self._may_end = False
-        self._rolled_back = False
-        self._closed_by_handler = False
         self._ended = False
         # Rows that SQLite's connection has changed since it was opened, without those of this unit.
         self._changes_before = 0
@@ -712,7 +669,7 @@ class SqlAlchemySyncUnit:
     def transaction(self) -> Session:
         """The session to write in."""
         if self._session is None:
-            raise NoTransactionError(_ENDED)
+            raise NoTransactionError(ENDED)
         return self._session
 
     @property
@@ -726,7 +683,7 @@ class SqlAlchemySyncUnit:
 
     def _has_written(self) -> bool:
         session = self.transaction
-        if session.new or session.deleted or any(map(session.is_modified, session.dirty)):
+        if has_unflushed_changes(session):
             return True
         if not session.in_transaction():
             return self._closed_by_handler
@@ -751,7 +708,7 @@ class SqlAlchemySyncUnit:
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Flush the session, write record and audit event, and commit."""
         if self._ended:
-            raise NoTransactionError(_ENDED)
+            raise NoTransactionError(ENDED)
         try:
             await self.run(lambda: self._commit(record, audit))
         finally:
@@ -773,7 +730,7 @@ class SqlAlchemySyncUnit:
             is_in_request_thread=not self._has_slot
         )
         self._session = session
-        session.info[_UNIT] = self
+        session.info[UNIT] = self
         return session
 
     def _commit(self, record: Record | None, audit: AuditEvent | None) -> None:
@@ -807,7 +764,7 @@ class SqlAlchemySyncUnit:
         """
         return (
             not self._store.is_sqlite
-            and len(record.body) <= _INLINE_BODY_BYTES
+            and len(record.body) <= INLINE_BODY_BYTES
             and len(session.dispatch.before_commit) == 1
             and session.get_nested_transaction() is None
         )
@@ -843,15 +800,15 @@ class SqlAlchemySyncUnit:
         session = self._session
         if session is not None:
             if self._is_the_apps:  # goes on using it after the request
-                session.info.pop(_UNIT, None)
+                session.info.pop(UNIT, None)
             else:
                 with suppress(Exception):
                     session.close()
-                session.info[_UNIT] = None  # not the unit, which refers to the session
+                session.info[UNIT] = None  # not the unit, which refers to the session
         self._leave()
 
     def _leave(self) -> None:
-        self._connection_info.pop(_UNIT, None)
+        self._connection_info.pop(UNIT, None)
         with self._lock:
             had_turn, self._has_turn = self._has_turn, False
         if had_turn:
@@ -864,14 +821,15 @@ class SqlAlchemySyncUnit:
 
     # -- called by the listeners below --------------------------------------------------------
 
-    def refuse_ended(self) -> None:
-        """Raise if the unit has ended."""
-        if self._ended:
-            raise NoTransactionError(_ENDED)
+    @property
+    def has_ended(self) -> bool:
+        """True once it was committed or rolled back."""
+        return self._ended
 
     def prepare(self) -> None:
         """Wait for the turn to write, on SQLite. Called before a connection is taken."""
-        self.refuse_ended()
+        if self._ended:
+            raise NoTransactionError(ENDED)
         if self._store.is_sqlite:
             self._take_turn()
 
@@ -879,7 +837,7 @@ class SqlAlchemySyncUnit:
         """Begin on SQLite; raise ``SupersededError`` if the key has a record by now."""
         if self._has_slot:  # else the handler has no other thread
             self._connection_info = connection.info
-            connection.info[_UNIT] = self
+            connection.info[UNIT] = self
             event.listen(connection, "before_cursor_execute", self._begin_statement)
             event.listen(connection, "after_cursor_execute", self.end_statement)
         if not self._store.is_sqlite:
@@ -891,26 +849,12 @@ class SqlAlchemySyncUnit:
         self._changes_before = driver.total_changes
         if taken:
             self.superseded = True
-            raise SupersededError(_SUPERSEDED)
-
-    def refuse_commit(self, session: Session) -> None:
-        """Raise if the handler commits."""
-        if not self._may_end and session.get_nested_transaction() is None:
-            raise UsageError(
-                "a guarded handler must not commit: Holdfast commits its rows together with the "
-                "record. Use `session.flush()` to have ids assigned"
-            )
-
-    def note_rollback(self) -> None:
-        """Note that the next end of a transaction is a rollback."""
-        self._rolled_back = True
+            raise SupersededError(SUPERSEDED)
 
     def note_end(self) -> None:
         """Note the end of a transaction: by a rollback, or by closing the session."""
         self.connection = None
-        if not self._may_end:
-            self._closed_by_handler |= not self._rolled_back
-            self._rolled_back = False
+        super().note_end()
 
     def _take_turn(self) -> None:
         if self._has_turn:
@@ -920,13 +864,13 @@ class SqlAlchemySyncUnit:
             self._has_turn = not self._ended
         if not self._has_turn:  # rolled back by another thread while this one waited
             self._store.pass_turn_on()
-            raise NoTransactionError(_ENDED)
+            raise NoTransactionError(ENDED)
 
     def _begin_statement(self, *_: Any) -> None:
         self._statement.acquire()
         if self._ended:
             self._statement.release()
-            raise NoTransactionError(_ENDED)
+            raise NoTransactionError(ENDED)
         self._statement_thread = threading.get_ident()
 
     def end_statement(self, *_: Any) -> None:
@@ -934,13 +878,6 @@ class SqlAlchemySyncUnit:
         if self._statement_thread == threading.get_ident():
             self._statement_thread = 0
             self._statement.release()
-
-    def _refuse_closed(self) -> None:
-        if self._closed_by_handler:
-            raise UsageError(
-                "the handler closed Holdfast's session, which rolled it back: "
-                "use it without `with`, close() and remove()"
-            )
 
 
 # -- event listeners, of the session maker: they do nothing in a session that no unit guards ------
@@ -954,62 +891,20 @@ def _guard_sessions(maker: sessionmaker[Any]) -> None:
     if maker in _guarded_makers:
         return
     _guarded_makers.add(maker)
-    for name, listener in (
-        ("before_commit", _before_commit),
-        ("after_rollback", _after_rollback),
-        ("after_transaction_end", _after_transaction_end),
-        ("after_begin", _after_begin),
-        ("do_orm_execute", _before_statement),
-        ("before_flush", _before_flush),
-    ):
-        event.listen(maker, name, listener)
-
-
-def _before_commit(session: Session) -> None:
-    unit = session.info.get(_UNIT)
-    if unit is not None:
-        unit.refuse_commit(session)
-
-
-def _after_rollback(session: Session) -> None:
-    unit = session.info.get(_UNIT)
-    if unit is not None:
-        unit.note_rollback()
-
-
-def _after_transaction_end(session: Session, transaction: Any) -> None:
-    unit = session.info.get(_UNIT)
-    if unit is not None and transaction.parent is None:
-        unit.note_end()
+    listen_for_ends(maker)
+    listen_for_statements(maker)
+    event.listen(maker, "after_begin", _after_begin)
 
 
 def _after_begin(session: Session, transaction: Any, connection: Connection) -> None:
-    if _UNIT not in session.info or transaction.parent is not None:  # a savepoint
+    if UNIT not in session.info or transaction.parent is not None:  # a savepoint
         return
-    try:
-        unit = _unit_of(session)
-        unit.refuse_ended()
-    except NoTransactionError:
-        # The unit ended after this thread's check in ``prepare``: nothing else returns it.
+    unit: SqlAlchemySyncUnit | None = session.info[UNIT]
+    if unit is None or unit.has_ended:
+        # It ended after this thread's check in ``prepare``: nothing else returns the connection.
         connection.close()
-        raise
+        raise NoTransactionError(ENDED)
     unit.begin_on(connection)
-
-
-def _before_statement(state: Any) -> None:
-    _before_flush(state.session)
-
-
-def _before_flush(session: Session, *_: Any) -> None:
-    if _UNIT in session.info:
-        _unit_of(session).prepare()
-
-
-def _unit_of(session: Session) -> SqlAlchemySyncUnit:
-    unit: SqlAlchemySyncUnit | None = session.info[_UNIT]
-    if unit is None:
-        raise NoTransactionError(_ENDED)
-    return unit
 
 
 def _roll_back(session: Session) -> bool:
@@ -1059,7 +954,4 @@ def _engine_of(sessions: Engine | sessionmaker[Any] | scoped_session[Any]) -> En
 def _refuse_autocommit(raw: Any) -> None:
     """Raise if statements do not begin a transaction, as with an autocommit engine."""
     if raw.autocommit:
-        raise ConfigurationError(
-            "this engine is in AUTOCOMMIT mode, so nothing can commit together: "
-            "use an engine with transactions"
-        )
+        raise autocommit_refusal()

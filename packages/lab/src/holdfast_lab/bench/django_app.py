@@ -1,4 +1,4 @@
-"""The Django app under load: one view, bare or guarded; ``BENCH_GUARDED=1`` guards it.
+"""The Django app under load: one view, bare or guarded; ``BENCH_APP=guarded`` guards it.
 
 The project has the middleware of ``startproject``, and the view is what a Django user writes: parse
 the body, one ORM insert. The bare one runs in the
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-GUARDED = os.environ.get("BENCH_GUARDED") == "1"
+GUARDED = os.environ.get("BENCH_APP") == "guarded"
 
 
 def _database() -> dict[str, Any]:

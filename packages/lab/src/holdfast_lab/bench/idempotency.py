@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 
-from holdfast_lab.bench.races import Contender, race, ratio, served
+from holdfast_lab.bench.races import Contender, compared
 
 CREATE = "CREATE TABLE orders (id text PRIMARY KEY, item text NOT NULL, quantity integer NOT NULL)"
 
@@ -29,7 +29,7 @@ def postgres(url: str, rounds: int, seconds: float, step: Callable[[], None]) ->
         Contender("idemkit", "idemkit_postgres", url),
         Contender("idemkit, replays", "idemkit_postgres", url, replay=True),
     ]
-    return _race(contenders, rounds, seconds, step)
+    return compared(contenders, rounds, seconds, step)
 
 
 def sqlalchemy(url: str, rounds: int, seconds: float, step: Callable[[], None]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def sqlalchemy(url: str, rounds: int, seconds: float, step: Callable[[], None]) 
         Contender("guarded", "guarded_sqlalchemy", url),
         Contender("guarded, claimed late", "guarded_sqlalchemy_after_dependencies", url),
     ]
-    return _race(contenders, rounds, seconds, step)
+    return compared(contenders, rounds, seconds, step)
 
 
 def sqlite(
@@ -59,27 +59,10 @@ def sqlite(
             db.execute(CREATE)
         db.close()
         contender.database = f"sqlite:///{path}"
-    return _race(contenders, rounds, seconds, step)
+    return compared(contenders, rounds, seconds, step)
 
 
 async def create_orders(url: str) -> None:
     connection = await asyncpg.connect(url)
     await connection.execute(CREATE)
     await connection.close()
-
-
-def _race(
-    contenders: list[Contender], rounds: int, seconds: float, step: Callable[[], None]
-) -> dict[str, Any]:
-    with served(contenders):
-        race(contenders, rounds, seconds, step)
-    results = {}
-    for contender in contenders:
-        middle, least, most = ratio(contender, contenders[0])
-        results[contender.name] = {
-            "ratio": round(middle, 3),
-            "least": round(least, 3),
-            "most": round(most, 3),
-            "per_second": round(contender.median, 1),
-        }
-    return results

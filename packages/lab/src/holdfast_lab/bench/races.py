@@ -21,6 +21,8 @@ class Contender:
     app: str
     database: str
     replay: bool = False
+    # What its rate is divided by; None for the first contender.
+    bare: "Contender | None" = None
     port: int = 0
     rates: list[float] = field(default_factory=list)
 
@@ -29,23 +31,55 @@ class Contender:
         return statistics.median(self.rates)
 
 
+# Returns the command that serves a contender on its port.
+Command = Callable[[Contender], list[str]]
+
+
+def uvicorn(contender: Contender) -> list[str]:
+    """Return the command for an app of ``holdfast_lab.bench.apps``."""
+    app = f"holdfast_lab.bench.apps:{contender.app}"
+    options = ["--port", str(contender.port), "--no-access-log", "--log-level", "warning"]
+    return [sys.executable, "-m", "uvicorn", app, "--factory", *options]
+
+
+def gunicorn(app: str, contender: Contender) -> list[str]:
+    """Return the command for a WSGI app: one worker, 16 threads."""
+    command = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{contender.port}"]
+    command += ["--worker-class", "gthread", "--workers", "1", "--threads", "16"]
+    return [*command, "--keep-alive", "75", "--log-level", "warning", app]
+
+
+def compared(
+    contenders: list[Contender],
+    rounds: int,
+    seconds: float,
+    step: Callable[[], None],
+    command: Command = uvicorn,
+) -> dict[str, dict[str, float]]:
+    """Serve and load the contenders; return the ratios and rates by their names."""
+    with served(contenders, command):
+        race(contenders, rounds, seconds, step)
+    results = {}
+    for contender in contenders:
+        middle, least, most = ratio(contender, contender.bare or contenders[0])
+        results[contender.name] = {
+            "ratio": round(middle, 3),
+            "least": round(least, 3),
+            "most": round(most, 3),
+            "per_second": round(contender.median, 1),
+        }
+    return results
+
+
 @contextmanager
-def served(contenders: list[Contender]) -> Iterator[None]:
+def served(contenders: list[Contender], command: Command = uvicorn) -> Iterator[None]:
     """Start one server per contender; all stay up, and one at a time is under load."""
     processes = []
     try:
         for contender in contenders:
             contender.port = free_port()
-            command = [
-                sys.executable,
-                "-m",
-                "uvicorn",
-                f"holdfast_lab.bench.apps:{contender.app}",
-                "--factory",
-            ]
-            command += ["--port", str(contender.port), "--no-access-log", "--log-level", "warning"]
-            environment = {**os.environ, "BENCH_DATABASE": contender.database}
-            processes.append(subprocess.Popen(command, env=environment))
+            own = {"BENCH_DATABASE": contender.database, "BENCH_APP": contender.app}
+            processes.append(subprocess.Popen(command(contender), env=os.environ | own))
         for contender in contenders:
             wait_until_up(contender.port)
         yield

@@ -7,7 +7,6 @@ import uvloop
 
 from holdfast_lab.bench import (
     fingerprint,
-    flask_race,
     growth,
     idempotency,
     job_growth,
@@ -69,7 +68,7 @@ def measure_sqlite(environment: Environment) -> list[Measurement]:
 
 
 def measure_flask(environment: Environment) -> list[Measurement]:
-    found = flask_race.postgres(
+    found = sync_frameworks.flask(
         environment.database(), 2 * environment.rounds, environment.seconds, lambda: None
     )
     return [

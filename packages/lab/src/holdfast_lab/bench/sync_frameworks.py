@@ -1,15 +1,27 @@
-"""A guarded Django view compared with the bare one, over HTTP: gunicorn, one worker, 16 threads."""
+"""Guarded views of Flask and Django compared with bare ones, over HTTP, on PostgreSQL."""
 
 import asyncio
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from holdfast_lab.bench.idempotency import create_orders
-from holdfast_lab.bench.races import Contender, free_port, race, ratio, wait_until_up
+from holdfast_lab.bench.races import Contender, compared, gunicorn
+
+
+def flask(url: str, rounds: int, seconds: float, step: Callable[[], None]) -> dict[str, Any]:
+    """Load the same view bare and guarded, with SQLAlchemy and with psycopg alone."""
+    asyncio.run(create_orders(url))
+    contenders = []
+    for name, app in (("SQLAlchemy", "sqlalchemy"), ("psycopg", "psycopg")):
+        bare = Contender(f"{name}, bare", f"bare_{app}", url)
+        bare.bare = bare
+        contenders += [bare, Contender(f"{name}, guarded", f"guarded_{app}", url, bare=bare)]
+
+    def command(contender: Contender) -> list[str]:
+        return gunicorn(f"holdfast_lab.bench.flask_apps:{contender.app}()", contender)
+
+    return compared(contenders, rounds, seconds, step, command)
 
 
 def django(
@@ -20,46 +32,9 @@ def django(
     for url in (bare, guarded):
         asyncio.run(create_orders(url))
     contenders = [
-        Contender("bare", "0", bare),
-        Contender("guarded", "1", guarded),
-        Contender("replays from the store", "1", guarded, replay=True),
+        Contender("bare", "bare", bare),
+        Contender("guarded", "guarded", guarded),
+        Contender("replays from the store", "guarded", guarded, replay=True),
     ]
-    with _served(contenders):
-        race(contenders, rounds, seconds, step)
-    results = {}
-    for contender in contenders:
-        middle, least, most = ratio(contender, contenders[0])
-        results[contender.name] = {
-            "ratio": round(middle, 3),
-            "least": round(least, 3),
-            "most": round(most, 3),
-            "per_second": round(contender.median, 1),
-        }
-    return results
-
-
-@contextmanager
-def _served(contenders: list[Contender]) -> Iterator[None]:
-    """Start one server per contender; all stay up, and one at a time is under load."""
-    processes = []
-    try:
-        for contender in contenders:
-            contender.port = free_port()
-            command = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{contender.port}"]
-            command += ["--worker-class", "gthread", "--workers", "1", "--threads", "16"]
-            command += ["--keep-alive", "75", "--log-level", "warning"]
-            command.append("holdfast_lab.bench.django_app:application")
-            environment = {
-                **os.environ,
-                "BENCH_DATABASE": contender.database,
-                "BENCH_GUARDED": contender.app,
-            }
-            processes.append(subprocess.Popen(command, env=environment))
-        for contender in contenders:
-            wait_until_up(contender.port)
-        yield
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
+    command = partial(gunicorn, "holdfast_lab.bench.django_app:application")
+    return compared(contenders, rounds, seconds, step, command)

@@ -1,0 +1,264 @@
+"""What the stores on async and on sync SQLAlchemy share: guarded sessions, and their statements.
+
+A session is guarded by the unit in its ``info``: only the unit ends the session's transaction. The
+listeners below do nothing in a session without one.
+"""
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from sqlalchemy import StaticPool, event
+from sqlalchemy import exc as sa_errors
+from sqlalchemy.orm import Session
+
+from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
+from holdfast.errors import ConfigurationError, NoTransactionError, SupersededError, UsageError
+from holdfast.ports import RecordQuery
+from holdfast.stores.rows import audit_values, finish_values
+from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES
+from holdfast.stores.sqlite.rows import record_values, to_text
+
+__all__ = [
+    "CLAIMED_ROWS",
+    "ENDED",
+    "HELD_ROWS",
+    "INLINE_BODY_BYTES",
+    "SUPERSEDED",
+    "UNIT",
+    "GuardedUnit",
+    "autocommit_refusal",
+    "begin_immediate",
+    "database_of",
+    "has_unflushed_changes",
+    "listen_for_ends",
+    "listen_for_statements",
+    "max_connections",
+    "record_list_values",
+    "save",
+    "warn_unless_synchronous",
+]
+
+_log = logging.getLogger("holdfast.stores")
+
+# The key of Session.info for the unit that guards the session; None once it has ended.
+UNIT: Final = "holdfast_unit"
+
+ENDED: Final = "the transaction has ended: it was committed or rolled back"
+SUPERSEDED: Final = "another request with this key was committed first"
+
+# holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
+CLAIMED_ROWS: Final = {0: False, 3: True}
+HELD_ROWS: Final = 2
+
+# Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
+INLINE_BODY_BYTES: Final = 16 * 1024
+
+_SYNCHRONOUS_FULL: Final = 2
+
+# The parameters of SQLite's list_records, in the order of PostgreSQL's.
+_LIST_NAMES: Final = (
+    *("tenant", "endpoint", "key"),
+    *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
+)
+
+
+# -- sessions -------------------------------------------------------------------------------------
+
+
+class GuardedUnit:
+    """Refuses ends of a session's transaction that are not the unit's."""
+
+    # How the session's class is used, for messages.
+    flush_hint: str
+    close_hint: str
+
+    def __init__(self) -> None:
+        self._may_end = False
+        self._rolled_back = False
+        self._closed_by_handler = False
+
+    def prepare(self) -> None:
+        """Get ready for a statement or flush, before it takes a connection."""
+        raise NotImplementedError
+
+    def refuse_commit(self, session: Session) -> None:
+        """Raise if the handler commits."""
+        if not self._may_end and session.get_nested_transaction() is None:
+            raise UsageError(
+                "a guarded handler must not commit: Holdfast commits its rows together with the "
+                f"record. Use `{self.flush_hint}` to have ids assigned"
+            )
+
+    def note_rollback(self) -> None:
+        """Note that the next end of a transaction is a rollback."""
+        self._rolled_back = True
+
+    def note_end(self) -> None:
+        """Note the end of a transaction: by a rollback, or by closing the session."""
+        if not self._may_end:
+            self._closed_by_handler |= not self._rolled_back
+            self._rolled_back = False
+
+    def _refuse_closed(self) -> None:
+        if self._closed_by_handler:
+            raise UsageError(
+                "the handler closed Holdfast's session, which rolled it back: "
+                f"use it {self.close_hint}"
+            )
+
+
+def listen_for_ends(target: Any) -> None:
+    """Report commits, rollbacks and ends of guarded sessions of a class or maker to their units."""
+    event.listen(target, "before_commit", _before_commit)
+    event.listen(target, "after_rollback", _after_rollback)
+    event.listen(target, "after_transaction_end", _after_transaction_end)
+
+
+def listen_for_statements(target: Any) -> None:
+    """Call ``prepare`` before a guarded session of a class or maker takes a connection."""
+    event.listen(target, "do_orm_execute", _before_statement)
+    event.listen(target, "before_flush", _before_flush)
+
+
+def _before_commit(session: Session) -> None:
+    unit = session.info.get(UNIT)
+    if unit is not None:
+        unit.refuse_commit(session)
+
+
+def _after_rollback(session: Session) -> None:
+    unit = session.info.get(UNIT)
+    if unit is not None:
+        unit.note_rollback()
+
+
+def _after_transaction_end(session: Session, transaction: Any) -> None:
+    unit = session.info.get(UNIT)
+    if unit is not None and transaction.parent is None:  # not a savepoint
+        unit.note_end()
+
+
+def _before_statement(state: Any) -> None:
+    _before_flush(state.session)
+
+
+def _before_flush(session: Session, *_: Any) -> None:
+    if UNIT in session.info:
+        unit: GuardedUnit | None = session.info[UNIT]
+        if unit is None:
+            raise NoTransactionError(ENDED)
+        unit.prepare()
+
+
+def has_unflushed_changes(session: Session) -> bool:
+    """Return whether the next flush would write."""
+    return bool(session.new or session.deleted or any(map(session.is_modified, session.dirty)))
+
+
+# -- engines --------------------------------------------------------------------------------------
+
+
+def database_of(engine: Any, databases: dict[tuple[str, str], str], supported: str) -> str:
+    """Return the package of an engine's database. Raises ``ConfigurationError``.
+
+    ``databases`` are packages by database and driver, ``supported`` names them.
+    """
+    name, driver = engine.dialect.name, engine.dialect.driver
+    database = databases.get((name, driver))
+    if database is None:
+        raise ConfigurationError(f"{name}+{driver} is not supported: use {supported}")
+    if isinstance(engine.pool, StaticPool):
+        raise ConfigurationError(
+            "this engine shares one connection, and so one transaction, between all requests: "
+            "use a SQLite file"
+        )
+    return database
+
+
+def max_connections(pool: Any) -> int | None:
+    """Return how many connections an engine's pool allows; None if there is no limit."""
+    overflow: int = getattr(pool, "_max_overflow", -1)
+    return None if overflow < 0 else pool.size() + overflow
+
+
+def autocommit_refusal() -> ConfigurationError:
+    """Return the error for an engine whose statements do not begin a transaction."""
+    return ConfigurationError(
+        "this engine is in AUTOCOMMIT mode, so nothing can commit together: "
+        "use an engine with transactions"
+    )
+
+
+def warn_unless_synchronous(level: int) -> None:
+    """Log a warning if SQLite's ``PRAGMA synchronous`` is below FULL."""
+    if level < _SYNCHRONOUS_FULL:
+        _log.warning(
+            "SQLite runs with PRAGMA synchronous below FULL: a power failure may lose "
+            "acknowledged requests together with their records"
+        )
+
+
+# -- statements, blocking or in SQLAlchemy's greenlet ---------------------------------------------
+
+
+class _Run(Protocol):
+    """Runs one of Holdfast's statements."""
+
+    def __call__(self, sql: str, values: Any = (), /) -> Any: ...
+
+
+def begin_immediate(
+    connection: Any, find_record: str, record_id: RecordId | None, claimed_at: datetime | None
+) -> bool:
+    """Begin on SQLite; return whether the key has a record by now."""
+    if connection.connection.driver_connection.in_transaction:
+        # The app's "begin" listener has begun; nothing was read or written yet.
+        connection.exec_driver_sql("ROLLBACK")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    # SQLite rolls back when the disk is full, and the driver would begin again at the next
+    # INSERT. The savepoint is gone then, so the commit fails.
+    connection.exec_driver_sql("SAVEPOINT holdfast")
+    if record_id is None or claimed_at is None:
+        return False
+    values = (*record_id, to_text(claimed_at))
+    return connection.exec_driver_sql(find_record, values).first() is not None
+
+
+def save(
+    run: _Run, sql: Any, record: Record | None, audit: AuditEvent | None, *, is_sqlite: bool
+) -> None:
+    """Write record and audit event in the session's transaction. ``sql`` has the statements."""
+    if is_sqlite:
+        if record is not None and run(sql["save_record"], record_values(record)).rowcount == 0:
+            raise SupersededError(SUPERSEDED)
+        if audit is not None:
+            _save_audit(run, sql, audit, to_text(audit.created_at))
+        run("RELEASE holdfast")
+    elif record is not None:
+        try:
+            run(sql["finish"], finish_values(record, audit))
+        except sa_errors.DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) in SUPERSEDED_STATES:
+                raise SupersededError(SUPERSEDED) from error
+            raise
+    elif audit is not None:
+        _save_audit(run, sql, audit, audit.created_at)
+    else:
+        # Without a statement, COMMIT would roll an aborted transaction back without an error.
+        run("SELECT 1")
+
+
+def _save_audit(run: _Run, sql: Any, audit: AuditEvent, created_at: Any) -> None:
+    run(sql["save_audit_event"], audit_values(audit, created_at))
+
+
+def record_list_values(
+    query: RecordQuery, instant: Callable[[datetime], Any], *, is_sqlite: bool
+) -> Any:
+    """Return the parameters of ``list_records``; ``instant`` converts what the database stores."""
+    after = query.after or (None, None, None, None)
+    at = None if after[0] is None else instant(after[0])
+    values = (query.only_tenant, query.endpoint, query.key, at, *after[1:], query.limit)
+    return dict(zip(_LIST_NAMES, values, strict=True)) if is_sqlite else values
