@@ -102,9 +102,9 @@ def run_in_process(
 ) -> None:
     """Serve in this process until SIGTERM or Ctrl-C."""
     raise_file_limit(settings.max_connections)
-    # A large body is many objects at once; with the usual threshold, collecting them again and
+    # A large body is many objects at once; with the usual thresholds, collecting them again and
     # again takes most of the time that decoding does.
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(20_000, 100, 50)
     limited = ConnectionLimits(
         app, max_connections=settings.max_connections, head_seconds=settings.head_seconds
     )
