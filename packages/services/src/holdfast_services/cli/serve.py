@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["port_of", "run_in_process", "run_server"]
 
 _BACKLOG = 2048
+_VERBOSE = ("DEBUG", "INFO", "WARNING")
 
 
 def run_server(
@@ -114,7 +115,8 @@ def run_in_process(
         ws="none",
         lifespan="on",
         log_config=None,
-        log_level="warning",
+        # One warning per malformed request.
+        log_level="warning" if settings.log_level in _VERBOSE else settings.log_level.lower(),
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
