@@ -3,13 +3,14 @@
 from fastapi import APIRouter
 
 from holdfast_services.auth import REQUIRED
+from holdfast_services.large_bodies import LargeBodyRoute
 
 __all__ = ["extend_router", "service_router"]
 
 
 def service_router(tag: str, *, prefix: str = "") -> APIRouter:
     """Create a router whose operations are documented as needing a bearer token."""
-    return APIRouter(prefix=prefix, tags=[tag], dependencies=[REQUIRED])
+    return APIRouter(prefix=prefix, tags=[tag], dependencies=[REQUIRED], route_class=LargeBodyRoute)
 
 
 def extend_router(api: APIRouter, *parts: APIRouter) -> APIRouter:

@@ -1,7 +1,8 @@
 """Documents at the limits of their size."""
 
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
 
@@ -9,7 +10,13 @@ import httpx
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast_services.field.model import SERVER_FIELDS_BYTES, document_json, encode
+from holdfast.core.canonical_json import decode_json
+from holdfast_services.field.model import (
+    SERVER_FIELDS_BYTES,
+    encode,
+    response_text,
+    server_fields,
+)
 from packages.services.tests.conftest import Serve
 
 ACTIVITIES = "/api/v1/activities"
@@ -96,9 +103,38 @@ async def test_whatever_the_limits_are_nothing_is_an_internal_error(
             assert response.status_code in (201, 413), (size, response.text[:300])
 
 
+async def test_large_documents_are_decoded_and_encoded_in_the_thread(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def recording(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(value: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return work(value)
+
+        return run
+
+    monkeypatch.setattr("holdfast_services.large_bodies.decode_json", recording(decode_json))
+    monkeypatch.setattr("holdfast_services.field.api.encode", recording(encode))
+    body = {"a": [1.0, 12345678901234567890123, 5e-324, "é"] * 5000}
+    made = await client.post(ACTIVITIES, json=body, headers=key())
+    assert made.status_code == 201
+    assert made.json()["a"] == body["a"]
+    patched = await client.patch(made.headers["location"], json={"b": 1}, headers=key())
+    assert patched.json()["a"] == body["a"]
+    assert len(threads) == 3, "the small body of the patch is decoded by FastAPI"
+    assert all(name.startswith("holdfast-bodies") for name in threads), threads
+
+
 def test_server_fields_fit_their_size_limit() -> None:
     now = SystemClock().now()
-    largest = document_json(
-        document_id=str(uuid4()), version=2**63 - 1, fields={}, created_at=now, updated_at=now
+    largest = server_fields(
+        document_id=str(uuid4()), version=2**63 - 1, created_at=now, updated_at=now
     )
     assert len(encode(largest)) < SERVER_FIELDS_BYTES
+
+
+@pytest.mark.parametrize("fields", [{}, {"a": [1.0, "é}"]}, {"b": {}, "c": None}])
+def test_response_is_the_document_with_the_fields_of_the_server(fields: dict[str, Any]) -> None:
+    assert response_text(encode(fields), {"id": "x"}) == encode(fields | {"id": "x"})

@@ -32,7 +32,7 @@ import msgspec
 
 from holdfast.errors import BodyInvalidError
 
-__all__ = ["MAX_DEPTH", "canonical_json"]
+__all__ = ["MAX_DEPTH", "canonical_json", "decode_json"]
 
 MAX_DEPTH = 128
 """Levels of arrays and objects a body may have; part of the protocol."""
@@ -73,8 +73,7 @@ def canonical_json(raw: bytes, *, volatile: frozenset[str] = frozenset()) -> byt
     value.
     """
     try:
-        is_slow = len(raw) > _SMALL and _LONG_EXPONENT.search(raw) is not None
-        value = _decode_long_exponents(raw) if is_slow else _decode_any(raw)
+        value = decode_json(raw)
     except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets one line
         raise _decode_error(raw, error) from None
     structure = raw.translate(None, _NOT_STRUCTURE)
@@ -91,6 +90,15 @@ def canonical_json(raw: bytes, *, volatile: frozenset[str] = frozenset()) -> byt
     if not out.isascii() and _has_supplementary(out):
         out = _encode_as_is(_in_utf16_order(value))
     return _with_ecmascript_numbers(out)
+
+
+def decode_json(raw: bytes) -> Any:
+    """Decode a JSON text in a short time, whatever its numbers are.
+
+    Does not check what ``canonical_json`` checks besides the syntax. Raises what msgspec raises.
+    """
+    is_slow = len(raw) > _SMALL and _LONG_EXPONENT.search(raw) is not None
+    return _decode_long_exponents(raw) if is_slow else _decode_any(raw)
 
 
 def _has_supplementary(text: bytes) -> bool:

@@ -8,6 +8,7 @@ time, so that other requests are served meanwhile.
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -38,6 +39,8 @@ _UNCOUNTED_BYTES: Final = 8 * 1024
 _LINGER_SECONDS: Final = 5.0
 _LINGER_IDLE_SECONDS: Final = 1.0
 
+_MAX_PAUSE_SECONDS: Final = 0.1
+
 
 class Disconnected(Exception):  # noqa: N818 - an event, not an error
     """The client disconnected before its body was complete; nothing has been done."""
@@ -54,6 +57,7 @@ class RequestBodies:
         self._one_at_a_time = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
         self._pid = 0
+        self._pause_until = 0.0
 
     @property
     def held_bytes(self) -> int:
@@ -82,17 +86,31 @@ class RequestBodies:
                 del self._held[tenant]
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Run what reads a body of this size: a large one in a thread, one at a time."""
+        """Run what reads or writes a body of this size: a large one in a thread, one at a time.
+
+        The thread pauses for as long as it has worked before it takes the next one.
+        """
         if size <= LARGE_BODY_BYTES:
             return work()
-
-        def run_alone() -> T:
-            with self._one_at_a_time:
-                return work()
-
         if _is_sync():
-            return await run_in_request_thread(run_alone)
-        return await asyncio.get_running_loop().run_in_executor(self._thread(), run_alone)
+            return await run_in_request_thread(lambda: self._run_alone(work))
+
+        def pause_and_run() -> T:
+            # Each call into C holds the interpreter's lock, and the event loop needs it several
+            # times for one request. So the loop gets the turns after each body.
+            time.sleep(max(0.0, self._pause_until - time.monotonic()))
+            started = time.thread_time()
+            try:
+                return self._run_alone(work)
+            finally:
+                worked = min(time.thread_time() - started, _MAX_PAUSE_SECONDS)
+                self._pause_until = time.monotonic() + worked
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread(), pause_and_run)
+
+    def _run_alone(self, work: Callable[[], T]) -> T:
+        with self._one_at_a_time:
+            return work()
 
     def close(self) -> None:
         """End the thread. Idempotent; it is started again when it is needed."""

@@ -1,4 +1,4 @@
-"""The options of ``demo``, ``simulate``, ``chaos``, ``conform`` and ``bench``."""
+"""The options of ``demo``, ``simulate``, ``chaos``, ``conform``, ``attack`` and ``bench``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this package to ``holdfast``."""
-    for command in (demo, simulate, chaos, conform):
+    for command in (demo, simulate, chaos, conform, attack):
         app.command()(command)
     app.command(
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
@@ -222,6 +222,138 @@ def conform(  # noqa: PLR0917 - typer turns them into options
                     other_body=other_body,
                     code_at=code_at,
                     statuses_only=statuses_only,
+                ),
+                as_json=json,
+            )
+        )
+    )
+
+
+def attack(  # noqa: PLR0917 - typer turns them into options
+    url: Annotated[
+        str, typer.Argument(help="URL of your own server, such as http://127.0.0.1:8000.")
+    ],
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="HOLDFAST_ATTACK_TOKEN", help="Bearer token."),
+    ] = None,
+    other_token: Annotated[
+        str | None,
+        typer.Option(envvar="HOLDFAST_ATTACK_OTHER_TOKEN", help="Bearer token of another tenant."),
+    ] = None,
+    secret: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_ATTACK_SECRET",
+            help="HS256 secret of the server, for tokens that are valid but for one claim.",
+        ),
+    ] = None,
+    issuer: Annotated[
+        str | None, typer.Option(help="With --secret: the issuer of valid tokens.")
+    ] = None,
+    audience: Annotated[
+        str | None, typer.Option(help="With --secret: the audience of valid tokens.")
+    ] = None,
+    path: Annotated[str | None, typer.Option(help="The path of a guarded operation.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="The method of the operation. Default: POST.")
+    ] = None,
+    body: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="A valid body with {unique} in a text or {unique_number} as a number, or @FILE.",
+        ),
+    ] = None,
+    other_body: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="A body that is valid for the other tenant, or @FILE. Default: --body.",
+        ),
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_ATTACK_REDIS_URL",
+            help="URL of the server's Redis, to write forged values to it.",
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            help="Run only tokens, headers, bodies, floods, slow or cache.", metavar="NAME"
+        ),
+    ] = None,
+    connections: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Connections and requests at once.")
+    ] = 200,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=0.1, max=3600, help="Seconds in which the server must close stalled connections."
+        ),
+    ] = 45.0,
+    body_bytes: Annotated[
+        int,
+        typer.Option(min=1000, max=100_000_000, help="Size of bodies that are expensive to read."),
+    ] = 1_000_000,
+    health_path: Annotated[
+        str, typer.Option(help="A page without sign-in, to measure how others are served.")
+    ] = "/healthz",
+    health_ms: Annotated[
+        float, typer.Option(min=1, help="Its 99th percentile under load, in milliseconds.")
+    ] = 250.0,
+    yes_i_own_this_server: Annotated[
+        bool,
+        typer.Option("--yes-i-own-this-server", help="Attack a server on another machine."),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Attack your own server and report what held.
+
+    Sends forged tokens, conflicting headers, malicious JSON, floods and stalled connections, and
+    writes to the server: use a test server. A server on this machine needs no token if the command
+    runs in its directory. Exits with 1 if an attack succeeded.
+
+    For example:
+
+        holdfast attack http://127.0.0.1:8000
+
+        holdfast attack http://127.0.0.1:8000 --path /payments --token "$ADA" --other-token "$BOB"
+        --body '{"note": "{unique}"}' --redis redis://127.0.0.1:6379/0
+    """
+    from holdfast.cli.signals import run_until_interrupted
+    from holdfast_lab.attack.target import Limits
+    from holdfast_lab.cli.attack import AttackOptions, run_attack
+    from holdfast_lab.conformance import SignIn
+
+    raise typer.Exit(
+        run_until_interrupted(
+            lambda: run_attack(
+                url,
+                sign_in=SignIn(
+                    token=token,
+                    other_token=other_token,
+                    secret=secret,
+                    issuer=issuer,
+                    audience=() if audience is None else (audience,),
+                ),
+                options=AttackOptions(
+                    method=method,
+                    path=path,
+                    body=body,
+                    other_body=other_body,
+                    group=group,
+                    redis_url=redis,
+                    health_path=health_path,
+                    limits=Limits(
+                        connections=connections,
+                        patience_seconds=patience,
+                        body_bytes=body_bytes,
+                        health_ms=health_ms,
+                    ),
+                    is_own_server=yes_i_own_this_server,
                 ),
                 as_json=json,
             )

@@ -29,7 +29,14 @@ from holdfast_lab.conformance import (
     read_profile,
 )
 
-__all__ = ["Operation", "run_conform"]
+__all__ = [
+    "Operation",
+    "host_of",
+    "is_loopback",
+    "json_option",
+    "local_sign_in",
+    "run_conform",
+]
 
 _BAD_INPUT: Final = 2
 _STYLES: Final = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.SKIP: "yellow"}
@@ -62,7 +69,7 @@ def run_conform(
     as_json: bool,
 ) -> int:
     """Check a server; returns the exit code, 1 if a check failed."""
-    host = _host(url)
+    host = host_of(url)
     if service is not None and service not in BUILT_IN:
         raise CommandError(f"--service should be one of {', '.join(BUILT_IN)}", _BAD_INPUT)
     if service is not None and profile_file is not None:
@@ -71,7 +78,7 @@ def run_conform(
         )
     profile = _chosen_profile(profile_file, operation, service)
     if profile is None and sign_in == SignIn():
-        sign_in = _local_sign_in(host)
+        sign_in = local_sign_in(host)
     plans = plan_checks(profile, service)
     try:
         results = asyncio.run(_collect(url, plans, sign_in, as_json=as_json))
@@ -179,7 +186,8 @@ def _print_table(results: Sequence[Result]) -> None:
             console.print()
 
 
-def _host(url: str) -> str:
+def host_of(url: str) -> str:
+    """Return the host of a URL. Raises ``CommandError`` if it is not one of HTTP."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -208,7 +216,10 @@ def _chosen_profile(file: Path | None, operation: Operation, service: str | None
     elif operation.path is None or operation.body is None:
         raise CommandError("give both --path and --body, or --profile", _BAD_INPUT)
     else:
-        document["request"] = {"path": operation.path, "body": _json("--body", operation.body)}
+        document["request"] = {
+            "path": operation.path,
+            "body": json_option("--body", operation.body),
+        }
         if operation.method is not None:
             document["request"]["method"] = operation.method.upper()
     _add_settings(document, operation)
@@ -224,7 +235,7 @@ def _add_settings(document: dict[str, Any], operation: Operation) -> None:
         if operation.other_path is not None:
             other["path"] = operation.other_path
         if operation.other_body is not None:
-            other["body"] = _json("--other-body", operation.other_body)
+            other["body"] = json_option("--other-body", operation.other_body)
         document["other_request"] = other
     if operation.code_at is not None:
         document["code_at"] = operation.code_at
@@ -232,7 +243,8 @@ def _add_settings(document: dict[str, Any], operation: Operation) -> None:
         document["statuses_only"] = True
 
 
-def _json(option: str, text: str) -> Any:
+def json_option(option: str, text: str) -> Any:
+    """Return the JSON of an option, or of the file that it names with ``@``."""
     raw = _read(Path(text[1:])) if text.startswith("@") else text.encode()
     try:
         return msgspec.json.decode(raw)
@@ -256,13 +268,13 @@ def _read_profile(source: str, raw: bytes) -> Profile:
         raise CommandError(f"{source}: {error}", _BAD_INPUT) from error
 
 
-def _local_sign_in(host: str) -> SignIn:
+def local_sign_in(host: str) -> SignIn:
     """Return the secret of a server in this directory, for URLs of this machine only."""
     from holdfast_services.dev_secrets import JWT_SECRET, development_secret
     from holdfast_services.settings import load_settings
 
     settings = load_settings()
-    if _is_loopback(host):
+    if is_loopback(host):
         secret = None
         if settings.jwt_secrets:
             secret = settings.jwt_secrets[0]
@@ -281,7 +293,8 @@ def _local_sign_in(host: str) -> SignIn:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, without looking its name up."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["port_of", "run_in_process", "run_server"]
 
 _BACKLOG = 2048
+_VERBOSE = ("DEBUG", "INFO", "WARNING")
 
 
 def run_server(
@@ -102,9 +103,9 @@ def run_in_process(
 ) -> None:
     """Serve in this process until SIGTERM or Ctrl-C."""
     raise_file_limit(settings.max_connections)
-    # A large body is many objects at once; with the usual threshold, collecting them again and
+    # A large body is many objects at once; with the usual thresholds, collecting them again and
     # again takes most of the time that decoding does.
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(20_000, 100, 50)
     limited = ConnectionLimits(
         app, max_connections=settings.max_connections, head_seconds=settings.head_seconds
     )
@@ -114,7 +115,8 @@ def run_in_process(
         ws="none",
         lifespan="on",
         log_config=None,
-        log_level="warning",
+        # One warning per malformed request.
+        log_level="warning" if settings.log_level in _VERBOSE else settings.log_level.lower(),
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),

@@ -15,10 +15,11 @@ __all__ = [
     "Kind",
     "app_fields",
     "check_size",
-    "document_json",
     "encode",
     "merge_patch",
     "references",
+    "response_text",
+    "server_fields",
 ]
 
 Kind = Literal["activities", "contacts", "expenses"]
@@ -51,12 +52,12 @@ def encode(document: dict[str, Any]) -> str:
     return msgspec.json.encode(document).decode()
 
 
-def check_size(fields: dict[str, Any], max_bytes: int) -> None:
-    """Raise ``BodyTooLargeError`` for a document that would not fit into a response.
+def check_size(document: str, max_bytes: int) -> None:
+    """Raise ``BodyTooLargeError`` for an encoded document that would not fit into a response.
 
     It may be larger than the body: by a merge, or because ``1e9`` is encoded as ``1000000000.0``.
     """
-    size = len(encode(fields).encode())
+    size = len(document) if document.isascii() else len(document.encode())
     if size > max_bytes:
         raise BodyTooLargeError(
             f"the document would have {size} bytes; the maximum is {max_bytes}",
@@ -93,23 +94,28 @@ def references(kind: Kind, fields: dict[str, Any]) -> list[tuple[str, Kind, str]
     return found
 
 
-def document_json(
+def response_text(document: str, server_fields: dict[str, Any]) -> str:
+    """Return the encoded document with the server's fields at its end, without decoding it."""
+    start = document[:-1] + "," if len(document) > len("{}") else "{"
+    return start + encode(server_fields)[1:]
+
+
+def server_fields(
     *,
     document_id: str,
     version: int,
-    fields: dict[str, Any],
     created_at: datetime,
     updated_at: datetime,
     deleted: bool = False,
 ) -> dict[str, Any]:
-    """Return the JSON of a document; a deleted one is a tombstone without the app's fields."""
-    server_fields = {
+    """Return the fields of the server; a deleted document is a tombstone of only these."""
+    fields = {
         "id": document_id,
         "version": version,
         "created_at": _instant(created_at),
         "updated_at": _instant(updated_at),
     }
-    return server_fields | {"deleted": True} if deleted else fields | server_fields
+    return fields | {"deleted": True} if deleted else fields
 
 
 def _instant(at: datetime) -> str:

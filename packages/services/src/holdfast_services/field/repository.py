@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from holdfast import Transaction
 from holdfast.ports import Row, Store
 from holdfast.stores.sql_loader import Queries, load_queries
-from holdfast_services.field.model import Kind, document_json, encode
+from holdfast_services.field.model import Kind, response_text, server_fields
 
 __all__ = [
     "Change",
@@ -39,18 +39,30 @@ class Item(NamedTuple):
 
     id: str
     version: int
-    fields: dict[str, Any]
+    # The app's fields as JSON text.
+    document: str
     seq: int
     created_at: datetime
     updated_at: datetime
     is_deleted: bool
 
+    def fields(self) -> dict[str, Any]:
+        """Decode the app's fields."""
+        fields: dict[str, Any] = json.loads(self.document)
+        return fields
+
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON fields of a response."""
-        return document_json(
+        """Return the fields of an entry in a list."""
+        return self._server_fields() if self.is_deleted else self.fields() | self._server_fields()
+
+    def as_text(self) -> str:
+        """Return the JSON text of a response, for a document that is not deleted."""
+        return response_text(self.document, self._server_fields())
+
+    def _server_fields(self) -> dict[str, Any]:
+        return server_fields(
             document_id=self.id,
             version=self.version,
-            fields=self.fields,
             created_at=self.created_at,
             updated_at=self.updated_at,
             deleted=self.is_deleted,
@@ -85,7 +97,7 @@ async def find_in(store: Store, tenant: str, kind: Kind, item_id: str) -> Item |
 
 
 async def add(
-    tx: Transaction, tenant: str, kind: Kind, *, item_id: str, fields: dict[str, Any], at: Change
+    tx: Transaction, tenant: str, kind: Kind, *, item_id: str, document: str, at: Change
 ) -> Item:
     """Insert a document."""
     await tx.execute(
@@ -94,16 +106,16 @@ async def add(
             "tenant": tenant,
             "kind": kind,
             "id": item_id,
-            "document": encode(fields),
+            "document": document,
             "seq": at.seq,
             "now": at.at,
         },
     )
-    return Item(item_id, 1, fields, at.seq, at.at, at.at, is_deleted=False)
+    return Item(item_id, 1, document, at.seq, at.at, at.at, is_deleted=False)
 
 
 async def change(
-    tx: Transaction, tenant: str, kind: Kind, *, item: Item, fields: dict[str, Any], at: Change
+    tx: Transaction, tenant: str, kind: Kind, *, item: Item, document: str, at: Change
 ) -> Item:
     """Save the next version of a document."""
     await tx.execute(
@@ -112,13 +124,13 @@ async def change(
             "tenant": tenant,
             "kind": kind,
             "id": item.id,
-            "document": encode(fields),
+            "document": document,
             "version": item.version + 1,
             "seq": at.seq,
             "now": at.at,
         },
     )
-    return item._replace(version=item.version + 1, fields=fields, seq=at.seq, updated_at=at.at)
+    return item._replace(version=item.version + 1, document=document, seq=at.seq, updated_at=at.at)
 
 
 async def remove(tx: Transaction, tenant: str, kind: Kind, item: Item, at: Change) -> None:
@@ -156,7 +168,7 @@ def _item(row: Row) -> Item:
     return Item(
         row["id"],
         row["version"],
-        json.loads(row["document"]),
+        row["document"],
         row["seq"],
         _instant(row["created_at"]),
         _instant(row["updated_at"]),

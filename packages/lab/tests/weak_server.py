@@ -1,0 +1,119 @@
+"""A server that gives in to every attack."""
+
+import asyncio
+import base64
+import gzip
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import httpx
+from redis.asyncio import Redis
+
+__all__ = ["weak_server"]
+
+_LARGE = 100_000
+_BUSY = 8
+
+
+class WeakServer:
+    """Speaks HTTP/1.1 leniently, verifies nothing, limits nothing, and locks nothing."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis: Any = Redis.from_url(redis_url)
+        self._stored: dict[str, bytes] = {}
+        self._running = 0
+        self._made = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                first, *lines = head.decode("latin-1").split("\r\n")
+                headers = {
+                    name.strip().lower(): value.strip()
+                    for name, _, value in (line.partition(":") for line in lines)
+                }
+                try:
+                    length = max(0, int(headers.get("content-length", "0")))
+                except ValueError:
+                    length = 0
+                body = await reader.readexactly(length)
+                status, sent, location = await self._respond(first, headers, body)
+                writer.write(
+                    f"HTTP/1.1 {status} X\r\nContent-Length: {len(sent)}\r\n"
+                    f"X-Request-ID: {headers.get('x-request-id', '')}\r\n"
+                    f"Location: {location}\r\n"
+                    f"{'Idempotency-Replayed: true' if status == 201 and not location else 'A: b'}"
+                    "\r\n\r\n".encode("latin-1")
+                    + sent
+                )
+        writer.close()
+
+    async def _respond(
+        self, first: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, bytes, str]:
+        if not first.startswith("POST"):
+            return 200, b"{}", ""
+        key = headers.get("idempotency-key", "")
+        if key in self._stored:
+            return 201, self._stored[key], ""
+        claims = _claims(headers.get("authorization", ""))
+        if claims is None:
+            return 401, b"", ""
+        self._running += 1
+        try:
+            return await self._execute(f"{claims.get('org')}:{key}", key, headers, body)
+        except Exception:  # noqa: BLE001 - as careless servers do
+            return 500, b"", ""
+        finally:
+            self._running -= 1
+
+    async def _execute(
+        self, name: str, key: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, bytes, str]:
+        cached = await self._redis.get(name) if key else None
+        if cached is not None:
+            return 201, json.loads(cached)["response"].encode(), ""
+        if headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        document = json.loads(body or b"{}")
+        if len(body) > _LARGE:
+            time.sleep(0.05)
+        if "\x00" in str(document.get("attack")):
+            raise ValueError("the database refuses NUL")
+        if self._running > _BUSY:
+            return 503, b"", ""
+        if self._running > 1:  # long enough for the others of a flood to arrive
+            await asyncio.sleep(1)
+        self._made += 1
+        response = f'{{"id":{self._made}}}'
+        if key:
+            self._stored[key] = response.encode()
+            await self._redis.set(name, json.dumps({"response": response}))
+        return 201, response.encode(), f"http://{headers.get('host')}/{self._made}"
+
+
+def _claims(authorization: str) -> dict[str, Any] | None:
+    """Return the claims of a token, whatever its signature is."""
+    try:
+        payload = authorization.split(".")[1]
+    except IndexError:
+        return None
+    claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(payload + "=="))
+    return claims
+
+
+@asynccontextmanager
+async def weak_server(redis_url: str) -> AsyncIterator[str]:
+    """Run the server in this event loop; gives its URL."""
+    weak = WeakServer(redis_url)
+    server = await asyncio.start_server(weak.serve, "127.0.0.1", 0, limit=2**24)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with httpx.AsyncClient() as client:
+            await client.get(url)
+        yield url
+    await weak._redis.aclose()
