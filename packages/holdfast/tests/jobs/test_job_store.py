@@ -493,18 +493,26 @@ async def test_clean_up_deletes_old_rows_and_keeps_dead_letters_not_requeued(
         "dead_letters": 0,
         "steps": 0,
         "failures": 0,
+        "causes": 0,
     }
     assert await clean_up(lab.job_store, keep_done_days=-1, keep_dead_days=-1) == {
         "completions": 1,
         "dead_letters": 0,
         "steps": 1,
         "failures": 1,
+        "causes": 0,
     }
     assert await lab.state(done) is None
     assert (await lab.job(dead)).steps == {"mail": 1}
     assert await lab.admin.requeue(dead, tenant="ada", actor="grace")
     deleted = await clean_up(lab.job_store, keep_done_days=-1, keep_dead_days=-1)
-    assert deleted == {"completions": 0, "dead_letters": 1, "steps": 0, "failures": 0}
+    assert deleted == {
+        "completions": 0,
+        "dead_letters": 1,
+        "steps": 0,
+        "failures": 0,
+        "causes": 0,
+    }
     assert (await lab.job(dead)).steps == {"mail": 1}, "it will go on after that step"
 
 

@@ -33,6 +33,7 @@ from packages.holdfast.tests.support.jobs_harness import eventually
 OLD = TableNames(is_unprefixed=True)
 OLD_TABLES = {
     *("idempotency_records", "audit_events", "holdfast_secret", "holdfast_migrations"),
+    "holdfast_job_causes",
     *("jobs", "job_completions", "dead_letters", "job_failures", "job_steps"),
 }
 CAUSE = Cause("ada", "ada's phone", "request-1", "correlation-1")

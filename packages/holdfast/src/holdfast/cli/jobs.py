@@ -217,6 +217,14 @@ def _detail(job: JobDetail) -> dict[str, Any]:
         "merged": job.merged,
         "coalesce_key": job.coalesce_key,
         "order_key": job.order_key,
+        "causes": [
+            {
+                "request_id": cause.request_id,
+                "correlation_id": cause.correlation_id,
+                "at": _instant(cause.at),
+            }
+            for cause in job.causes
+        ],
         "steps": job.steps,
         "failures": [
             {

@@ -104,6 +104,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     order_key: str | None = None
     # Attempts after which it is dead-lettered.
     max_attempts: int = 5
+    # The W3C trace context of the request.
+    traceparent: str | None = None
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -171,6 +173,8 @@ class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
     order_key: str | None = None
     # Attempts in a row that were lost while their worker ran other jobs, too; not in ``attempt``.
     lost: int = 0
+    # The W3C trace context of the request that enqueued it.
+    traceparent: str | None = None
     # It has a completion marker: acknowledge it without running.
     completed: bool = False
 

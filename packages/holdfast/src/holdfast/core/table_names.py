@@ -27,7 +27,15 @@ _FORMERLY_UNPREFIXED: Final = (
 )
 # The other tables, and functions. Every table and function of the migrations is in one of the two
 # lists: they are what a schema qualifies, unlike indexes and triggers.
-_OTHERS: Final = ("secret", "migrations", "move", "claim", "finish", "attempt_lost")
+_OTHERS: Final = (
+    "secret",
+    "migrations",
+    "move",
+    "job_causes",
+    "claim",
+    "finish",
+    "attempt_lost",
+)
 
 _OBJECTS: Final = "|".join((*_FORMERLY_UNPREFIXED, *_OTHERS))
 # A table or function; or an index or trigger, which is named after one.

@@ -4,6 +4,7 @@ Every call names a tenant. ``core.tenants.ALL_TENANTS`` is for operators of the 
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -15,7 +16,7 @@ from holdfast.core.tenants import TenantFilter, tenant_or_none
 from holdfast.jobs.job_store import JobStore, at
 from holdfast.ports import Row, Store
 
-__all__ = ["Failure", "JobAdmin", "JobDetail", "JobView", "QueueDepth"]
+__all__ = ["Failure", "JobAdmin", "JobCause", "JobDetail", "JobView", "QueueDepth"]
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -79,6 +80,18 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobCause:
+    """A request that enqueued a job, or whose job was merged into it."""
+
+    # The request.
+    request_id: str
+    # The chain of requests it belongs to.
+    correlation_id: str
+    # When it did so.
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobDetail:
     """A job with its payload, result, failures and steps."""
 
@@ -98,6 +111,8 @@ class JobDetail:
     coalesce_key: str | None
     # The value of ``order``.
     order_key: str | None
+    # All requests that caused it, the one that enqueued it first.
+    causes: tuple[JobCause, ...]
     # The failed attempts, oldest first.
     failures: tuple[Failure, ...]
     # The recorded steps and their results.
@@ -154,6 +169,7 @@ class JobAdmin:
         view = _view(row)
         about = {"tenant": view.tenant, "job_id": job_id}
         failures = await self._job_store.read("failures", about)
+        merged = await self._job_store.read("causes", about)
         steps = await self._job_store.steps(view.tenant, job_id)
         return JobDetail(
             view=view,
@@ -164,6 +180,7 @@ class JobAdmin:
             merged=row["merged"],
             coalesce_key=row["coalesce_key"],
             order_key=row["order_key"],
+            causes=_causes(view, merged),
             failures=tuple(
                 Failure(
                     attempt=failed["attempt"],
@@ -237,6 +254,23 @@ def _view(row: Row) -> JobView:
         ended_at=None if row["ended_at"] is None else at(row["ended_at"]),
         lease_expired=bool(row["lease_expired"]),
     )
+
+
+def _causes(view: JobView, merged: Sequence[Row]) -> tuple[JobCause, ...]:
+    first = JobCause(
+        request_id=view.request_id, correlation_id=view.correlation_id, at=view.enqueued_at
+    )
+    others = (
+        JobCause(
+            request_id=row["request_id"],
+            correlation_id=row["correlation_id"],
+            at=at(row["caused_at"]),
+        )
+        for row in merged
+        # One request may enqueue a job several times.
+        if row["request_id"] != view.request_id
+    )
+    return first, *others
 
 
 def _json(text: str | None) -> Any:

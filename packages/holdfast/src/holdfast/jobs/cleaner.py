@@ -15,7 +15,7 @@ _DAY_SECONDS: Final = 86_400.0
 async def clean_up(
     job_store: JobStore, *, keep_done_days: float, keep_dead_days: float
 ) -> dict[str, int]:
-    """Delete old completions, requeued dead letters, steps and failures; return how many of each.
+    """Delete old completions, requeued dead letters, steps, failures and causes; return the counts.
 
     Dead letters that were not requeued stay until an operator decides about them.
     """
@@ -24,6 +24,8 @@ async def clean_up(
         "clean_dead_letters": keep_dead_days,
         "clean_steps": keep_done_days,
         "clean_failures": keep_dead_days,
+        # After the completions: those of a job are kept as long as anything else of it.
+        "clean_causes": keep_done_days,
     }
     deleted: dict[str, int] = {}
     for name, days in ages.items():

@@ -11,6 +11,7 @@ from holdfast.core.job import EnqueueOutcome, LeasedJob, stable_uuid
 from holdfast.errors import NonRetryableError, NoTransactionError, UsageError
 from holdfast.jobs.enqueue import Cause, EnqueueOptions, encode_json, log_duplicate, new_job
 from holdfast.jobs.job_store import JobStore
+from holdfast.observability.traces import continued_traceparent
 from holdfast.ports import Params, Row, Transaction, UnitOfWork
 
 __all__ = ["JobAttributes", "JobContext", "RecordedStep", "encode_result"]
@@ -103,6 +104,11 @@ class JobAttributes:
     def correlation_id(self) -> str:
         """The id shared by all requests and jobs that follow from one action."""
         return self._job.correlation_id
+
+    @property
+    def traceparent(self) -> str | None:
+        """The W3C trace context of the request that enqueued it, if it had one."""
+        return self._job.traceparent
 
     @property
     def enqueued_at(self) -> datetime:
@@ -200,6 +206,7 @@ class JobContext(JobAttributes):
             f"job {self.type}",
             self.request_id,
             self.correlation_id,
+            continued_traceparent(self.traceparent),
         )
         job = new_job(job_type, payload, cause=cause, **chosen)
         self.enqueued = True

@@ -50,6 +50,8 @@ class Cause(msgspec.Struct, frozen=True):
     actor: str
     request_id: str
     correlation_id: str
+    # The W3C trace context, if there is one.
+    traceparent: str | None = None
 
 
 class JobOptions(TypedDict, total=False):
@@ -177,6 +179,7 @@ def new_job(
         coalesce_key=coalesce,
         order_key=order,
         max_attempts=max_attempts,
+        traceparent=cause.traceparent,
     )
 
 

@@ -24,6 +24,7 @@ from holdfast.jobs.enqueue import MAX_SECONDS
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry, Registration
 from holdfast.jobs.sync_handler import run_in_thread
+from holdfast.observability.traces import Spans
 from holdfast.ports import (
     Clock,
     Delivery,
@@ -76,6 +77,8 @@ class ExecutorConfig:
     max_payload_bytes: int
     # How many handlers may hold a transaction at once; None: no limit.
     transaction_slots: asyncio.Semaphore | None
+    # OpenTelemetry spans; None without.
+    spans: Spans | None
     faults: FaultPoints | None
     # Commits the completion of a job that wrote nothing.
     complete: Callable[[Lease, str | None], Awaitable[None]]
@@ -148,6 +151,14 @@ class JobExecutor:
 
     async def run(self) -> None:
         """Execute the job. Raises nothing but cancellation."""
+        spans, job = self._config.spans, self.job
+        if spans is None:
+            await self._run_to_end()
+            return
+        with spans.job(job.type, self._log_fields(), traceparent=job.traceparent) as span:
+            span.describe({"outcome": await self._run_to_end()})
+
+    async def _run_to_end(self) -> JobOutcome:
         config = self._config
         try:
             outcome, ending = await self._run()
@@ -173,6 +184,7 @@ class JobExecutor:
         config.metrics.job_ended(self.job.queue, self.job.type, outcome, seconds)
         with suppress(Exception):  # the engine is only informed; the tables decide
             await config.engine.settle(self.delivery, ending)
+        return outcome
 
     async def _run(self) -> Result:
         config, job = self._config, self.job

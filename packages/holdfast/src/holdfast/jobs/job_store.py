@@ -78,11 +78,23 @@ class JobStore:
             await self._lock_order(tx, job.tenant, job.order_key)
         name = "enqueue" if job.coalesce_key is None else "enqueue_coalesced"
         rows = await self._run(tx, name, values)
-        if not rows:
-            done = await self._run(tx, "is_done", {"tenant": job.tenant, "id": job.id})
-            return AlreadyDone(job.id) if done else Merged(job.id)
-        row = rows[0]
-        return Merged(row["job_id"]) if row["merged"] else Enqueued(row["job_id"])
+        if rows and not rows[0]["merged"]:
+            return Enqueued(rows[0]["job_id"])
+        if not rows and await self._run(tx, "is_done", {"tenant": job.tenant, "id": job.id}):
+            return AlreadyDone(job.id)
+        merged = Merged(rows[0]["job_id"] if rows else job.id)
+        await self._run(
+            tx,
+            "add_cause",
+            {
+                "tenant": job.tenant,
+                "job_id": merged.job_id,
+                "request_id": job.request_id,
+                "correlation_id": job.correlation_id,
+                "traceparent": job.traceparent,
+            },
+        )
+        return merged
 
     # -- leases -------------------------------------------------------------------------------
 
@@ -430,5 +442,6 @@ def _leased(row: Row) -> LeasedJob:
         order_key=row["order_key"],
         enqueued_at=at(row["enqueued_at"]),
         lost=row["lost"],
+        traceparent=row["traceparent"],
         completed=bool(row["completed"]),
     )

@@ -13,13 +13,14 @@
 WITH added AS (
     INSERT INTO holdfast_jobs
            (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
-            visible_at, run_at, max_attempts, actor, request_id, correlation_id)
+            visible_at, run_at, max_attempts, actor, request_id, correlation_id, traceparent)
     SELECT :tenant::text, :id::uuid, :key::text, :queue::text, :type::text, :resource_id::text,
            :payload::text, :payload_hash::text, :order_key::text,
            CASE WHEN :order_key::text IS NOT NULL AND EXISTS (
                      SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
                 THEN 'infinity' ELSE due.at END,
-           due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text
+           due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text,
+           :traceparent::text
       FROM (SELECT coalesce(to_timestamp(:run_at::float8), clock_timestamp())
                    + make_interval(secs => :delay_seconds::float8) AS at) AS due
      WHERE NOT EXISTS (
@@ -47,14 +48,15 @@ WITH added AS (
     INSERT INTO holdfast_jobs AS old
            (tenant, id, key, queue, type, resource_id, payload, payload_hash, coalesce_key,
             waiting_key, order_key, visible_at, run_at, max_attempts, actor, request_id,
-            correlation_id)
+            correlation_id, traceparent)
     SELECT :tenant::text, :id::uuid, :key::text, :queue::text, :type::text, :resource_id::text,
            :payload::text, :payload_hash::text, :coalesce_key::text, :coalesce_key,
            :order_key::text,
            CASE WHEN :order_key::text IS NOT NULL AND EXISTS (
                      SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
                 THEN 'infinity' ELSE due.at END,
-           due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text
+           due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text,
+           :traceparent::text
       FROM (SELECT coalesce(to_timestamp(:run_at::float8), clock_timestamp())
                    + make_interval(secs => :delay_seconds::float8) AS at) AS due
         ON CONFLICT (tenant, queue, type, waiting_key) WHERE waiting_key IS NOT NULL DO UPDATE
@@ -76,6 +78,17 @@ SELECT id::text AS job_id, merged FROM added;
 -- follow the order of the commits, and no job waits for a deleted one. A separate statement, so that
 -- the next one sees what was committed while this one waited.
 SELECT pg_advisory_xact_lock(:lock::bigint);
+
+-- name: add_cause
+-- A request whose job was merged.
+INSERT INTO holdfast_job_causes (tenant, job_id, request_id, correlation_id, traceparent)
+VALUES (:tenant::text, :job_id::uuid, :request_id::text, :correlation_id::text, :traceparent::text)
+    ON CONFLICT (tenant, job_id, request_id) DO NOTHING;
+
+-- name: causes
+SELECT request_id, correlation_id, extract(epoch FROM caused_at)::float8 AS caused_at
+  FROM holdfast_job_causes
+ WHERE tenant = :tenant::text AND job_id = :job_id::uuid ORDER BY caused_at;
 
 -- name: is_done
 SELECT 1 AS done FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id::uuid;
@@ -105,7 +118,8 @@ UPDATE holdfast_jobs AS job
                  FOR UPDATE SKIP LOCKED) AS found
         ORDER BY found.visible_at LIMIT :limit))
 RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
-          job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id, job.resource_id,
+          job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id,
+          job.traceparent, job.resource_id,
           job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
           (SELECT true FROM holdfast_job_completions AS done
             WHERE done.tenant = job.tenant AND done.job_id = job.id) IS NOT NULL AS completed;
@@ -130,7 +144,8 @@ UPDATE holdfast_jobs AS job
   FROM due
  WHERE job.tenant = due.tenant AND job.id = due.id
 RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
-          job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id, job.resource_id,
+          job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id,
+          job.traceparent, job.resource_id,
           job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
           EXISTS (SELECT 1 FROM holdfast_job_completions AS done
                    WHERE done.tenant = job.tenant AND done.job_id = job.id) AS completed;
@@ -541,5 +556,19 @@ DELETE FROM holdfast_job_failures
                            WHERE job.tenant = failure.tenant AND job.id = failure.job_id)
           AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = failure.tenant AND dead.job_id = failure.job_id)
+        LIMIT :limit::integer))
+RETURNING job_id::text;
+
+-- name: clean_causes
+DELETE FROM holdfast_job_causes
+ WHERE ctid = ANY (ARRAY(
+       SELECT cause.ctid FROM holdfast_job_causes AS cause
+        WHERE caused_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
+          AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
+                           WHERE job.tenant = cause.tenant AND job.id = cause.job_id)
+          AND NOT EXISTS (SELECT 1 FROM holdfast_job_completions AS done
+                           WHERE done.tenant = cause.tenant AND done.job_id = cause.job_id)
+          AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
+                           WHERE dead.tenant = cause.tenant AND dead.job_id = cause.job_id)
         LIMIT :limit::integer))
 RETURNING job_id::text;

@@ -16,12 +16,14 @@ SELECT :tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :reque
    AND NOT EXISTS (SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND id = :id);
 INSERT INTO holdfast_jobs
        (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
-        visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at)
+        visible_at, run_at, max_attempts, actor, request_id, correlation_id, traceparent,
+        enqueued_at)
 SELECT :tenant, :id, :key, :queue, :type, :resource_id, :payload, :payload_hash, :order_key,
        CASE WHEN :order_key IS NOT NULL AND EXISTS (
                  SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
             THEN 9000000000000000 ELSE due.at END,
-       due.at, :max_attempts, :actor, :request_id, :correlation_id, NOW_MS
+       due.at, :max_attempts, :actor, :request_id, :correlation_id, :traceparent,
+       NOW_MS
   FROM (SELECT CAST(coalesce(:run_at * 1000, NOW_MS) + :delay_seconds * 1000 AS INTEGER) AS at)
        AS due
  WHERE NOT EXISTS (SELECT 1 FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id)
@@ -42,19 +44,31 @@ SELECT :tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :reque
 INSERT INTO holdfast_jobs
        (tenant, id, key, queue, type, resource_id, payload, payload_hash, coalesce_key,
         waiting_key, order_key, visible_at, run_at, max_attempts, actor, request_id,
-        correlation_id, enqueued_at)
+        correlation_id, traceparent, enqueued_at)
 SELECT :tenant, :id, :key, :queue, :type, :resource_id, :payload, :payload_hash, :coalesce_key,
        :coalesce_key, :order_key,
        CASE WHEN :order_key IS NOT NULL AND EXISTS (
                  SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
             THEN 9000000000000000 ELSE due.at END,
-       due.at, :max_attempts, :actor, :request_id, :correlation_id, NOW_MS
+       due.at, :max_attempts, :actor, :request_id, :correlation_id, :traceparent,
+       NOW_MS
   FROM (SELECT CAST(coalesce(:run_at * 1000, NOW_MS) + :delay_seconds * 1000 AS INTEGER) AS at)
        AS due
  WHERE true
     ON CONFLICT (tenant, queue, type, waiting_key) WHERE waiting_key IS NOT NULL DO UPDATE
    SET payload = excluded.payload, payload_hash = excluded.payload_hash, merged = merged + 1
 RETURNING id AS job_id, merged;
+
+-- name: add_cause
+-- A request whose job was merged.
+INSERT INTO holdfast_job_causes
+       (tenant, job_id, request_id, correlation_id, traceparent, caused_at)
+VALUES (:tenant, :job_id, :request_id, :correlation_id, :traceparent, NOW_MS)
+    ON CONFLICT (tenant, job_id, request_id) DO NOTHING;
+
+-- name: causes
+SELECT request_id, correlation_id, caused_at / 1000.0 AS caused_at
+  FROM holdfast_job_causes WHERE tenant = :tenant AND job_id = :job_id ORDER BY caused_at;
 
 -- name: is_done
 SELECT 1 AS done FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id;
@@ -80,8 +94,8 @@ UPDATE holdfast_jobs
                ORDER BY visible_at LIMIT :limit)
         ORDER BY due.visible_at LIMIT :limit)
 RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
-          request_id, correlation_id, resource_id, order_key, enqueued_at / 1000.0 AS enqueued_at,
-          0 AS completed;
+          request_id, correlation_id, traceparent, resource_id, order_key,
+          enqueued_at / 1000.0 AS enqueued_at, 0 AS completed;
 
 -- name: claim_these
 -- The same for jobs that a broker has named, if they are due and not leased.
@@ -98,8 +112,8 @@ UPDATE holdfast_jobs
                          AND due.id = json_extract(wanted.value, '$.job_id')
         WHERE due.visible_at <= NOW_MS)
 RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
-          request_id, correlation_id, resource_id, order_key, enqueued_at / 1000.0 AS enqueued_at,
-          0 AS completed;
+          request_id, correlation_id, traceparent, resource_id, order_key,
+          enqueued_at / 1000.0 AS enqueued_at, 0 AS completed;
 
 -- name: still_to_do
 -- Of these jobs, those that are not finished, and in how many seconds each can be leased.
@@ -478,5 +492,19 @@ DELETE FROM holdfast_job_failures
                            WHERE job.tenant = failure.tenant AND job.id = failure.job_id)
           AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = failure.tenant AND dead.job_id = failure.job_id)
+        LIMIT :limit)
+RETURNING job_id;
+
+-- name: clean_causes
+DELETE FROM holdfast_job_causes
+ WHERE (tenant, job_id, request_id) IN (
+       SELECT tenant, job_id, request_id FROM holdfast_job_causes AS cause
+        WHERE caused_at < NOW_MS - :older_than_seconds * 1000
+          AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
+                           WHERE job.tenant = cause.tenant AND job.id = cause.job_id)
+          AND NOT EXISTS (SELECT 1 FROM holdfast_job_completions AS done
+                           WHERE done.tenant = cause.tenant AND done.job_id = cause.job_id)
+          AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
+                           WHERE dead.tenant = cause.tenant AND dead.job_id = cause.job_id)
         LIMIT :limit)
 RETURNING job_id;

@@ -20,6 +20,7 @@ from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.periodic import PeriodicEnqueuer
 from holdfast.jobs.registry import JobRegistry
 from holdfast.observability.noop import NullJobMetrics, NullStoreMetrics
+from holdfast.observability.traces import Spans
 from holdfast.ports import (
     Clock,
     Delivery,
@@ -60,6 +61,8 @@ class WorkerOptions(TypedDict, total=False):
     max_payload_bytes: int
     metrics: JobMetrics | None
     clock: Clock | None
+    # OpenTelemetry spans; None without.
+    spans: Spans | None
     # For tests.
     faults: FaultPoints | None
 
@@ -107,6 +110,7 @@ class Worker:
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         metrics: JobMetrics | None = None,
         clock: Clock | None = None,
+        spans: Spans | None = None,
         faults: FaultPoints | None = None,
     ) -> None:
         """``store`` must be open before ``start``. Raises ``ConfigurationError``."""
@@ -154,6 +158,7 @@ class Worker:
             lease_seconds=lease_seconds,
             max_payload_bytes=max_payload_bytes,
             transaction_slots=_transaction_slots(store),
+            spans=spans,
             faults=faults,
             complete=self._complete,
             abandon=self._abandon,

@@ -21,7 +21,7 @@ from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry
 from holdfast.jobs.worker import Worker, WorkerOptions
 from holdfast.observability.noop import NullJobMetrics, NullMetrics
-from holdfast.observability.traces import Spans
+from holdfast.observability.traces import Spans, continued_traceparent
 from holdfast.ports import (
     Clock,
     FaultPoints,
@@ -287,6 +287,7 @@ class Holdfast(Generic[TransactionT_co]):
                 request.principal.actor,
                 request.request_id,
                 request.correlation_id,
+                continued_traceparent(request.traceparent),
             ),
             queue=queue or self.jobs.queue_of(job_type),
             max_attempts=(found.max_attempts if found else 5)
@@ -305,6 +306,7 @@ class Holdfast(Generic[TransactionT_co]):
         options.setdefault("notifier", self.notifier)
         options.setdefault("metrics", self.job_metrics)
         options.setdefault("clock", self.clock)
+        options.setdefault("spans", self.spans)
         options.setdefault("max_payload_bytes", self.max_payload_bytes)
         return Worker(self.store, self.jobs, **options)
 

@@ -171,7 +171,7 @@ class GuardMiddleware:
         elif self._spans is None:
             await self._guard(match, head, scope, receive, send)
         else:
-            with self._spans.request(match.endpoint, {}) as span:
+            with self._spans.request(match.endpoint, {}, traceparent=head.traceparent) as span:
 
                 async def send_traced(message: Message) -> None:
                     if message["type"] == "http.response.start":
@@ -351,6 +351,7 @@ class GuardMiddleware:
                 correlation_id=head.correlation_id,
                 payload_hash=own,
                 path=head.path,
+                traceparent=head.traceparent,
             )
 
         # With its hash given, nothing of the body is read but a key in it.

@@ -89,6 +89,8 @@ class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
     correlation_id: str
     # Decoded, without the query.
     path: str = ""
+    # The W3C trace context that was sent, if it is valid.
+    traceparent: str | None = None
 
 
 def parse_request(
@@ -106,6 +108,7 @@ def parse_request(
     correlation_id: str,
     payload_hash: str | None = None,
     path: str = "",
+    traceparent: str | None = None,
 ) -> GuardedRequest:
     """Read the key, then compute the fingerprint. Errors of the key are raised first.
 
@@ -142,6 +145,7 @@ def parse_request(
         request_id=request_id,
         correlation_id=correlation_id,
         path=path,
+        traceparent=traceparent,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from holdfast.core.correlation import is_traceparent
 from holdfast.core.fingerprint import short_hash
 from holdfast.core.keys import KEY_HEADER
 from holdfast.ids import new_request_id
@@ -41,6 +42,7 @@ class RequestHead:
         "query",
         "request",
         "request_id",
+        "traceparent",
         "transaction",
     )
 
@@ -71,6 +73,8 @@ class RequestHead:
         self.content_length: int | None = None
         # The header's value; None if there is none or several differ.
         self.authorization: str | None = None
+        # The W3C trace context; None if there is none, or it is not valid.
+        self.traceparent: str | None = None
         request_id = correlation_id = None
         authorizations: set[bytes] = set()
         for name, value in headers:
@@ -91,6 +95,9 @@ class RequestHead:
                     request_id = _usable_id(value)
                 case b"x-correlation-id":
                     correlation_id = _usable_id(value)
+                case b"traceparent":
+                    text = value.decode("latin-1")
+                    self.traceparent = text if is_traceparent(text) else None
         # Two different ones identify no caller: a proxy may have checked the other one.
         if len(authorizations) == 1:
             self.authorization = authorizations.pop().decode("latin-1")

@@ -29,7 +29,14 @@ _TENANT: Final = "tenant"
 _PAGE: Final = 500
 
 # In the order of deletion. Without its row a running job cannot commit, so jobs are first.
-_BEFORE_OTHERS: Final = ("jobs", "job_steps", "job_failures", "dead_letters", "job_completions")
+_BEFORE_OTHERS: Final = (
+    "jobs",
+    "job_steps",
+    "job_failures",
+    "job_causes",
+    "dead_letters",
+    "job_completions",
+)
 _AFTER_OTHERS: Final = ("idempotency_records", "audit_events")
 
 _SQLITE_COLUMNS: Final = (

@@ -24,6 +24,7 @@ CORE_TABLES: Final = (
     "dead_letters",
     "job_failures",
     "job_steps",
+    "job_causes",
 )
 """The tables of the library, without the list of migrations, which the target has already."""
 
