@@ -128,7 +128,7 @@ def test_4_idempotency_conflict_drops_the_action_with_an_event(
     assert (report.failed, len(server.requests)) == (1, 1)
     assert queue.get(entry.id).status is Status.FAILED
     failed = next(event for event in events if event.kind is EventKind.FAILED)
-    assert (failed.entry_id, failed.error_code) == (entry.id, 409)
+    assert (failed.entry_id, failed.http_status) == (entry.id, 409)
 
 
 def test_5_a_cached_replay_is_a_success_and_leaves_the_queue(queue: OutboxQueue) -> None:
