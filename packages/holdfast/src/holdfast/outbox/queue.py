@@ -302,7 +302,7 @@ class OutboxQueue:
         and of the same driver as the queue's. The entry is then part of that transaction, and the
         app calls ``announce`` after its commit. See also ``transaction``.
 
-        ``once`` of the entry names what the user does, such as ``quest.complete:001``: if the user
+        ``once`` of the entry names what the user does, such as ``order.close:001``: if the user
         has an unsettled entry with that name (pending, in flight, failed or in conflict), it is
         returned, and nothing is written. So a double tap on a button is one entry.
 
