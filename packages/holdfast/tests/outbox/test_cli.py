@@ -114,13 +114,13 @@ def test_a_walk_entry_that_is_a_month_old_expires(outbox: Outbox, user: str) -> 
 
 
 @contextmanager
-def overloaded() -> Iterator[str]:
-    """Give the address of a server that always has too much to do."""
+def failing() -> Iterator[str]:
+    """Give the address of a server that always fails."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(503)
+            self.send_response(500)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -144,7 +144,7 @@ def test_shorter_delays_keep_each_profiles_limit_of_attempts(outbox: Outbox, use
         *("--user", user, "--op", "create", "--entity", "quest", "--profile", "walk"),
         *("--endpoint", "/quest/complete", "--payload", '{"questId": "quest.001"}'),
     )
-    with overloaded() as url:
+    with failing() as url:
         for _ in range(3):
             outbox(
                 *("drain", "--user", user, "--server", url, "--token", "t", "--max-seconds", "10"),

@@ -51,6 +51,10 @@ class EventKind(StrEnum):
     DISCARDED = "discarded"
     PAUSED = "paused"
     """The drain waits, for example for a new token. Emitted by the drain."""
+    HELD = "held"
+    """The server is down or overloaded: nothing is sent to it, or to one endpoint, for a while."""
+    # The server responds again after that.
+    RESUMED = "resumed"
     DRAINED = "drained"
     """Emitted by the drain at its end."""
     # Old settled entries were deleted.
@@ -86,7 +90,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int | None = None
     # HTTP status of the response.
     error_code: int | None = None
-    # For `retrying`: the delay.
+    # For `retrying` and `held`: the delay.
     delay_seconds: float | None = None
     # For `pruned`, `purged` and `drained`: how many entries.
     count: int | None = None

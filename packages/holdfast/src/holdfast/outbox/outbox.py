@@ -21,6 +21,7 @@ from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 from msgspec import UNSET
 
+from holdfast.clock import SystemClock
 from holdfast.core.outbox_entry import Entry, NewEntry, Resolution, ResolutionName
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import UsageError
@@ -30,6 +31,7 @@ from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, Listener
 from holdfast.outbox.maintenance import PayloadMigration
+from holdfast.outbox.outage import Outages
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.sender import AtSend, Retry, Token
@@ -144,8 +146,18 @@ class Outbox:
         self._transport = transport
         self._streams: list[EventStream] = []
 
+        outages = Outages(SystemClock().monotonic)
+
         def new_drain() -> Drain:
-            return Drain(queue, transport, token, merge=merge, at_send=at_send, retry=retry)
+            return Drain(
+                queue,
+                transport,
+                token,
+                merge=merge,
+                at_send=at_send,
+                retry=retry,
+                outages=outages,
+            )
 
         self._new_drain = new_drain
         self._background = BackgroundDrain(
