@@ -117,6 +117,7 @@ class Drain:
             user_id,
             clock=self._clock,
             outages=self.outages,
+            server=self._server,
             stop=stop or Flag(),
             max_seconds=float("inf") if max_seconds is None else max_seconds,
             waits=max_seconds is not None if wait is None else wait,
@@ -172,6 +173,7 @@ class _Run:
         *,
         clock: Clock,
         outages: Outages,
+        server: str,
         stop: Flag,
         max_seconds: float,
         waits: bool,
@@ -180,6 +182,7 @@ class _Run:
         self._sender = sender
         self._clock = clock
         self._outages = outages
+        self._server = server
         self._stop = stop
         self._user_id = user_id
         self._max_seconds = max_seconds
@@ -240,6 +243,8 @@ class _Run:
             for claimed, outcome in self._outcomes:
                 self._record(claimed, outcome)
             self._outcomes.clear()
+            if self._outages.is_unsaved:
+                self._queue.save_holds(self._server, self._outages.to_store())
             is_held = state.hold_seconds is not None or self._outages.server_seconds() > 0
             if is_held:
                 # The next request is a probe.

@@ -103,6 +103,8 @@ class Outages:
         self._holds: dict[str, _Hold] = {}
         # By entry: how often it has met an outage while others did not.
         self._blame: dict[str, int] = {}
+        # Holds that the server has set were changed and not stored since.
+        self.is_unsaved = False
 
     # ------------------------------------------------------------------ what is held
 
@@ -179,6 +181,7 @@ class Outages:
             # A response to an earlier request does not shorten what a later one has set.
             hold.until = max(hold.until, until) if hold.is_fixed else until
             hold.is_fixed = bool(retry_after_seconds) or hold.until > until
+            self.is_unsaved |= hold.is_fixed
             hold.why = f"the server responded {response.status}"
             if is_endpoint:
                 return seconds, is_new
@@ -193,7 +196,7 @@ class Outages:
             self._blame.pop(entry_id, None)
             keys = [key for key in (SERVER, path_template(endpoint)) if key in self._holds]
             for key in keys:
-                del self._holds[key]
+                self.is_unsaved |= self._holds.pop(key).is_fixed
             return keys
 
     def probe_now(self) -> None:
@@ -211,9 +214,10 @@ class Outages:
     # ------------------------------------------------------------------ across processes
 
     def to_store(self) -> dict[str, StoredHold]:
-        """Return the holds that a server has set, by key."""
+        """Return the holds that the server has set, by key, to be stored now."""
         now = self._monotonic()
         with self._lock:
+            self.is_unsaved = False
             return {
                 key: StoredHold(hold.until - now, hold.why)
                 for key, hold in self._holds.items()

@@ -130,7 +130,6 @@ class Sender:
     ) -> None:
         self._queue = queue
         self._transport = transport
-        self._server: str = getattr(transport, "origin", "")
         self._token = token
         self._merge = merge
         self._at_send = at_send
@@ -312,8 +311,6 @@ class Sender:
         seconds, is_new = outages.begin(
             entry.id, entry.endpoint, response, delay=delay, retry_after_seconds=retry_after
         )
-        if retry_after:
-            self._queue.save_holds(self._server, outages.to_store())
         if is_new:
             what = path_template(entry.endpoint) if response.status == TOO_MANY else "the server"
             self._emit_outage(
@@ -323,10 +320,7 @@ class Sender:
 
     def _resume(self, entry: Entry) -> None:
         """Note that the server responds, and end the holds that this disproves."""
-        ended = self._outages.end(entry.id, entry.endpoint)
-        if ended:
-            self._queue.save_holds(self._server, self._outages.to_store())
-        for key in ended:
+        for key in self._outages.end(entry.id, entry.endpoint):
             self._emit_outage(EventKind.RESUMED, f"{key or 'the server'} responds again")
 
     def _emit_outage(
