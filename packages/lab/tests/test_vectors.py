@@ -220,6 +220,7 @@ def errors_hold(case: dict[str, Any]) -> None:
             entry,
             WALK_OUTBOX.codes,
             has_retry_after=case.get("retry_after", False),
+            recognised=case.get("recognised", True),
         )
         fields = as_json(verdict)
         assert fields == {

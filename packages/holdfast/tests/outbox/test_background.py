@@ -158,7 +158,7 @@ def test_attempts_are_reset_while_another_user_backs_off(make: Make) -> None:
     policy = replace(SOON, attempts=3)
 
     def reply(request: Request) -> Response | NoResponse:
-        return response(503) if request.headers["Authorization"] == "Bearer ada" else NETWORK_DOWN
+        return response(500) if request.headers["Authorization"] == "Bearer ada" else NETWORK_DOWN
 
     server = Scripted(reply)
     outbox = make(server, lambda user: user, back_off=LONG, retry=policy)

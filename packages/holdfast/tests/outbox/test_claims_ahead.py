@@ -15,6 +15,7 @@ from holdfast.core.outbox_entry import NewEntry, Status
 from holdfast.outbox import EventKind, OutboxQueue
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import Ended
+from holdfast.outbox.outage import Outages
 from holdfast.outbox.sender import Sender
 from holdfast.outbox.transport import NoResponse, Request, Response
 from packages.holdfast.tests.outbox.queue_harness import Lab, local, new, walk
@@ -215,6 +216,7 @@ def test_a_retried_entry_has_a_random_position_but_keeps_the_order_of_its_lane(
             retry=None,
             clock=SystemClock(),
             fault_points=None,
+            outages=Outages(SystemClock().monotonic),
             chance=lambda chance=chance: chance,  # type: ignore[misc]
         )
         places.add(dispatcher.retry_position(tried, others))

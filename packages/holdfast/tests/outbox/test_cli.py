@@ -114,7 +114,7 @@ def test_a_walk_entry_that_is_a_month_old_expires(outbox: Outbox, user: str) -> 
 
 
 @contextmanager
-def overloaded() -> Iterator[str]:
+def failing() -> Iterator[str]:
     """Give the address of a server that always fails."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -144,7 +144,7 @@ def test_shorter_delays_keep_each_profiles_limit_of_attempts(outbox: Outbox, use
         *("--user", user, "--op", "create", "--entity", "quest", "--profile", "walk"),
         *("--endpoint", "/quest/complete", "--payload", '{"questId": "quest.001"}'),
     )
-    with overloaded() as url:
+    with failing() as url:
         for _ in range(3):
             outbox(
                 *("drain", "--user", user, "--server", url, "--token", "t", "--max-seconds", "10"),

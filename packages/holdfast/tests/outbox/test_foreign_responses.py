@@ -9,7 +9,8 @@ import pytest
 from holdfast.core.outbox_entry import NewEntry, Status
 from holdfast.core.response_classification import is_service_response
 from holdfast.errors import OutcomeUnknownError
-from holdfast.outbox import OutboxQueue, Profile
+from holdfast.outbox import EventKind, OutboxQueue, Profile
+from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.profile import DEFAULT_PROFILE
 from holdfast.outbox.transport import Request, Response
@@ -99,6 +100,21 @@ def test_a_page_in_place_of_the_servers_side_of_a_conflict_forces_nothing(
     assert [request.method for request in server.requests] == ["PUT", "GET"]
     waiting = queue.get(entry.id)
     assert (waiting.status, waiting.forced) == (Status.PENDING, False)
+
+
+def test_a_page_does_not_end_an_outage(queue: OutboxQueue) -> None:
+    heard: list[EventKind] = []
+    queue.subscribe(lambda event: heard.append(event.kind))
+    queue.enqueue(activity("ada", "visit"))
+    server = Scripted([response(503), PORTAL, response(201, {"id": 1})])
+    worker = Drain(queue, server, retry=SOON)
+    worker.run("ada", max_seconds=5)
+    assert len(server.requests) == 3
+    assert heard.count(EventKind.RESUMED) == 1
+    assert (
+        heard.index(EventKind.RESUMED)
+        > [place for place, kind in enumerate(heard) if kind is EventKind.RETRYING][1]
+    ), "the sign-in page of a network was taken for the server"
 
 
 def test_a_page_does_not_set_the_clock(queue: OutboxQueue) -> None:

@@ -23,7 +23,13 @@ from holdfast.core.outbox_entry import (
     Status,
     Transition,
 )
-from holdfast.core.response_classification import BY_CODE, TryLater, Verdict, classify
+from holdfast.core.response_classification import (
+    BY_CODE,
+    AttestationNeeded,
+    TryLater,
+    Verdict,
+    classify,
+)
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy, is_transient
 from holdfast_services.walk.outbox_profile import PROFILE as WALK
 
@@ -80,6 +86,18 @@ _PLAIN: Final[tuple[tuple[int | None, Operation], ...]] = (
     (503, Operation.CREATE),
     (504, Operation.CREATE),
     (None, Operation.CREATE),
+)
+
+# The pages of captive portals, proxies and gateways.
+_OF_OTHERS: Final[tuple[tuple[int, Operation], ...]] = (
+    (200, Operation.CREATE),
+    (401, Operation.CREATE),
+    (403, Operation.CREATE),
+    (404, Operation.UPDATE),
+    (404, Operation.DELETE),
+    (407, Operation.CREATE),
+    (413, Operation.CREATE),
+    (502, Operation.CREATE),
 )
 
 # Retry-After values and the delay at noon of 31 January 2026, according to RFC 9110.
@@ -172,7 +190,8 @@ def _errors() -> Iterator[dict[str, Any]]:
         }
     responses = {(code.status, name): None for code in CODES.values() for name in _names(code)}
     responses |= {
-        (409 if name in _CONFLICTS else 422, name): None for name in (*BY_CODE, *WALK.codes)
+        (_status_of(name, verdict), name): None
+        for name, verdict in {**BY_CODE, **WALK.codes}.items()
     }
     for status, name in responses:
         yield _response_case(f"{status} with {name}", status, code=name)
@@ -182,6 +201,9 @@ def _errors() -> Iterator[dict[str, Any]]:
     for label, unknown in ("without a code", None), ("with an unknown code", "SOMETHING_NEW"):
         case = f"409 {label}, with Retry-After"
         yield _response_case(case, 409, code=unknown, has_retry_after=True)
+    for status, operation in _OF_OTHERS:
+        name = f"{status} to a {operation}, not of the service"
+        yield _response_case(name, status, operation=operation, recognised=False)
     yield _response_case("422 with an unknown code, first attempt", 422, code="SOMETHING_NEW")
     yield _response_case(
         "422 with an unknown code, after another 422",
@@ -203,6 +225,12 @@ def _names(code: Code) -> tuple[str, str]:
     return code.envelope, code.problem
 
 
+def _status_of(code: str, verdict: Verdict) -> int:
+    if isinstance(verdict, AttestationNeeded):
+        return 401
+    return 409 if code in _CONFLICTS else 422
+
+
 def _is_retryable(status: int, code: str) -> bool:
     """Return whether the same request may succeed later."""
     return is_transient(status) or isinstance(BY_CODE.get(code), TryLater)
@@ -217,6 +245,7 @@ def _response_case(
     attempt: int = 1,
     previous_status: int | None = None,
     has_retry_after: bool = False,
+    recognised: bool = True,
 ) -> dict[str, Any]:
     entry = entry_of(operation, attempt=attempt, previous_status=previous_status)
     return {
@@ -228,7 +257,17 @@ def _response_case(
         "attempt": attempt,
         "previous_status": previous_status,
         **({"retry_after": True} if has_retry_after else {}),
-        **as_json(classify(status, code, entry, WALK.codes, has_retry_after=has_retry_after)),
+        **({} if recognised else {"recognised": False}),
+        **as_json(
+            classify(
+                status,
+                code,
+                entry,
+                WALK.codes,
+                has_retry_after=has_retry_after,
+                recognised=recognised,
+            )
+        ),
     }
 
 

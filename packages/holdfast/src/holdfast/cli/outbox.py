@@ -73,6 +73,7 @@ _MAX_WAIT_RATIO: Final = DEVICE.ceiling_seconds / DEVICE.first_seconds
 _ADVICE: Final[Mapping[Ended, str]] = {
     Ended.SIGNED_OUT: "use another --token; nothing was lost",
     Ended.OFFLINE: "the entries stay queued",
+    Ended.HELD: "the entries stay queued",
 }
 _NOT_SIGNED_IN: Final = (
     "the server needs a token: give --token or HOLDFAST_OUTBOX_TOKEN; nothing was lost"

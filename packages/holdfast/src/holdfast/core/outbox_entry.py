@@ -332,7 +332,7 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     base: Any = None
     # The version of ``base``, as the server writes it.
     base_version: str | None = None
-    # A name for what the user does, such as ``quest.complete:001``: while the user has an unsettled
+    # A name for what the user does, such as ``order.close:001``: while the user has an unsettled
     # entry with this name, that one is returned and nothing is queued.
     once: str | None = None
     # The W3C trace context to send; that of the current OpenTelemetry span by default.

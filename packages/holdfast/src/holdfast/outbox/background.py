@@ -80,7 +80,11 @@ class BackgroundDrain:
     # ------------------------------------------------------------------ called from any thread
 
     def wake(self) -> None:
-        """Check the queue at once, also for users who back off."""
+        """Check the queue at once, also for users who back off.
+
+        Only a time that the server has named (``Retry-After``) is still waited for.
+        """
+        self._drain.outages.probe_now()
         self._retry_all.set()
         self._wake.set()
 

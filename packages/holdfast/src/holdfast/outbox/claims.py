@@ -85,6 +85,7 @@ def claim_some(
     lease_seconds: float,
     worker: str,
     skip_profiles: Iterable[str] = (),
+    held_paths: Iterable[str] = (),
 ) -> list[Claimed]:
     """Claim the next entries of a user, in the order in which to send them.
 
@@ -98,7 +99,10 @@ def claim_some(
         "ms": tx.ms,
         "lease_ms": tx.ms + int(lease_seconds * 1000),
     }
-    skip = msgspec.json.encode(sorted(skip_profiles)).decode()
+    skip = {
+        "skip": msgspec.json.encode(sorted(skip_profiles)).decode(),
+        "held": msgspec.json.encode(sorted(held_paths)).decode(),
+    }
     versions: dict[str, str] = {}
 
     def claimed(name: str, **params: Any) -> list[Entry]:
@@ -110,7 +114,7 @@ def claim_some(
                 versions[entry.id] = version
         return found
 
-    heads = claimed("claim_some", user_id=user_id, limit=limit, skip=skip)
+    heads = claimed("claim_some", user_id=user_id, limit=limit, **skip)
     behind: dict[str, deque[Entry]] = {}
     left = limit - len(heads)
     for head in heads:
@@ -129,7 +133,7 @@ def claim_some(
     ]
 
 
-def _sendable_behind(tx: Transaction, head: Entry, limit: int, skip: str) -> list[str]:
+def _sendable_behind(tx: Transaction, head: Entry, limit: int, skip: dict[str, str]) -> list[str]:
     if head.lane is None:
         return []
     rows = tx.rows(
@@ -138,7 +142,7 @@ def _sendable_behind(tx: Transaction, head: Entry, limit: int, skip: str) -> lis
         lane=head.lane,
         sequence_number=head.sequence_number,
         limit=limit,
-        skip=skip,
+        **skip,
     )
     return [entry_id for entry_id, _ in takewhile(lambda row: row[1], rows)]
 

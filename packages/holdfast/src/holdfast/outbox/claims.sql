@@ -1,4 +1,4 @@
--- Claims and outcomes.
+-- Claims and outcomes. IS_HELD is whether the endpoint matches a pattern in :held.
 
 -- name: promote_due
 -- Make entries claimable whose delay is over. At most 500 at once, so that claims stay fast after a
@@ -8,8 +8,8 @@ UPDATE offline_sync_queue SET due_ms = NULL
                   WHERE user_id = :user_id AND due_ms <= :ms ORDER BY due_ms LIMIT 500);
 
 -- name: claim_some
--- Claim the heads of lanes, without the profiles in :skip, a JSON array. They come back in no
--- particular order.
+-- Claim the heads of lanes, without the profiles in :skip and the endpoints in :held, JSON arrays.
+-- They come back in no particular order.
 UPDATE offline_sync_queue
    SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,
        claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL,
@@ -19,13 +19,14 @@ UPDATE offline_sync_queue
                   WHERE user_id = :user_id
                     AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
                     AND profile NOT IN (SELECT value FROM json_each(:skip))
+                    AND NOT IS_HELD
                   ORDER BY priority DESC, sequence_number LIMIT :limit)
 RETURNING ENTRY, VERSION_TO_SEND;
 
 -- name: behind
 -- The next entries of a lane, and whether each could be sent if all before it had succeeded.
 SELECT id, status = 'pending' AND waiting_for = 0 AND due_ms IS NULL
-           AND profile NOT IN (SELECT value FROM json_each(:skip))
+           AND profile NOT IN (SELECT value FROM json_each(:skip)) AND NOT IS_HELD
   FROM offline_sync_queue
  WHERE user_id = :user_id AND lane = :lane AND IS_OPEN AND sequence_number > :sequence_number
  ORDER BY sequence_number LIMIT :limit;

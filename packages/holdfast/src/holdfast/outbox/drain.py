@@ -23,6 +23,7 @@ from holdfast.errors import ClaimLostError, HoldfastError
 from holdfast.outbox.conflicts import Merge
 from holdfast.outbox.drain_state import DrainReport, DrainState, Ended
 from holdfast.outbox.events import Event, EventKind
+from holdfast.outbox.outage import Outages
 from holdfast.outbox.outcome import Conflicted, Outcome, RetryLater, Succeeded, WrongOrder, record
 from holdfast.outbox.profile import unknown_profile
 from holdfast.outbox.queue import OutboxQueue
@@ -65,15 +66,19 @@ class Drain:
         retry: Retry | None = None,
         clock: Clock | None = None,
         fault_points: SyncFaultPoints | None = None,
+        outages: Outages | None = None,
     ) -> None:
         """Configure a drain; nothing is sent yet.
 
         ``merge`` decides conflicts of entries whose strategy is ``merge``. ``at_send`` returns
         headers that are made anew at each send. ``retry``, one policy or a function of the profile,
-        replaces the profile's own.
+        replaces the profile's own. ``outages`` are those of the server, for drains that share them.
         """
         self._queue = queue
         self._clock = clock or SystemClock()
+        self._server: str = getattr(transport, "origin", "")
+        # What is known about outages of the server.
+        self.outages = outages or Outages(self._clock.monotonic)
         self._sender = Sender(
             queue,
             transport,
@@ -83,6 +88,7 @@ class Drain:
             retry=retry,
             clock=self._clock,
             fault_points=fault_points,
+            outages=self.outages,
         )
 
     def wake_up(self) -> None:
@@ -104,12 +110,15 @@ class Drain:
         limit does, and one without ends when nothing can be sent now. ``stop``, once set, ends it
         after the entry that is being sent.
         """
+        self.outages.restore(self._queue.holds(self._server))
         run = _Run(
             self._queue,
             self._sender,
-            self._clock,
-            stop or Flag(),
             user_id,
+            clock=self._clock,
+            outages=self.outages,
+            server=self._server,
+            stop=stop or Flag(),
             max_seconds=float("inf") if max_seconds is None else max_seconds,
             waits=max_seconds is not None if wait is None else wait,
         )
@@ -160,16 +169,20 @@ class _Run:
         self,
         queue: OutboxQueue,
         sender: Sender,
-        clock: Clock,
-        stop: Flag,
         user_id: str,
         *,
+        clock: Clock,
+        outages: Outages,
+        server: str,
+        stop: Flag,
         max_seconds: float,
         waits: bool,
     ) -> None:
         self._queue = queue
         self._sender = sender
         self._clock = clock
+        self._outages = outages
+        self._server = server
         self._stop = stop
         self._user_id = user_id
         self._max_seconds = max_seconds
@@ -213,6 +226,7 @@ class _Run:
                 self._follow(claimed, outcome)
             else:
                 self._hold_back_lane(claimed.entry.lane)
+                self._hold_back_held()
             if state.hold_seconds is not None or state.has_aged:
                 return
             if self._clock.monotonic() - started >= _COMMIT_SECONDS:
@@ -229,7 +243,13 @@ class _Run:
             for claimed, outcome in self._outcomes:
                 self._record(claimed, outcome)
             self._outcomes.clear()
-            if state.hold_seconds is not None or state.has_aged or self._is_over():
+            if self._outages.is_unsaved:
+                self._queue.save_holds(self._server, self._outages.to_store())
+            is_held = state.hold_seconds is not None or self._outages.server_seconds() > 0
+            if is_held:
+                # The next request is a probe.
+                self._size = 1
+            if is_held or state.has_aged or self._is_over():
                 self._hold_back_from(0)
             else:
                 # If the network has become slower, the rest can be cancelled meanwhile.
@@ -238,7 +258,7 @@ class _Run:
             if state.has_aged:
                 state.has_aged = False
                 state.report.expired += len(self._queue.expire_stale(self._user_id))
-            if state.hold_seconds is None:
+            if not is_held:
                 self._claim()
         renewer.hold(tuple(self._claims))
         if has_outcomes:
@@ -251,7 +271,9 @@ class _Run:
         unknown = state.unknown_profiles
         known_before = len(unknown)
         again: list[Claimed] = []
-        for claimed in self._queue.claim_some(self._user_id, wanted, skip_profiles=unknown):
+        for claimed in self._queue.claim_some(
+            self._user_id, wanted, skip_profiles=unknown, held_paths=self._outages.paths()
+        ):
             if self._queue.profiles.find(claimed.entry.profile) is None:
                 # Never sent under the rules of another profile: later claims skip it.
                 self._queue.release(claimed)
@@ -293,6 +315,20 @@ class _Run:
             self._unsent += [behind for behind in self._claims if behind.entry.lane == lane]
             self._claims = deque(kept for kept in self._claims if kept.entry.lane != lane)
 
+    def _hold_back_held(self) -> None:
+        """Send nothing more to an endpoint that is held, nor what is behind that in its lane."""
+        lanes: set[str] = set()
+        kept: deque[Claimed] = deque()
+        for claimed in self._claims:
+            entry = claimed.entry
+            if entry.lane in lanes or self._outages.is_held(entry.endpoint):
+                self._unsent.append(claimed)
+                if entry.lane is not None:
+                    lanes.add(entry.lane)
+            else:
+                kept.append(claimed)
+        self._claims = kept
+
     def _hold_back_from(self, size: int) -> None:
         """Keep the first claims only."""
         while len(self._claims) > size:
@@ -311,7 +347,7 @@ class _Run:
         if self._is_over():
             return False
         state, held = self._state, self._state.hold_seconds
-        due = self._queue.next_due_seconds(self._user_id) if held is None else None
+        due = self._due_seconds() if held is None else None
         if due == 0:
             return True
         pause = due if held is None else held
@@ -322,6 +358,8 @@ class _Run:
         if pause is None or not self._waits or pause > left:
             if held is not None:
                 state.end(Ended.OFFLINE, state.report.detail)
+            elif due is not None and self._outages.server_seconds() > 0:
+                state.end(Ended.HELD, self._outages.server_why)
             elif due is not None:
                 state.end(Ended.WAITING)
             return False
@@ -329,6 +367,23 @@ class _Run:
         state.hold_seconds = None
         state.report.revived += len(self._queue.watchdog())
         return True
+
+    def _due_seconds(self) -> float | None:
+        """Return how long until something can be sent; None if nothing waits for that."""
+        queue, user_id, outages = self._queue, self._user_id, self._outages
+        due, server, paths = (
+            queue.next_due_seconds(user_id),
+            outages.server_seconds(),
+            outages.paths(),
+        )
+        if not server and not paths:
+            return due
+        is_ready = queue.next_eligible(user_id) is not None
+        if server:
+            return server if is_ready else None if due is None else max(due, server)
+        # What is ready and was not claimed is held.
+        held = min(paths.values()) if is_ready else None
+        return min((seconds for seconds in (due, held) if seconds is not None), default=None)
 
     def _is_over(self) -> bool:
         state = self._state
@@ -342,7 +397,7 @@ class _Run:
     def _finish(self) -> DrainReport:
         queue, state, report = self._queue, self._state, self._state.report
         report.unsent = queue.unsent(self._user_id)
-        report.next_due_seconds = queue.next_due_seconds(self._user_id)
+        report.next_due_seconds = self._due_seconds()
         if queue.in_flight(self._user_id):
             # Claimed by another process. If that one has died, only a later drain notices, when
             # the lease has expired.

@@ -25,6 +25,8 @@ class Ended(StrEnum):
     """What is left waits for its next attempt."""
     OFFLINE = "offline"
     """The server cannot be reached."""
+    HELD = "held"
+    """The server is down or overloaded: nothing is sent for a while."""
     SIGNED_OUT = "signed_out"
     """The server does not accept the token. No entry has failed because of that."""
     # ``max_seconds`` have passed.

@@ -56,6 +56,10 @@ class EventKind(StrEnum):
     """The drain waits, for example for a new token. Emitted by the drain."""
     ATTESTATION = "attestation"
     """The server does not accept the attestation of one entry. Emitted by the drain."""
+    HELD = "held"
+    """The server is down or overloaded: nothing is sent to it, or to one endpoint, for a while."""
+    # The server responds again after that.
+    RESUMED = "resumed"
     DRAINED = "drained"
     """Emitted by the drain at its end."""
     PRUNING = "pruning"
@@ -101,7 +105,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
     # Seconds since it was queued, as far as is certain.
     age_seconds: float | None = None
-    # For `retrying`, `expiring` and `pruning`: how long until that happens, the first of them.
+    # For `retrying`, `held`, `expiring` and `pruning`: how long until that, or the first of them.
     delay_seconds: float | None = None
     # For `expiring`, `pruning`, `pruned`, `purged` and `drained`: how many entries.
     count: int | None = None

@@ -112,6 +112,15 @@ SELECT 1 FROM outbox_meta WHERE name = 'former_default_profile';
 -- name: former_default_checked
 DELETE FROM outbox_meta WHERE name = 'former_default_profile';
 
+-- name: holds
+SELECT value FROM outbox_meta WHERE name = :row;
+
+-- name: save_holds
+INSERT OR REPLACE INTO outbox_meta (name, value) VALUES (:row, :value);
+
+-- name: forget_holds
+DELETE FROM outbox_meta WHERE name = :row;
+
 -- name: has_profile
 SELECT 1 FROM offline_sync_queue WHERE profile = :profile LIMIT 1;
 

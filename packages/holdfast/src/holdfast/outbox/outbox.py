@@ -20,6 +20,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from msgspec import UNSET
 
+from holdfast.clock import SystemClock
 from holdfast.core.outbox_entry import (
     Entry,
     NewEntry,
@@ -39,6 +40,7 @@ from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.event_stream import EventStream, Publisher
 from holdfast.outbox.events import Event, Listener
 from holdfast.outbox.maintenance import PayloadMigration
+from holdfast.outbox.outage import Outages
 from holdfast.outbox.outcome_wait import wait_for_outcome_async
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
@@ -113,8 +115,18 @@ class Outbox:
         self._transport = transport
         self._streams: list[EventStream] = []
 
+        outages = Outages(SystemClock().monotonic)
+
         def new_drain() -> Drain:
-            return Drain(queue, transport, token, merge=merge, at_send=at_send, retry=retry)
+            return Drain(
+                queue,
+                transport,
+                token,
+                merge=merge,
+                at_send=at_send,
+                retry=retry,
+                outages=outages,
+            )
 
         self._new_drain = new_drain
         self._background = BackgroundDrain(

@@ -52,6 +52,7 @@ from holdfast.outbox.database import (
 from holdfast.outbox.enqueue import QueueQuota
 from holdfast.outbox.events import Event, EventKind, Events, Listener, event_about
 from holdfast.outbox.maintenance import PayloadMigration, migrate_payloads
+from holdfast.outbox.outage import StoredHold, read_holds, write_holds
 from holdfast.outbox.outcome_wait import wait_for_outcome
 from holdfast.outbox.passphrase import check_new_passphrase
 from holdfast.outbox.profile import Profile, ProfileRegistry
@@ -302,7 +303,7 @@ class OutboxQueue:
         and of the same driver as the queue's. The entry is then part of that transaction, and the
         app calls ``announce`` after its commit. See also ``transaction``.
 
-        ``once`` of the entry names what the user does, such as ``quest.complete:001``: if the user
+        ``once`` of the entry names what the user does, such as ``order.close:001``: if the user
         has an unsettled entry with that name (pending, in flight, failed or in conflict), it is
         returned, and nothing is written. So a double tap on a button is one entry.
 
@@ -364,12 +365,14 @@ class OutboxQueue:
         *,
         lease_seconds: float | None = None,
         skip_profiles: Iterable[str] = (),
+        held_paths: Iterable[str] = (),
     ) -> list[Claimed]:
         """Claim up to ``limit`` entries at once, in the order in which to send them.
 
         Several may be of one lane. Of those the next may be sent only after the one before has
         succeeded, recorded or not; otherwise it has to be released. That saves commits, and the
-        order is the same as with ``claim``. Entries of ``skip_profiles`` are not claimed.
+        order is the same as with ``claim``. Entries of ``skip_profiles`` are not claimed,
+        nor those whose path matches one of ``held_paths`` (see ``path_template``).
         """
         with self._write("claim") as tx:
             return claims.claim_some(
@@ -379,7 +382,18 @@ class OutboxQueue:
                 lease_seconds=lease_seconds or self.settings.lease_seconds,
                 worker=self._worker,
                 skip_profiles=skip_profiles,
+                held_paths=held_paths,
             )
+
+    def holds(self, server: str) -> dict[str, StoredHold]:
+        """Return what the server has set by ``Retry-After``, by path; see ``Outages``."""
+        with self._read() as tx:
+            return read_holds(tx, server)
+
+    def save_holds(self, server: str, holds: Mapping[str, StoredHold]) -> None:
+        """Store what the server has set by ``Retry-After``, so that a later process keeps to it."""
+        with self._write("save_holds") as tx:
+            write_holds(tx, server, holds)
 
     def renew(self, claimed: Claimed) -> None:
         """Restart the lease, for a send that takes long. Raises ``ClaimLostError``."""

@@ -52,7 +52,8 @@ from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.conflicts import ConflictPlan, Merge
 from holdfast.outbox.correlation import correlation_headers, without_correlation
 from holdfast.outbox.drain_state import DrainState, Ended
-from holdfast.outbox.events import EventKind
+from holdfast.outbox.events import Event, EventKind
+from holdfast.outbox.outage import TOO_MANY, Outages, is_outage, path_template
 from holdfast.outbox.outcome import (
     Conflicted,
     Expired,
@@ -127,6 +128,7 @@ class Sender:
         retry: Retry | None,
         clock: Clock,
         fault_points: SyncFaultPoints | None,
+        outages: Outages,
         chance: Callable[[], float] = random,
     ) -> None:
         self._queue = queue
@@ -138,6 +140,7 @@ class Sender:
         self._clock = clock
         self._fault_points = fault_points
         self._chance = chance
+        self._outages = outages
         self._last_date: str | None = None
         # By entry id, in this wake-up: rounds of conflict or rebuild, and failed attempts.
         self._rounds: Counter[str] = Counter()
@@ -243,10 +246,12 @@ class Sender:
                 )
             raise
 
-    def _outcome(  # noqa: C901, PLR0911 - one for each verdict
+    def _outcome(  # noqa: C901, PLR0911, PLR0912 - one for each verdict
         self, claimed: Claimed, state: DrainState, response: Response, token: str | None
     ) -> Outcome:
         entry = claimed.entry
+        if is_outage(response):
+            return self._hold(entry, response)
         profile = self._queue.profiles.get(entry.profile)
         recognised = _is_recognised(response, profile)
         verdict = classify(
@@ -258,6 +263,8 @@ class Sender:
             recognised=recognised,
         )
         state.note_verdict(verdict)
+        if not isinstance(verdict, Misdirected | NotTheService):
+            self._resume(entry)
         match verdict:
             case Done():
                 server_id = _server_id_in(entry, response)
@@ -301,6 +308,60 @@ class Sender:
 
     # ------------------------------------------------------------------ retries
 
+    def _hold(self, entry: Entry, response: Response) -> Outcome:
+        """Send nothing to the server, or the endpoint, for a while. No attempt is counted."""
+        policy = self._policy(entry)
+        seconds = self._begin_hold(entry, response)
+        return RetryLater(
+            result=_outage_result(response),
+            policy=policy,
+            give_up=False,
+            # Not recorded under the key: a copy that a gateway has passed on may still happen.
+            outcome_unknown=True,
+            delay_seconds=seconds,
+        )
+
+    def _begin_hold(self, entry: Entry, response: Response) -> float:
+        """Note an outage; returns how long this entry should wait."""
+        policy, ceiling = self._policy(entry), self._queue.settings.max_probe_seconds
+        retry_after = self._retry_after(response)
+
+        def delay(failures: int) -> float:
+            return min(policy.delay_seconds(failures, random=self._chance()), ceiling)
+
+        outages = self._outages
+        seconds, is_new = outages.begin(
+            entry.id, entry.endpoint, response, delay=delay, retry_after_seconds=retry_after
+        )
+        if is_new:
+            what = path_template(entry.endpoint) if response.status == TOO_MANY else "the server"
+            self._emit_outage(
+                EventKind.HELD, f"{response.status}: nothing is sent to {what}", response, seconds
+            )
+        return seconds
+
+    def _resume(self, entry: Entry) -> None:
+        """Note that the server responds, and end the holds that this disproves."""
+        for key in self._outages.end(entry.id, entry.endpoint):
+            self._emit_outage(EventKind.RESUMED, f"{key or 'the server'} responds again")
+
+    def _emit_outage(
+        self,
+        kind: EventKind,
+        detail: str,
+        response: Response | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        self._queue.emit(
+            Event(
+                kind=kind,
+                at=self._clock.now(),
+                http_status=None if response is None else response.status,
+                delay_seconds=seconds,
+                detail=detail,
+            )
+        )
+
     def _no_response(self, entry: Entry, state: DrainState, failure: NoResponse) -> Outcome:
         if not failure.may_have_been_sent:
             # The drain waits for the network; the entry can be sent as soon as it is back.
@@ -343,12 +404,14 @@ class Sender:
         outcome_unknown: bool,
         delay_seconds: float | None = None,
         retry_after_seconds: float | None = None,
+        counts: bool = True,
     ) -> RetryLater:
+        """Return the entry to the queue. ``counts``: as one of the attempts of this wake-up."""
         policy = self._policy(entry)
         give_up = counts_as_attempt(result.http_status, result.code) and (
             self._was_last_attempt(entry, policy)
         )
-        self._attempts[entry.id] += 1
+        self._attempts[entry.id] += counts
         return RetryLater(
             result=result,
             policy=policy,
@@ -397,7 +460,9 @@ class Sender:
         for attempt in reversed(self._queue.attempts(entry.id)):
             if left <= 0:
                 return False
-            is_known = attempt.code in BY_CODE or attempt.code in codes
+            is_known = (
+                attempt.code in BY_CODE or attempt.code in codes or attempt.code == UNREACHABLE
+            )
             if attempt.status == _UNPROCESSABLE and not is_known:
                 return True
             left -= attempt.outcome not in _UNCOUNTED
@@ -460,8 +525,8 @@ class Sender:
             may_merge=self._rounds[entry.id] <= _MAX_MERGES,
         )
         if isinstance(plan, Response | NoResponse):
-            is_signed_out = isinstance(plan, Response) and plan.status == _UNAUTHORIZED
-            if is_signed_out or not self._was_last_attempt(entry, self._policy(entry)):
+            waits = isinstance(plan, Response) and (plan.status == _UNAUTHORIZED or is_outage(plan))
+            if waits or not self._was_last_attempt(entry, self._policy(entry)):
                 why = "there is a conflict, and the server's side could not be read"
                 return self._unreadable(entry, state, (response, plan), token, why)
             plan = ConflictPlan()  # a person decides without the server's side
@@ -485,6 +550,7 @@ class Sender:
                 _result(read, "the version to change could not be read")._replace(code=UNREACHABLE),
                 outcome_unknown=entry.outcome_unknown,
                 retry_after_seconds=self._retry_after(read),
+                counts=not is_outage(read),
             )
         version = version_of(read) if read.status == _OK else None
         if version is None:
@@ -520,16 +586,18 @@ class Sender:
     ) -> Outcome:
         """Retry the entry: its response is known, but the read that should follow failed."""
         response, read = responses
-        retry_after = None
+        retry_after, result = None, _result(response, why)
+        is_down = isinstance(read, Response) and is_outage(read)
         if isinstance(read, Response):
             if read.status == _UNAUTHORIZED:
                 return self._sign_in(entry, state, token, _refusal_of(token), read)
             retry_after = self._retry_after(read)
         return self._retry_later(
             entry,
-            _result(response, why),
+            result._replace(code=UNREACHABLE) if is_down else result,
             outcome_unknown=False,
             retry_after_seconds=retry_after,
+            counts=not is_down,
         )
 
     # ------------------------------------------------------------------ expired keys
@@ -559,12 +627,15 @@ class Sender:
 
     def _read(self, target: str, entry: Entry, token: str | None) -> Response | NoResponse:
         """Read from the server; the page of another is no response."""
-        response = self._transport.send(Request("GET", target, self._headers(entry, token)))
-        if isinstance(response, NoResponse):
-            return response
-        recognised = _is_recognised(response, self._queue.profiles.get(entry.profile))
-        verdict = classify(response.status, response.code, entry, recognised=recognised)
-        return NoResponse(_NOT_THE_SERVICE) if isinstance(verdict, NotTheService) else response
+        read = self._transport.send(Request("GET", target, self._headers(entry, token)))
+        if isinstance(read, NoResponse):
+            return read
+        if is_outage(read):
+            self._begin_hold(entry, read)
+            return read
+        recognised = _is_recognised(read, self._queue.profiles.get(entry.profile))
+        verdict = classify(read.status, read.code, entry, recognised=recognised)
+        return NoResponse(_NOT_THE_SERVICE) if isinstance(verdict, NotTheService) else read
 
     def _headers(self, entry: Entry, token: str | None) -> dict[str, str]:
         headers = correlation_headers(entry)
@@ -687,6 +758,13 @@ def _body(entry: Entry, ids: _Ids) -> bytes | None:
 
 def _result(response: Response, error: str | None = None) -> AttemptResult:
     return AttemptResult(response.status, response.code, response.request_id, error)
+
+
+def _outage_result(response: Response) -> AttemptResult:
+    result = _result(response, response.error_body)
+    # The status of a gateway's page does not say that it is one.
+    counts = counts_as_attempt(result.http_status, result.code)
+    return result._replace(code=UNRECOGNISED) if counts else result
 
 
 def _refusal_of(token: str | None) -> str:

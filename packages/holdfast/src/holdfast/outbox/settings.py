@@ -78,8 +78,14 @@ class QueueSettings:
     busy_seconds: float = 10.0
     """How long to wait while another process writes. A write takes milliseconds."""
 
+    max_probe_seconds: float = 300.0
+    """How long to wait at most between two probes of a server that is down. One that names a
+    longer time itself (``Retry-After``) is not sent anything before."""
+
     def __post_init__(self) -> None:
         """Raise ``ConfigurationError`` for invalid numbers."""
+        if self.max_probe_seconds <= 0:
+            raise ConfigurationError("max_probe_seconds must be more than 0")
         if self.lease_seconds <= 0 or self.max_entries < 1 or self.max_payload_bytes < 1:
             raise ConfigurationError(
                 "lease_seconds, max_entries and max_payload_bytes must be more than 0"

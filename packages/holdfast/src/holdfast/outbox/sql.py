@@ -74,6 +74,15 @@ _MACROS: Final = (
                                       WHERE value = base_version) END),
                 base_version) END""",
     ),
+    # Whether the path matches a pattern with as many segments.
+    (
+        re.compile(r"\bIS_HELD\b"),
+        """EXISTS (SELECT 1 FROM json_each(:held) AS held,
+                         (SELECT substr(endpoint, 1, instr(endpoint || '?', '?') - 1) AS target)
+                   WHERE target GLOB held.value
+                     AND length(target) - length(replace(target, '/', ''))
+                         = length(held.value) - length(replace(held.value, '/', '')))""",
+    ),
     # Not as two conditions with OR, for which SQLite would read the whole table.
     (
         re.compile(r"\bMAYBE_SENT\b"),

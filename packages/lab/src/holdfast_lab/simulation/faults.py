@@ -46,6 +46,7 @@ _WITHIN_TRANSACTION: Final = (
     "expire",
     "fail",
     "release",
+    "save_holds",
     "schedule_retry",
     "succeed",
 )

@@ -1,0 +1,220 @@
+"""Outages hold the server or an endpoint, never fail an entry, and end by themselves."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.core.outbox_entry import NewEntry, Status
+from holdfast.core.retry import Jitter, RetryPolicy
+from holdfast.outbox import Event, EventKind, OutboxQueue
+from holdfast.outbox.drain import Drain
+from holdfast.outbox.drain_state import Ended
+from holdfast.outbox.outage import Outages, is_outage, path_template
+from holdfast.outbox.outbox import Outbox
+from holdfast.outbox.transport import NoResponse, Request, Response
+from packages.holdfast.tests.support.outbox_harness import (
+    Scripted,
+    activity,
+    drain,
+    response,
+)
+
+PAGE = {"content-type": "text/html; charset=utf-8"}
+GATEWAY_PAGE = Response(500, PAGE, b"<html>origin is unreachable</html>")
+OUTAGES = [
+    response(429),
+    response(503, {"code": "busy"}),
+    response(502),
+    response(504),
+    GATEWAY_PAGE,
+]
+QUICK = RetryPolicy(first_seconds=0.15, ceiling_seconds=0.15, jitter=Jitter.UP_TO)
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[OutboxQueue]:
+    with OutboxQueue.open(tmp_path / "outbox.db", chance=lambda: 0.5) as queue:
+        queue.add_user("ada")
+        queue.add_user("bo")
+        yield queue
+
+
+def forty(queue: OutboxQueue, user: str = "ada") -> list[str]:
+    entries = queue.enqueue_many([activity(user, str(n), max_attempts=1) for n in range(40)])
+    return [entry.id for entry in entries]
+
+
+def expense(user: str = "ada") -> NewEntry:
+    return replace_path(activity(user, "lunch"), "/api/v1/expenses")
+
+
+def replace_path(new: NewEntry, endpoint: str) -> NewEntry:
+    return msgspec.structs.replace(new, endpoint=endpoint)
+
+
+def created(_: Request) -> Response:
+    return response(201, {"id": 1})
+
+
+def statuses(queue: OutboxQueue, ids: list[str]) -> set[Status]:
+    return {queue.get(entry_id).status for entry_id in ids}
+
+
+@pytest.mark.parametrize("outage", OUTAGES, ids=lambda found: str(found.status))
+def test_an_outage_costs_one_request_and_no_attempt(queue: OutboxQueue, outage: Response) -> None:
+    ids = forty(queue)
+    server = Scripted(lambda _: outage)
+    worker = Drain(queue, server, retry=replace(QUICK, attempts=1))
+    for _ in range(3):
+        report = worker.run("ada")
+    assert len(server.requests) == 1
+    assert report.ended in (Ended.HELD, Ended.WAITING)
+    assert report.next_due_seconds is not None
+    worker.run("ada", max_seconds=0.5)
+    assert 1 < len(server.requests) < 20, "it probes, one request each time"
+    assert statuses(queue, ids) == {Status.PENDING}
+    server._reply = created
+    assert worker.run("ada", max_seconds=20).succeeded == 40
+
+
+def test_retry_after_of_503_holds_the_server_for_all_users(
+    queue: OutboxQueue,
+) -> None:
+    forty(queue)
+    queue.enqueue(activity("bo", "one"))
+    server = Scripted([response(503, headers={"retry-after": "60"})])
+    worker = Drain(queue, server)
+    heard: list[Event] = []
+    queue.subscribe(heard.append)
+    for user in ("ada", "bo"):
+        report = worker.run(user, max_seconds=20)
+        assert report.ended is Ended.HELD
+        assert report.next_due_seconds == pytest.approx(60, abs=5)
+        assert "503" in (report.detail or "")
+    held = [event for event in heard if event.kind is EventKind.HELD]
+    assert [(event.http_status, event.user_id) for event in held] == [(503, None)]
+    assert held[0].delay_seconds is not None
+    assert held[0].delay_seconds >= 60
+    # Also for a process that starts meanwhile.
+    assert drain(queue, "bo", Scripted([])).ended is Ended.HELD
+
+
+def test_429_holds_its_endpoint_and_others_go_on(queue: OutboxQueue) -> None:
+    ids = forty(queue)
+    other = queue.enqueue(expense())
+    server = Scripted(
+        lambda request: (
+            response(429, headers={"retry-after": "60"})
+            if request.target == "/api/v1/activities"
+            else created(request)
+        )
+    )
+    report = drain(queue, "ada", server)
+    assert (report.ended, report.succeeded) == (Ended.WAITING, 1)
+    assert report.next_due_seconds == pytest.approx(60, abs=5)
+    assert queue.get(other.id).status is Status.SUCCEEDED
+    assert len(server.requests) == 2
+    assert statuses(queue, ids) == {Status.PENDING}
+    # A later process sends what is queued for other endpoints meanwhile.
+    queue.enqueue(expense())
+    assert drain(queue, "ada", Scripted(created)).succeeded == 1
+
+
+def test_an_entry_that_alone_meets_gateway_errors_does_not_stop_the_others(
+    queue: OutboxQueue,
+) -> None:
+    ids = forty(queue)
+    fatal = queue.get(ids[0]).idempotency_key
+    server = Scripted(
+        lambda request: (
+            response(502) if request.headers["Idempotency-Key"] == fatal else created(request)
+        )
+    )
+    report = drain(queue, "ada", server, max_seconds=2, retry=QUICK)
+    assert report.succeeded == 39
+    assert queue.get(ids[0]).status is Status.PENDING
+
+
+def test_the_background_sender_resumes_by_itself_with_one_pair_of_events(
+    queue: OutboxQueue,
+) -> None:
+    is_up = threading.Event()
+    heard: list[Event] = []
+    server = Scripted(lambda _: response(201, {"id": 1}) if is_up.is_set() else response(503))
+    queue.subscribe(heard.append)
+    with Outbox(queue, server, "t", retry=QUICK) as outbox:
+        forty(queue)
+        outbox.start()
+        time.sleep(0.3)
+        assert len(server.requests) < 10, "a wake-up loop"
+        is_up.set()
+        deadline = time.monotonic() + 20
+        while outbox.queue.stats().counts[Status.SUCCEEDED] < 40:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    about = [event.kind for event in heard if event.kind in (EventKind.HELD, EventKind.RESUMED)]
+    assert about == [EventKind.HELD, EventKind.RESUMED]
+
+
+def test_a_read_that_meets_an_outage_holds_the_server_too(queue: OutboxQueue) -> None:
+    edit = replace_path(activity("ada", "x", max_attempts=1), "/api/v1/activities/7")
+    entry = queue.enqueue(msgspec.structs.replace(edit, operation="patch"))
+    conflict = response(409, {"code": "concurrency.version_mismatch"})
+    server = Scripted(lambda r: response(503) if r.method == "GET" else conflict)
+    worker = Drain(queue, server, retry=QUICK)
+    assert worker.run("ada").ended is Ended.HELD
+    worker.run("ada", max_seconds=0.3)
+    assert queue.get(entry.id).status is Status.PENDING
+
+
+def test_a_probe_that_gets_no_response_leaves_the_hold(queue: OutboxQueue) -> None:
+    forty(queue)
+    silent = NoResponse("could not connect", may_have_been_sent=False)
+    server = Scripted([response(503), silent])
+    worker = Drain(queue, server, retry=QUICK)
+    assert worker.run("ada").ended is Ended.HELD
+    time.sleep(0.2)
+    assert worker.run("ada").ended is Ended.OFFLINE
+    assert len(server.requests) == 2
+
+
+def test_online_probes_at_once_unless_the_server_has_named_a_time() -> None:
+    now = 0.0
+    outages = Outages(lambda: now)
+    for after, left in ((None, 0.0), (60.0, 60.0)):
+        outages.begin("e", "/notes", response(503), delay=lambda _: 30.0, retry_after_seconds=after)
+        outages.probe_now()
+        assert outages.server_seconds() == left
+    # Each failed probe is further away, up to the limit of the caller.
+    assert outages.end("e", "/notes") == [""]
+    assert outages.server_seconds() == 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "template"),
+    [
+        ("/api/v1/activities?x=/1/2", "/api/v1/activities"),
+        ("/api/v1/activities/7/lines", "/api/v1/activities/*/lines"),
+        ("/quest/quest.001/step/3/advance", "/quest/*/step/*/advance"),
+    ],
+)
+def test_path_templates_have_no_ids(queue: OutboxQueue, endpoint: str, template: str) -> None:
+    assert path_template(endpoint) == template
+    queue.enqueue(replace_path(activity("ada", "x"), endpoint))
+    assert queue.claim_some("ada", 1, held_paths=[template]) == []
+    assert queue.claim_some("ada", 1, held_paths=[template + "/*", "/other"]) != []
+
+
+def test_a_local_id_is_an_id() -> None:
+    assert path_template("/notes/{local:7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10}") == "/notes/*"
+
+
+def test_responses_of_the_service_are_no_outage() -> None:
+    assert not is_outage(response(500))
+    assert not is_outage(Response(500, PAGE | {"x-request-id": "r"}, b"<html>"))
+    assert not is_outage(Response(404, PAGE, b"<html>"))
