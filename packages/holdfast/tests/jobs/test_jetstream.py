@@ -137,7 +137,7 @@ async def test_a_job_delivered_20_times_to_4_workers_has_one_effect(lab, nats, a
         await write_effect(job)
 
     for _ in range(4):
-        await lab.start_worker(await another_store(), engine=nats.engine(), lease_seconds=1)
+        await lab.start_worker(await another_store(), engine=nats.engine(), lease_seconds=5)
     job_id = await lab.enqueued(resource_id="one")
     await lab.until(job_id, "running")
     await nats.send_job(lab.store, job_id, times=19)
@@ -233,11 +233,11 @@ async def test_duplicate_published_after_the_dedup_window_has_one_effect(effect_
 async def test_a_long_job_is_not_delivered_to_another(lab, nats, another_store):
     @lab.jobs.handler("long")
     async def long(job: JobContext) -> None:
-        await asyncio.sleep(1.3)
+        await asyncio.sleep(3.6)
         await write_effect(job)
 
     for _ in range(2):
-        await lab.start_worker(await another_store(), engine=nats.engine(), lease_seconds=0.6)
+        await lab.start_worker(await another_store(), engine=nats.engine(), lease_seconds=3)
     job_id = await lab.enqueued("long", resource_id="one")
     done = await lab.until(job_id, "done")
     assert done.view.attempts == 1

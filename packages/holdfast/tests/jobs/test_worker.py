@@ -381,10 +381,10 @@ async def test_errors_while_renewing_do_not_stop_renewals(
 
     monkeypatch.setattr(JobStore, "renew", failing)
     gate = Gate(lab)
-    await lab.start_worker(lease_seconds=0.9)
+    await lab.start_worker(lease_seconds=3)
     job_id = await lab.enqueued("gated")
     await gate.started.wait()
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(3.6)
     gate.opened.set()
     assert (await done(lab, job_id)).view.attempts == 1
     assert errors == []

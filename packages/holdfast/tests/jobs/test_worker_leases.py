@@ -13,9 +13,12 @@ from packages.holdfast.tests.jobs.conftest import OpenStore
 from packages.holdfast.tests.jobs.handlers import Gate, done
 from packages.holdfast.tests.support.jobs_harness import JobsLab, eventually, write_effect
 
+# Long enough for a busy machine to renew them in time.
+LEASE_SECONDS = 3.0
+
 
 async def test_lease_is_renewed_before_half_of_its_time(lab: JobsLab) -> None:
-    lease_seconds = 2.0
+    lease_seconds = 4.0
     gate = Gate(lab)
     await lab.start_worker(lease_seconds=lease_seconds)
     job_id = await lab.enqueued("gated")
@@ -23,7 +26,7 @@ async def test_lease_is_renewed_before_half_of_its_time(lab: JobsLab) -> None:
     ends: set[float] = set()
     left: list[float] = []
     loop = asyncio.get_running_loop()
-    until = loop.time() + 1.4
+    until = loop.time() + 0.7 * lease_seconds
     while loop.time() < until:
         now = await lab.job_store.now()
         due_at = (await lab.job(job_id)).view.due_at
@@ -45,10 +48,10 @@ async def test_handler_that_outlasts_its_lease_succeeds_at_the_first_attempt(
     """On SQLite, one that has written keeps everyone from writing: it renews its lease itself."""
     gate = Gate(lab, writes_first=writes_first)
     for _ in range(2):
-        await lab.start_worker(await another_store(), lease_seconds=0.8)
+        await lab.start_worker(await another_store(), lease_seconds=LEASE_SECONDS)
     job_id = await lab.enqueued("gated", resource_id="slow")
     await gate.started.wait()
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(LEASE_SECONDS * 1.2)
     gate.opened.set()
     detail = await done(lab, job_id)
     assert (detail.view.attempts, gate.runs) == (1, 1)
@@ -68,12 +71,12 @@ async def test_long_write_on_sqlite_loses_no_lease_of_another_job(
         await writing.opened.wait()
         await write_effect(job, "thought")
 
-    await lab.start_worker(lease_seconds=0.8)
+    await lab.start_worker(lease_seconds=LEASE_SECONDS)
     quiet = await lab.enqueued("thinks")
     await thinking.wait()
     slow = await lab.enqueued("gated", resource_id="slow")
     await writing.started.wait()
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(LEASE_SECONDS * 1.2)
     writing.opened.set()
     for job_id in (slow, quiet):
         assert (await done(lab, job_id)).view.attempts == 1
@@ -98,13 +101,13 @@ async def test_long_transactions_on_all_connections_keep_their_leases(
 
     for n in range(16):
         await lab.enqueue("long", n)
-    await lab.start_worker(lease_seconds=0.8, concurrency=16)
+    await lab.start_worker(lease_seconds=LEASE_SECONDS, concurrency=16)
 
     async def all_slots_are_used() -> bool:
         return started >= 8
 
     await eventually(all_slots_are_used)
-    await asyncio.sleep(1.4)
+    await asyncio.sleep(LEASE_SECONDS * 1.2)
     gate.set()
     await lab.until_idle()
     assert set(lab.outcomes.all) == {"done"}

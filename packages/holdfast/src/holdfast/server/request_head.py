@@ -18,7 +18,7 @@ _MAX_ID_LENGTH: Final = 128
 _READ: Final = frozenset(
     {
         *(b"idempotency-key", b"content-type", b"content-length"),
-        *(b"authorization", b"x-request-id", b"x-correlation-id"),
+        *(b"authorization", b"x-request-id", b"x-correlation-id", b"traceparent"),
     }
 )
 _VISIBLE: Final = frozenset(range(0x21, 0x7F))
@@ -46,7 +46,7 @@ class RequestHead:
         "transaction",
     )
 
-    def __init__(
+    def __init__(  # noqa: C901 - one case per header
         self, method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]
     ) -> None:
         # In upper case.

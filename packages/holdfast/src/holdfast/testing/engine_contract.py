@@ -287,12 +287,12 @@ class EngineContract:
         assert (await harness.job_store.now() - taken_at).total_seconds() > 0.9  # noqa: PLR2004
 
     async def test_renewed_lease_outlasts_its_first_expiry(self, harness: EngineHarness) -> None:
-        engine = await harness.engine("one", lease_seconds=1.0)
-        other = await harness.engine("other", lease_seconds=1.0)
+        engine = await harness.engine("one", lease_seconds=3.0)
+        other = await harness.engine("other", lease_seconds=3.0)
         job_id = await harness.enqueue(1)
         delivery = await harness.take_one(engine)
-        for _ in range(6):
-            await asyncio.sleep(0.25)
+        for _ in range(5):
+            await asyncio.sleep(0.75)
             assert await engine.renew([delivery]) == {(_TENANT, job_id)}
             assert list(await other.take(1, 0.0)) == []
         await harness.complete(engine, delivery)
