@@ -39,7 +39,8 @@ def create_app(folder: Path) -> Starlette:
     @holdfast.guard("offered")
     async def list_extensions(request: Request) -> Response:
         await request.send_push_promise("/style.css")
-        await request.send_early_hints("</style.css>; rel=preload")
+        if hasattr(request, "send_early_hints"):  # not in the oldest Starlette
+            await request.send_early_hints("</style.css>; rel=preload")
         return JSONResponse(sorted(request.scope.get("extensions", {})))
 
     async def list_unguarded(request: Request) -> Response:
