@@ -208,7 +208,7 @@ async def test_promoted_standby_that_lacks_the_last_commits(
         in_recovery = await EpochReader().read(DEFAULT_NAMES, connection.fetchrow, ())
         assert in_recovery.identity is None
         await connection.close()
-        standby.stop("immediate")
+        standby.stop()  # "immediate" would make the next start recover
         async with servers(url, None, redis_url) as running:
             lost = await cached_order(running)
             postgres.stop()

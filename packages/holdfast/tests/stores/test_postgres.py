@@ -1,23 +1,20 @@
-"""PostgreSQL's own ways to fail: stopped, restarted, a connection cut in the middle of things."""
+"""The store on asyncpg: its pool, its statements and their errors, its round trips.
+
+Outages and limits of all drivers are in test_postgres_drivers.py.
+"""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
-from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
 from holdfast.core.decision import Held
 from holdfast.errors import (
-    CommitUnknownError,
-    ConfigurationError,
-    NoTransactionError,
     StoreUnavailableError,
     UsageError,
 )
-from holdfast.ports import Claimed, Found
+from holdfast.ports import Claimed
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.postgres.pool import ConnectionPool
 from holdfast.testing.samples import NOW, a_record, an_audit_event, claimed, commit
@@ -45,75 +42,6 @@ async def terminate(store: PostgresStore, unit) -> None:
     await store.read("SELECT pg_terminate_backend(:pid, 5000)", {"pid": row["pid"]})
 
 
-class LosesTheAnswerTo:
-    """A proxy that breaks right after the server has responded to one statement."""
-
-    def __init__(self, statement: bytes, url: str) -> None:
-        self._statement = statement
-        self._url = urlsplit(url)
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def __aenter__(self) -> str:
-        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        return self._url._replace(netloc=f"postgres@127.0.0.1:{port}").geturl()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for writer in self._writers:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-
-    async def _carry(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        server, there = await asyncio.open_connection("127.0.0.1", self._url.port)
-        self._writers += [back, there]
-        wrote = is_last = False
-
-        async def responses() -> None:
-            while (data := await server.read(65536)) and not is_last:
-                back.write(data)
-            back.close()
-
-        responding = asyncio.create_task(responses())
-        with suppress(ConnectionError):
-            while data := await client.read(65536):
-                # Migrations commit, too; the response to lose follows the handler's row.
-                wrote = wrote or b"INSERT INTO t" in data
-                is_last = is_last or (wrote and self._statement in data)
-                there.write(data)
-        there.close()
-        await responding
-
-
-async def test_stopped_server_is_an_outage_until_it_is_back(store, postgres: RealPostgres):
-    record = a_record()
-    await commit(store, record)
-    unit = await claimed(store, a_record("running").id)
-    await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
-    postgres.stop("fast")
-    started = time.monotonic()
-    with pytest.raises(StoreUnavailableError):
-        await unit.transaction.execute("INSERT INTO t VALUES (2, 'x')")
-    await unit.rollback()
-    for call in (
-        lambda: store.find(record.id, NOW),
-        lambda: store.claim(record.id, NOW),
-        store.begin,
-        lambda: store.sweep(NOW, 1),
-        store.ping,
-    ):
-        with pytest.raises(StoreUnavailableError):
-            await call()
-    assert time.monotonic() - started < 10
-    postgres.start()
-    claim = await store.claim(record.id, NOW)
-    assert isinstance(claim, Found)
-    assert claim.record == record
-    await commit(store, a_record("running"))
-    assert await count(store) == 0
-
-
 async def test_missing_server_is_an_outage_when_opening(clean_postgres_url, postgres: RealPostgres):
     postgres.stop("fast")
     store = PostgresStore(clean_postgres_url)
@@ -123,12 +51,6 @@ async def test_missing_server_is_an_outage_when_opening(clean_postgres_url, post
     postgres.start()
     await store.open()
     await store.close()
-
-
-async def test_missing_database_is_a_configuration_error(postgres: RealPostgres):
-    postgres.start()
-    with pytest.raises(ConfigurationError, match="nowhere"):
-        await PostgresStore(postgres.url("nowhere")).open()
 
 
 async def test_broken_connection_rolls_back_and_releases_the_key(store):
@@ -143,52 +65,6 @@ async def test_broken_connection_rolls_back_and_releases_the_key(store):
     await unit.rollback()
     await commit(store, record)
     assert await count(store) == 0
-
-
-@pytest.mark.parametrize("size", [10, 100_000], ids=["inline", "as a parameter"])
-async def test_connection_broken_before_the_commit_makes_the_outcome_unknown(store, size):
-    record = a_record(body=b"x" * size)
-    unit = await claimed(store, record.id)
-    await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
-    await terminate(store, unit)
-    with pytest.raises(CommitUnknownError):
-        await unit.commit(record, None)
-    assert await count(store) == 0
-    await commit(store, record)
-
-
-@pytest.mark.parametrize("size", [10, 100_000], ids=["inline", "as a parameter"])
-async def test_commit_with_a_lost_response_is_unknown_and_then_found(
-    store, clean_postgres_url, size
-):
-    """The one case that a retry must not decide by itself."""
-    record = a_record(body=b"x" * size)
-    async with LosesTheAnswerTo(b"COMMIT", clean_postgres_url) as url:
-        cut = PostgresStore(url, max_connections=1)
-        await cut.open()
-        unit = await claimed(cut, record.id)
-        await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
-        with pytest.raises(CommitUnknownError):
-            await unit.commit(record, None)
-        await unit.rollback()
-        await cut.close()
-    claim = await store.claim(record.id, NOW)
-    assert isinstance(claim, Found)
-    assert await count(store) == 1
-
-
-@pytest.mark.parametrize("with_record", [True, False])
-async def test_swallowed_statement_error_prevents_the_commit(store, with_record):
-    record = a_record()
-    unit = await claimed(store, record.id)
-    await unit.transaction.execute("INSERT INTO t VALUES (1, 'x')")
-    with pytest.raises(asyncpg.UniqueViolationError):
-        await unit.transaction.execute("INSERT INTO t VALUES (1, 'again')")
-    with pytest.raises(StoreUnavailableError, match="rolled everything back"):
-        await unit.commit(record if with_record else None, None)
-    assert await count(store) == 0
-    assert await store.find(record.id, NOW) is None
-    await commit(store, record)
 
 
 async def test_handler_may_use_savepoints_around_failing_statements(store):
@@ -251,45 +127,11 @@ async def test_a_handler_cannot_end_the_transaction(store):
     assert await count(store) == 0
 
 
-async def test_ended_transaction_raises(store):
-    record = a_record()
-    unit = await claimed(store, record.id)
-    tx = unit.transaction
-    await unit.commit(record, None)
-    with pytest.raises(NoTransactionError):
-        await tx.execute("INSERT INTO t VALUES (1, 'late')")
-    assert await count(store) == 0
-
-
 async def test_held_key_is_reported_without_waiting(store):
     unit = await claimed(store, a_record().id)
     async with asyncio.timeout(10):  # to wait for the holder would be for ever
         assert isinstance(await store.claim(a_record().id, NOW), Held)
     await unit.rollback()
-
-
-async def test_no_connection_leaks_on_any_outcome(clean_postgres_url):
-    """Two connections, many ends: were one kept, the rest would wait in vain."""
-    store = PostgresStore(clean_postgres_url, max_connections=2, acquire_seconds=3)
-    await store.open()
-    try:
-        for number in range(5):
-            record = a_record(f"key-{number}")
-            unit = await claimed(store, record.id)
-            assert isinstance(await store.claim(record.id, NOW), Held)
-            await unit.commit(record, None)
-            assert isinstance(await store.claim(record.id, NOW), Found)
-            await terminate(store, lost := await store.begin())
-            await lost.rollback()
-            waiting = asyncio.ensure_future(claimed(store, a_record("cancelled").id))
-            await asyncio.sleep(0.001 * number)
-            waiting.cancel()
-            done = (await asyncio.gather(waiting, return_exceptions=True))[0]
-            if not isinstance(done, BaseException):
-                await done.rollback()
-        await asyncio.gather(*(commit(store, a_record(f"last-{number}")) for number in range(10)))
-    finally:
-        await store.close()
 
 
 async def test_guarded_request_needs_no_more_round_trips_than_a_bare_one(

@@ -15,7 +15,6 @@ from holdfast.stores.postgres.params import (
     int_literal,
     positional,
     text_literal,
-    text_literals,
 )
 from holdfast.testing.samples import AWKWARD_NAMES
 
@@ -100,16 +99,6 @@ def test_no_text_can_end_its_literal(value):
     assert re.fullmatch(rf"'[\x20-\x7e]*'|{encoded}", literal), literal
     assert "\\" not in literal
     assert literal.count("'") in (2, 6)
-
-
-@given(st.lists(st.none() | st.text(st.characters(codec="utf-8"))))
-def test_texts_together_are_the_same_literals_as_one_by_one(values):
-    assert text_literals(*values) == [text_literal(value) for value in values]
-
-
-@pytest.mark.parametrize("last", ["'", "\\", "\n", "ä", None, "plain"])
-def test_one_text_that_must_be_encoded_does_not_change_the_others(last):
-    assert text_literals("a", "b", last) == ["'a'", "'b'", text_literal(last)]
 
 
 @given(st.binary())

@@ -59,7 +59,7 @@ from holdfast.stores.postgres.params import (
     instant_literal,
     positional,
     rows_changed,
-    text_literals,
+    text_literal,
 )
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.rows import HAS_WRITTEN, listed_record, record_of
@@ -623,7 +623,7 @@ class SqlAlchemyUnit(GuardedUnit):
         connection = session.connection()
         sent = begin_with(
             connection,
-            f"SELECT {claim}({number},{','.join(text_literals(*self._record_id))},"
+            f"SELECT {claim}({number},{','.join(map(text_literal, self._record_id))},"
             f"{instant_literal(now)})",
         )
         if sent is not None:

