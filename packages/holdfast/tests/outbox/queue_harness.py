@@ -145,7 +145,7 @@ def undo_versions(file: sqlite3.Connection) -> None:
     file.execute("DROP TABLE entity_versions")
 
 
-def undo_scope(file: sqlite3.Connection) -> None:
+def undo_scope(file: Any) -> None:
     """Make a file what it was before step 8 of its schema."""
     file.execute("DROP INDEX idx_offline_sync_queue_once")
     columns = {

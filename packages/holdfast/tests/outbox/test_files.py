@@ -7,10 +7,12 @@ import shutil
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -26,8 +28,14 @@ from holdfast.errors import (
     WrongPassphraseError,
 )
 from holdfast.outbox import OutboxQueue, QueueSettings, Status, database
-from holdfast.stores.migrations import Migration, load_migrations
-from packages.holdfast.tests.outbox.queue_harness import KEY, Lab, new, undo_versions
+from holdfast.stores.migrations import (
+    Migration,
+    Steps,
+    load_migrations,
+    run_steps,
+    split_statements,
+)
+from packages.holdfast.tests.outbox.queue_harness import KEY, Lab, new, undo_scope, undo_versions
 
 NOBODY = 65534
 
@@ -251,6 +259,52 @@ def test_entries_sent_before_schema_3_count_from_their_queueing(
     assert queue.key_expired(queue.get(unknown.id))
     assert queue.key_expired(queue.get(sent.id))
     assert not queue.key_expired(queue.get(fresh.id))
+
+
+@pytest.mark.parametrize("passphrase", [None, KEY])
+def test_schema_8_keeps_what_is_queued_if_it_is_interrupted_at_any_statement(
+    quick_path: Path, passphrase: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(quick_path / "old.db", passphrase=passphrase)
+    refused = lab.add(headers={"X-App": "7"})
+    lab.queue.schedule_retry(lab.claim(), delay_seconds=0, http_status=503, code="BUSY")
+    refused = lab.queue.fail(lab.claim(), http_status=422, code="SOLD_OUT")
+    waiting = lab.add(local_id=str(uuid4()))
+    with lab.queue.transaction() as old:
+        undo_scope(old)
+        old.execute("UPDATE outbox_meta SET value = 7 WHERE name = 'schema'")
+    lab.queue.close()
+    steps = load_migrations("outbox", "holdfast.outbox.migrations")
+    (step,) = (one for one in steps if one.number == 8)
+    statements = len(split_statements(step.sql))
+
+    def run_until(broken_at: int) -> None:
+        """Open the file; the step fails at its n-th statement."""
+        left = broken_at
+
+        def run(steps: Steps, execute: Callable[..., Any]) -> None:
+            def counted(sql: str, params: tuple[Any, ...] = ()) -> Any:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+                return execute(sql, params)
+
+            run_steps(steps, counted)
+
+        monkeypatch.setattr(database, "run_steps", run)
+        with pytest.raises(KeyboardInterrupt):
+            lab.open()
+        monkeypatch.undo()
+
+    for number in range(2, statements + 3):  # after the two that read the version
+        run_until(number)
+    queue = lab.reopen()
+    assert queue.entries() == [refused, waiting]
+    assert queue.get(refused.id).last_code == "SOLD_OUT"
+    assert [entry.id for entry in queue.retry_all("ada", code="SOLD_OUT")] == [refused.id]
+    queue.check_integrity()
+    queue.close()
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(
