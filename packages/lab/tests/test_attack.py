@@ -66,7 +66,7 @@ async def test_own_server_holds_against_every_attack(server: tuple[Server, str])
         connections=60,
         patience_seconds=20,
         body_bytes=150_000,
-        # Other tests run meanwhile: only a server that stands still is too slow.
+        # Other tests run meanwhile: only a server that is blocked is too slow.
         health_ms=5000,
     )
     assert [r for r in results if r.verdict is not Verdict.PASS] == []

@@ -97,7 +97,7 @@ async def _difficult(target: Target) -> str:
 
 async def _compressed(target: Target) -> str:
     harness = target.harness
-    bomb = gzip.compress(b'{"a":"' + b"a" * 50_000_000 + b'"}')
+    bomb = gzip.compress(b'{"a":"' + b"a" * 20_000_000 + b'"}')
     for encoding in ("gzip", "deflate", "br", "attack"):
         response = await harness.send(
             await harness.new_request(),
@@ -196,7 +196,7 @@ ATTACKS: Final = (
         _GROUP,
         "4xx",
         _compressed,
-        why="50 kB become 50 MB in memory.",
+        why="20 kB become 20 MB in memory.",
         change="Refuse Content-Encoding, or limit the size after decompression.",
     ),
     Attack(

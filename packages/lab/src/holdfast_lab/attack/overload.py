@@ -138,20 +138,32 @@ async def _measure_stalled(
 
 
 async def _measure_large(server: Server, name: str, seconds: float, size: int) -> None:
-    body = fill(EXPENSIVE[name], size)
+    # In another process, so that only the server is slowed down by them.
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "holdfast_lab.attack.overload", "--uploads-to", server.url,
+        "--token", server.token, "--body", name,
+        "--seconds", str(seconds + 1), "--body-bytes", str(size),
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    await asyncio.sleep(1)
+    writes, health = await _both(server, seconds)
+    out, _ = await process.communicate()
+    print(f"four clients send {name}:")
+    print(f"  write   {writes}\n  healthz {health}\n  upload  {out.decode().strip()}")
+
+
+async def _upload(arguments: argparse.Namespace) -> None:
+    """Send large bodies as four clients, and print their latencies."""
+    server = Server(arguments.uploads_to, 0, arguments.token)
+    body = fill(EXPENSIVE[arguments.body], arguments.body_bytes)
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-        uploads = [
-            asyncio.create_task(
-                measure(lambda: _write(client, server, body), seconds=seconds, pause=0)
+        uploads = await asyncio.gather(
+            *(
+                measure(lambda: _write(client, server, body), seconds=arguments.seconds, pause=0)
+                for _ in range(4)
             )
-            for _ in range(4)
-        ]
-        writes, health = await _both(server, seconds)
-        await asyncio.wait(uploads)
-    print(f"four clients send {name} ({len(body)} bytes):")
-    print(f"  write   {writes}\n  healthz {health}")
-    for upload in uploads[:1]:
-        print(f"  upload  {upload.result()}")
+        )
+    print(uploads[0])
 
 
 async def _run(arguments: argparse.Namespace) -> None:
@@ -176,7 +188,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--body-bytes", type=int, default=1_000_000)
-    asyncio.run(_run(parser.parse_args()))
+    parser.add_argument("--uploads-to", help=argparse.SUPPRESS)
+    parser.add_argument("--token", help=argparse.SUPPRESS)
+    parser.add_argument("--body", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    asyncio.run(_upload(arguments) if arguments.uploads_to else _run(arguments))
 
 
 if __name__ == "__main__":

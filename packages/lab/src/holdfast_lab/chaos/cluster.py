@@ -21,6 +21,7 @@ _WORKERS: Final = 2
 _PORTS: Final = range(15_000, 30_000)
 # Shorter than the longest SIGSTOP, so that a stopped worker loses its lease.
 _JOB_LEASE_SECONDS: Final = 2
+_SERVICES: Final = ("WALK", "PLANNING", "ROUTES", "FIELD")
 _RESTART_SECONDS: Final = 0.2
 # Output that a server or worker writes only if it has a bug.
 _BUG_MESSAGES: Final = ("Traceback (most recent call last)", "this is a bug")
@@ -47,6 +48,8 @@ class Cluster:
             "HOLDFAST_LOG_LEVEL": "ERROR",
             "HOLDFAST_LOG_JSON": "false",
             "HOLDFAST_JOBS_LEASE_SECONDS": str(_JOB_LEASE_SECONDS),
+            # A device that drains a long queue on a fast machine would only wait.
+            **{f"HOLDFAST_{name}_RATE_LIMIT": "0" for name in _SERVICES},
         }
         self.postgres = RealPostgres() if kind == "postgres" else None
         self.nats = RealNats() if nats else None
