@@ -412,6 +412,21 @@ def test_edits_of_one_entity_in_two_lanes_do_not_conflict_with_each_other(lab: L
     assert record(queue, claimed, Conflicted(refused, foreign)).status is Status.DISCARDED
 
 
+def test_edit_behind_a_conflict_about_an_unknown_base_is_sent_once(queue: OutboxQueue) -> None:
+    """Its version was both the end of one chain and a link of the next: it was sent forever."""
+    edit(queue)
+    edit(queue, base_version='"999"')
+    edit(queue)
+    server = Scripted([response(200, {"version": 2}), response(409), response(200, {"version": 2})])
+    drain(queue, "ada", server)
+    [conflict] = queue.entries("ada", status=Status.CONFLICT)
+    resolve_conflict(queue, conflict, "mine")
+    server = Scripted([response(200, {"version": 3}), response(200, {"version": 4})])
+    drain(queue, "ada", server)
+    assert if_matches(server) == ['"2"', '"3"']
+    assert [entry.status for entry in queue.entries("ada")] == [Status.SUCCEEDED] * 3
+
+
 def test_discarding_a_conflict_takes_the_servers_side_for_later_edits(device: Device) -> None:
     path = device.make_elsewhere()
     device.write_elsewhere(path, phone="theirs")

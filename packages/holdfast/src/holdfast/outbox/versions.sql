@@ -16,6 +16,10 @@ VALUES (:user_id, :entity, :version, :own, :body, nullif(:version, ''), :ms)
                                 ELSE json_remove(entity_versions.own, '$[1]') END,
                            '$[#]', :version)
                   WHEN entity_versions.own = '[]' THEN excluded.own
+                  -- A conflict about a base that this device never had, with its own version.
+                  WHEN EXISTS (SELECT 1 FROM json_each(entity_versions.own)
+                                WHERE value = :version)
+                  THEN json_insert(entity_versions.own, '$[#]', :sent)
                   ELSE json_insert(
                            json_array(json_object('before', coalesce(
                                json_extract(entity_versions.own, '$[0].before'),
@@ -47,7 +51,9 @@ RETURNING ENTRY;
 -- Whether this device has led the entity from :sent to :version, without a write of another client.
 SELECT 1 FROM entity_versions AS known
  WHERE known.user_id = :user_id AND known.entity = :entity AND known.version = :version
-   AND EXISTS (SELECT 1 FROM json_each(known.own) WHERE value = :sent);
+   AND EXISTS (SELECT 1 FROM json_each(known.own) WHERE value = :sent)
+   -- Edits without a base would be sent with it once more.
+   AND coalesce(json_extract(known.own, '$[0].before'), '') <> :sent;
 
 -- name: resend
 -- The server has refused the request, so it has not happened.

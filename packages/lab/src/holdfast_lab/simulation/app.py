@@ -24,12 +24,20 @@ SCHEMA: Final = """
 CREATE TABLE effects (
     number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, action_id TEXT NOT NULL);
 CREATE TABLE notes (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, version INTEGER NOT NULL);
+    id INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, version INTEGER NOT NULL,
+    fields TEXT NOT NULL);
+CREATE TABLE note_writes (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, note INTEGER NOT NULL, version INTEGER NOT NULL,
+    action_id TEXT NOT NULL, is_checked INTEGER NOT NULL);
 CREATE TABLE job_effects (
     number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, job_id TEXT NOT NULL,
     attempt INTEGER NOT NULL, line TEXT, position INTEGER NOT NULL);
 CREATE TABLE counts (tenant TEXT PRIMARY KEY, seen INTEGER NOT NULL);
 """
+
+_CREATED: Final = 201
+_FIELDS: Final = ("title", "what")
+"""The members of a payload that a note has."""
 
 _WEEK_OF_ERRORS: Final = FIELD.replace(error_ttl=FIELD.success_ttl)
 
@@ -79,10 +87,13 @@ def guard_service(holdfast: Holdfast, faults: HandlerFaults) -> Callable[..., Aw
 
 async def _read_note(holdfast: Holdfast, path: str) -> tuple[int, dict[str, Any]]:
     number = path.rpartition("/")[2]
-    rows = await holdfast.store.read("SELECT version FROM notes WHERE id = :id", {"id": number})
+    rows = await holdfast.store.read(
+        "SELECT version, fields FROM notes WHERE id = :id", {"id": number}
+    )
     if not rows:
         return 404, {"code": "resource.not_found"}
-    return 200, {"id": number, "version": rows[0]["version"]}
+    fields = msgspec.json.decode(rows[0]["fields"])
+    return 200, {"id": int(number), "version": rows[0]["version"], **fields}
 
 
 async def _write(
@@ -98,36 +109,76 @@ async def _write(
         return 422, {"code": "INSUFFICIENT_POINTS", "owner": tenant, "n": faults.unique_number()}
     body = {"action_id": action_id, "owner": tenant, "n": faults.unique_number()}
     if scope["method"] == "PATCH":
-        refused = await _change_note(tx, scope, tenant)
-        if refused is not None:
-            return refused
+        status, note = await _change_note(tx, scope, tenant, payload)
+        if status != _CREATED:
+            return status, note
+        body |= note
     elif scope["path"] == "/notes":
-        made = await tx.fetch_one(
-            "INSERT INTO notes (tenant, version) VALUES (:tenant, 1) RETURNING id",
-            {"tenant": tenant},
-        )
-        body["id"] = made["id"]
+        body |= await _create_note(tx, tenant, payload)
     await _enqueue(holdfast, payload, tenant, row["number"])
-    return 201, body
+    return _CREATED, body
 
 
-async def _change_note(tx: Any, scope: Any, tenant: str) -> tuple[int, dict[str, Any]] | None:
-    note = scope["path"].rpartition("/")[2]
+async def _create_note(tx: Any, tenant: str, payload: dict[str, Any]) -> dict[str, Any]:
+    fields = _fields_of(payload)
+    made = await tx.fetch_one(
+        "INSERT INTO notes (tenant, version, fields) VALUES (:tenant, 1, :fields) RETURNING id",
+        {"tenant": tenant, "fields": msgspec.json.encode(fields).decode()},
+    )
+    await _keep_write(tx, made["id"], 1, payload, is_checked=False)
+    if payload.get("unversioned"):  # as an endpoint does that names no version
+        return {"id": made["id"]}
+    return {"id": made["id"], "version": 1, **fields}
+
+
+async def _change_note(
+    tx: Any, scope: Any, tenant: str, payload: dict[str, Any]
+) -> tuple[int, dict[str, Any]]:
+    note = int(scope["path"].rpartition("/")[2])
     wanted = next((value for name, value in scope["headers"] if name == b"if-match"), b"*")
     version = None if wanted == b"*" else int(wanted.strip(b'"'))
-    changed = await tx.execute(
-        "UPDATE notes SET version = version + 1 WHERE id = :id AND tenant = :tenant"
-        " AND version = coalesce(:version, version)",
-        {"id": note, "tenant": tenant, "version": version},
-    )
-    if changed:
-        return None
     there = await tx.fetch_one(
-        "SELECT 1 FROM notes WHERE id = :id AND tenant = :tenant", {"id": note, "tenant": tenant}
+        "SELECT version, fields FROM notes WHERE id = :id AND tenant = :tenant",
+        {"id": note, "tenant": tenant},
     )
     if there is None:
         return 404, {"code": "resource.not_found"}
-    return 409, {"code": "concurrency.version_mismatch"}
+    fields = msgspec.json.decode(there["fields"]) | _fields_of(payload)
+    changed = await tx.execute(
+        "UPDATE notes SET version = version + 1, fields = :fields"
+        " WHERE id = :id AND version = :there AND version = coalesce(:version, version)",
+        {
+            "id": note,
+            "there": there["version"],
+            "version": version,
+            "fields": msgspec.json.encode(fields).decode(),
+        },
+    )
+    if not changed:
+        return 409, {"code": "concurrency.version_mismatch"}
+    now = there["version"] + 1
+    await _keep_write(tx, note, now, payload, is_checked=version is not None)
+    return _CREATED, {"id": note, "version": now, **fields}
+
+
+def _fields_of(payload: dict[str, Any]) -> dict[str, Any]:
+    return {name: payload[name] for name in _FIELDS if name in payload}
+
+
+async def _keep_write(
+    tx: Any, note: int, version: int, payload: dict[str, Any], *, is_checked: bool
+) -> None:
+    """Add a write to the history of a note, which the checker reads."""
+    await tx.execute(
+        "INSERT INTO note_writes (note, version, action_id, is_checked)"
+        " VALUES (:note, :version, :action_id, :is_checked)",
+        {
+            "note": note,
+            "version": version,
+            "action_id": payload["action_id"],
+            "is_checked": int(is_checked),
+        },
+    )
 
 
 async def _enqueue(holdfast: Holdfast, payload: dict[str, Any], tenant: str, number: int) -> None:

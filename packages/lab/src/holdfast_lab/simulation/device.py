@@ -12,6 +12,7 @@ import apsw
 from holdfast.core.outbox_entry import Status
 from holdfast.errors import HoldfastError, OutboxFileError
 from holdfast.outbox.drain import Drain
+from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.transport import NoResponse, Request, Response
 from holdfast_lab.history import EntryState
@@ -20,6 +21,7 @@ from holdfast_lab.simulation.faults import Faults
 from holdfast_lab.simulation.faulty_vfs import Disk, FaultyVFS
 from holdfast_lab.simulation.loop import NO_PROCESS, Process, ProcessKilled, VirtualLoop
 from holdfast_lab.simulation.network import Network
+from holdfast_lab.simulation.profiles import PROFILES
 
 __all__ = ["AppProcess", "Device", "DeviceWorld"]
 
@@ -119,6 +121,8 @@ class AppProcess:
                 fault_points=self,
                 driver="apsw",
                 vfs=self._vfs.name,
+                profiles=PROFILES,
+                listeners=[self._on_event],
             )
             queue.process = self.process
             self.queue = queue
@@ -142,6 +146,10 @@ class AppProcess:
                     soonest = min(soonest, report.next_due_seconds)
             drain.wake_up()
             self.wait(thread, max(0.1, soonest))
+
+    def _on_event(self, event: Event) -> None:
+        if event.kind is EventKind.EXPIRING:
+            self._world.note(self.name, f"{event.count} entries expire soon")
 
     def _token(self, user: str) -> str | None:
         """Return the token of a user; None if they have to sign in again."""

@@ -24,6 +24,7 @@ _COMMITS: Final = (
     "add_user",
     "cancel",
     "discard",
+    "discard_all",
     "edit_payload",
     "enqueue",
     "enqueue_many",
@@ -36,8 +37,10 @@ _COMMITS: Final = (
     "renew",
     "resolve",
     "retry",
+    "retry_all",
     "save_clock",
     "transaction",
+    "warn_of_expiry",
     "watchdog",
 )
 _WITHIN_TRANSACTION: Final = (
@@ -45,8 +48,10 @@ _WITHIN_TRANSACTION: Final = (
     "conflict",
     "expire",
     "fail",
+    "rebase",
     "release",
     "save_holds",
+    "resend",
     "schedule_retry",
     "succeed",
 )
@@ -77,6 +82,7 @@ _RANDOM_KINDS: Final = (
     "request late",
     "response late",
     "network cut",
+    "foreign edit",
     "server error",
     "slow handler",
     "slow job",
@@ -104,6 +110,7 @@ _RARE_OPERATIONS: Final = frozenset(
         "cancel",
         "conflict",
         "discard",
+        "discard_all",
         "edit_payload",
         "expire",
         "fail",
@@ -111,10 +118,14 @@ _RARE_OPERATIONS: Final = frozenset(
         "park",
         "prune",
         "purge_user",
+        "rebase",
         "release",
         "renew",
+        "resend",
         "resolve",
         "retry",
+        "retry_all",
+        "warn_of_expiry",
     }
 )
 """Rare operations of a device: a focus on one of them injects a fault almost every time."""

@@ -17,6 +17,7 @@ __all__ = ["Network", "NetworkWorld"]
 
 _TIMEOUT_SECONDS: Final = 30.0
 _LONG_TIMEOUT_SECONDS: Final = 130.0
+_CREATED: Final = 201
 _ERROR: Final = 400
 
 OnResponse = Callable[[Response | NoResponse], None]
@@ -35,6 +36,9 @@ class NetworkWorld(Protocol):
 
     def now(self) -> Any:
         """Return the server's clock."""
+
+    def note_written(self, tenant: str, note: int) -> None:
+        """Note that a device has created or changed a note."""
 
     def note(self, source: str, event: str) -> None:
         """Append an event to the timeline."""
@@ -154,6 +158,7 @@ class Network:
             is_after = restored_at is not None
             self.responses.append(msgspec.structs.replace(seen, is_after_restore=is_after))
         world = self._world
+        self._report_note(device, request, response)
         replayed = " (replayed)" if "idempotency-replayed" in response.headers else ""
         key = request.headers.get("Idempotency-Key", "")[:8]
         if world.faults.happens("response lost"):
@@ -163,6 +168,13 @@ class Network:
         dated = dict(response.headers) | {"date": format_datetime(world.now(), usegmt=True)}
         dated_response = msgspec.structs.replace(response, headers=dated)
         self._later(self._delay("response late"), on_response, dated_response)
+
+    def _report_note(self, device: str, request: Request, response: Response) -> None:
+        if device == _ELSEWHERE or not request.target.startswith("/notes"):
+            return
+        if request.method != "GET" and response.status == _CREATED:
+            tenant = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            self._world.note_written(tenant, response.json()["id"])
 
     def _delay(self, kind: str) -> float:
         faults = self._world.faults

@@ -38,8 +38,10 @@ _POLL_SECONDS: Final = 15.0
 _MAX_POLL_SECONDS: Final = 300.0
 _LONG_SLEEP_SHARE: Final = 0.12
 _RESTORE_SHARE: Final = 0.5
+_CONTESTED_SHARE: Final = 0.3
 _LOCK_SECONDS: Final = 0.05
-_DAYS: Final = (2.0, 8.0, 20.0)
+_ALMOST_STALE_DAYS: Final = 6.0
+_DAYS: Final = (2.0, _ALMOST_STALE_DAYS, 8.0, 20.0)
 """Shorter than the lifetime of keys, longer, and much longer."""
 
 
@@ -106,10 +108,16 @@ class World:
         self.http_servers = [server for server in self.servers if server.handles_requests]
         self._make_devices(plan_rng, stream, templates)
         self.users = Users(self, self.devices, users_rng)
+        focuses_on = self.faults.focuses_on
+        self._is_contested = self._rng.random() < _CONTESTED_SHARE
         planned = plan_actions(plan_rng, {d.name: d.users for d in self.devices}, self._bias())
         self.actions: dict[str, PlannedAction] = {action.id: action for action in planned}
         self._planned = planned
         self._long_sleep = LongSleep.maybe(stream())
+        if focuses_on("warn_of_expiry"):  # entries that are old, and not too old
+            self._long_sleep = LongSleep(
+                10.0 + 100.0 * self._rng.random(), _ALMOST_STALE_DAYS, False
+            )
         self._restore = Restore.maybe(stream()) if self._can_restore() else None
         self._fast_disk_until = 0.0
 
@@ -127,10 +135,13 @@ class World:
             for device in self.devices:
                 device.clock_offset, device.clock_was_set = timedelta(days=-20), True
         return Bias(
-            refusals=focuses_on("fail", "discard"),
+            refusals=focuses_on("fail", "discard", "discard_all"),
             conflicts=focuses_on("conflict", "resolve"),
             manual_conflicts=focuses_on("resolve"),
             walks=focuses_on("expire"),
+            is_contested=self._is_contested,
+            reads=focuses_on("rebase"),
+            lanes=focuses_on("resend"),
         )
 
     def _make_servers(self, plan_rng: Random) -> list[Server]:
@@ -201,6 +212,12 @@ class World:
         """Return the seconds that a notification takes; None if it is lost."""
         return None if self.faults.happens("notification lost") else 0.001
 
+    def note_written(self, tenant: str, note: int) -> None:
+        """Let another client of the user change the note, in some worlds."""
+        if self._is_contested and self.faults.happens("foreign edit", 0.4):
+            seconds = self.faults.between(0.0, self._rng.choice((0.1, 5.0, 60.0)))
+            self._later(seconds, partial(self.users.edit_elsewhere, tenant, note))
+
     def note(self, source: str, event: str) -> None:
         """Append an event to the timeline."""
         self.timeline.append((self.loop.time(), source, event))
@@ -215,7 +232,7 @@ class World:
     def run(self, seed: int) -> Outcome:
         """Inject faults, drain, check."""
         self.users.schedule(self._planned)
-        if self.faults.focuses_on("cancel", "edit_payload", "park", "retry"):
+        if self.faults.focuses_on("cancel", "edit_payload", "park", "retry", "warn_of_expiry"):
             # These need entries that were never sent.
             for device in self.devices:
                 self._disconnect(device, 150.0)
@@ -288,6 +305,8 @@ class World:
                 # It would continue requests from before the skipped days.
                 server.process.kill()
         self._skipped_seconds += long_sleep.days * 86_400.0
+        if long_sleep.days == _ALMOST_STALE_DAYS:
+            self.users.maintain_all()
 
     def _back_up(self) -> None:
         restore = self._restore
@@ -329,7 +348,7 @@ class World:
 
     def _let_users_act(self, draw: float) -> None:
         users = self.users
-        if self.faults.focuses_on("retry", "discard", "resolve"):
+        if self.faults.focuses_on("retry", "retry_all", "discard", "discard_all", "resolve"):
             users.review_failures()
         for act, share in (
             (users.change_queue, 0.3),

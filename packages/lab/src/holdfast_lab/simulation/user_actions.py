@@ -10,8 +10,11 @@ from holdfast_lab.history import Expect, UserAction
 
 __all__ = ["Bias", "PlannedAction", "make_uuid", "plan_actions"]
 
+_PROFILES: Final = ("field", "field", "field", "field-read", "field-ask")
 _SPANS: Final = (20.0, 100.0, 300.0)
-_STRATEGIES: Final = ("server_wins", "client_wins", "manual")
+_STRATEGIES: Final = ("server_wins", "client_wins", "manual", "merge")
+_STALE_VERSION: Final = '"999"'
+"""A version that no note has."""
 
 
 class PlannedAction(msgspec.Struct, kw_only=True):
@@ -28,6 +31,11 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     local_id: str | None = None
     note: str | None = None
     strategy: ConflictResolutionName | None = None
+    profile: str = "field"
+    # The change names a base that the server does not have.
+    is_stale: bool = False
+    # A lane of its own: the change may be sent at the same time as others of the note.
+    lane: str | None = None
     expect: Expect = Expect.EFFECT
     acknowledged: bool = False
     # How often the user has retried it.
@@ -47,14 +55,14 @@ class PlannedAction(msgspec.Struct, kw_only=True):
                 operation="create", entity_type="step", endpoint="/steps", profile="walk", **shared
             )
         if self.kind == "change":
-            headers = {} if self.strategy is None else {"If-Match": '"7"'}
             return NewEntry(
                 operation="patch",
                 entity_type="note",
                 endpoint=f"/notes/{{local:{self.note}}}",
-                headers=headers,
+                headers={"If-Match": _STALE_VERSION} if self.is_stale else {},
                 conflict_resolution=self.strategy,
-                profile="field",
+                profile=self.profile,
+                lane=self.lane,
                 **shared,
             )
         return NewEntry(
@@ -91,6 +99,15 @@ class Bias(msgspec.Struct, frozen=True):
     conflicts: bool = False
     manual_conflicts: bool = False
     walks: bool = False
+    # Other clients change the notes.
+    is_contested: bool = False
+    reads: bool = False
+    lanes: bool = False
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether most actions change notes."""
+        return self.conflicts or self.is_contested or self.reads or self.lanes
 
 
 def plan_actions(rng: Random, devices: dict[str, list[str]], bias: Bias) -> list[PlannedAction]:
@@ -107,14 +124,14 @@ def _actions_of(
     rng: Random, device: str, user: str, span: float, bias: Bias
 ) -> list[PlannedAction]:
     actions: list[PlannedAction] = []
-    sizes = (3, 4) if bias.conflicts else (1, 1, 2, 2, 3, 4)
+    sizes = (3, 4) if bias.has_changes else (1, 1, 2, 2, 3, 4)
     times = sorted(span * rng.random() for _ in range(rng.choice(sizes)))
-    walks = bias.walks or (rng.random() < 0.6 and not bias.conflicts)  # noqa: PLR2004
+    walks = bias.walks or (rng.random() < 0.6 and not bias.has_changes)  # noqa: PLR2004
     line = user if rng.random() < 0.6 else None  # noqa: PLR2004
     notes: list[str] = []
     for position, at in enumerate(times):
         kind = "step" if walks and rng.random() < 0.7 else "note"  # noqa: PLR2004
-        if notes and rng.random() < (0.9 if bias.conflicts else 0.5):
+        if notes and rng.random() < (0.9 if bias.has_changes else 0.5):
             kind = "change"
         action = PlannedAction(
             id=f"{device}-{user}-{position}",
@@ -136,16 +153,30 @@ def _actions_of(
 
 def _vary(rng: Random, action: PlannedAction, notes: list[str], bias: Bias) -> None:
     if action.kind == "change":
-        action.note = rng.choice(notes)
-        if rng.random() < (0.9 if bias.conflicts else 0.3):
-            action.strategy = "manual" if bias.manual_conflicts else rng.choice(_STRATEGIES)
-            action.expect, action.rekeyed = Expect.EITHER, True
+        _vary_change(rng, action, notes, bias)
     elif rng.random() < (0.5 if bias.refusals else 0.12):
         action.payload["refuse"] = True
         action.expect = Expect.REFUSAL
     elif action.kind == "note":
         action.local_id = make_uuid(rng)
         notes.append(action.local_id)
+        if rng.random() < (0.8 if bias.reads else 0.2):
+            action.payload["unversioned"] = True
+
+
+def _vary_change(rng: Random, action: PlannedAction, notes: list[str], bias: Bias) -> None:
+    action.note = notes[0] if bias.lanes else rng.choice(notes)
+    action.profile = "field-read" if bias.reads else rng.choice(_PROFILES)
+    if rng.random() < 0.5:  # noqa: PLR2004
+        action.payload["title"] = action.payload.pop("what")["deep"]["n"]
+    if rng.random() < (0.9 if bias.conflicts or bias.is_contested else 0.3):
+        action.strategy = "manual" if bias.manual_conflicts else rng.choice(_STRATEGIES)
+        action.is_stale = rng.random() < (0.7 if bias.conflicts else 0.3)
+    if rng.random() < (0.7 if bias.lanes else 0.05):
+        action.lane = f"aside {action.id}"
+    may_conflict = bias.is_contested or action.is_stale or action.profile == "field-ask"
+    if may_conflict or bias.lanes or action.lane is not None:
+        action.expect, action.rekeyed = Expect.EITHER, True
 
 
 def make_uuid(rng: Random) -> str:

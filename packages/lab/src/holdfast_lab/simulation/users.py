@@ -1,5 +1,6 @@
 """Simulated users: they act, retry or discard what failed, edit entries, and set clocks."""
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any, Final, Protocol
@@ -33,6 +34,7 @@ _OPERATIONS: Final = {
     "prune": ("prune",),
     "guest": ("purge_user",),
     "map": ("map_local_id",),
+    "idle": ("warn_of_expiry",),
 }
 _CHANGES: Final = ("cancel", "edit", "park", *_OPERATIONS)
 
@@ -170,13 +172,30 @@ class Users:
     def _review(self, app: AppProcess, queue: OutboxQueue, device: Device) -> None:
         acted = False
         for user in device.users:
+            acted = self._decide_about_all(queue, user) or acted
             for entry in queue.entries(user, status=(Status.FAILED, Status.CONFLICT)):
                 acted = self._resolve(app, queue, entry) or acted
         if acted:
             app.notify()
 
+    def _decide_about_all(self, queue: OutboxQueue, user: str) -> bool:
+        """Retry all entries that failed after their last attempt, or discard all refused ones."""
+        focuses_on = self._world.faults.focuses_on
+        draw = self._rng.random()
+        if draw < (0.9 if focuses_on("retry_all") else 0.1):
+            return bool(queue.retry_all(user, reason=Reason.ATTEMPTS))
+        if draw < (0.9 if focuses_on("discard_all") else 0.2):
+            refused = queue.discard_all(user, code="INSUFFICIENT_POINTS", dry_run=True)
+            actions = [self._action_of(entry) for entry in refused]
+            if actions and all(action.expect is Expect.REFUSAL for action in actions):
+                return bool(queue.discard_all(user, code="INSUFFICIENT_POINTS"))
+        return False
+
+    def _action_of(self, entry: Entry) -> PlannedAction:
+        return self._world.actions[entry.decoded()["action_id"]]
+
     def _resolve(self, app: AppProcess, queue: OutboxQueue, entry: Entry) -> bool:
-        action = self._world.actions[entry.decoded()["action_id"]]
+        action = self._action_of(entry)
         made = queue.by_local_id(action.note) if action.note is not None else []
         # One that the user has parked needs its note, too.
         needs_note = entry.reason in (Reason.DEPENDENCY, Reason.REBUILD)
@@ -233,6 +252,8 @@ class Users:
                 not self._forgotten_keys
             ):  # after skipped days it would remove entries that the checker reads
                 queue.prune()
+        elif what == "idle":
+            self._maintain(queue)
         elif what == "guest":
             queue.add_user(_GUEST)
             queue.purge_user(_GUEST)
@@ -244,13 +265,26 @@ class Users:
         else:
             self._change_entry(what, app, queue, device)
 
+    def maintain_all(self) -> None:
+        """Let every device do what it does when it is idle."""
+        for device in self._devices.values():
+            app = device.app
+            if app is not None and app.queue is not None:
+                with suppress(ProcessKilled, HoldfastError):
+                    self._maintain(app.queue)
+
+    def _maintain(self, queue: OutboxQueue) -> None:
+        if not self._forgotten_keys:
+            queue._prune_at = 0.0  # noqa: SLF001 - its clock is real, and an hour has passed here
+            queue.prune_if_due()
+
     def _change_entry(self, what: str, app: AppProcess, queue: OutboxQueue, device: Device) -> None:
         user = self._rng.choice(device.users)
         pending = queue.entries(user, status=Status.PENDING)
         if not pending:
             return
         entry = self._rng.choice(pending)
-        action = self._world.actions[entry.decoded()["action_id"]]
+        action = self._action_of(entry)
         if (
             action.expect is not Expect.EFFECT
             or not action.acknowledged
@@ -280,6 +314,33 @@ class Users:
         return action.local_id is not None and any(
             other.note == action.local_id for other in actions
         )
+
+    def edit_elsewhere(self, tenant: str, note: int) -> None:
+        """Change a note from another client of the same user."""
+        name = f"foreign-{len(self._world.actions)}"
+        payload: dict[str, Any] = {"action_id": name}
+        if self._rng.random() < 0.5:  # noqa: PLR2004
+            payload["title"] = self._rng.randint(100, 999)
+        else:
+            payload["what"] = {"deep": {"n": self._rng.randint(100, 999)}}
+        key = make_uuid(self._rng)
+        self._world.actions[name] = PlannedAction(
+            id=name,
+            device="elsewhere",
+            user=tenant,
+            at=0.0,
+            kind="change",
+            position=0,
+            key=key,
+            payload=payload,
+        )
+        headers = {
+            "Idempotency-Key": key,
+            "Authorization": f"Bearer {tenant}",
+            "Content-Type": "application/json",
+        }
+        request = Request("PATCH", f"/notes/{note}", headers, msgspec.json.encode(payload))
+        self._world.network.send("elsewhere", request, lambda _: None)
 
     def set_clock(self) -> None:
         """Set the clock of a device, by minutes or by weeks."""

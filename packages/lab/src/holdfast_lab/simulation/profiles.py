@@ -1,0 +1,15 @@
+"""The outbox profiles of the simulated devices: those of walk and field, and variants of field."""
+
+from dataclasses import replace
+from typing import Final
+
+from holdfast.core.outbox_entry import UnknownBase
+from holdfast.outbox.profile import Profile
+from holdfast_services.field.outbox_profile import PROFILE as FIELD
+
+__all__ = ["PROFILES"]
+
+PROFILES: Final[tuple[Profile, ...]] = (
+    replace(FIELD, name="field-read", unknown_base=UnknownBase.READ),
+    replace(FIELD, name="field-ask", unknown_base=UnknownBase.ASK),
+)
