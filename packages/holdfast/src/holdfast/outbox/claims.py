@@ -33,6 +33,7 @@ from holdfast.outbox.transaction import Transaction
 from holdfast.outbox.versions import Produced, record_read, record_success
 
 __all__ = [
+    "ABANDONED",
     "AttemptResult",
     "claim_some",
     "conflict",
@@ -46,6 +47,9 @@ __all__ = [
     "return_expired_claims",
     "succeed",
 ]
+
+ABANDONED: Final = "abandoned"
+"""In the history, the code of a send that was not waited for. It may have happened."""
 
 _MAX_ERROR_LENGTH: Final = 8192
 """Characters stored of an error body: enough to see what was wrong."""
@@ -432,7 +436,7 @@ def _is_frozen(transition: Transition, result: AttemptResult, *, unknown: bool) 
     """
     if transition is Transition.FAIL:
         return unknown
-    was_sent = result.http_status is not None or (unknown and result.code is None)
+    was_sent = result.http_status is not None or (unknown and result.code in (None, ABANDONED))
     return was_sent and transition in (Transition.RETRY_LATER, Transition.CONFLICT)
 
 

@@ -313,8 +313,11 @@ class Outbox:
     def online(self) -> None:
         """Note that the network is up: end every user's back-off and check the queue at once.
 
-        Entries that wait for a retry keep their delay, which the server may have set.
+        New connections are used from then on: those to another network are dead. Entries that wait
+        for a retry keep their delay, which the server may have set.
         """
+        if isinstance(self._transport, HttpTransport):
+            self._transport.reset()
         self._background.online()
 
     def offline(self) -> None:

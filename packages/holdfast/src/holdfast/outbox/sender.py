@@ -8,11 +8,11 @@ the drain can record outcomes and claim the next entries in one short transactio
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from random import random
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never
 from urllib.parse import urlsplit
 
 import msgspec
@@ -43,7 +43,7 @@ from holdfast.core.response_classification import (
 from holdfast.core.retry import RetryPolicy, is_transient, parse_retry_after
 from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox import conflicts
-from holdfast.outbox.claims import AttemptResult
+from holdfast.outbox.claims import ABANDONED, AttemptResult
 from holdfast.outbox.conflicts import ConflictPlan, Merge
 from holdfast.outbox.drain_state import DrainState, Ended
 from holdfast.outbox.events import Event, EventKind, event_about
@@ -73,13 +73,23 @@ from holdfast.outbox.transport import NoResponse, Request, Response, Transport
 from holdfast.outbox.versions import produced_by, version_of
 from holdfast.ports import Clock, SyncFaultPoints
 
-__all__ = ["UNREACHABLE", "AtSend", "Retry", "Sender", "Token", "bearer_token", "build_request"]
+__all__ = [
+    "UNREACHABLE",
+    "AtSend",
+    "Retry",
+    "Sender",
+    "Sending",
+    "Token",
+    "bearer_token",
+    "build_request",
+]
 
 _log = logging.getLogger(__name__)
 
 UNREACHABLE: Final = "unreachable"
 """In the history, the code of a send that never reached the server."""
 
+_NOT_COUNTED: Final = frozenset({UNREACHABLE, ABANDONED})
 _MAX_SILENT_SENDS: Final = 3
 """After this many consecutive sends without a response, the network counts as down."""
 
@@ -106,6 +116,13 @@ AtSend = Callable[[Entry], Mapping[str, str]]
 
 Retry = RetryPolicy | Callable[[Profile], RetryPolicy]
 """One policy for all entries, or one by profile."""
+
+_Result = TypeVar("_Result")
+Reading = Generator[Request, Response | NoResponse, _Result]
+"""Work that yields requests, is sent their responses, and returns something."""
+
+Sending = Reading[Outcome]
+"""The sending of one entry."""
 
 _Ids = Mapping[str, str | int]
 _Mappings = Callable[[str, Iterable[str]], _Ids]
@@ -169,15 +186,23 @@ class Sender:
             last = place + 1
         return first + int(self._chance() * (last - first + 1))
 
+    def failed_attempts(self, entry: Entry) -> int:
+        """Return how many attempts of this wake-up have failed."""
+        return self._attempts[entry.id]
+
     def reach(self, point: str) -> None:
         """Pass a fault point."""
         if self._fault_points is not None:
             self._fault_points.reach(point)
 
-    def send(self, claimed: Claimed, state: DrainState) -> Outcome:
-        """Send an entry and return the outcome.
+    def send(  # noqa: C901, PLR0912 - each step ends the claim in its own way
+        self, claimed: Claimed, state: DrainState
+    ) -> Sending:
+        """Send an entry: yields requests, is sent their responses, and returns the outcome.
 
-        If a function of the app raises, the claim is ended here and the exception is passed on.
+        The caller does the HTTP, so that several entries can be sent at once; the queue and
+        the app's functions are used on one thread. If a function of the app raises, the claim is
+        ended here and the exception is passed on. Closed early, it leaves the claim as it is.
         """
         entry, queue = claimed.entry, self._queue
         profile = queue.profiles.get(entry.profile)
@@ -194,11 +219,15 @@ class Sender:
                 extra=extra,
                 version=claimed.version,
             )
-            unsent = self._check_key(entry, state, token) if entry.outcome_unknown else None
+            unsent = None
+            if entry.outcome_unknown:
+                unsent = yield from self._check_key(entry, state, token)
             if unsent is None and _has_unknown_base(claimed, profile):
-                unsent = self._read_base(entry, profile, state, token)
+                unsent = yield from self._read_base(entry, profile, state, token)
         except EntryInvalidError as error:
             return Failed(AttemptResult(error=error.message), reason=Reason.DEPENDENCY)
+        except GeneratorExit:
+            raise
         except BaseException:
             # The app's functions may raise anything. Nothing was sent.
             queue.release(claimed)
@@ -206,8 +235,11 @@ class Sender:
         if unsent is not None:
             return unsent
         self.reach("drain.before_send")
+        state.note_sent(entry.id)
         try:
-            response = self._transport.send(request)
+            response = yield request
+        except GeneratorExit:
+            raise
         except BaseException:
             # It may have been sent: back into the queue, as if this process had died.
             queue.schedule_retry(claimed, delay_seconds=0, give_up=False, outcome_unknown=True)
@@ -217,10 +249,13 @@ class Sender:
         if isinstance(response, NoResponse):
             self._emit(EventKind.SENT, entry, response.reason)
             return self._no_response(entry, state, response)
+        state.note_received(entry.id)
         self._emit(EventKind.SENT, entry, str(response.status))
         self._learn_time(response, state)
         try:
-            return self._outcome(claimed, state, response, token)
+            return (yield from self._outcome(claimed, state, response, token))
+        except GeneratorExit:
+            raise
         except BaseException:
             # The app's functions again. Sent once more, the server gives the same response.
             result = _result(response)
@@ -237,9 +272,10 @@ class Sender:
 
     def _outcome(  # noqa: C901, PLR0911 - one for each verdict
         self, claimed: Claimed, state: DrainState, response: Response, token: str | None
-    ) -> Outcome:
+    ) -> Sending:
         entry = claimed.entry
         if is_outage(response):
+            state.note_verdict(TryLater(outcome_unknown=True))
             return self._hold(entry, response)
         self._resume(entry)
         codes = self._queue.profiles.get(entry.profile).codes
@@ -274,9 +310,9 @@ class Sender:
             case TooOld():
                 return Expired(_result(response, response.error_body))
             case Conflicting():
-                return self._conflict(claimed, state, response, token)
+                return (yield from self._conflict(claimed, state, response, token))
             case OutOfOrder():
-                return self._out_of_order(entry, state, response, token)
+                return (yield from self._out_of_order(entry, state, response, token))
             case SignInNeeded():
                 return self._sign_in(entry, state, token, _refusal_of(token), response)
             case Misdirected():
@@ -285,6 +321,34 @@ class Sender:
                 assert_never(verdict)
 
     # ------------------------------------------------------------------ retries
+
+    def repeat(self, claimed: Claimed) -> Request | None:
+        """Return the request of an entry once more, for a second connection; None without a token.
+
+        The key and the body are the same.
+        """
+        entry, queue = claimed.entry, self._queue
+        token = bearer_token(self._token, entry.user_id)
+        if token is None and callable(self._token):
+            return None
+        return build_request(
+            entry,
+            queue.profiles.get(entry.profile),
+            queue.mappings,
+            now=queue.server_now,
+            extra=self._headers(entry, token),
+            version=claimed.version,
+        )
+
+    def abandon(self, claimed: Claimed) -> Outcome:
+        """Return the outcome of an entry whose response the drain has no time to wait for."""
+        return RetryLater(
+            result=AttemptResult(code=ABANDONED, error="no response: the time of the drain was up"),
+            policy=self._policy(claimed.entry),
+            give_up=False,
+            outcome_unknown=True,
+            delay_seconds=0,
+        )
 
     def _hold(self, entry: Entry, response: Response) -> Outcome:
         """Send nothing to the server, or the endpoint, for a while. No attempt is counted."""
@@ -350,8 +414,14 @@ class Sender:
                 outcome_unknown=entry.outcome_unknown,
                 delay_seconds=0,
             )
-        self._count_silent_send(entry, state, failure.reason)
-        return self._retry_later(entry, AttemptResult(error=failure.reason), outcome_unknown=True)
+        is_alone = not self._count_silent_send(entry, state, failure.reason)
+        return self._retry_later(
+            entry,
+            AttemptResult(error=failure.reason),
+            outcome_unknown=True,
+            # The server has responded to others meanwhile: only this connection was silent.
+            delay_seconds=0 if is_alone and not self._attempts[entry.id] else None,
+        )
 
     def _redirect(self, entry: Entry, state: DrainState, response: Response) -> Outcome:
         """Fail on a moved path, retry after a captive portal. Neither redirect is followed."""
@@ -369,10 +439,13 @@ class Sender:
             outcome_unknown=entry.outcome_unknown,
         )
 
-    def _count_silent_send(self, entry: Entry, state: DrainState, why: str) -> None:
-        state.silent_sends += 1
+    def _count_silent_send(self, entry: Entry, state: DrainState, why: str) -> bool:
+        """Hold the drain after some; returns False if another response came meanwhile."""
+        if not state.count_silent_send(entry.id):
+            return False
         if state.silent_sends >= _MAX_SILENT_SENDS:
             state.hold(self._delay(entry), why)
+        return True
 
     def _retry_later(
         self,
@@ -411,7 +484,7 @@ class Sender:
             if attempt.outcome not in _UNCOUNTED
         ][-entry.attempt_count :]
         uncounted = sum(
-            attempt.code == UNREACHABLE or attempt.status in OUTAGE_STATUSES for attempt in history
+            attempt.code in _NOT_COUNTED or attempt.status in OUTAGE_STATUSES for attempt in history
         )
         return entry.attempt_count - uncounted >= entry.max_attempts
 
@@ -470,15 +543,18 @@ class Sender:
 
     def _conflict(
         self, claimed: Claimed, state: DrainState, response: Response, token: str | None
-    ) -> Outcome:
+    ) -> Sending:
         queue, entry = self._queue, claimed.entry
         self._rounds[entry.id] += 1
         base = queue.base_of(claimed)
+        read = None
+        if entry.operation is not Operation.CREATE:
+            read = yield from self._read(_entity_path(entry, queue.mappings), entry, token)
         plan = conflicts.plan_for(
             msgspec.structs.replace(entry, base=base),
             queue.profiles.get(entry.profile),
             response,
-            lambda: self._read(_entity_path(entry, queue.mappings), entry, token),
+            read,
             self._merge,
             may_merge=self._rounds[entry.id] <= _MAX_MERGES,
         )
@@ -492,12 +568,12 @@ class Sender:
 
     def _read_base(
         self, entry: Entry, profile: Profile, state: DrainState, token: str | None
-    ) -> Outcome | None:
+    ) -> Reading[Outcome | None]:
         """Read the entity before an edit that is based on no known version.
 
         None: send it, because the server has no versions, or no such entity.
         """
-        read = self._read(_entity_path(entry, self._queue.mappings), entry, token)
+        read = yield from self._read(_entity_path(entry, self._queue.mappings), entry, token)
         if isinstance(read, NoResponse):
             return self._no_response(entry, state, read)
         if read.status == _UNAUTHORIZED:
@@ -521,14 +597,14 @@ class Sender:
 
     def _out_of_order(
         self, entry: Entry, state: DrainState, response: Response, token: str | None
-    ) -> Outcome:
+    ) -> Sending:
         recovery = self._queue.profiles.get(entry.profile).recovery
         if recovery is not None:
             self._emit(EventKind.PAUSED, entry, f"out of order: reading {recovery.path}")
         self._rounds[entry.id] += 1
         if recovery is None or self._rounds[entry.id] > _MAX_REBUILDS:
             return Failed(_result(response, response.error_body), reason=Reason.REBUILD)
-        read = self._read(recovery.path, entry, token)
+        read = yield from self._read(recovery.path, entry, token)
         if isinstance(read, NoResponse) or read.status != _OK:
             why = f"out of order, and {recovery.path} could not be read"
             return self._unreadable(entry, state, (response, read), token, why)
@@ -560,17 +636,21 @@ class Sender:
 
     # ------------------------------------------------------------------ expired keys
 
-    def _check_key(self, entry: Entry, state: DrainState, token: str | None) -> Outcome | None:
+    def _check_key(
+        self, entry: Entry, state: DrainState, token: str | None
+    ) -> Reading[Outcome | None]:
         """Return an outcome instead of sending if the server may have expired the key."""
         queue = self._queue
-        unsent = self._ask_time(entry, state, token) if queue.has_gap() else None
+        unsent = (yield from self._ask_time(entry, state, token)) if queue.has_gap() else None
         if unsent is None and queue.key_expired(entry):
             return KeyExpired()
         return unsent
 
-    def _ask_time(self, entry: Entry, state: DrainState, token: str | None) -> Outcome | None:
+    def _ask_time(
+        self, entry: Entry, state: DrainState, token: str | None
+    ) -> Reading[Outcome | None]:
         """Learn how long the device was off, from the ``Date`` of any response to a read."""
-        response = self._read(_entity_path(entry, self._queue.mappings), entry, token)
+        response = yield from self._read(_entity_path(entry, self._queue.mappings), entry, token)
         if isinstance(response, NoResponse):
             return self._no_response(entry, state, response)
         self._learn_time(response, state)
@@ -583,8 +663,8 @@ class Sender:
 
     # ------------------------------------------------------------------ helpers
 
-    def _read(self, target: str, entry: Entry, token: str | None) -> Response | NoResponse:
-        read = self._transport.send(Request("GET", target, self._headers(entry, token)))
+    def _read(self, target: str, entry: Entry, token: str | None) -> Reading[Response | NoResponse]:
+        read = yield Request("GET", target, self._headers(entry, token))
         if isinstance(read, Response) and is_outage(read):
             self._begin_hold(entry, read)
         return read
