@@ -60,7 +60,7 @@ class Parallel:
         self.requests: list[Request] = []
         self.running = self.most = 0
 
-    def send(self, request: Request, *, timeout_seconds: float) -> Response | NoResponse:
+    def send(self, request: Request, *, timeout_seconds: float = 30.0) -> Response | NoResponse:
         with self._lock:
             self.requests.append(request)
             self.running += 1
