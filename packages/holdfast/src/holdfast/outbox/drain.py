@@ -456,6 +456,8 @@ class _Run:
         return profile.strict_order or is_idle
 
     def _timeout_seconds(self, entry: Entry, request: Request) -> float:
+        if not self._exchanges.connections:
+            return 0.0  # the transport has its own
         seconds = self._round_trips.timeout_seconds(
             entry.endpoint,
             size=len(request.body or b""),
@@ -465,7 +467,7 @@ class _Run:
         return min(seconds, max(left, 0.0) + 2 * _LAST_SECONDS)
 
     def _observe(self, entry: Entry, result: Result, seconds: float) -> None:
-        if isinstance(result, Response):
+        if self._exchanges.connections and isinstance(result, Response):
             self._round_trips.observe(entry.endpoint, seconds)
 
     # ------------------------------------------------------------------ commits
