@@ -77,21 +77,20 @@ class Drain:
         clock: Clock | None = None,
         fault_points: SyncFaultPoints | None = None,
         outages: Outages | None = None,
+        round_trips: RoundTrips | None = None,
     ) -> None:
         """Configure a drain; nothing is sent yet.
 
         ``merge`` decides conflicts of entries whose strategy is ``merge``. ``at_send`` returns
         headers that are made anew at each send. ``retry``, one policy or a function of the profile,
-        replaces the profile's own. ``outages`` are those of the server, for drains that share them.
+        replaces the profile's own. ``outages`` and ``round_trips`` are what is
+        known about the server, for drains that share it.
         """
         self._queue = queue
         self._clock = clock or SystemClock()
         self._transport = transport
         self._server: str = getattr(transport, "origin", "")
-        self._round_trips = RoundTrips(
-            floor_seconds=queue.settings.response_floor_seconds,
-            ceiling_seconds=queue.settings.response_ceiling_seconds,
-        )
+        self._round_trips = round_trips or RoundTrips.of(queue.settings)
         # What is known about outages of the server.
         self.outages = outages or Outages(self._clock.monotonic)
         self._sender = Sender(

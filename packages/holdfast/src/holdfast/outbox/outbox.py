@@ -34,6 +34,7 @@ from holdfast.outbox.maintenance import PayloadMigration
 from holdfast.outbox.outage import Outages
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.round_trips import RoundTrips
 from holdfast.outbox.sender import AtSend, Retry, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, Transport
@@ -147,6 +148,7 @@ class Outbox:
         self._streams: list[EventStream] = []
 
         outages = Outages(SystemClock().monotonic)
+        round_trips = RoundTrips.of(queue.settings)
 
         def new_drain() -> Drain:
             return Drain(
@@ -157,6 +159,7 @@ class Outbox:
                 at_send=at_send,
                 retry=retry,
                 outages=outages,
+                round_trips=round_trips,
             )
 
         self._new_drain = new_drain

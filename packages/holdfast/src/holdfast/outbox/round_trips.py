@@ -5,9 +5,10 @@ RFC 6298). The time-out is the smoothed round trip and four deviations, within a
 ceiling. Each silent send of the same entry in a row doubles it.
 """
 
-from typing import Final
+from typing import Final, Self
 
 from holdfast.outbox.outage import path_template
+from holdfast.outbox.settings import QueueSettings
 
 __all__ = ["RoundTrips"]
 
@@ -26,13 +27,21 @@ _ALL: Final = ""
 
 
 class RoundTrips:
-    """What is known about how fast a server responds. Used by the drain's thread only."""
+    """What is known about how fast a server responds. Drains of one outbox share it."""
 
     def __init__(self, *, floor_seconds: float, ceiling_seconds: float) -> None:
         self._floor = floor_seconds
         self._ceiling = ceiling_seconds
         # By path template: smoothed round trip and deviation.
         self._known: dict[str, tuple[float, float]] = {}
+
+    @classmethod
+    def of(cls, settings: QueueSettings) -> Self:
+        """Return an estimate without samples, with the limits of a queue."""
+        return cls(
+            floor_seconds=settings.response_floor_seconds,
+            ceiling_seconds=settings.response_ceiling_seconds,
+        )
 
     def observe(self, endpoint: str, seconds: float) -> None:
         """Note how long a response took."""

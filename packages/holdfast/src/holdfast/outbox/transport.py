@@ -213,6 +213,7 @@ class ServerUrl(NamedTuple):
 class HttpTransport:
     """Sends to one server over HTTP. Thread-safe."""
 
+    # How many requests it may be called for at once.
     connections = _CONNECTIONS
 
     def __init__(
@@ -547,6 +548,7 @@ class HttpxTransport:
     It keeps the same rules as ``HttpTransport``, which is faster and the default without a proxy.
     """
 
+    # How many requests it may be called for at once.
     connections = _CONNECTIONS
 
     def __init__(
