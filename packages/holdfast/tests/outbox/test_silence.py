@@ -173,15 +173,17 @@ def test_at_most_four_lanes_are_sent_at_once_and_callbacks_use_one_thread(
 
 def test_a_repeat_in_progress_waits_for_the_first_response(queue: OutboxQueue, user: str) -> None:
     queue.enqueue_many([activity(user, str(n), profile="fifo") for n in range(2)])
-    repeated = threading.Event()
+    begun, repeated = threading.Event(), threading.Event()
 
     def reply(request: Request) -> Response | NoResponse:
         if title_of(request) != "1":
             return created(request)
-        if repeated.is_set():
+        if begun.is_set():
+            repeated.set()
             return response(409, code="idempotency.in_progress")
-        repeated.set()
-        time.sleep(0.35)
+        begun.set()
+        repeated.wait(20)
+        time.sleep(0.05)
         return created(request)
 
     transport = Parallel(reply)
