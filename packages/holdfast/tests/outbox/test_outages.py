@@ -35,6 +35,8 @@ OUTAGES = [
 ]
 QUICK = RetryPolicy(first_seconds=0.15, ceiling_seconds=0.15, jitter=Jitter.UP_TO)
 
+SLOW = RetryPolicy(first_seconds=60, ceiling_seconds=60, jitter=Jitter.UP_TO)
+
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Iterator[OutboxQueue]:
@@ -69,12 +71,15 @@ def statuses(queue: OutboxQueue, ids: list[str]) -> set[Status]:
 def test_an_outage_costs_one_request_and_no_attempt(queue: OutboxQueue, outage: Response) -> None:
     ids = forty(queue)
     server = Scripted(lambda _: outage)
-    worker = Drain(queue, server, retry=replace(QUICK, attempts=1))
+    worker = Drain(queue, server, retry=replace(SLOW, attempts=1))
     for _ in range(3):
         report = worker.run("ada")
     assert len(server.requests) == 1
     assert report.ended in (Ended.HELD, Ended.WAITING)
     assert report.next_due_seconds is not None
+    with queue.transaction() as connection:
+        connection.execute("UPDATE offline_sync_queue SET due_ms = NULL, next_retry_at = NULL")
+    worker = Drain(queue, server, retry=replace(QUICK, attempts=1))
     worker.run("ada", max_seconds=0.5)
     assert 1 < len(server.requests) < 20, "it probes, one request each time"
     assert statuses(queue, ids) == {Status.PENDING}
@@ -130,12 +135,17 @@ def test_an_entry_that_alone_meets_gateway_errors_does_not_stop_the_others(
 ) -> None:
     ids = forty(queue)
     fatal = queue.get(ids[0]).idempotency_key
-    server = Scripted(
-        lambda request: (
-            response(502) if request.headers["Idempotency-Key"] == fatal else created(request)
-        )
-    )
-    report = drain(queue, "ada", server, max_seconds=2, retry=QUICK)
+    done, stop = [], threading.Event()
+
+    def reply(request: Request) -> Response:
+        if request.headers["Idempotency-Key"] == fatal:
+            return response(502)
+        done.append(request)
+        if len(done) == 39:
+            stop.set()
+        return created(request)
+
+    report = drain(queue, "ada", Scripted(reply), max_seconds=20, retry=QUICK, stop=stop)
     assert report.succeeded == 39
     assert queue.get(ids[0]).status is Status.PENDING
 

@@ -115,10 +115,15 @@ class Scripted:
 
 
 class CuttingProxy:
-    """Forwards every request, and loses every n-th answer after the server has given it."""
+    """Forwards every request, and loses every n-th answer after the server has given it.
 
-    def __init__(self, url: str, every: int = 3) -> None:
+    With ``swallows`` the connection stays open and nothing is delivered, otherwise it is closed.
+    """
+
+    def __init__(self, url: str, every: int = 3, *, swallows: bool = False) -> None:
         parts = urlsplit(url)
+        self.swallows = swallows
+        self._closing = threading.Event()
         self.every = every
         self.lost = 0
         # Of every request that the server has answered: method, path, key, status.
@@ -141,6 +146,8 @@ class CuttingProxy:
                 key = self.headers.get("Idempotency-Key")
                 if proxy._cuts((self.command, self.path, key, response.status)):
                     self.close_connection = True
+                    if proxy.swallows:
+                        proxy._closing.wait(300)
                     return
                 self.send_response_only(response.status)
                 for name, value in response.getheaders():
@@ -169,6 +176,7 @@ class CuttingProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closing.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -37,6 +37,7 @@ from holdfast.outbox.transaction import Transaction
 from holdfast.outbox.versions import Produced, record_read, record_success
 
 __all__ = [
+    "ABANDONED",
     "AttemptResult",
     "claim_some",
     "conflict",
@@ -51,6 +52,9 @@ __all__ = [
     "return_expired_claims",
     "succeed",
 ]
+
+ABANDONED: Final = "abandoned"
+"""In the history, the code of a send that was not waited for. It may have happened."""
 
 _log = logging.getLogger(__name__)
 
@@ -479,7 +483,7 @@ def _is_frozen(transition: Transition, result: AttemptResult, *, unknown: bool) 
     """
     if transition is Transition.FAIL:
         return unknown
-    was_sent = result.http_status is not None or (unknown and result.code is None)
+    was_sent = result.http_status is not None or (unknown and result.code in (None, ABANDONED))
     return was_sent and transition in (Transition.RETRY_LATER, Transition.CONFLICT)
 
 

@@ -39,8 +39,6 @@ Merge = Callable[[Any, Any, Any], Any]
 ``theirs`` is None if the server no longer has it.
 """
 
-Read = Callable[[], Response | NoResponse]
-
 _OK: Final = 200
 _UNAUTHORIZED: Final = 401
 _GONE: Final = frozenset({404, 410})
@@ -61,20 +59,20 @@ def plan_for(
     entry: Entry,
     profile: Profile,
     refusal: Response,
-    read: Read,
+    read: Response | NoResponse | None,
     merge: Merge | None,
     *,
     may_merge: bool = True,
 ) -> ConflictPlan | NoResponse | Response:
-    """Read the server's side and decide. A failure to read it is returned as it is.
+    """Decide from what was read of the server's side. A failure to read it is returned as it is.
 
-    ``entry.base`` is what the edit was made on. ``refusal`` is the response to the entry; it may
-    name the current version. ``merge`` is the app's function; without it the strategy ``merge``
-    merges by field. Not ``may_merge``: such a conflict is left to a person.
+    ``entry.base`` is what the edit was made on. ``read`` is the response to a read of the entity,
+    None for a create, whose entity does not exist yet. ``refusal`` is the response to the entry;
+    it may name the current version. ``merge`` is the app's function; without it the strategy
+    ``merge`` merges by field. Not ``may_merge``: such a conflict is left to a person.
     """
     strategy = entry.conflict_resolution or profile.conflict_resolution
-    if entry.operation is Operation.CREATE:
-        # There is no entity to read yet.
+    if read is None:
         return _decide(
             entry,
             profile,
@@ -83,7 +81,7 @@ def plan_for(
             merge if may_merge else None,
             merges_fields=False,
         )
-    response = read()
+    response = read
     if isinstance(response, NoResponse) or response.status not in {_OK, *_GONE}:
         if strategy is ConflictResolution.SERVER_WINS:
             return ConflictPlan(how=Resolution.THEIRS)

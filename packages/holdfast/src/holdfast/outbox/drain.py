@@ -23,12 +23,14 @@ from holdfast.errors import ClaimLostError, HoldfastError
 from holdfast.outbox.conflicts import Merge
 from holdfast.outbox.drain_state import DrainReport, DrainState, Ended
 from holdfast.outbox.events import Event, EventKind
+from holdfast.outbox.exchanges import Call, Exchanges, Result
 from holdfast.outbox.outage import Outages
 from holdfast.outbox.outcome import Conflicted, Outcome, RetryLater, Succeeded, WrongOrder, record
 from holdfast.outbox.profile import unknown_profile
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.sender import AtSend, Retry, Sender, Token
-from holdfast.outbox.transport import Transport
+from holdfast.outbox.round_trips import RoundTrips
+from holdfast.outbox.sender import AtSend, Retry, Sender, Sending, Token
+from holdfast.outbox.transport import NoResponse, Request, Response, Transport
 from holdfast.outbox.versions import follow
 from holdfast.ports import Clock, SyncFaultPoints
 
@@ -44,6 +46,14 @@ _COMMIT_SECONDS: Final = 0.05
 
 _MAX_CLAIMS: Final = 64
 """Entries claimed at once. They cannot be edited or cancelled meanwhile."""
+
+_LAST_SECONDS: Final = 1.0
+"""How long to wait for responses when the time of a drain is over."""
+
+_UNDECIDED: Final = frozenset({401, 408, 409, 425, 429})
+"""Responses to a repeated request that say nothing about the first one, which may still run."""
+
+_SERVER_ERROR: Final = 500
 
 _POLL_SECONDS: Final = 0.5
 """How often to check whether another process has ended its claims."""
@@ -67,16 +77,20 @@ class Drain:
         clock: Clock | None = None,
         fault_points: SyncFaultPoints | None = None,
         outages: Outages | None = None,
+        round_trips: RoundTrips | None = None,
     ) -> None:
         """Configure a drain; nothing is sent yet.
 
         ``merge`` decides conflicts of entries whose strategy is ``merge``. ``at_send`` returns
         headers that are made anew at each send. ``retry``, one policy or a function of the profile,
-        replaces the profile's own. ``outages`` are those of the server, for drains that share them.
+        replaces the profile's own. ``outages`` and ``round_trips`` are what is
+        known about the server, for drains that share it.
         """
         self._queue = queue
         self._clock = clock or SystemClock()
+        self._transport = transport
         self._server: str = getattr(transport, "origin", "")
+        self._round_trips = round_trips or RoundTrips.of(queue.settings)
         # What is known about outages of the server.
         self.outages = outages or Outages(self._clock.monotonic)
         self._sender = Sender(
@@ -105,10 +119,13 @@ class Drain:
     ) -> DrainReport:
         """Send what the user's queue holds, and report.
 
-        ``max_seconds`` is checked between entries: a send is ended by its own time-out only.
+        ``max_seconds`` is kept to within two seconds: what is in flight then is given up. Its
+        outcome is unknown, and it is sent again with the same key.
         ``wait``: whether to wait for retries that fall due in that time; by default a drain with a
         limit does, and one without ends when nothing can be sent now. ``stop``, once set, ends it
-        after the entry that is being sent.
+        after the entries that are being sent.
+
+        The functions of the app (``token``, ``at_send``, ``merge``) are called on this thread.
         """
         self.outages.restore(self._queue.holds(self._server))
         run = _Run(
@@ -116,6 +133,8 @@ class Drain:
             self._sender,
             user_id,
             clock=self._clock,
+            exchanges=Exchanges(self._transport),
+            round_trips=self._round_trips,
             outages=self.outages,
             server=self._server,
             stop=stop or Flag(),
@@ -162,6 +181,77 @@ class LeaseRenewer:
                 _log.warning("a lease could not be renewed", exc_info=True)
 
 
+class _InFlight:
+    """The sending of an entry while it waits for a response, perhaps over two connections."""
+
+    def __init__(self, claimed: Claimed, sending: Sending) -> None:
+        self.claimed = claimed
+        self._sending = sending
+        self._call: Call | None = None
+        # When to send the request once more on another connection; None for never.
+        self.repeat_at: float | None = None
+        self.repeat: Call | None = None
+        # A response to the repeat that decides nothing, such as "in progress".
+        self._undecided: Response | None = None
+        self.started = 0.0
+
+    def resume(self, result: Result | None) -> Request | Outcome:
+        """Continue the sending with a result; returns its next request, or its outcome.
+
+        Raises what the app's functions raise.
+        """
+        try:
+            if result is None:
+                return next(self._sending)
+            if isinstance(result, BaseException):
+                return self._sending.throw(result)
+            return self._sending.send(result)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            # A StopIteration of the app's function, which no generator raises as it is.
+            if isinstance(error.__cause__, StopIteration):
+                raise error.__cause__ from None
+            raise
+
+    def wait_for(self, call: Call, started: float, repeat_at: float | None) -> None:
+        """Wait for the response to a request."""
+        self._call, self.repeat, self._undecided = call, None, None
+        self.started, self.repeat_at = started, repeat_at
+
+    def has(self, call: Call) -> bool:
+        """Return whether this waits for the call."""
+        return call in (self._call, self.repeat)
+
+    def receive(self, call: Call, result: Result) -> Result | None:
+        """Return the final result; None while the other connection may bring a better one."""
+        if call is self._call:
+            self._call, other = None, self.repeat
+            if not isinstance(result, NoResponse):
+                self.abandon_calls()
+                return result
+        else:
+            self.repeat, other = None, self._call
+            if isinstance(result, Response):
+                if result.status not in _UNDECIDED and result.status < _SERVER_ERROR:
+                    self.abandon_calls()
+                    return result
+                self._undecided = result
+        return None if other is not None else self._undecided or result
+
+    def abandon(self) -> None:
+        """Wait no longer."""
+        self.abandon_calls()
+        self._sending.close()
+
+    def abandon_calls(self) -> None:
+        """End the connections."""
+        for call in (self._call, self.repeat):
+            if call is not None:
+                call.abandon()
+        self._call = self.repeat = self.repeat_at = None
+
+
 class _Run:
     """One drain of one user."""
 
@@ -172,6 +262,8 @@ class _Run:
         user_id: str,
         *,
         clock: Clock,
+        exchanges: Exchanges,
+        round_trips: RoundTrips,
         outages: Outages,
         server: str,
         stop: Flag,
@@ -181,20 +273,27 @@ class _Run:
         self._queue = queue
         self._sender = sender
         self._clock = clock
+        self._exchanges = exchanges
+        self._round_trips = round_trips
         self._outages = outages
         self._server = server
         self._stop = stop
         self._user_id = user_id
         self._max_seconds = max_seconds
         self._waits = waits
-        self._state = DrainState(user_id)
+        self._state = DrainState(user_id, clock.monotonic)
         self._started = clock.monotonic()
         # Claimed and not sent; sent and not recorded; claimed and not to be sent.
         self._claims: deque[Claimed] = deque()
         self._outcomes: list[tuple[Claimed, Outcome]] = []
         self._unsent: list[Claimed] = []
+        # By entry: claimed, sent, and without a response so far.
+        self._in_flight: dict[str, _InFlight] = {}
         # How many to claim at once: as many as can be sent in one commit interval.
-        self._size = 1
+        self._size = self._least_size = 1
+        self._lanes = max(1, min(queue.settings.parallel_lanes, exchanges.connections))
+        # The last claim found something, so there may be more.
+        self._may_claim_more = True
 
     def run(self) -> DrainReport:
         queue, state = self._queue, self._state
@@ -203,36 +302,174 @@ class _Run:
         with LeaseRenewer(queue) as renewer:
             try:
                 self._commit(renewer)
-                while self._claims or self._wait():
-                    if self._claims:
+                while self._claims or self._in_flight or self._wait():
+                    if self._claims or self._in_flight:
                         self._send_claims()
                     self._commit(renewer)
             except BaseException:
                 state.end(Ended.STOPPED)
+                self._abandon_all()
                 self._commit(renewer)
                 raise
         return self._finish()
 
+    # ------------------------------------------------------------------ sending
+
     def _send_claims(self) -> None:
-        """Send what is claimed, until it is time for a commit."""
-        state = self._state
-        started = self._clock.monotonic()
-        while self._claims and not self._is_over():
-            # Removed before it is sent: if the sender raises, it has ended the claim.
-            claimed = self._claims.popleft()
-            outcome = self._sender.send(claimed, state)
-            self._outcomes.append((claimed, outcome))
-            if isinstance(outcome, Succeeded):
-                self._follow(claimed, outcome)
-            else:
-                self._hold_back_lane(claimed.entry.lane)
-                self._hold_back_held()
+        """Send what is claimed, and receive responses, until it is time for a commit."""
+        state, started = self._state, self._clock.monotonic()
+        while (claimed := self._next_claim()) is not None:
+            self._advance(_InFlight(claimed, self._sender.send(claimed, state)))
             if state.hold_seconds is not None or state.has_aged:
                 return
             if self._clock.monotonic() - started >= _COMMIT_SECONDS:
-                self._size = max(1, len(self._outcomes))
+                self._size = max(self._least_size, len(self._outcomes))
                 return
-        self._size = min(2 * self._size, _MAX_CLAIMS)
+        if not self._in_flight:
+            self._size = min(2 * self._size, _MAX_CLAIMS)
+        elif not self._outcomes and (not self._may_claim_more or not self._has_free_lane()):
+            self._receive()
+
+    def _next_claim(self) -> Claimed | None:
+        """Take the next claim that can be sent now: of a lane that has nothing in flight."""
+        state = self._state
+        if not self._claims or not self._has_free_lane() or self._is_over():
+            return None
+        if state.hold_seconds is not None or self._outages.server_seconds() > 0:
+            return None
+        # Removed before it is sent: if the sender raises, it has ended the claim.
+        if not self._in_flight:
+            return self._claims.popleft()
+        entries = [flight.claimed.entry for flight in self._in_flight.values()]
+        lanes = {entry.lane for entry in entries} - {None}
+        # Edits of one entity in several lanes: the version of the next one is that of the last.
+        entities = {entry.entity for entry in entries} - {None}
+        for index, claimed in enumerate(self._claims):
+            entry = claimed.entry
+            if entry.lane not in lanes and entry.entity not in entities and self._may_probe(entry):
+                del self._claims[index]
+                return claimed
+            if entry.lane is not None:
+                lanes.add(entry.lane)
+        return None
+
+    def _may_probe(self, entry: Entry) -> bool:
+        """Return whether no other request probes the same server or endpoint."""
+        probed = self._outages.probed_by(entry.endpoint)
+        return probed is None or all(
+            self._outages.probed_by(flight.claimed.entry.endpoint) != probed
+            for flight in self._in_flight.values()
+        )
+
+    def _has_free_lane(self) -> bool:
+        return len(self._in_flight) < self._lanes
+
+    def _advance(self, flight: "_InFlight", result: Result | None = None) -> None:
+        """Continue the sending of an entry, until it waits for a response or has its outcome."""
+        entry = flight.claimed.entry
+        self._in_flight.pop(entry.id, None)
+        while True:
+            request = flight.resume(result)
+            if not isinstance(request, Request):
+                self._end(flight.claimed, request)
+                return
+            seconds = self._timeout_seconds(entry, request)
+            began = self._clock.monotonic()
+            result_or_call = self._exchanges.start(request, seconds)
+            if isinstance(result_or_call, Call):
+                repeat_at = None if request.method == "GET" else began + seconds / 2
+                flight.wait_for(result_or_call, began, repeat_at)
+                self._in_flight[entry.id] = flight
+                return
+            result = result_or_call
+            self._observe(entry, result, self._clock.monotonic() - began)
+
+    def _end(self, claimed: Claimed, outcome: Outcome) -> None:
+        """Note the outcome of an entry, to be recorded with the next commit."""
+        self._outcomes.append((claimed, outcome))
+        if isinstance(outcome, Succeeded):
+            # The server responds: from now on as many as there are lanes are claimed.
+            self._least_size = self._lanes
+            self._size = max(self._size, self._lanes) if self._lanes > 1 else self._size
+            self._follow(claimed, outcome)
+        else:
+            self._hold_back_lane(claimed.entry.lane)
+            self._hold_back_held()
+
+    def _receive(self) -> None:
+        """Wait for a response. Repeats silent requests, and gives up when the time is over."""
+        now = self._clock.monotonic()
+        repeats = [
+            flight.repeat_at - now for flight in self._in_flight.values() if flight.repeat_at
+        ]
+        left = self._started + self._max_seconds + min(_LAST_SECONDS, self._max_seconds) - now
+        if left <= 0:
+            self._abandon_all()
+            return
+        found = self._exchanges.receive(max(0.0, min([_POLL_SECONDS, left, *repeats])))
+        if found is None:
+            # Silent so far: one more lane is tried, also before the first response of this drain.
+            self._size = max(self._size, min(self._lanes, len(self._in_flight) + 1))
+            self._repeat_silent()
+            return
+        call, result = found
+        flight = next(one for one in self._in_flight.values() if one.has(call))
+        entry = flight.claimed.entry
+        self._observe(entry, result, call.elapsed_seconds)
+        final = flight.receive(call, result)
+        if final is not None:
+            self._advance(flight, final)
+
+    def _repeat_silent(self) -> None:
+        """Send requests once more, with the same key, on other connections."""
+        now = self._clock.monotonic()
+        for flight in self._in_flight.values():
+            if flight.repeat_at is None or flight.repeat_at > now or self._is_over():
+                continue
+            if not self._may_repeat(flight.claimed.entry):
+                flight.repeat_at = now + _POLL_SECONDS
+                continue
+            flight.repeat_at = None
+            try:
+                request = self._sender.repeat(flight.claimed)
+            except Exception:  # noqa: BLE001 - the app's functions; the first request goes on
+                _log.exception("a request could not be repeated")
+                continue
+            if request is not None:
+                seconds = self._timeout_seconds(flight.claimed.entry, request)
+                flight.repeat = self._exchanges.start_anew(request, seconds)
+                self._state.report.sent += 1
+
+    def _abandon_all(self) -> None:
+        """Give up what is in flight: its outcome is unknown, and it is sent again."""
+        for flight in list(self._in_flight.values()):
+            flight.abandon()
+            self._state.report.sent += 1
+            self._end(flight.claimed, self._sender.abandon(flight.claimed))
+        self._in_flight.clear()
+
+    def _may_repeat(self, entry: Entry) -> bool:
+        """Return whether to repeat a silent request: others wait for it, or there are no others."""
+        profile = self._queue.profiles.get(entry.profile)
+        is_idle = not self._claims and not self._may_claim_more and self._has_free_lane()
+        return profile.strict_order or is_idle
+
+    def _timeout_seconds(self, entry: Entry, request: Request) -> float:
+        if not self._exchanges.connections:
+            return 0.0  # the transport has its own
+        seconds = self._round_trips.timeout_seconds(
+            entry.endpoint,
+            size=len(request.body or b""),
+            silent=self._sender.failed_attempts(entry),
+        )
+        left = self._started + self._max_seconds - self._clock.monotonic()
+        return min(seconds, max(left, 0.0) + 2 * _LAST_SECONDS)
+
+    def _observe(self, entry: Entry, result: Result, seconds: float) -> None:
+        if self._exchanges.connections and isinstance(result, Response):
+            self._round_trips.observe(entry.endpoint, seconds)
+
+    # ------------------------------------------------------------------ commits
 
     def _commit(self, renewer: LeaseRenewer) -> None:
         """Record the outcomes of the last entries, and claim the next ones, in one commit."""
@@ -248,24 +485,28 @@ class _Run:
             is_held = state.hold_seconds is not None or self._outages.server_seconds() > 0
             if is_held:
                 # The next request is a probe.
-                self._size = 1
+                self._size = self._least_size = 1
             if is_held or state.has_aged or self._is_over():
                 self._hold_back_from(0)
             else:
+                self._hold_back_waiting()
                 # If the network has become slower, the rest can be cancelled meanwhile.
-                self._hold_back_from(self._size)
+                self._hold_back_from(max(0, self._size - len(self._in_flight)))
             self._release_unsent()
             if state.has_aged:
                 state.has_aged = False
                 state.report.expired += len(self._queue.expire_stale(self._user_id))
+            before = len(self._claims)
             if not is_held:
                 self._claim()
-        renewer.hold(tuple(self._claims))
+            self._may_claim_more = len(self._claims) > before
+        in_flight = (flight.claimed for flight in self._in_flight.values())
+        renewer.hold((*self._claims, *in_flight))
         if has_outcomes:
             self._sender.reach("drain.recorded")
 
     def _claim(self) -> None:
-        state, wanted = self._state, self._size - len(self._claims)
+        state, wanted = self._state, self._size - len(self._claims) - len(self._in_flight)
         if state.ended is not None or wanted <= 0:
             return
         unknown = state.unknown_profiles
@@ -314,6 +555,13 @@ class _Run:
         if lane is not None:
             self._unsent += [behind for behind in self._claims if behind.entry.lane == lane]
             self._claims = deque(kept for kept in self._claims if kept.entry.lane != lane)
+
+    def _hold_back_waiting(self) -> None:
+        """Release what waits behind a request that is silent, so that other lanes are claimed."""
+        now = self._clock.monotonic()
+        for flight in self._in_flight.values():
+            if now - flight.started >= _COMMIT_SECONDS:
+                self._hold_back_lane(flight.claimed.entry.lane)
 
     def _hold_back_held(self) -> None:
         """Send nothing more to an endpoint that is held, nor what is behind that in its lane."""

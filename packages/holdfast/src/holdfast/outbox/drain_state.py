@@ -1,5 +1,6 @@
 """State of one drain of one user while it runs, and its report at the end."""
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
@@ -77,14 +78,18 @@ class DrainReport(msgspec.Struct, kw_only=True):
 class DrainState:
     """State of one drain of one user."""
 
-    def __init__(self, user_id: str) -> None:
+    def __init__(self, user_id: str, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
         self.report = DrainReport(user_id=user_id)
         # Why to end; None while the drain goes on.
         self.ended: Ended | None = None
         # The network is down: nothing is sent for this long. None if it is up.
         self.hold_seconds: float | None = None
-        # Sends in a row without a response.
+        # Sends in a row without a response, each begun after the last response.
         self.silent_sends = 0
+        self._last_response = float("-inf")
+        # By entry: when its send began.
+        self._sent: dict[str, float] = {}
         # The device was off for longer than was counted, so entries may be older than recorded.
         self.has_aged = False
         self.refused_tokens: set[str | None] = set()
@@ -97,8 +102,24 @@ class DrainState:
         """Reset the counters that a response of the service ends."""
         if not isinstance(verdict, Misdirected | NotTheService):
             self.silent_sends = 0
+            self._last_response = self._monotonic()
         if not isinstance(verdict, SignInNeeded):
             self.refusals = 0
+
+    def note_sent(self, entry_id: str) -> None:
+        """Note that the send of an entry begins."""
+        self._sent[entry_id] = self._monotonic()
+
+    def note_received(self, entry_id: str) -> None:
+        """Note that a response to an entry has come."""
+        self._sent.pop(entry_id, None)
+
+    def count_silent_send(self, entry_id: str) -> bool:
+        """Count a send without a response; False if another response came since it began."""
+        if self._sent.pop(entry_id, self._last_response) < self._last_response:
+            return False
+        self.silent_sends += 1
+        return True
 
     def note_refused_token(self, token: str | None) -> None:
         """Count a 401, and remember the token that got it."""

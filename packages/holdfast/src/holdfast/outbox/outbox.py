@@ -44,6 +44,7 @@ from holdfast.outbox.outage import Outages
 from holdfast.outbox.outcome_wait import wait_for_outcome_async
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.round_trips import RoundTrips
 from holdfast.outbox.sender import AtSend, Retry, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, Transport
@@ -116,6 +117,7 @@ class Outbox:
         self._streams: list[EventStream] = []
 
         outages = Outages(SystemClock().monotonic)
+        round_trips = RoundTrips.of(queue.settings)
 
         def new_drain() -> Drain:
             return Drain(
@@ -126,6 +128,7 @@ class Outbox:
                 at_send=at_send,
                 retry=retry,
                 outages=outages,
+                round_trips=round_trips,
             )
 
         self._new_drain = new_drain
@@ -322,8 +325,11 @@ class Outbox:
     def online(self) -> None:
         """Note that the network is up: end every user's back-off and check the queue at once.
 
-        Entries that wait for a retry keep their delay, which the server may have set.
+        New connections are used from then on: those to another network are dead. Entries that wait
+        for a retry keep their delay, which the server may have set.
         """
+        if isinstance(self._transport, HttpTransport):
+            self._transport.reset()
         self._background.online()
 
     def offline(self) -> None:

@@ -8,11 +8,11 @@ the drain can record outcomes and claim the next entries in one short transactio
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from random import random
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never
 from urllib.parse import urlsplit
 
 import msgspec
@@ -48,7 +48,7 @@ from holdfast.core.response_classification import (
 from holdfast.core.retry import RetryPolicy, is_transient, parse_retry_after
 from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox import conflicts
-from holdfast.outbox.claims import AttemptResult
+from holdfast.outbox.claims import ABANDONED, AttemptResult
 from holdfast.outbox.conflicts import ConflictPlan, Merge
 from holdfast.outbox.correlation import correlation_headers, without_correlation
 from holdfast.outbox.drain_state import DrainState, Ended
@@ -73,7 +73,7 @@ from holdfast.outbox.transport import NoResponse, Request, Response, Transport
 from holdfast.outbox.versions import produced_by, version_of
 from holdfast.ports import Clock, SyncFaultPoints
 
-__all__ = ["AtSend", "Retry", "Sender", "Token", "bearer_token", "build_request"]
+__all__ = ["AtSend", "Retry", "Sender", "Sending", "Token", "bearer_token", "build_request"]
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +109,13 @@ After the server has refused an attestation, ``entry.last_error_code`` is 401.
 
 Retry = RetryPolicy | Callable[[Profile], RetryPolicy]
 """One policy for all entries, or one by profile."""
+
+_Result = TypeVar("_Result")
+Reading = Generator[Request, Response | NoResponse, _Result]
+"""Work that yields requests, is sent their responses, and returns something."""
+
+Sending = Reading[Outcome]
+"""The sending of one entry."""
 
 _Ids = Mapping[str, str | int]
 _Mappings = Callable[[str, Iterable[str]], _Ids]
@@ -174,15 +181,23 @@ class Sender:
             last = place + 1
         return first + int(self._chance() * (last - first + 1))
 
+    def failed_attempts(self, entry: Entry) -> int:
+        """Return how many attempts of this wake-up have failed."""
+        return self._attempts[entry.id]
+
     def reach(self, point: str) -> None:
         """Pass a fault point."""
         if self._fault_points is not None:
             self._fault_points.reach(point)
 
-    def send(self, claimed: Claimed, state: DrainState) -> Outcome:
-        """Send an entry and return the outcome.
+    def send(  # noqa: C901, PLR0912 - each step ends the claim in its own way
+        self, claimed: Claimed, state: DrainState
+    ) -> Sending:
+        """Send an entry: yields requests, is sent their responses, and returns the outcome.
 
-        If a function of the app raises, the claim is ended here and the exception is passed on.
+        The caller does the HTTP, so that several entries can be sent at once; the queue and
+        the app's functions are used on one thread. If a function of the app raises, the claim is
+        ended here and the exception is passed on. Closed early, it leaves the claim as it is.
         """
         entry, queue = claimed.entry, self._queue
         profile = queue.profiles.get(entry.profile)
@@ -199,11 +214,15 @@ class Sender:
                 extra=extra,
                 version=claimed.version,
             )
-            unsent = self._check_key(entry, state, token) if entry.outcome_unknown else None
+            unsent = None
+            if entry.outcome_unknown:
+                unsent = yield from self._check_key(entry, state, token)
             if unsent is None and _has_unknown_base(claimed, profile):
-                unsent = self._read_base(entry, profile, state, token)
+                unsent = yield from self._read_base(entry, profile, state, token)
         except EntryInvalidError as error:
             return Failed(AttemptResult(error=error.message), reason=Reason.DEPENDENCY)
+        except GeneratorExit:
+            raise
         except BaseException:
             # The app's functions may raise anything. Nothing was sent.
             queue.release(claimed)
@@ -211,8 +230,11 @@ class Sender:
         if unsent is not None:
             return unsent
         self.reach("drain.before_send")
+        state.note_sent(entry.id)
         try:
-            response = self._transport.send(request)
+            response = yield request
+        except GeneratorExit:
+            raise
         except BaseException:
             # It may have been sent: back into the queue, as if this process had died.
             queue.schedule_retry(claimed, delay_seconds=0, give_up=False, outcome_unknown=True)
@@ -222,6 +244,7 @@ class Sender:
         if isinstance(response, NoResponse):
             queue.emit_about(EventKind.SENT, entry, detail=response.reason)
             return self._no_response(entry, state, response)
+        state.note_received(entry.id)
         queue.emit_about(
             EventKind.SENT,
             entry,
@@ -231,7 +254,9 @@ class Sender:
         )
         try:
             self._learn_time(response, profile, state)
-            return self._outcome(claimed, state, response, token)
+            return (yield from self._outcome(claimed, state, response, token))
+        except GeneratorExit:
+            raise
         except BaseException:
             # The app's functions again. Sent once more, the server gives the same response.
             result = _result(response)
@@ -248,9 +273,10 @@ class Sender:
 
     def _outcome(  # noqa: C901, PLR0911, PLR0912 - one for each verdict
         self, claimed: Claimed, state: DrainState, response: Response, token: str | None
-    ) -> Outcome:
+    ) -> Sending:
         entry = claimed.entry
         if is_outage(response):
+            state.note_verdict(TryLater(outcome_unknown=True))
             return self._hold(entry, response)
         profile = self._queue.profiles.get(entry.profile)
         recognised = _is_recognised(response, profile)
@@ -290,9 +316,9 @@ class Sender:
             case TooOld():
                 return Expired(_result(response, response.error_body))
             case Conflicting():
-                return self._conflict(claimed, state, response, token)
+                return (yield from self._conflict(claimed, state, response, token))
             case OutOfOrder():
-                return self._out_of_order(entry, state, response, token)
+                return (yield from self._out_of_order(entry, state, response, token))
             case SignInNeeded():
                 return self._sign_in(entry, state, token, _refusal_of(token), response)
             case AttestationNeeded():
@@ -307,6 +333,34 @@ class Sender:
                 assert_never(verdict)
 
     # ------------------------------------------------------------------ retries
+
+    def repeat(self, claimed: Claimed) -> Request | None:
+        """Return the request of an entry once more, for a second connection; None without a token.
+
+        The key and the body are the same.
+        """
+        entry, queue = claimed.entry, self._queue
+        token = bearer_token(self._token, entry.user_id)
+        if token is None and callable(self._token):
+            return None
+        return build_request(
+            entry,
+            queue.profiles.get(entry.profile),
+            queue.mappings,
+            now=queue.server_now,
+            extra=self._headers(entry, token),
+            version=claimed.version,
+        )
+
+    def abandon(self, claimed: Claimed) -> Outcome:
+        """Return the outcome of an entry whose response the drain has no time to wait for."""
+        return RetryLater(
+            result=AttemptResult(code=ABANDONED, error="no response: the time of the drain was up"),
+            policy=self._policy(claimed.entry),
+            give_up=False,
+            outcome_unknown=True,
+            delay_seconds=0,
+        )
 
     def _hold(self, entry: Entry, response: Response) -> Outcome:
         """Send nothing to the server, or the endpoint, for a while. No attempt is counted."""
@@ -372,8 +426,14 @@ class Sender:
                 outcome_unknown=entry.outcome_unknown,
                 delay_seconds=0,
             )
-        self._count_silent_send(entry, state, failure.reason)
-        return self._retry_later(entry, AttemptResult(error=failure.reason), outcome_unknown=True)
+        is_alone = not self._count_silent_send(entry, state, failure.reason)
+        return self._retry_later(
+            entry,
+            AttemptResult(error=failure.reason),
+            outcome_unknown=True,
+            # The server has responded to others meanwhile: only this connection was silent.
+            delay_seconds=0 if is_alone and not self._attempts[entry.id] else None,
+        )
 
     def _redirect(self, entry: Entry, state: DrainState, response: Response) -> Outcome:
         """Fail on a moved path, retry after a captive portal. Neither redirect is followed."""
@@ -391,10 +451,13 @@ class Sender:
             outcome_unknown=entry.outcome_unknown,
         )
 
-    def _count_silent_send(self, entry: Entry, state: DrainState, why: str) -> None:
-        state.silent_sends += 1
+    def _count_silent_send(self, entry: Entry, state: DrainState, why: str) -> bool:
+        """Hold the drain after some; returns False if another response came meanwhile."""
+        if not state.count_silent_send(entry.id):
+            return False
         if state.silent_sends >= _MAX_SILENT_SENDS:
             state.hold(self._delay(entry), why)
+        return True
 
     def _retry_later(
         self,
@@ -435,7 +498,10 @@ class Sender:
         ]
         # Those since a person has retried the entry, without the one that just ended.
         recent = before[max(0, len(before) - entry.attempt_count + 1) :]
-        counted = sum(counts_as_attempt(attempt.status, attempt.code) for attempt in recent)
+        counted = sum(
+            attempt.code != ABANDONED and counts_as_attempt(attempt.status, attempt.code)
+            for attempt in recent
+        )
         return counted + 1 >= entry.max_attempts
 
     def _policy(self, entry: Entry) -> RetryPolicy:
@@ -512,15 +578,18 @@ class Sender:
 
     def _conflict(
         self, claimed: Claimed, state: DrainState, response: Response, token: str | None
-    ) -> Outcome:
+    ) -> Sending:
         queue, entry = self._queue, claimed.entry
         self._rounds[entry.id] += 1
         base = queue.base_of(claimed)
+        read = None
+        if entry.operation is not Operation.CREATE:
+            read = yield from self._read(_entity_path(entry, queue.mappings), entry, token)
         plan = conflicts.plan_for(
             msgspec.structs.replace(entry, base=base),
             queue.profiles.get(entry.profile),
             response,
-            lambda: self._read(_entity_path(entry, queue.mappings), entry, token),
+            read,
             self._merge,
             may_merge=self._rounds[entry.id] <= _MAX_MERGES,
         )
@@ -534,12 +603,12 @@ class Sender:
 
     def _read_base(
         self, entry: Entry, profile: Profile, state: DrainState, token: str | None
-    ) -> Outcome | None:
+    ) -> Reading[Outcome | None]:
         """Read the entity before an edit that is based on no known version.
 
         None: send it, because the server has no versions, or no such entity.
         """
-        read = self._read(_entity_path(entry, self._queue.mappings), entry, token)
+        read = yield from self._read(_entity_path(entry, self._queue.mappings), entry, token)
         if isinstance(read, NoResponse):
             return self._no_response(entry, state, read)
         if read.status == _UNAUTHORIZED:
@@ -563,14 +632,14 @@ class Sender:
 
     def _out_of_order(
         self, entry: Entry, state: DrainState, response: Response, token: str | None
-    ) -> Outcome:
+    ) -> Sending:
         recovery = self._queue.profiles.get(entry.profile).recovery
         if recovery is not None:
             self._emit(EventKind.PAUSED, entry, f"out of order: reading {recovery.path}")
         self._rounds[entry.id] += 1
         if recovery is None or self._rounds[entry.id] > _MAX_REBUILDS:
             return Failed(_result(response, response.error_body), reason=Reason.REBUILD)
-        read = self._read(recovery.path, entry, token)
+        read = yield from self._read(recovery.path, entry, token)
         if isinstance(read, NoResponse) or read.status != _OK:
             why = f"out of order, and {recovery.path} could not be read"
             return self._unreadable(entry, state, (response, read), token, why)
@@ -602,17 +671,21 @@ class Sender:
 
     # ------------------------------------------------------------------ expired keys
 
-    def _check_key(self, entry: Entry, state: DrainState, token: str | None) -> Outcome | None:
+    def _check_key(
+        self, entry: Entry, state: DrainState, token: str | None
+    ) -> Reading[Outcome | None]:
         """Return an outcome instead of sending if the server may have expired the key."""
         queue = self._queue
-        unsent = self._ask_time(entry, state, token) if queue.has_gap() else None
+        unsent = (yield from self._ask_time(entry, state, token)) if queue.has_gap() else None
         if unsent is None and queue.key_expired(entry):
             return KeyExpired()
         return unsent
 
-    def _ask_time(self, entry: Entry, state: DrainState, token: str | None) -> Outcome | None:
+    def _ask_time(
+        self, entry: Entry, state: DrainState, token: str | None
+    ) -> Reading[Outcome | None]:
         """Learn how long the device was off, from the ``Date`` of any response to a read."""
-        response = self._read(_entity_path(entry, self._queue.mappings), entry, token)
+        response = yield from self._read(_entity_path(entry, self._queue.mappings), entry, token)
         if isinstance(response, NoResponse):
             return self._no_response(entry, state, response)
         self._learn_time(response, self._queue.profiles.get(entry.profile), state)
@@ -625,9 +698,9 @@ class Sender:
 
     # ------------------------------------------------------------------ helpers
 
-    def _read(self, target: str, entry: Entry, token: str | None) -> Response | NoResponse:
+    def _read(self, target: str, entry: Entry, token: str | None) -> Reading[Response | NoResponse]:
         """Read from the server; the page of another is no response."""
-        read = self._transport.send(Request("GET", target, self._headers(entry, token)))
+        read = yield Request("GET", target, self._headers(entry, token))
         if isinstance(read, NoResponse):
             return read
         if is_outage(read):

@@ -78,14 +78,29 @@ class QueueSettings:
     busy_seconds: float = 10.0
     """How long to wait while another process writes. A write takes milliseconds."""
 
+    parallel_lanes: int = 4
+    """How many lanes a drain sends from at once, each over its own connection."""
+
+    response_floor_seconds: float = 2.0
+    """The shortest time that a response may take. Within this and the ceiling the time-out follows
+    the round trips seen; for the head of a strict order the request is repeated after half of it,
+    with the same key on another connection."""
+
+    response_ceiling_seconds: float = 30.0
+    """The longest time that a response may take."""
+
     max_probe_seconds: float = 300.0
     """How long to wait at most between two probes of a server that is down. One that names a
     longer time itself (``Retry-After``) is not sent anything before."""
 
     def __post_init__(self) -> None:
         """Raise ``ConfigurationError`` for invalid numbers."""
-        if self.max_probe_seconds <= 0:
-            raise ConfigurationError("max_probe_seconds must be more than 0")
+        if self.max_probe_seconds <= 0 or self.parallel_lanes < 1:
+            raise ConfigurationError("max_probe_seconds and parallel_lanes must be more than 0")
+        if not 0 < self.response_floor_seconds <= self.response_ceiling_seconds:
+            raise ConfigurationError(
+                "0 < response_floor_seconds <= response_ceiling_seconds must hold"
+            )
         if self.lease_seconds <= 0 or self.max_entries < 1 or self.max_payload_bytes < 1:
             raise ConfigurationError(
                 "lease_seconds, max_entries and max_payload_bytes must be more than 0"

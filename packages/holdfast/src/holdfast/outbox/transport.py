@@ -19,6 +19,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import httpx
 
 __all__ = [
+    "Exchange",
     "HttpTransport",
     "HttpxTransport",
     "NoResponse",
@@ -52,6 +54,12 @@ no response, and its outcome is unknown."""
 
 _MAX_IDLE: Final = 8
 """Idle connections kept: one outbox sends from fewer threads than this."""
+
+_CONNECTIONS: Final = 8
+"""Requests that may be sent at once: four lanes, each with a repeat of a silent request."""
+
+_SMALL_BYTES: Final = 16_384
+"""A body that is written without waiting, because it fits into the buffer of a connection."""
 
 _INFORMATIONAL: Final = range(100, 200)
 _ERROR_HEADER: Final = ERROR_HEADER.lower()
@@ -144,7 +152,11 @@ def _not_connected(why: str) -> NoResponse:
 
 
 class Transport(Protocol):
-    """Sends requests to the configured server. Implementations are used by several threads."""
+    """Sends requests to the configured server. Implementations are used by several threads.
+
+    One with an attribute ``connections`` is called for up to so many requests at once. Its ``send``
+    then takes ``timeout_seconds``, the time that the response to this request may take.
+    """
 
     def send(self, request: Request) -> Response | NoResponse:
         """Send a request once."""
@@ -218,7 +230,10 @@ def _is_loopback(host: str) -> bool:
 
 
 class HttpTransport:
-    """Sends to one server over HTTP."""
+    """Sends to one server over HTTP. Thread-safe."""
+
+    # How many requests it may be called for at once.
+    connections = _CONNECTIONS
 
     def __init__(
         self,
@@ -232,10 +247,10 @@ class HttpTransport:
     ) -> None:
         """Take the server's URL, such as ``https://api.example`` (a path may follow).
 
-        ``timeout_seconds`` is for the whole response. ``tls`` is for private certificate
-        authorities; there is no way to turn verification off by a flag. ``allow_http`` permits
-        ``http://`` to other machines. Where the environment sets a proxy (``HTTPS_PROXY`` and
-        others), requests go through it, with httpx.
+        ``timeout_seconds`` is for the whole response, unless a send has its own. ``tls`` is for
+        private certificate authorities; there is no way to turn verification off by a flag.
+        ``allow_http`` permits ``http://`` to other machines. Where the environment sets a proxy
+        (``HTTPS_PROXY`` and others), requests go through it, with httpx.
         """
         url = ServerUrl.parse(server, allow_http=allow_http)
         self._timeout_seconds = timeout_seconds
@@ -273,34 +288,68 @@ class HttpTransport:
         if self._by_proxy is not None:
             self._by_proxy.close()
 
-    def send(self, request: Request) -> Response | NoResponse:
+    def reset(self) -> None:
+        """Use new connections from now on, because the network may have changed."""
+        while self._idle:
+            try:
+                self._idle.pop()[1].close()
+            except IndexError:  # another thread took the last one
+                break
+
+    def send(
+        self, request: Request, *, timeout_seconds: float | None = None
+    ) -> Response | NoResponse:
         """Send a request once."""
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         if self._by_proxy is not None:
-            return self._by_proxy.send(request)
-        deadline = time.monotonic() + self._timeout_seconds
+            return self._by_proxy.send(request, timeout_seconds=seconds)
+        begun = self.begin(request, timeout_seconds=seconds)
+        response = begun if isinstance(begun, NoResponse) else begun.finish()
+        if isinstance(response, NoResponse):
+            self.reset()
+        return response
+
+    def begin_at_once(self, request: Request, *, timeout_seconds: float) -> "Exchange | None":
+        """Write a request to an idle connection; None if that could take time."""
+        is_small = request.body is None or len(request.body) <= _SMALL_BYTES
+        connection = self._idle_connection() if is_small and self._by_proxy is None else None
+        if connection is None:
+            return None
+        begun = self._begin(connection, request, timeout_seconds)
+        return None if isinstance(begun, NoResponse) else begun
+
+    def begin(self, request: Request, *, timeout_seconds: float) -> "Exchange | NoResponse":
+        """Connect unless a connection is idle, and write a request. Not through a proxy."""
+        connection = self._idle_connection() or self._new()
+        return self._begin(connection, request, timeout_seconds)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether ``begin`` may be used: there is no proxy."""
+        return self._by_proxy is None
+
+    def _begin(
+        self, connection: _Connection, request: Request, seconds: float
+    ) -> "Exchange | NoResponse":
         try:
             written = self._written(request)
         except ValueError:
+            self._keep(connection)
             return _BAD_HEADER
-        connection = self._connection()
         if connection.sock is None:
             try:
                 connection.connect()
             except OSError as error:
                 connection.close()
                 return _not_connected(_reason(error))
-        reusable = False
-        try:
-            response, reusable = self._exchange(connection.sock, request.method, written, deadline)
-        finally:
-            if reusable and not self._closed and len(self._idle) < _MAX_IDLE:
-                self._idle.append((time.monotonic(), connection))
-            else:
-                connection.close()
-        return response
+        exchange = Exchange(
+            connection, request.method, seconds, self._max_response_bytes, self._keep
+        )
+        exchange.write(written)
+        return exchange
 
-    def _connection(self) -> _Connection:
-        """Return an idle connection that is still open, or a new one."""
+    def _idle_connection(self) -> _Connection | None:
+        """Return an idle connection that is still open."""
         while self._idle:
             try:
                 since, connection = self._idle.pop()
@@ -309,7 +358,14 @@ class HttpTransport:
             if time.monotonic() - since < _KEEP_ALIVE_SECONDS and _is_quiet(connection.sock):
                 return connection
             connection.close()
-        return self._new()
+        return None
+
+    def _keep(self, connection: _Connection) -> None:
+        """Keep a connection for another request."""
+        if connection.sock is not None and not self._closed and len(self._idle) < _MAX_IDLE:
+            self._idle.append((time.monotonic(), connection))
+        else:
+            connection.close()
 
     def _written(self, request: Request) -> bytes:
         """Return the request as bytes, in one piece: one packet if it fits."""
@@ -326,15 +382,67 @@ class HttpTransport:
             raise ValueError
         return "\r\n".join([*lines, "", ""]).encode("ascii") + (body or b"")
 
-    def _exchange(
-        self, sock: socket.socket, method: str, written: bytes, deadline: float
-    ) -> tuple[Response | NoResponse, bool]:
-        """Send and read; also returns whether the connection can be reused."""
-        reading = _Reading(deadline)
+
+class Exchange:
+    """One request that is written to a connection, and its response."""
+
+    def __init__(
+        self,
+        connection: _Connection,
+        method: str,
+        seconds: float,
+        max_bytes: int,
+        keep: Callable[[_Connection], None],
+    ) -> None:
+        self._connection = connection
+        self._method = method
+        self._seconds = seconds
+        self._max_bytes = max_bytes
+        self._keep = keep
+        self._failure: NoResponse | None = None
+        self._deadline = 0.0
+
+    def write(self, written: bytes) -> None:
+        """Write the request. The time for the response begins when it is written."""
         try:
-            sock.settimeout(self._timeout_seconds)
-            sock.sendall(written)
-            response = _TimedResponse(sock, reading, method)
+            self._connection.sock.settimeout(self._seconds)
+            self._connection.sock.sendall(written)
+        except TimeoutError:
+            self._failure = _TOO_LONG
+        except OSError:
+            self._failure = _BROKE
+        self._deadline = time.monotonic() + self._seconds
+
+    def is_ready(self, seconds: float) -> bool:
+        """Wait for the beginning of the response; returns whether it has come."""
+        return self._failure is not None or not _is_quiet(self._connection.sock, seconds)
+
+    def finish(self) -> Response | NoResponse:
+        """Read the response; the connection is kept for others if that is possible."""
+        reusable = False
+        try:
+            if self._failure is not None:
+                return self._failure
+            response, reusable = self._exchange(_Reading(self._deadline))
+        finally:
+            if reusable:
+                self._keep(self._connection)
+            else:
+                self._connection.close()
+        return response
+
+    def abandon(self) -> None:
+        """End the connection: a thread that waits in ``finish`` gets no response. Thread-safe."""
+        sock = self._connection.sock
+        if sock is not None:
+            with suppress(OSError):
+                # Not SSLSocket.shutdown, which changes what the other thread is using.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def _exchange(self, reading: "_Reading") -> tuple[Response | NoResponse, bool]:
+        """Read; also returns whether the connection can be reused."""
+        try:
+            response = _TimedResponse(self._connection.sock, reading, self._method)
             response.begin()
             while response.status in _INFORMATIONAL:
                 response.headers = response.msg = None  # type: ignore[assignment]
@@ -346,11 +454,11 @@ class HttpTransport:
             return _CLOSED, False
         except TimeoutError:
             return _TOO_SLOW if reading.has_begun else _TOO_LONG, False
-        except OSError:
+        except (OSError, ValueError):  # ValueError: closed by another thread
             return _BROKE, False
 
     def _read(self, response: http.client.HTTPResponse) -> Response:
-        most = self._max_response_bytes
+        most = self._max_bytes
         body = response.read(most + 1)
         if response.length and len(body) <= most:
             raise EOFError  # less came than Content-Length said
@@ -436,15 +544,15 @@ def _verifying() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=certifi.where())
 
 
-def _is_quiet(sock: socket.socket | None) -> bool:
-    """Return whether nothing has arrived while it was idle: no end, and no unexpected data."""
+def _is_quiet(sock: socket.socket | None, seconds: float = 0.0) -> bool:
+    """Return whether nothing arrives in this time: no end, and no data."""
     if sock is None:
         return False
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(sock, select.POLLIN)
-        return not poll.poll(0)
-    return not select.select([sock], [], [], 0)[0]
+        return not poll.poll(int(seconds * 1000))
+    return not select.select([sock], [], [], seconds)[0]
 
 
 def _reason(error: OSError) -> str:
@@ -460,6 +568,9 @@ class HttpxTransport:
 
     It keeps the same rules as ``HttpTransport``, which is faster and the default without a proxy.
     """
+
+    # How many requests it may be called for at once.
+    connections = _CONNECTIONS
 
     def __init__(
         self,
@@ -480,6 +591,7 @@ class HttpxTransport:
         self.origin = url.origin
         self._prefix = f"{url.origin}{url.path}"
         self._timeout_seconds = timeout_seconds
+        self._connect_seconds = connect_seconds
         self._max_response_bytes = max_response_bytes
         self._http = httpx.Client(
             verify=tls if tls is not None else True,
@@ -500,17 +612,21 @@ class HttpxTransport:
         """Close the connections. Idempotent."""
         self._http.close()
 
-    def send(self, request: Request) -> Response | NoResponse:  # noqa: PLR0911 - one for each error
+    def send(  # noqa: PLR0911 - one for each error
+        self, request: Request, *, timeout_seconds: float | None = None
+    ) -> Response | NoResponse:
         """Send a request once."""
         import httpx  # noqa: PLC0415 - an optional dependency
 
-        deadline = time.monotonic() + self._timeout_seconds
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = time.monotonic() + seconds
         try:
             built = self._http.build_request(
                 request.method,
                 self._prefix + request.target,
                 headers=request.headers,
                 content=request.body,
+                timeout=httpx.Timeout(seconds, connect=min(self._connect_seconds, seconds)),
             )
             response = self._http.send(built, stream=True)
             try:
