@@ -552,3 +552,15 @@ def test_server_without_versions_is_sent_to_after_the_read(tmp_path: Path) -> No
         server = Scripted([response(200, {"text": "theirs"}), response(200)])
         drain(queue, "ada", server)
         assert [request.method for request in server.requests] == ["GET", "PATCH"]
+
+
+def test_read_without_a_response_is_no_attempt_of_the_edit(tmp_path: Path) -> None:
+    """Neither silence nor the page of a captive portal may fail what was never sent."""
+    portal = Response(200, {"content-type": "text/html"}, b"<html>Sign in</html>")
+    with with_rule(tmp_path, "read") as queue:
+        entry = edit(queue, profile="notes", max_attempts=1)
+        server = Scripted([NoResponse("the server took too long"), portal, response(404)])
+        drain(queue, "ada", server)
+        drain(queue, "ada", server)
+        found = queue.get(entry.id)
+        assert (found.status, found.outcome_unknown) == (Status.PENDING, False)

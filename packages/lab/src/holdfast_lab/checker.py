@@ -10,7 +10,15 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from holdfast_lab.history import EntryState, Expect, History, ResponseSeen, UserAction
+from holdfast_lab.history import (
+    EntryState,
+    Expect,
+    History,
+    ResponseSeen,
+    UserAction,
+    VersionSeen,
+    Write,
+)
 
 __all__ = ["RULES", "Rule", "Violation", "check"]
 
@@ -24,6 +32,7 @@ _ERROR: Final = 400
 _IN_PROGRESS: Final = frozenset({"IDEMPOTENCY_IN_PROGRESS", "idempotency.in_progress"})
 _MISMATCH: Final = frozenset({"IDEMPOTENCY_CONFLICT", "idempotency.payload_mismatch"})
 _DONE: Final = "succeeded"
+_MAX_DELAY_SECONDS: Final = 120.0
 _UNFINISHED: Final = frozenset({"pending", "in_flight"})
 
 
@@ -48,6 +57,12 @@ class Rule(StrEnum):
     JOB_ORDER = "ordered jobs run in the order of their commits"
     FOLLOWED = "a job that follows a state sees the last state"
     RESTORED = "after a restore: no success without its effect"
+    NO_OVERWRITE = "no foreign write is overwritten without a conflict"
+    OWN_EDITS = "a person's own edits never conflict with each other"
+    SAME_VERSION = "a retry names the version of the first send"
+    INDEPENDENT = "one refusal never delays an independent entry"
+    CHAINED = "after a refusal nothing more of its chain is sent"
+    OUTAGES = "no entry fails because of an outage"
     DRAINS = "everything drains in time after the last fault"
     NO_OTHER_ERROR = "no error without an injected fault"
 
@@ -255,6 +270,89 @@ def _follow_ups(history: History) -> Iterator[Violation]:
             )
 
 
+# -- versions ---------------------------------------------------------------------------------
+
+
+def _overwrites(history: History) -> Iterator[Violation]:
+    """Look for foreign writes between what a change was made on and what it wrote."""
+    if history.are_versions_lost:
+        return
+    actions = {action.id: action for action in history.actions}
+    seen = _grouped(history.seen, lambda one: (one.user, one.entity))
+    for entity, writes in _grouped(history.writes, lambda write: write.entity).items():
+        for write in writes:
+            action = actions.get(write.action)
+            if write.is_foreign or action is None:
+                continue
+            known = seen.get((action.user, entity), [])
+            is_first = not any(one.version < write.version for one in known)
+            if not write.is_checked and is_first:  # no version of it was ever seen
+                continue
+            noticed = max(_noticed(action, known, write, writes), default=0)
+            for other in writes:
+                if other.is_foreign and noticed < other.version < write.version:
+                    yield Violation(
+                        Rule.NO_OVERWRITE,
+                        f"{action.id} wrote version {write.version} of {entity} over version "
+                        f"{other.version}, having seen version {noticed}",
+                    )
+
+
+def _noticed(
+    action: UserAction, known: Iterable[VersionSeen], write: Write, writes: Iterable[Write]
+) -> Iterator[int]:
+    """Yield the versions that a change was made on, or that its conflicts were about."""
+    for one in known:
+        is_own = one.action == action.id and (
+            one.how == "conflict" or (one.how == "read" and action.reads_base)
+        )
+        if is_own or one.how == "decided" or one.at < action.enqueued_at:
+            yield one.version
+    for other in writes:  # what was written without a check is the base of what follows
+        if not other.is_foreign and not other.is_checked and other.version < write.version:
+            yield other.version
+
+
+def _own_conflicts(history: History) -> Iterator[Violation]:
+    if history.are_versions_lost:
+        return
+    actions = {action.id: action for action in history.actions}
+    succeeded = {entry.action for entry in history.entries if entry.status == _DONE}
+    writes = _grouped(history.writes, lambda write: write.entity)
+    for conflict in history.conflicts:
+        action, sent, theirs = actions[conflict.action], conflict.sent, conflict.theirs
+        if action.is_stale or action.is_parallel or sent is None or theirs is None:
+            continue
+        between = [w for w in writes.get(conflict.entity, []) if sent < w.version <= theirs]
+        # A write that the device has given up is not known to be its own.
+        if not any(write.is_foreign or write.action not in succeeded for write in between):
+            yield Violation(
+                Rule.OWN_EDITS,
+                f"{action.id} on version {sent} conflicts with version {theirs} of "
+                f"{conflict.entity}, and no other client has written",
+            )
+
+
+def _sends(history: History) -> Iterator[Violation]:
+    for what in history.changed_retries:
+        yield Violation(Rule.SAME_VERSION, what)
+    for what in history.sent_after_refusal:
+        yield Violation(Rule.CHAINED, what)
+    for delay in history.delays:
+        if delay.seconds > _MAX_DELAY_SECONDS:
+            yield Violation(
+                Rule.INDEPENDENT,
+                f"{delay.action} was not sent for {delay.seconds:.0f} s after {delay.behind} was "
+                "refused",
+            )
+    for entry in history.exhausted:
+        if entry.sends < entry.max_attempts:
+            yield Violation(
+                Rule.OUTAGES,
+                f"{entry.action} failed after {entry.sends} attempts of {entry.max_attempts}",
+            )
+
+
 # -- run --------------------------------------------------------------------------------------
 
 
@@ -275,6 +373,9 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     _job_endings,
     _job_order,
     _follow_ups,
+    _overwrites,
+    _own_conflicts,
+    _sends,
     _run,
 )
 

@@ -11,8 +11,11 @@ from enum import StrEnum
 import msgspec
 
 __all__ = [
+    "Conflict",
+    "Delay",
     "Effect",
     "EntryState",
+    "Exhausted",
     "Expect",
     "FollowUp",
     "History",
@@ -20,6 +23,8 @@ __all__ = [
     "JobState",
     "ResponseSeen",
     "UserAction",
+    "VersionSeen",
+    "Write",
 ]
 
 
@@ -55,6 +60,14 @@ class UserAction(msgspec.Struct, frozen=True, kw_only=True):
     enqueues_job: bool = False
     # The database has lost its effect, or what it needs, in a restore. It may have happened again.
     lost: bool = False
+    # When it was enqueued, in seconds since the start.
+    enqueued_at: float = 0.0
+    # If the version to change is not known, it is read before the first send.
+    reads_base: bool = False
+    # The change names a version that the server never had.
+    is_stale: bool = False
+    # Changes of the same entity may be sent at the same time.
+    is_parallel: bool = False
 
 
 class EntryState(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +110,61 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     # Grows in the order of commits.
     number: int
+
+
+class Write(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of an entity in the server's database."""
+
+    entity: str
+    version: int
+    # The user action that made it.
+    action: str
+    # Made by another client than the device.
+    is_foreign: bool = False
+    # The server has compared the version before with one that the request named.
+    is_checked: bool = True
+
+
+class VersionSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of an entity that a device has got from the server."""
+
+    user: str
+    entity: str
+    version: int
+    at: float
+    # ``response`` to a write, ``read``, ``conflict`` (read, and reported as one), or ``decided``: a
+    # person has seen it and decided what follows.
+    how: str
+    # The user action whose entry was sent; None for ``decided``, which is about all.
+    action: str | None = None
+
+
+class Conflict(msgspec.Struct, frozen=True, kw_only=True):
+    """A conflict that a device has reported."""
+
+    entity: str
+    action: str
+    # The version that the request named; None if it named none, or nothing was sent.
+    sent: int | None = None
+    # The server's version; None if it is not known.
+    theirs: int | None = None
+
+
+class Exhausted(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry that has failed because it had all its attempts."""
+
+    action: str
+    max_attempts: int
+    # Sends with a result that is about the entry: not those of outages.
+    sends: int
+
+
+class Delay(msgspec.Struct, frozen=True, kw_only=True):
+    """An action that could be sent and was not, while another one was refused."""
+
+    action: str
+    behind: str
+    seconds: float
 
 
 class JobEffect(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +215,17 @@ class History(msgspec.Struct, kw_only=True):
     jobs: Sequence[JobState] = ()
     job_effects: Sequence[JobEffect] = ()
     follow_ups: Sequence[FollowUp] = ()
+    writes: Sequence[Write] = ()
+    seen: Sequence[VersionSeen] = ()
+    conflicts: Sequence[Conflict] = ()
+    exhausted: Sequence[Exhausted] = ()
+    delays: Sequence[Delay] = ()
+    # Versions were lost in a restore, or keys were forgotten: own writes may look foreign.
+    are_versions_lost: bool = False
+    # Descriptions of retries that named another version than the first send.
+    changed_retries: Sequence[str] = ()
+    # Descriptions of sends of a chain after its refusal.
+    sent_after_refusal: Sequence[str] = ()
     # Descriptions of what had not finished before the deadline.
     unfinished: Sequence[str] = ()
     # Descriptions of errors that no injected fault explains.

@@ -435,6 +435,17 @@ class Sender:
             delay_seconds=0 if is_alone and not self._attempts[entry.id] else None,
         )
 
+    def _no_response_to_read(self, entry: Entry, state: DrainState, failure: NoResponse) -> Outcome:
+        """Retry later without counting an attempt: the entry itself was not sent."""
+        if not failure.may_have_been_sent:
+            return self._no_response(entry, state, failure)
+        self._count_silent_send(entry, state, failure.reason)
+        return self._retry_later(
+            entry,
+            AttemptResult(code=UNREACHABLE, error=failure.reason),
+            outcome_unknown=entry.outcome_unknown,
+        )
+
     def _redirect(self, entry: Entry, state: DrainState, response: Response) -> Outcome:
         """Fail on a moved path, retry after a captive portal. Neither redirect is followed."""
         where = response.headers.get("location", "")
@@ -610,7 +621,7 @@ class Sender:
         """
         read = yield from self._read(_entity_path(entry, self._queue.mappings), entry, token)
         if isinstance(read, NoResponse):
-            return self._no_response(entry, state, read)
+            return self._no_response_to_read(entry, state, read)
         if read.status == _UNAUTHORIZED:
             return self._sign_in(entry, state, token, _refusal_of(token), read)
         if is_transient(read.status):
@@ -687,7 +698,7 @@ class Sender:
         """Learn how long the device was off, from the ``Date`` of any response to a read."""
         response = yield from self._read(_entity_path(entry, self._queue.mappings), entry, token)
         if isinstance(response, NoResponse):
-            return self._no_response(entry, state, response)
+            return self._no_response_to_read(entry, state, response)
         self._learn_time(response, self._queue.profiles.get(entry.profile), state)
         if not self._queue.has_gap() or not self._queue.key_may_be_expired(entry):
             return None

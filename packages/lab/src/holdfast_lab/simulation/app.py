@@ -18,7 +18,14 @@ from holdfast.server.request_head import RequestHead
 from holdfast_services.field.policy import POLICY as FIELD
 from holdfast_services.walk.policy import POLICY as WALK
 
-__all__ = ["SCHEMA", "HandlerFaults", "guard_service", "register_jobs"]
+__all__ = [
+    "ATTESTATION",
+    "REFUSED_ATTESTATION",
+    "SCHEMA",
+    "HandlerFaults",
+    "guard_service",
+    "register_jobs",
+]
 
 SCHEMA: Final = """
 CREATE TABLE effects (
@@ -35,6 +42,8 @@ CREATE TABLE job_effects (
 CREATE TABLE counts (tenant TEXT PRIMARY KEY, seen INTEGER NOT NULL);
 """
 
+ATTESTATION: Final = "x-app-check"
+REFUSED_ATTESTATION: Final = "refused"
 _CREATED: Final = 201
 _FIELDS: Final = ("title", "what")
 """The members of a payload that a note has."""
@@ -82,7 +91,14 @@ def guard_service(holdfast: Holdfast, faults: HandlerFaults) -> Callable[..., Aw
         await _reply(send, status, body)
 
     wrapped: Callable[..., Awaitable[None]] = holdfast.wrap(app)
-    return wrapped
+
+    async def attested(scope: Any, receive: Any, send: Any) -> None:
+        if (ATTESTATION.encode(), REFUSED_ATTESTATION.encode()) in scope["headers"]:
+            await _reply(send, 401, {"code": "ATTESTATION_INVALID"})
+            return
+        await wrapped(scope, receive, send)
+
+    return attested
 
 
 async def _read_note(holdfast: Holdfast, path: str) -> tuple[int, dict[str, Any]]:

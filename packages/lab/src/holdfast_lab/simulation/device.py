@@ -8,19 +8,22 @@ from random import Random
 from typing import Any, Final, Protocol
 
 import apsw
+import msgspec
 
-from holdfast.core.outbox_entry import Status
+from holdfast.core.outbox_entry import OPEN, Entry, Reason, Status
 from holdfast.errors import HoldfastError, OutboxFileError
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.transport import NoResponse, Request, Response
-from holdfast_lab.history import EntryState
+from holdfast_lab.history import Delay, EntryState
+from holdfast_lab.simulation.app import ATTESTATION, REFUSED_ATTESTATION
 from holdfast_lab.simulation.cooperative_threads import CooperativeThread
 from holdfast_lab.simulation.faults import Faults
 from holdfast_lab.simulation.faulty_vfs import Disk, FaultyVFS
 from holdfast_lab.simulation.loop import NO_PROCESS, Process, ProcessKilled, VirtualLoop
 from holdfast_lab.simulation.network import Network
+from holdfast_lab.simulation.observer import DeviceObserver, action_of
 from holdfast_lab.simulation.profiles import PROFILES
 
 __all__ = ["AppProcess", "Device", "DeviceWorld"]
@@ -41,6 +44,9 @@ class DeviceWorld(Protocol):
 
     def now(self) -> datetime:
         """Return the true time."""
+
+    def refuses_attestation(self, payload: dict[str, Any]) -> bool:
+        """Return whether the server refuses the attestation of an action now."""
 
     def seconds(self) -> float:
         """Return the seconds since the start, with skipped days."""
@@ -132,6 +138,7 @@ class AppProcess:
             queue,
             _Transport(self, thread),
             token=self._token,
+            at_send=self._attest,
             clock=_DeviceClock(device),
             fault_points=self,
         )
@@ -150,6 +157,14 @@ class AppProcess:
     def _on_event(self, event: Event) -> None:
         if event.kind is EventKind.EXPIRING:
             self._world.note(self.name, f"{event.count} entries expire soon")
+        if self.queue is not None and self.process.alive:
+            self._device.observer.on_event(event, self.queue, self._world.loop.time())
+
+    def _attest(self, entry: Entry) -> dict[str, str]:
+        """Return the attestation of a step, which the server may refuse."""
+        if entry.entity_type != "step" or not self._world.refuses_attestation(entry.decoded()):
+            return {}
+        return {ATTESTATION: REFUSED_ATTESTATION}
 
     def _token(self, user: str) -> str | None:
         """Return the token of a user; None if they have to sign in again."""
@@ -182,16 +197,27 @@ class AppProcess:
                 f"{key[:8]} was sent {until - loop.time():.0f} s before Retry-After allows it"
             )
         self._device.begin_send(key, self)
+        observer, action = self._device.observer, self._action_of(request)
+        observer.on_send(request, action)
         try:
             response: Response | NoResponse = thread.wait(
                 lambda resume: self._world.network.send(self._device.name, request, resume)
             )
         finally:
             self._device.end_send(key, self)
-        if isinstance(response, Response) and "retry-after" in response.headers:
+        user = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        observer.on_result(request, action, response, user, loop.time())
+        if key and isinstance(response, Response) and "retry-after" in response.headers:
             after = float(response.headers["retry-after"])
             self._not_before[key] = (loop.time() + after, self.process.pauses)
         return response
+
+    def _action_of(self, request: Request) -> str:
+        if request.body:
+            name: str = msgspec.json.decode(request.body)["action_id"]
+            return name
+        assert self.queue is not None  # noqa: S101 - it has made the request
+        return action_of(self.queue.get(request.headers["X-Correlation-ID"]))
 
     def clear_retry_after(self, key: str) -> None:
         """Allow a key before its Retry-After is over: a user has requested a retry."""
@@ -288,6 +314,7 @@ class Device:
         self._rng = rng
         self._is_off = False
         self._sending: dict[str, AppProcess] = {}
+        self.observer = DeviceObserver()
         self._start_counts = [0] * processes
         self.apps = [AppProcess(self, f"{name}/{number}") for number in range(processes)]
 
@@ -384,6 +411,25 @@ class Device:
         queue = app.queue
         return sum(queue.unsent(user) for user in self.users)
 
+    def delays(self, seconds: float) -> list[Delay]:
+        """Return the entries that could be sent and are not, while another one is refused."""
+        app = self.app
+        if app is None or app.queue is None:
+            return []
+        found: list[Delay] = []
+        for user in self.users:
+            entries = app.queue.entries(user, limit=1000)
+            refused = [entry for entry in entries if _is_refused(entry)]
+            for number, entry in enumerate(entries):
+                is_new = entry.status is Status.PENDING and not entry.attempt_count
+                if refused and is_new and not _blockers(entries[:number]):
+                    found.append(
+                        Delay(
+                            action=action_of(entry), behind=action_of(refused[0]), seconds=seconds
+                        )
+                    )
+        return found
+
     def entry_states(self) -> list[EntryState]:
         """Return the final state of every entry."""
         app = self.app
@@ -399,3 +445,26 @@ class Device:
             for user in self.users
             for entry in app.queue.entries(user, limit=1000)
         ]
+
+
+def _is_refused(entry: Entry) -> bool:
+    """Return whether the server has refused an entry, or its attestation."""
+    if entry.status is Status.PENDING:
+        return entry.last_code == "ATTESTATION_INVALID"
+    return (
+        entry.status is Status.FAILED
+        and entry.reason is Reason.RESPONSE
+        and not entry.outcome_unknown
+    )
+
+
+def _blockers(earlier: list[Entry]) -> list[Entry]:
+    """Return what an entry may wait for: unsettled entries before it that are not refused."""
+    return [
+        before
+        for before in earlier
+        if before.status in OPEN
+        and before.reason is not Reason.DEPENDENCY
+        # The order of a chain is kept: it waits for the attestation of each entry.
+        and (not _is_refused(before) or (before.status is Status.PENDING and before.chain))
+    ]

@@ -13,7 +13,7 @@ from holdfast_lab.simulation.faults import Faults
 from holdfast_lab.simulation.loop import NO_PROCESS, VirtualLoop
 from holdfast_lab.simulation.server import Server
 
-__all__ = ["Network", "NetworkWorld"]
+__all__ = ["PORTALS", "Network", "NetworkWorld", "outage_response"]
 
 _TIMEOUT_SECONDS: Final = 30.0
 _LONG_TIMEOUT_SECONDS: Final = 130.0
@@ -22,9 +22,28 @@ _ERROR: Final = 400
 
 OnResponse = Callable[[Response | NoResponse], None]
 
+_HTML: Final = {"content-type": "text/html"}
+_PORTALS: Final = {
+    "page": Response(200, _HTML, b"<html>Sign in to the network</html>"),
+    "redirect": Response(302, {"location": "http://portal.example/"}, b""),
+    "not found": Response(404, _HTML, b"<html>Not found</html>"),
+}
+PORTALS: Final = tuple(_PORTALS)
+"""What captive portals respond."""
+
 _ELSEWHERE: Final = "elsewhere"
 # So long after a restore, the caches of all servers must know of it.
 SETTLED_SECONDS: Final = 60.0
+
+
+def outage_response(status: int, retry_after: int | None) -> Response:
+    """Return what a proxy responds while the server is down, or limits an endpoint."""
+    if status in {502, 504}:
+        return Response(status, _HTML, b"<html>Bad gateway</html>")
+    headers = {"content-type": "application/json"}
+    if retry_after is not None:
+        headers["retry-after"] = str(retry_after)
+    return Response(status, headers, b'{"code":"unavailable"}')
 
 
 class NetworkWorld(Protocol):
@@ -54,6 +73,12 @@ class Network:
         self.requests = 0
         # Devices without a network.
         self.offline: set[str] = set()
+        # Devices in a network with a sign-in page, and what it responds.
+        self.portals: dict[str, str] = {}
+        # Devices whose connections are open and deliver nothing.
+        self.silent: set[str] = set()
+        # What a proxy responds instead of the server, to all paths or to one.
+        self.outages: dict[str, Response] = {}
         self._epoch = 0
         self._key_suffix = ""
         # The last request of a device for each caller and key.
@@ -91,6 +116,10 @@ class Network:
         if device in self.offline:
             self._later(0.05, on_response, NoResponse("no network", may_have_been_sent=False))
             return
+        if device in self.portals:
+            self._world.note(device, f"{line} to a captive portal")
+            self._later(0.05, on_response, _PORTALS[self.portals[device]])
+            return
         self.requests += 1
         if device != _ELSEWHERE:
             caller = request.headers.get("Authorization", "")
@@ -119,6 +148,11 @@ class Network:
     ) -> None:
         if epoch != self._epoch:
             return
+        for path, refusal in self.outages.items():
+            if request.target.startswith(path):
+                self._world.note("net", f"{refusal.status} to {request.target} of {device}")
+                self._later(0.01, on_response, refusal)
+                return
         server = self._rng.choice(self._world.http_servers)
         if server.app is None:
             # A proxy has received the request, so the device has sent it.
@@ -161,7 +195,7 @@ class Network:
         self._report_note(device, request, response)
         replayed = " (replayed)" if "idempotency-replayed" in response.headers else ""
         key = request.headers.get("Idempotency-Key", "")[:8]
-        if world.faults.happens("response lost"):
+        if device in self.silent or world.faults.happens("response lost"):
             world.note("net", f"response {response.status}{replayed} to {key} of {device} lost")
             return
         world.note("net", f"response {response.status}{replayed} to {key} of {device}")

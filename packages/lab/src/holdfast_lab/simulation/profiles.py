@@ -1,4 +1,4 @@
-"""The outbox profiles of the simulated devices: those of walk and field, and variants of field."""
+"""The outbox profiles of the simulated devices: those of walk and field, and variants of both."""
 
 from dataclasses import replace
 from typing import Final
@@ -6,10 +6,12 @@ from typing import Final
 from holdfast.core.outbox_entry import UnknownBase
 from holdfast.outbox.profile import Profile
 from holdfast_services.field.outbox_profile import PROFILE as FIELD
+from holdfast_services.walk.outbox_profile import PROFILE as WALK
 
 __all__ = ["PROFILES"]
 
 PROFILES: Final[tuple[Profile, ...]] = (
     replace(FIELD, name="field-read", unknown_base=UnknownBase.READ),
     replace(FIELD, name="field-ask", unknown_base=UnknownBase.ASK),
+    replace(WALK, name="walk-chain", chains=("/steps#/chain",)),
 )

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from holdfast.jobs.engines import relay
+from holdfast.outbox.transport import Response
 from holdfast_lab.checker import Violation, check
-from holdfast_lab.history import Effect, FollowUp, History, JobEffect, JobState
+from holdfast_lab.history import Delay, Effect, FollowUp, History, JobEffect, JobState, Write
 from holdfast_lab.simulation.broker import SimulatedBroker
 from holdfast_lab.simulation.database import Contents
 from holdfast_lab.simulation.determinism import deterministic
 from holdfast_lab.simulation.device import Device
 from holdfast_lab.simulation.faults import LONG_SLEEP, RESTORE, Faults, Mask
 from holdfast_lab.simulation.loop import CURRENT_PROCESS, NO_PROCESS, VirtualLoop
-from holdfast_lab.simulation.network import SETTLED_SECONDS, Network
+from holdfast_lab.simulation.network import PORTALS, SETTLED_SECONDS, Network, outage_response
 from holdfast_lab.simulation.server import Server
 from holdfast_lab.simulation.templates import Templates
 from holdfast_lab.simulation.user_actions import Bias, PlannedAction, plan_actions
@@ -40,6 +41,9 @@ _LONG_SLEEP_SHARE: Final = 0.12
 _RESTORE_SHARE: Final = 0.5
 _CONTESTED_SHARE: Final = 0.3
 _LOCK_SECONDS: Final = 0.05
+_WAKE_UPS: Final = (150.0, 50.0)
+"""Seconds between the wake-ups of devices while no person decides: longer than a lease."""
+
 _ALMOST_STALE_DAYS: Final = 6.0
 _DAYS: Final = (2.0, _ALMOST_STALE_DAYS, 8.0, 20.0)
 """Shorter than the lifetime of keys, longer, and much longer."""
@@ -93,6 +97,9 @@ class World:
         self.writers: list[SimulatedConnection] = []
         self.notifiers: list[SimulatedNotifier] = []
         self.errors: list[str] = []
+        self._delays: list[Delay] = []
+        self._are_people_away = False
+        self._attests = False
         self.response_count = 0
         self.timeline: list[tuple[float, str, str]] = []
         self._directory = templates.new_directory()
@@ -241,10 +248,13 @@ class World:
         if self._restore is not None:
             self._later(self._restore.backup_at, self._back_up)
         self._repeat(5.0, 60.0, self._inject_external_faults)
-        self._repeat(100.0, 250.0, self.users.review_failures)
+        self._repeat(100.0, 250.0, self._review_failures)
         self.loop.run_until(_MAX_FAULT_SECONDS, lambda: self.users.are_done)
         self.loop.run_until(self.loop.time() + self.faults.between(1.0, 60.0), _never)
         self._stop_faults()
+        if self._has_refusals():
+            self._wait_without_people()
+        self._attests = True
         deadline = self.loop.time() + _DRAIN_SECONDS
         poll_seconds = _POLL_SECONDS
         while self.loop.time() < deadline:
@@ -254,6 +264,38 @@ class World:
             poll_seconds = min(2 * poll_seconds, _MAX_POLL_SECONDS)
         history = self._history()
         return self._outcome(seed, history)
+
+    def _has_refusals(self) -> bool:
+        return any(
+            "refuse" in action.payload or "unattested" in action.payload
+            for action in self.actions.values()
+            if action.kind == "step" and action.acknowledged
+        )
+
+    def _wait_without_people(self) -> None:
+        """Drain while no person decides about refused entries: the others must be sent."""
+        self._are_people_away = True
+        for seconds in _WAKE_UPS:
+            for device in self.devices:
+                for app in device.apps:
+                    app.notify()
+            self.loop.run_until(self.loop.time() + seconds, _never)
+        for device in self.devices:
+            self._delays += device.delays(sum(_WAKE_UPS))
+        self._are_people_away = False
+
+    def _review_failures(self) -> None:
+        if not self._are_people_away:
+            self.users.review_failures()
+
+    def refuses_attestation(self, payload: dict[str, Any]) -> bool:
+        """Return whether the server refuses the attestation of an action now."""
+        is_refused = ("unattested" in payload and not self._attests) or (
+            self.faults.happens("attestation refused")
+        )
+        if is_refused:
+            self.actions[payload["action_id"]].first_try = False  # others may go first
+        return is_refused
 
     def _repeat(self, low: float, high: float, step: Callable[[], None]) -> None:
         """Call ``step`` at random intervals."""
@@ -273,6 +315,7 @@ class World:
         device = self._rng.choice(self.devices)
         if faults.happens("network cut"):
             self._disconnect(device, faults.between(5.0, 400.0))
+        self._inject_outages(device)
         if faults.happens("disk full"):
             self.note(device.name, "disk full")
             device.disk.is_full = True
@@ -287,6 +330,30 @@ class World:
             process.pause(faults.between(5.0, 150.0))
         if not faults.is_stopped:
             self._let_users_act(self._rng.random())
+
+    def _inject_outages(self, device: Device) -> None:
+        """Let the server, an endpoint or the network of a device fail for a while."""
+        faults, network = self.faults, self.network
+        retry_after = self._rng.choice((None, 5, 60))
+        if faults.happens("outage"):
+            refusal = outage_response(self._rng.choice((503, 503, 502, 504)), retry_after)
+            self._put("", refusal, faults.between(5.0, 600.0))
+        if faults.happens("endpoint limited"):
+            path = self._rng.choice(("/notes", "/steps"))
+            self._put(path, outage_response(429, retry_after), faults.between(5.0, 300.0))
+        if faults.happens("connection silent"):
+            self.note(device.name, "the connection is silent")
+            network.silent.add(device.name)
+            self._later(faults.between(10.0, 200.0), lambda: network.silent.discard(device.name))
+        if faults.happens("captive portal"):
+            self.note(device.name, "behind a captive portal")
+            network.portals[device.name] = self._rng.choice(PORTALS)
+            self._later(faults.between(5.0, 300.0), lambda: _remove(network.portals, device.name))
+
+    def _put(self, path: str, refusal: Response, seconds: float) -> None:
+        self.note("net", f"{refusal.status} to all of {path}/ for {seconds:.0f} s")
+        self.network.outages[path] = refusal
+        self._later(seconds, lambda: _remove(self.network.outages, path))
 
     def _skip_days(self) -> None:
         """Skip days at once; some devices are off meanwhile."""
@@ -365,6 +432,9 @@ class World:
         self.faults.is_stopped = True
         self.note("world", "the faults stop")
         self.network.offline.clear()
+        self.network.silent.clear()
+        self.network.portals.clear()
+        self.network.outages.clear()
         for device in self.devices:
             device.disk.is_full = False
         for server in self.servers:
@@ -413,9 +483,35 @@ class World:
                 )
             ],
             follow_ups=self._follow_ups(),
+            **self._versions(),
+            exhausted=self._observed("exhausted"),
+            delays=self._delays,
+            changed_retries=self._observed("changed_retries"),
+            sent_after_refusal=self._observed("sent_after_refusal"),
             unfinished=self._unfinished(),
             errors=self.errors,
         )
+
+    def _observed(self, name: str) -> list[Any]:
+        return [one for device in self.devices for one in getattr(device.observer, name)]
+
+    def _versions(self) -> dict[str, Any]:
+        rows = self._reader.execute("SELECT note, version, action_id, is_checked FROM note_writes")
+        return {
+            "writes": [
+                Write(
+                    entity=str(note),
+                    version=version,
+                    action=action,
+                    is_foreign=action.startswith("foreign"),
+                    is_checked=bool(is_checked),
+                )
+                for note, version, action, is_checked in rows
+            ],
+            "seen": self._observed("seen"),
+            "conflicts": self._observed("conflicts"),
+            "are_versions_lost": self.users.are_keys_forgotten,
+        }
 
     def _jobs(self) -> list[JobState]:
         found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -536,6 +632,10 @@ class _ErrorLogHandler(logging.Handler):
 
 def _never() -> bool:
     return False
+
+
+def _remove(table: dict[str, Any], name: str) -> None:
+    table.pop(name, None)
 
 
 def _free_disk(device: Device) -> None:

@@ -46,13 +46,21 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     rekeyed: bool = False
     # The database has lost its effect, or what it needs.
     lost: bool = False
+    enqueued_at: float = 0.0
+    # Changes of its note may be sent at the same time.
+    is_parallel: bool = False
 
     def new_entry(self) -> NewEntry:
         """Return the entry to enqueue."""
         shared: dict[str, Any] = {"user_id": self.user, "payload": self.payload, "key": self.key}
         if self.kind == "step":
             return NewEntry(
-                operation="create", entity_type="step", endpoint="/steps", profile="walk", **shared
+                operation="create",
+                entity_type="step",
+                endpoint="/steps",
+                profile=self.profile,
+                once=self.id,
+                **shared,
             )
         if self.kind == "change":
             return NewEntry(
@@ -89,6 +97,10 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             in_order=self.kind == "step" and self.first_try and not self.lost,
             enqueues_job=True,
             lost=self.lost,
+            enqueued_at=self.enqueued_at,
+            reads_base=self.profile == "field-read",
+            is_stale=self.is_stale,
+            is_parallel=self.is_parallel,
         )
 
 
@@ -127,6 +139,8 @@ def _actions_of(
     sizes = (3, 4) if bias.has_changes else (1, 1, 2, 2, 3, 4)
     times = sorted(span * rng.random() for _ in range(rng.choice(sizes)))
     walks = bias.walks or (rng.random() < 0.6 and not bias.has_changes)  # noqa: PLR2004
+    chain = rng.choice((None, None, "quest"))
+    is_parallel = rng.random() < (0.7 if bias.lanes else 0.05)
     line = user if rng.random() < 0.6 else None  # noqa: PLR2004
     notes: list[str] = []
     for position, at in enumerate(times):
@@ -142,13 +156,28 @@ def _actions_of(
             position=position,
             key=make_uuid(rng) if rng.random() < 0.7 else None,  # noqa: PLR2004
             payload={"line": line, "what": {"deep": {"n": rng.randint(0, 99)}}},
+            is_parallel=is_parallel,
         )
+        if kind == "step":
+            action.profile = "walk" if chain is None else "walk-chain"
+            action.payload["chain"] = chain
         action.payload["action_id"] = action.id
         if rng.random() < 0.08:  # noqa: PLR2004
             action.payload["poison"] = True
         _vary(rng, action, notes, bias)
         actions.append(action)
+    _expect_parked(actions)
     return actions
+
+
+def _expect_parked(actions: list[PlannedAction]) -> None:
+    """Expect that what follows a refusal in its chain may have no effect."""
+    is_refused = False
+    for action in actions:
+        if action.profile == "walk-chain":
+            if is_refused and action.expect is Expect.EFFECT:
+                action.expect = Expect.EITHER
+            is_refused = is_refused or action.expect is Expect.REFUSAL
 
 
 def _vary(rng: Random, action: PlannedAction, notes: list[str], bias: Bias) -> None:
@@ -157,6 +186,8 @@ def _vary(rng: Random, action: PlannedAction, notes: list[str], bias: Bias) -> N
     elif rng.random() < (0.5 if bias.refusals else 0.12):
         action.payload["refuse"] = True
         action.expect = Expect.REFUSAL
+    elif action.kind == "step" and rng.random() < 0.1:  # noqa: PLR2004
+        action.payload["unattested"] = True
     elif action.kind == "note":
         action.local_id = make_uuid(rng)
         notes.append(action.local_id)
@@ -172,10 +203,10 @@ def _vary_change(rng: Random, action: PlannedAction, notes: list[str], bias: Bia
     if rng.random() < (0.9 if bias.conflicts or bias.is_contested else 0.3):
         action.strategy = "manual" if bias.manual_conflicts else rng.choice(_STRATEGIES)
         action.is_stale = rng.random() < (0.7 if bias.conflicts else 0.3)
-    if rng.random() < (0.7 if bias.lanes else 0.05):
+    if action.is_parallel and rng.random() < 0.7:  # noqa: PLR2004
         action.lane = f"aside {action.id}"
     may_conflict = bias.is_contested or action.is_stale or action.profile == "field-ask"
-    if may_conflict or bias.lanes or action.lane is not None:
+    if may_conflict or action.is_parallel:
         action.expect, action.rekeyed = Expect.EITHER, True
 
 

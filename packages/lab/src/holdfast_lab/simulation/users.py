@@ -66,6 +66,7 @@ class Users:
         self._rng = rng
         self._remaining = 0
         self._enqueued = 0
+        self._foreign = 0
         # Keys that the server may have forgotten.
         self._forgotten_keys: set[str | None] = set()
 
@@ -73,6 +74,11 @@ class Users:
     def are_done(self) -> bool:
         """True once all planned actions were tried."""
         return self._remaining == 0
+
+    @property
+    def are_keys_forgotten(self) -> bool:
+        """True if the server may have forgotten keys, or lost effects."""
+        return bool(self._forgotten_keys)
 
     def schedule(self, actions: list[PlannedAction]) -> None:
         """Schedule all actions at their planned times."""
@@ -88,6 +94,7 @@ class Users:
             self._act_later(action, tries)
             return
         world = self._world
+        action.enqueued_at = world.loop.time()
         if self._devices[action.device].clock_was_set and action.kind == "step":
             # With a wrong clock, the action may seem older or newer than it is.
             action.expect = Expect.EITHER if action.expect is Expect.EFFECT else action.expect
@@ -103,6 +110,7 @@ class Users:
             world.note(action.device, f"action {action.id}: {type(error).__name__}")
         else:
             action.acknowledged = True
+            action.enqueued_at = world.loop.time()
             self._enqueued += 1
             action.position, action.first_try = self._enqueued, tries == 1
             action.key = entry.idempotency_key
@@ -204,9 +212,11 @@ class Users:
             queue.discard(entry.id)
             return True
         if entry.reason is Reason.DEPENDENCY:
-            return False
+            return self._leave_chain(queue, entry, action)
         if entry.status is Status.CONFLICT:
             how = self._rng.choice((Resolution.MINE, Resolution.THEIRS))
+            observer = self._devices[action.device].observer
+            observer.on_decision(action.user, action.id, self._world.loop.time())
             resolve_conflict(queue, entry, how)
         elif entry.reason is Reason.UNKNOWN and self._world.has_happened(action):
             queue.discard(entry.id)  # the user has checked on the server
@@ -222,6 +232,19 @@ class Users:
             queue.retry(entry.id)
         app.clear_retry_after(entry.idempotency_key)
         self._world.note(app.name, f"review: {action.id}, which was {entry.status}")
+        return True
+
+    def _leave_chain(self, queue: OutboxQueue, entry: Entry, action: PlannedAction) -> bool:
+        """Discard an entry whose chain was refused, once what was refused is discarded."""
+        if entry.chain is None:
+            return False
+        chain = [one for one in queue.entries(entry.user_id) if one.chain == entry.chain]
+        if any(
+            one.status is Status.FAILED and one.reason is not Reason.DEPENDENCY for one in chain
+        ):
+            return False
+        action.expect = Expect.EITHER
+        queue.discard(entry.id)
         return True
 
     # -- rare operations --------------------------------------------------------------------------
@@ -317,7 +340,8 @@ class Users:
 
     def edit_elsewhere(self, tenant: str, note: int) -> None:
         """Change a note from another client of the same user."""
-        name = f"foreign-{len(self._world.actions)}"
+        self._foreign += 1
+        name = f"foreign-{self._foreign}"
         payload: dict[str, Any] = {"action_id": name}
         if self._rng.random() < 0.5:  # noqa: PLR2004
             payload["title"] = self._rng.randint(100, 999)

@@ -1,0 +1,147 @@
+"""What one device has sent, got and reported, for the rules about versions, chains and outages.
+
+It outlives the processes of the device: what a process forgets in a crash has still happened.
+"""
+
+from typing import Any, Final, Protocol
+
+from holdfast.core.outbox_entry import Entry, Reason, Status
+from holdfast.outbox.events import Event, EventKind
+from holdfast.outbox.transport import NoResponse, Request, Response
+from holdfast_lab.history import Conflict, Exhausted, VersionSeen
+
+__all__ = ["DeviceObserver"]
+
+_OK: Final = frozenset({200, 201})
+_OUTAGES: Final = frozenset({401, 429, 502, 503, 504})
+_MADE_ANEW: Final = frozenset({EventKind.RETRIED, EventKind.EDITED, EventKind.RESOLVED})
+
+
+class Entries(Protocol):
+    """The parts of the queue that are read."""
+
+    def get(self, entry_id: str) -> Entry:
+        """Return one entry."""
+
+    def entries(self, user_id: str | None = None, *, limit: int = 100) -> list[Entry]:
+        """Return entries in order."""
+
+
+class DeviceObserver:
+    """Collects the facts of one device."""
+
+    def __init__(self) -> None:
+        self.seen: list[VersionSeen] = []
+        self.conflicts: list[Conflict] = []
+        self.exhausted: list[Exhausted] = []
+        self.changed_retries: list[str] = []
+        self.sent_after_refusal: list[str] = []
+        # By key: the version of the first send.
+        self._version_of_key: dict[str, str | None] = {}
+        # By action: the version sent last and the version read last, with its note.
+        self._sent: dict[str, str | None] = {}
+        self._read: dict[str, tuple[str, int]] = {}
+        # By action: sends whose results are about the entry.
+        self._sends: dict[str, int] = {}
+        # Entries that may not be sent, with the refused one of their chain.
+        self._behind_refused: dict[str, str] = {}
+
+    def on_send(self, request: Request, action: str) -> None:
+        """Note the version that a request names."""
+        if request.method != "PATCH":
+            return
+        key, version = request.headers["Idempotency-Key"], request.headers.get("If-Match")
+        first = self._version_of_key.setdefault(key, version)
+        if first != version:
+            self.changed_retries.append(f"{action} was sent with {first}, and then with {version}")
+        self._sent[action] = version
+
+    def on_result(
+        self, request: Request, action: str, result: Response | NoResponse, user: str, at: float
+    ) -> None:
+        """Note the version in a response, and whether a send counts as an attempt."""
+        if request.method != "GET":
+            is_outage = isinstance(result, Response) and (
+                result.status in _OUTAGES or not isinstance(result.json(), dict)
+            )
+            was_sent = isinstance(result, Response) or result.may_have_been_sent
+            self._sends[action] = self._sends.get(action, 0) + (was_sent and not is_outage)
+        if not isinstance(result, Response) or result.status not in _OK:
+            return
+        body = result.json()
+        if isinstance(body, dict) and "version" in body:
+            how = "read" if request.method == "GET" else "response"
+            note, version = str(body["id"]), body["version"]
+            if how == "read":
+                self._read[action] = (note, version)
+            self._add(user, note, version, at, how, action)
+
+    def on_decision(self, user: str, action: str, at: float) -> None:
+        """Note that a person has seen the server's side of a conflict."""
+        read = self._read.get(action)
+        if read is not None:
+            self._add(user, *read, at, "decided", None)
+
+    def on_event(self, event: Event, queue: Entries, at: float) -> None:
+        """Note what the app is told."""
+        if event.entry_id is None or event.user_id is None:
+            return
+        entry_id = event.entry_id
+        if event.kind is EventKind.SENT and entry_id in self._behind_refused:
+            self.sent_after_refusal.append(
+                f"{action_of(queue.get(entry_id))} was sent after the refusal of "
+                f"{self._behind_refused[entry_id]}"
+            )
+        elif event.kind is EventKind.CONFLICT:
+            self._on_conflict(action_of(queue.get(entry_id)), event.user_id, at)
+        elif event.kind is EventKind.FAILED:
+            self._on_failure(event, queue)
+        elif event.kind in _MADE_ANEW:
+            entry = queue.get(entry_id)
+            self._sends.pop(action_of(entry), None)
+            if not entry.outcome_unknown:  # the server has refused it, so it was not made
+                self._version_of_key.pop(entry.idempotency_key, None)
+            self._behind_refused = {
+                behind: refused
+                for behind, refused in self._behind_refused.items()
+                if entry_id not in {refused, behind}
+            }
+
+    def _on_conflict(self, action: str, user: str, at: float) -> None:
+        note, theirs = self._read.get(action, (None, None))
+        if note is None or theirs is None:
+            return
+        sent = self._sent.get(action)
+        number = None if sent in (None, "*") else int(str(sent).strip('"'))
+        self.conflicts.append(Conflict(entity=note, action=action, sent=number, theirs=theirs))
+        self._add(user, note, theirs, at, "conflict", action)
+
+    def _on_failure(self, event: Event, queue: Entries) -> None:
+        entry = queue.get(str(event.entry_id))
+        if event.reason is Reason.ATTEMPTS:
+            action = action_of(entry)
+            sends = self._sends.get(action, 0)
+            self.exhausted.append(
+                Exhausted(action=action, max_attempts=entry.max_attempts, sends=sends)
+            )
+        if event.reason is not Reason.RESPONSE or entry.chain is None or entry.outcome_unknown:
+            return
+        for other in queue.entries(entry.user_id, limit=1000):
+            is_behind = other.sequence_number > entry.sequence_number
+            is_open = other.status in (Status.PENDING, Status.FAILED)
+            if is_behind and is_open and other.chain == entry.chain:
+                self._behind_refused[other.id] = entry.id
+
+    def _add(  # noqa: PLR0917
+        self, user: str, note: str, version: int, at: float, how: str, action: str | None
+    ) -> None:
+        self.seen.append(
+            VersionSeen(user=user, entity=note, version=version, at=at, how=how, action=action)
+        )
+
+
+def action_of(entry: Entry) -> str:
+    """Return the user action of an entry."""
+    payload: dict[str, Any] = entry.decoded()
+    name: str = payload["action_id"]
+    return name
