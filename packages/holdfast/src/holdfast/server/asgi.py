@@ -270,7 +270,7 @@ class GuardMiddleware:
                 return hash_payload(body, head.content_type, match.policy)
             return _own_fingerprint(match.policy, head, body)
 
-        payload_hash = await self._bodies.run(len(body), hash_body)
+        payload_hash = await self._bodies.run_and_forget(len(body), hash_body)
         store = idempotency.session_store
         gate = None if store is None else store.gate
         visit = None if gate is None else await gate.enter(match.endpoint)
@@ -350,7 +350,7 @@ class GuardMiddleware:
 
         # With its hash given, nothing of the body is read but a key in it.
         size = len(body) if payload_hash is None else 0
-        head.request = request = await self._bodies.run(size, parse)
+        head.request = request = await self._bodies.run_and_forget(size, parse)
         return request
 
     async def _count(
