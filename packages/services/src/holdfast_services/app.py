@@ -1,5 +1,6 @@
 """Build the FastAPI app of the server from its settings."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
@@ -118,6 +119,7 @@ def create_app(
         openapi_url="/openapi.json" if settings.openapi_enabled else None,
     )
     app.state.holdfast = holdfast
+    app.state.large_body_slot = asyncio.Semaphore(1)
     install_error_handlers(app)
     services = [service for service in SERVICES if not only or service.name in only]
     for service in services:

@@ -28,7 +28,13 @@ class LargeBodyRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_request(request: Request) -> Response:
-            return await handle(_Request(request.scope, request.receive))
+            request = _Request(request.scope, request.receive)
+            if len(await request.body()) <= LARGE_BODY_BYTES:
+                return await handle(request)
+            # Only one decoded at a time: the garbage collector examines all of them again and
+            # again, and everything waits for it.
+            async with request.app.state.large_body_slot:
+                return await handle(request)
 
         return handle_request
 

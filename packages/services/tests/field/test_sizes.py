@@ -1,5 +1,6 @@
 """Documents at the limits of their size."""
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,7 @@ from holdfast_services.field.model import (
     response_text,
     server_fields,
 )
+from holdfast_services.field.repository import next_change
 from packages.services.tests.conftest import Serve
 
 ACTIVITIES = "/api/v1/activities"
@@ -125,6 +127,28 @@ async def test_large_documents_are_decoded_and_encoded_in_the_thread(
     assert patched.json()["a"] == body["a"]
     assert len(threads) == 3, "the small body of the patch is decoded by FastAPI"
     assert all(name.startswith("holdfast-bodies") for name in threads), threads
+
+
+async def test_one_large_document_is_decoded_at_a_time(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most = 0, 0
+
+    async def counting(*arguments: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        return await next_change(*arguments)
+
+    monkeypatch.setattr("holdfast_services.field.api.next_change", counting)
+    body = of_bytes(100_000)
+    made = await asyncio.gather(
+        *(client.post(ACTIVITIES, content=body, headers=key()) for _ in range(3))
+    )
+    assert [response.status_code for response in made] == [201] * 3
+    assert most == 1
 
 
 def test_server_fields_fit_their_size_limit() -> None:

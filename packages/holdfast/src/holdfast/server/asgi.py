@@ -275,7 +275,7 @@ class GuardMiddleware:
                 return hash_payload(body, head.content_type, match.policy)
             return _own_fingerprint(match.policy, head, body)
 
-        payload_hash = await self._bodies.run(len(body), hash_body)
+        payload_hash = await self._bodies.run_and_forget(len(body), hash_body)
         store = idempotency.session_store
         gate = None if store is None else store.gate
         visit = None if gate is None else await gate.enter(match.endpoint)
@@ -356,7 +356,9 @@ class GuardMiddleware:
 
         # With its hash given, nothing of the body is read but a key in it.
         is_small = payload_hash is not None or len(body) <= LARGE_BODY_BYTES
-        head.request = request = parse() if is_small else await self._bodies.run(len(body), parse)
+        head.request = request = (
+            parse() if is_small else await self._bodies.run_and_forget(len(body), parse)
+        )
         return request
 
     async def _count(
