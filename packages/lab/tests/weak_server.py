@@ -68,6 +68,8 @@ class WeakServer:
             return 401, b"", ""
         try:
             return await self._execute(tenant, key, headers, body)
+        except json.JSONDecodeError:
+            return 400, b"", ""
         except Exception:  # noqa: BLE001 - as careless servers do
             return 500, b"", ""
 

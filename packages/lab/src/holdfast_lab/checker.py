@@ -286,7 +286,8 @@ def _overwrites(history: History) -> Iterator[Violation]:
                 continue
             known = seen.get((action.user, entity), [])
             is_first = not any(one.version < write.version for one in known)
-            if not write.is_checked and is_first:  # no version of it was ever seen
+            if not write.is_checked and is_first and action.may_force:
+                # No version of it was ever seen.
                 continue
             noticed = max(_noticed(action, known, write, writes), default=0)
             for other in writes:

@@ -64,6 +64,8 @@ class UserAction(msgspec.Struct, frozen=True, kw_only=True):
     enqueued_at: float = 0.0
     # If the version to change is not known, it is read before the first send.
     reads_base: bool = False
+    # If it is not known, the change is sent without a check.
+    may_force: bool = True
     # The change names a version that the server never had.
     is_stale: bool = False
     # Changes of the same entity may be sent at the same time.

@@ -99,6 +99,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             lost=self.lost,
             enqueued_at=self.enqueued_at,
             reads_base=self.profile == "field-read",
+            may_force=self.profile == "field",
             is_stale=self.is_stale,
             is_parallel=self.is_parallel,
         )

@@ -1,0 +1,118 @@
+"""Bugs of the outbox about versions, refusals, outages and responses that are not the service's."""
+
+import re
+from typing import Any
+
+from holdfast.core.response_classification import AttestationNeeded, SignInNeeded
+from holdfast.outbox import claims, drain, outcome, sender, transaction
+from holdfast.outbox.sender import Sender
+from holdfast_lab.mutations.planting import Replacement, bug, untyped
+
+CLAIMS, DRAIN, OUTCOME, SENDER, TRANSACTION = (
+    untyped(module) for module in (claims, drain, outcome, sender, transaction)
+)
+
+
+def _version_to_send(wrong: str) -> Replacement:
+    """Claim entries with another version than the base followed along own successes."""
+    right = TRANSACTION.statement
+    changed = {}
+    for name in ("claim_some", "claim_behind"):
+        changed[name], count = re.subn(
+            r"SELECT CASE coalesce\(base_version.*?FROM entity_versions AS known(.*?)"
+            r"AND CASE coalesce\(base_version, ''\).*?END\)",
+            rf"SELECT {wrong} FROM entity_versions AS known\1)",
+            right(name),
+            count=1,
+            flags=re.DOTALL,
+        )
+        assert count == 1, name
+    return TRANSACTION, "statement", lambda name: changed.get(name) or right(name)
+
+
+@bug
+def version_not_sent() -> list[Replacement]:
+    right = SENDER.build_request
+
+    def build_request(*args: Any, **options: Any) -> Any:
+        return right(*args, **options | {"version": None})
+
+    return [(SENDER, "build_request", build_request)]
+
+
+@bug
+def version_not_followed() -> list[Replacement]:
+    # Each edit is sent with the version it was made on, whatever the device has written since.
+    return [
+        _version_to_send("coalesce(base_version, known.version)"),
+        (DRAIN, "follow", lambda behind, _done, _produced: behind),
+        (CLAIMS, "resend_on_own", lambda *_, **_options: None),
+    ]
+
+
+@bug
+def latest_version_sent() -> list[Replacement]:
+    # Also that of another client, which the person has not seen.
+    return [_version_to_send("coalesce(known.seen, known.version)")]
+
+
+@bug
+def version_of_success_forgotten() -> list[Replacement]:
+    return [(CLAIMS, "record_success", lambda *_: None)]
+
+
+@bug
+def retry_names_another_version() -> list[Replacement]:
+    return [(CLAIMS, "_is_frozen", lambda *_, **_options: False)]
+
+
+@bug
+def automatic_merge_adopts_the_server_side() -> list[Replacement]:
+    # The edits behind it overwrite what no person has seen.
+    right = OUTCOME.resolve_conflict
+
+    def resolve_conflict(*args: Any, **options: Any) -> Any:
+        return right(*args, **options | {"adopts": True})
+
+    return [(OUTCOME, "resolve_conflict", resolve_conflict)]
+
+
+@bug
+def unknown_base_not_read() -> list[Replacement]:
+    return [(SENDER, "_has_unknown_base", lambda *_: False)]
+
+
+@bug
+def refused_entry_keeps_its_lane() -> list[Replacement]:
+    return [(CLAIMS, "leave_lane", lambda _tx, entry: entry)]
+
+
+@bug
+def refusal_does_not_park_its_chain() -> list[Replacement]:
+    return [(CLAIMS, "bind_chain", lambda *_: None)]
+
+
+@bug
+def captive_portal_taken_for_success() -> list[Replacement]:
+    return [(SENDER, "_is_recognised", lambda *_: True)]
+
+
+@bug
+def outage_counts_as_attempt() -> list[Replacement]:
+    return [(SENDER, "counts_as_attempt", lambda *_: True)]
+
+
+@bug
+def unread_base_counts_as_attempt() -> list[Replacement]:
+    return [(Sender, "_no_response_to_read", Sender._no_response)]
+
+
+@bug
+def refused_attestation_pauses_all() -> list[Replacement]:
+    right = SENDER.classify
+
+    def classify(*args: Any, **options: Any) -> Any:
+        verdict = right(*args, **options)
+        return SignInNeeded() if isinstance(verdict, AttestationNeeded) else verdict
+
+    return [(SENDER, "classify", classify)]
