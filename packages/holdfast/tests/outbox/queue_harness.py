@@ -146,7 +146,7 @@ def undo_versions(file: sqlite3.Connection) -> None:
 
 
 def undo_scope(file: Any) -> None:
-    """Make a file what it was before step 8 of its schema."""
+    """Make a file what it was before step 7 of its schema."""
     file.execute("DROP INDEX idx_offline_sync_queue_once")
     columns = {
         "offline_sync_queue": ("last_code", "traceparent", "once", "stuck_ms", "notice_ms"),
