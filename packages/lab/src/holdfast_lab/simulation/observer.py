@@ -92,7 +92,7 @@ class DeviceObserver:
             self._add(user, *read, at, "decided", None)
 
     def on_event(self, event: Event, queue: Entries, at: float) -> None:
-        """Note what the app is told."""
+        """Note what the app gets to know."""
         if event.entry_id is None or event.user_id is None:
             return
         entry_id = event.entry_id
