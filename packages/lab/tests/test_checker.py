@@ -7,8 +7,11 @@ import pytest
 
 from holdfast_lab.checker import Rule, check
 from holdfast_lab.history import (
+    Conflict,
+    Delay,
     Effect,
     EntryState,
+    Exhausted,
     Expect,
     FollowUp,
     History,
@@ -16,6 +19,8 @@ from holdfast_lab.history import (
     JobState,
     ResponseSeen,
     UserAction,
+    VersionSeen,
+    Write,
 )
 
 ACTIONS = [
@@ -78,6 +83,14 @@ def replace(item: Any, **changes: Any) -> Any:
 
 
 GOOD = good_history()
+WRITES = [
+    Write(entity="1", version=1, action="action-1", is_checked=False),
+    Write(entity="1", version=2, action="foreign", is_foreign=True),
+    Write(entity="1", version=3, action="action-2"),
+]
+OWN_WRITES = [WRITES[0], replace(WRITES[2], version=2)]
+SEEN = VersionSeen(user="ada", entity="1", version=1, at=5.0, how="response", action="action-1")
+CONFLICT = Conflict(entity="1", action="action-2", sent=1, theirs=2)
 
 
 def test_history_without_violations_passes() -> None:
@@ -148,6 +161,19 @@ def test_history_without_violations_passes() -> None:
                 "responses": [response(action="action-2", is_after_restore=True)],
             },
         ),
+        (Rule.NO_OVERWRITE, {"writes": WRITES}),
+        (
+            Rule.NO_OVERWRITE,
+            {"writes": [*WRITES[:2], replace(WRITES[2], is_checked=False)], "seen": [SEEN]},
+        ),
+        (Rule.OWN_EDITS, {"writes": OWN_WRITES, "conflicts": [CONFLICT]}),
+        (Rule.SAME_VERSION, {"changed_retries": ["1, then 2"]}),
+        (Rule.CHAINED, {"sent_after_refusal": ["action-2"]}),
+        (
+            Rule.INDEPENDENT,
+            {"delays": [Delay(action="action-2", behind="action-1", seconds=200.0)]},
+        ),
+        (Rule.OUTAGES, {"exhausted": [Exhausted(action="action-1", max_attempts=6, sends=5)]}),
         (Rule.DRAINS, {"unfinished": ["action-2 is pending"]}),
         (Rule.NO_OTHER_ERROR, {"errors": ["KeyError in the worker"]}),
     ],
@@ -165,6 +191,22 @@ def test_action_whose_effect_was_lost_in_a_restore_may_have_none() -> None:
     }
     assert rules_of(actions=lost, **changes) == set()
     assert Rule.EXACTLY_ONCE in rules_of(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"writes": WRITES, "seen": [replace(SEEN, version=2, how="conflict", action="action-2")]},
+        {"writes": WRITES, "seen": [replace(SEEN, version=2, how="decided", action=None)]},
+        {"writes": WRITES, "seen": [replace(SEEN, version=2, at=-1.0)]},
+        {"writes": [*WRITES[:2], replace(WRITES[2], is_checked=False)]},
+        {"writes": WRITES, "are_versions_lost": True},
+        {"conflicts": [CONFLICT], "writes": WRITES[:2]},
+        {"exhausted": [Exhausted(action="action-1", max_attempts=6, sends=6)]},
+    ],
+)
+def test_writes_over_versions_that_were_noticed_are_no_violation(changes: dict[str, Any]) -> None:
+    assert rules_of(**changes) == set()
 
 
 @pytest.mark.parametrize(

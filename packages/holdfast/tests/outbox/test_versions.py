@@ -564,3 +564,15 @@ def test_read_without_a_response_is_no_attempt_of_the_edit(tmp_path: Path) -> No
         drain(queue, "ada", server)
         found = queue.get(entry.id)
         assert (found.status, found.outcome_unknown) == (Status.PENDING, False)
+
+
+def test_base_is_read_again_after_a_limited_read(tmp_path: Path) -> None:
+    """Nothing was sent, so no version may be kept for the retry: it would be sent unchecked."""
+    with with_rule(tmp_path, "read") as queue:
+        edit(queue, profile="notes")
+        limited = response(429, {"code": "rate_limited"})
+        read, written = response(200, {"version": 3}), response(200, {"version": 4})
+        server = Scripted([limited, read, written])
+        drain(queue, "ada", server, retry=SOON, max_seconds=5)
+        assert [request.method for request in server.requests] == ["GET", "GET", "PATCH"]
+        assert if_matches(server) == [None, None, '"3"']

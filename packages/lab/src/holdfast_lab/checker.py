@@ -304,10 +304,8 @@ def _noticed(
 ) -> Iterator[int]:
     """Yield the versions that a change was made on, or that its conflicts were about."""
     for one in known:
-        is_own = one.action == action.id and (
-            one.how == "conflict" or (one.how == "read" and action.reads_base)
-        )
-        if is_own or one.how == "decided" or one.at < action.enqueued_at:
+        is_own = one.how == "conflict" and one.action == action.id
+        if is_own or one.how in {"base", "decided"} or one.at < action.enqueued_at:
             yield one.version
     for other in writes:  # what was written without a check is the base of what follows
         if not other.is_foreign and not other.is_checked and other.version < write.version:

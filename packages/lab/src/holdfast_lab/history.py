@@ -62,8 +62,6 @@ class UserAction(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False
     # When it was enqueued, in seconds since the start.
     enqueued_at: float = 0.0
-    # If the version to change is not known, it is read before the first send.
-    reads_base: bool = False
     # If it is not known, the change is sent without a check.
     may_force: bool = True
     # The change names a version that the server never had.
@@ -134,8 +132,8 @@ class VersionSeen(msgspec.Struct, frozen=True, kw_only=True):
     entity: str
     version: int
     at: float
-    # ``response`` to a write, ``read``, ``conflict`` (read, and reported as one), or ``decided``: a
-    # person has seen it and decided what follows.
+    # ``response`` to a write, ``read``, ``base`` (read before an edit that was based on no known
+    # version), ``conflict`` (read, and reported as one), or ``decided``: a person has seen it.
     how: str
     # The user action whose entry was sent; None for ``decided``, which is about all.
     action: str | None = None

@@ -575,7 +575,9 @@ async def _fetch(
 class SqlAlchemyUnit(GuardedUnit):
     """The session of one guarded request or job. Only Holdfast commits or ends it."""
 
+    # For messages.
     flush_hint = "await session.flush()"
+    # For messages.
     close_hint = "without `async with` and without close()"
 
     def __init__(

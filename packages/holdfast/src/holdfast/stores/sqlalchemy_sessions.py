@@ -72,6 +72,7 @@ class GuardedUnit:
 
     # How the session's class is used, for messages.
     flush_hint: str
+    # How it is not closed, for messages.
     close_hint: str
 
     def __init__(self) -> None:

@@ -628,7 +628,9 @@ class SyncSessionStatements:
 class SqlAlchemySyncUnit(GuardedUnit):
     """The session of one guarded request or job. Only Holdfast commits or ends it."""
 
+    # For messages.
     flush_hint = "session.flush()"
+    # For messages.
     close_hint = "without `with`, close() and remove()"
     # The handler uses ``transaction`` without ``await``.
     is_sync = True

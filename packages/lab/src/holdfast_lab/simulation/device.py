@@ -25,6 +25,7 @@ from holdfast_lab.simulation.loop import NO_PROCESS, Process, ProcessKilled, Vir
 from holdfast_lab.simulation.network import Network
 from holdfast_lab.simulation.observer import DeviceObserver, action_of
 from holdfast_lab.simulation.profiles import PROFILES
+from holdfast_lab.simulation.user_actions import PlannedAction
 
 __all__ = ["AppProcess", "Device", "DeviceWorld"]
 
@@ -41,6 +42,7 @@ class DeviceWorld(Protocol):
     faults: Faults
     network: Network
     errors: list[str]
+    actions: dict[str, PlannedAction]
 
     def now(self) -> datetime:
         """Return the true time."""
@@ -206,7 +208,8 @@ class AppProcess:
         finally:
             self._device.end_send(key, self)
         user = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        observer.on_result(request, action, response, user, loop.time())
+        reads_base = self._world.actions[action].profile == "field-read"
+        observer.on_result(request, action, response, user, loop.time(), reads_base=reads_base)
         if key and isinstance(response, Response) and "retry-after" in response.headers:
             after = float(response.headers["retry-after"])
             self._not_before[key] = (loop.time() + after, self.process.pauses)

@@ -57,7 +57,14 @@ class DeviceObserver:
         self._sent[action] = version
 
     def on_result(
-        self, request: Request, action: str, result: Response | NoResponse, user: str, at: float
+        self,
+        request: Request,
+        action: str,
+        result: Response | NoResponse,
+        user: str,
+        at: float,
+        *,
+        reads_base: bool,
     ) -> None:
         """Note the version in a response, and whether a send counts as an attempt."""
         if request.method != "GET":
@@ -70,9 +77,11 @@ class DeviceObserver:
             return
         body = result.json()
         if isinstance(body, dict) and "version" in body:
-            how = "read" if request.method == "GET" else "response"
+            how = "response"
+            if request.method == "GET":
+                how = "base" if reads_base and action not in self._sent else "read"
             note, version = str(body["id"]), body["version"]
-            if how == "read":
+            if how != "response":
                 self._read[action] = (note, version)
             self._add(user, note, version, at, how, action)
 
@@ -83,7 +92,7 @@ class DeviceObserver:
             self._add(user, *read, at, "decided", None)
 
     def on_event(self, event: Event, queue: Entries, at: float) -> None:
-        """Note what the app is told."""
+        """Note what the app gets to know."""
         if event.entry_id is None or event.user_id is None:
             return
         entry_id = event.entry_id

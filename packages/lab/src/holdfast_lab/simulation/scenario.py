@@ -224,6 +224,11 @@ class World:
         if self._is_contested and self.faults.happens("foreign edit", 0.4):
             seconds = self.faults.between(0.0, self._rng.choice((0.1, 5.0, 60.0)))
             self._later(seconds, partial(self.users.edit_elsewhere, tenant, note))
+            if self.faults.happens("network cut", 0.4):  # the user makes several edits meanwhile
+                device = next(device for device in self.devices if tenant in device.users)
+                self._later(
+                    0.2, partial(self._disconnect, device, self.faults.between(50.0, 300.0))
+                )
 
     def note(self, source: str, event: str) -> None:
         """Append an event to the timeline."""

@@ -12,7 +12,13 @@ __all__ = ["Bias", "PlannedAction", "make_uuid", "plan_actions"]
 
 _PROFILES: Final = ("field", "field", "field", "field-read", "field-ask")
 _SPANS: Final = (20.0, 100.0, 300.0)
-_STRATEGIES: Final = ("server_wins", "client_wins", "manual", "merge")
+_STRATEGIES: Final[tuple[ConflictResolutionName, ...]] = (
+    "server_wins",
+    "client_wins",
+    "manual",
+    "merge",
+    "merge",
+)
 _STALE_VERSION: Final = '"999"'
 """A version that no note has."""
 
@@ -98,7 +104,6 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             enqueues_job=True,
             lost=self.lost,
             enqueued_at=self.enqueued_at,
-            reads_base=self.profile == "field-read",
             may_force=self.profile == "field",
             is_stale=self.is_stale,
             is_parallel=self.is_parallel,
@@ -202,8 +207,9 @@ def _vary_change(rng: Random, action: PlannedAction, notes: list[str], bias: Bia
     if rng.random() < 0.5:  # noqa: PLR2004
         action.payload["title"] = action.payload.pop("what")["deep"]["n"]
     if rng.random() < (0.9 if bias.conflicts or bias.is_contested else 0.3):
-        action.strategy = "manual" if bias.manual_conflicts else rng.choice(_STRATEGIES)
-        action.is_stale = rng.random() < (0.7 if bias.conflicts else 0.3)
+        strategies = ("manual",) if bias.manual_conflicts else _STRATEGIES
+        action.strategy = rng.choice(strategies)
+        action.is_stale = rng.random() < (0.7 if bias.conflicts else 0.1)
     if action.is_parallel and rng.random() < 0.7:  # noqa: PLR2004
         action.lane = f"aside {action.id}"
     may_conflict = bias.is_contested or action.is_stale or action.profile == "field-ask"
