@@ -572,7 +572,8 @@ def test_base_is_read_again_after_a_limited_read(tmp_path: Path) -> None:
         edit(queue, profile="notes")
         limited = response(429, {"code": "rate_limited"})
         read, written = response(200, {"version": 3}), response(200, {"version": 4})
-        server = Scripted([limited, read, written])
+        redirect = Response(302, {"location": "http://portal.example/"}, b"")
+        server = Scripted([limited, redirect, read, written])
         drain(queue, "ada", server, retry=SOON, max_seconds=5)
-        assert [request.method for request in server.requests] == ["GET", "GET", "PATCH"]
-        assert if_matches(server) == [None, None, '"3"']
+        assert [request.method for request in server.requests] == ["GET"] * 3 + ["PATCH"]
+        assert if_matches(server) == [None, None, None, '"3"']

@@ -21,7 +21,6 @@ from holdfast.core.outbox_entry import (
     Transition,
     after,
 )
-from holdfast.core.response_classification import UNREACHABLE
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import ClaimLostError
 from holdfast.ids import new_uuid4
@@ -484,8 +483,6 @@ def _is_frozen(transition: Transition, result: AttemptResult, *, unknown: bool) 
     """
     if transition is Transition.FAIL:
         return unknown
-    if result.code == UNREACHABLE:  # what responded, if anything, has not got the entry
-        return False
     was_sent = result.http_status is not None or (unknown and result.code in (None, ABANDONED))
     return was_sent and transition in (Transition.RETRY_LATER, Transition.CONFLICT)
 

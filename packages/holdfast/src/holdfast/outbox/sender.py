@@ -624,10 +624,12 @@ class Sender:
             return self._no_response_to_read(entry, state, read)
         if read.status == _UNAUTHORIZED:
             return self._sign_in(entry, state, token, _refusal_of(token), read)
-        if is_transient(read.status):
+        if is_transient(read.status) or 300 <= read.status < 400:  # noqa: PLR2004
+            why = f"the version to change could not be read ({read.status})"
             return self._retry_later(
                 entry,
-                _result(read, "the version to change could not be read")._replace(code=UNREACHABLE),
+                # Without the status: the entry itself was not sent, so no version is kept for it.
+                AttemptResult(code=UNREACHABLE, error=why),
                 outcome_unknown=entry.outcome_unknown,
                 retry_after_seconds=self._retry_after(read),
                 counts=not is_outage(read),
