@@ -577,3 +577,19 @@ def test_base_is_read_again_after_a_limited_read(tmp_path: Path) -> None:
         drain(queue, "ada", server, retry=SOON, max_seconds=5)
         assert [request.method for request in server.requests] == ["GET"] * 3 + ["PATCH"]
         assert if_matches(server) == [None, None, None, '"3"']
+
+
+def test_edits_of_one_entity_are_not_in_flight_together(queue: OutboxQueue) -> None:
+    """Also in two lanes, and after a crash: the first may have happened, with its version."""
+    first = edit(queue, "first", base_version='"1"', lane="one")
+    second = edit(queue, "second", base_version='"1"', lane="two")
+    other = edit(queue, "other", endpoint="/notes/6", lane="three")
+    claimed = queue.claim("ada")
+    assert claimed is not None
+    assert claimed.entry.id == first.id
+    found = queue.claim("ada")
+    assert found is not None
+    assert found.entry.id == other.id
+    assert queue.claim("ada") is None
+    queue.release(claimed)
+    assert [one.entry.id for one in queue.claim_some("ada", 5)] == [first.id, second.id]

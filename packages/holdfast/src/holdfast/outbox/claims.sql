@@ -19,7 +19,7 @@ UPDATE offline_sync_queue
                   WHERE user_id = :user_id
                     AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
                     AND profile NOT IN (SELECT value FROM json_each(:skip))
-                    AND NOT IS_HELD
+                    AND NOT IS_HELD AND ENTITY_IS_FREE
                   ORDER BY priority DESC, sequence_number LIMIT :limit)
 RETURNING ENTRY, VERSION_TO_SEND;
 
@@ -47,6 +47,7 @@ SELECT ENTRY FROM offline_sync_queue
            SELECT rowid FROM offline_sync_queue
             WHERE user_id = :user_id
               AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
+              AND ENTITY_IS_FREE
             ORDER BY priority DESC, sequence_number LIMIT 1)
        UNION ALL
        SELECT rowid FROM (
@@ -59,7 +60,8 @@ SELECT ENTRY FROM offline_sync_queue
 SELECT id FROM users AS someone
  WHERE EXISTS (SELECT 1 FROM offline_sync_queue
                 WHERE user_id = someone.id
-                  AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL)
+                  AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
+                  AND ENTITY_IS_FREE)
     OR EXISTS (SELECT 1 FROM offline_sync_queue
                 WHERE user_id = someone.id AND due_ms <= :ms)
  ORDER BY id;

@@ -83,6 +83,16 @@ _MACROS: Final = (
                      AND length(target) - length(replace(target, '/', ''))
                          = length(held.value) - length(replace(held.value, '/', '')))""",
     ),
+    # No other entry about the same entity is in flight: a retry of that one must send the version
+    # of its first send, and another lane, or another process, must not produce a newer one.
+    (
+        re.compile(r"\bENTITY_IS_FREE\b"),
+        # Not correlated: the few claims are read once, from their index.
+        """(entity IS NULL OR (user_id, entity) NOT IN (
+               SELECT sent.user_id, sent.entity
+                 FROM offline_sync_queue AS sent INDEXED BY idx_offline_sync_queue_lease
+                WHERE sent.lease_ms IS NOT NULL AND sent.entity IS NOT NULL))""",
+    ),
     # Not as two conditions with OR, for which SQLite would read the whole table.
     (
         re.compile(r"\bMAYBE_SENT\b"),
