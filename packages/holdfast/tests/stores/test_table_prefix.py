@@ -1,6 +1,7 @@
 """Holdfast's tables behind a prefix or in a schema, beside other tables, and of version 0.1."""
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import closing
@@ -30,6 +31,7 @@ from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.testing.samples import NOW, a_record, claimed, commit
 from packages.holdfast.tests.support.jobs_harness import eventually
 
+UPGRADE_PAGE = Path(__file__).parents[4] / "docs/how-to/upgrade.md"
 OLD = TableNames(is_unprefixed=True)
 OLD_TABLES = {
     *("idempotency_records", "audit_events", "holdfast_secret", "holdfast_migrations"),
@@ -246,6 +248,22 @@ async def test_start_without_a_recorded_table_is_refused_until_all_tables_are_dr
     store = await opened(make(url, **names))
     await commit(store, a_record())
     assert await store.find(a_record().id, NOW) == a_record()
+
+
+async def test_statements_of_the_documentation_remove_everything_from_postgresql(
+    clean_postgres_url: str, opened: Open
+) -> None:
+    await opened(open_store(clean_postgres_url))
+    [script] = re.findall(r"```sql\n(.*?)```", UPGRADE_PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    connection = await asyncpg.connect(clean_postgres_url)
+    try:
+        await connection.execute(script)
+        left = "SELECT relname FROM pg_class WHERE relname LIKE '%holdfast%'"
+        functions = "SELECT proname FROM pg_proc WHERE proname LIKE '%holdfast%'"
+        assert await connection.fetch(f"{left} UNION ALL {functions}") == []
+    finally:
+        await connection.close()
+    await commit(await opened(open_store(clean_postgres_url)), a_record())
 
 
 async def test_missing_table_is_reported_in_a_schema_and_in_a_database_of_version_0_1(
