@@ -111,12 +111,15 @@ def test_test_files_shown_on_the_testing_page_pass(tmp_path: Path) -> None:
         assert is_for_a_file(block), f"line {block.line} does not say which file it is"
         name = block.text.partition("\n")[0].removeprefix("# ")
         files[name] = files.get(name, "") + block.text
-    assert {"conftest.py", "test_shop.py", "test_my_store.py"} <= set(files)
+    assert {"conftest.py", "test_shop.py", "test_orders.py", "test_my_store.py"} <= set(files)
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", "."]
     # The store contract is slow and has its own tests, so it is only collected here.
-    for more, passed in (["test_shop.py"], "4 passed"), (["--collect-only"], "TestMyStore"):
+    for more, passed in (
+        (["test_shop.py", "test_orders.py"], "5 passed"),
+        (["--collect-only"], "TestMyStore"),
+    ):
         done = subprocess.run(
             [*command, *more], cwd=tmp_path, capture_output=True, text=True, check=False
         )

@@ -167,14 +167,15 @@ def test_backup_of_a_missing_database_or_to_a_bad_place_writes_nothing(
 
 def test_postgresql_gets_the_command_of_its_own_tool(here: Here) -> None:
     url = "postgresql+asyncpg://me:hunter2@db.example:5433/shop?schema=acme"
-    done = here("backup", "my copy.dump", "--database", url)
+    done = here("backup", "URL copy.dump", "--database", url)
     assert done.returncode == 2
     assert one_line(done.stderr).endswith(
-        "pg_dump --format=custom --file='my copy.dump' postgresql://me@db.example:5433/shop"
+        "pg_dump --format=custom --file='URL copy.dump' postgresql://me@db.example:5433/shop"
     )
     done = here("restore", "copy.dump", "--database", url)
     assert one_line(done.stderr).endswith(
-        "pg_restore --clean --if-exists --dbname=postgresql://me@db.example:5433/shop copy.dump"
+        "pg_restore --clean --if-exists --single-transaction"
+        " --dbname=postgresql://me@db.example:5433/shop copy.dump"
     )
 
 
@@ -210,7 +211,10 @@ def test_backup_and_restore_use_the_database_of_the_app(
     assert "give --app or --database, not both" in one_line(both.stderr)
     refused = here("backup", "copy.dump", HOLDFAST_APP=f"{module}:postgres")
     assert refused.returncode == 2
-    assert one_line(refused.stderr).endswith("pg_dump --format=custom --file=copy.dump URL")
+    assert one_line(refused.stderr).endswith(
+        'pg_dump --format=custom --file=copy.dump "$DATABASE_URL" '
+        "(DATABASE_URL is the address of the app's database)"
+    )
 
 
 async def test_restored_database_replays(here: Here, shop: Path) -> None:

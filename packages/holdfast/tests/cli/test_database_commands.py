@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -59,6 +60,19 @@ def test_migrate_prints_what_it_applied_and_applies_it_once(cli: Cli, database: 
     again = cli("migrate", HOLDFAST_DATABASE_URL=database)
     assert again.returncode == 0
     assert b"is up to date" in again.stdout
+
+
+def test_commands_name_a_missing_table_and_what_to_do(here: Here, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/commands.db"
+    assert here("migrate", "--database", url).returncode == 0
+    with closing(sqlite3.connect(tmp_path / "commands.db")) as db:
+        db.execute("DROP TABLE holdfast_idempotency_records")
+    for command in (["migrate"], ["keys", "ls"], ["sweep"]):
+        done = here(*command, "--database", url)
+        assert done.returncode == 1
+        line = one_line(done.stderr)
+        assert "holdfast_idempotency_records is missing" in line
+        assert "restore a backup" in line
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -407,6 +408,47 @@ def test_invalid_enqueue_arguments_are_refused(arguments: dict[str, Any]) -> Non
     job_type = arguments.pop("job_type", "receipt")
     with pytest.raises(UsageError, match=r"must |refuse|no time zone|out of range"):
         new_job(job_type, 1, cause=CAUSE, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"job_type": 5}, "type must be text, not int"),
+        ({"queue": 5}, "queue must be text, not int"),
+        ({"queue": None}, "queue must be text, not NoneType"),
+        ({"resource_id": 1.5}, "resource_id must be text, an integer or a UUID, not float"),
+        ({"resource_id": True}, "resource_id must be text, an integer or a UUID, not bool"),
+        ({"coalesce": b"a"}, "coalesce must be text, an integer or a UUID, not bytes"),
+        ({"order": ["a"]}, "order must be text, an integer or a UUID, not list"),
+        ({"run_at": "2026-03-01"}, "run_at must be a datetime, not str"),
+        ({"delay_seconds": "5"}, "delay_seconds must be a number, not str"),
+        ({"delay_seconds": timedelta(1)}, "delay_seconds must be a number, not timedelta"),
+        ({"max_attempts": "5"}, "max_attempts must be an integer, not str"),
+        ({"max_attempts": 2.5}, "max_attempts must be an integer, not float"),
+        ({"cause": Cause(7, "", "", "")}, "tenant must be text, not int"),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_enqueue_argument_of_another_type_is_refused_by_name(
+    arguments: dict[str, Any], message: str
+) -> None:
+    given: dict[str, Any] = {"job_type": "receipt", "cause": CAUSE} | arguments
+    with pytest.raises(UsageError, match=message):
+        new_job(payload=1, **given)
+
+
+def test_integers_and_uuids_name_the_same_job_as_their_text() -> None:
+    id_ = UUID("7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10")
+    for given, text in ((42, "42"), (0, "0"), (id_, str(id_))):
+        job = new_job("receipt", 1, cause=CAUSE, resource_id=given, order=given)
+        assert job == new_job("receipt", 1, cause=CAUSE, resource_id=text, order=text)
+        assert (job.resource_id, job.order_key) == (text, text)
+        assert new_job("receipt", 1, cause=CAUSE, coalesce=given).coalesce_key == text
+
+
+async def test_empty_queue_is_refused_and_not_taken_for_the_default(shop: Shop) -> None:
+    assert (await shop.order(queue="")).status_code == 500
+    assert await shop.lab.count("effects") == 0
 
 
 async def test_empty_tenant_is_refused_and_not_taken_for_the_callers(shop: Shop) -> None:

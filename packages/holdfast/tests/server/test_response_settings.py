@@ -54,6 +54,17 @@ def test_openapi_names_the_own_key_header_and_the_limits(database: str) -> None:
         assert {"RateLimit", "RateLimit-Policy"} <= set(operation["responses"][status]["headers"])
 
 
+def test_openapi_documents_the_limits_of_bodies_and_tenants(database: str) -> None:
+    holdfast = Holdfast(database, tenants=SINGLE_TENANT)
+    responses = app_of(holdfast, nothing).openapi()["paths"]["/orders"]["post"]["responses"]
+    for status, code in (
+        ("408", "request.timeout"),
+        ("429", "quota.exceeded"),
+        ("503", "server.overloaded"),
+    ):
+        assert f"`{code}`" in responses[status]["description"]
+
+
 def without_query(request: FingerprintInput) -> bytes:
     if request.header("x-trace") == "bad":
         raise BodyInvalidError("no")

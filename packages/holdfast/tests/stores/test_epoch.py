@@ -152,7 +152,7 @@ async def test_tables_restored_below_open_connections(
     clock = HeldClock()
     async with servers(postgres_url, None, redis_url, clock=clock) as running:
         backup = dump(postgres, postgres_url)
-        for how in ("--clean --if-exists", "--data-only"):
+        for how in ("--clean --if-exists --single-transaction", "--data-only"):
             lost = await cached_order(running)
             if how == "--data-only":
                 sql = "TRUNCATE holdfast_idempotency_records, orders"

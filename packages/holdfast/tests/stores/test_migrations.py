@@ -164,6 +164,16 @@ def test_django_store_renames_the_column_on_sqlite(tmp_path: Path) -> None:
     assert "('core', 1)" in before
 
 
+def test_django_store_refuses_a_database_with_a_missing_table(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path)}
+    open_with_django(database)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DROP TABLE holdfast_job_steps")
+    with pytest.raises(AssertionError, match=r"ConfigurationError: holdfast_job_steps is missing"):
+        open_with_django(database)
+
+
 async def test_django_store_renames_the_column_on_postgres_in_a_schema(
     clean_postgres_url: str,
 ) -> None:

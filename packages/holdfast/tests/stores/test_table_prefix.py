@@ -1,8 +1,9 @@
 """Holdfast's tables behind a prefix or in a schema, beside other tables, and of version 0.1."""
 
 import asyncio
+import re
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +31,7 @@ from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.testing.samples import NOW, a_record, claimed, commit
 from packages.holdfast.tests.support.jobs_harness import eventually
 
+UPGRADE_PAGE = Path(__file__).parents[4] / "docs/how-to/upgrade.md"
 OLD = TableNames(is_unprefixed=True)
 OLD_TABLES = {
     *("idempotency_records", "audit_events", "holdfast_secret", "holdfast_migrations"),
@@ -213,6 +215,70 @@ async def test_role_that_may_not_create_tables_opens_a_migrated_schema(
     finally:
         await admin.execute("DROP OWNED BY clerk; DROP ROLE clerk")
         await admin.close()
+
+
+# -- tables that were dropped -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (open_store, {}),
+        (open_store, {"table_prefix": "acme_"}),
+        (sqlalchemy_store, {}),
+        (sync_sqlalchemy_store, {}),
+    ],
+    ids=["default", "prefix", "sqlalchemy", "sync sqlalchemy"],
+)
+async def test_start_without_a_recorded_table_is_refused_until_all_tables_are_dropped(
+    run: Run, url: str, opened: Open, make: Callable[..., Store], names: Mapping[str, str]
+) -> None:
+    await opened(make(url, **names))
+    prefix = names.get("table_prefix", "holdfast_")
+    await run(f"DROP TABLE {prefix}idempotency_records")
+    refused = rf"{prefix}idempotency_records is missing .*{prefix}migrations .*restore a backup"
+    with pytest.raises(ConfigurationError, match=refused) as caught:
+        await opened(make(url, **names))
+    assert "\n" not in str(caught.value)
+    await run(f"DROP TABLE {prefix}migrations")
+    with pytest.raises(ConfigurationError, match=rf"{prefix}jobs.* exist.* {prefix}migrations"):
+        await opened(make(url, **names))
+    for table in await tables(run, url):
+        await run(f"DROP TABLE {table}")
+    store = await opened(make(url, **names))
+    await commit(store, a_record())
+    assert await store.find(a_record().id, NOW) == a_record()
+
+
+async def test_statements_of_the_documentation_remove_everything_from_postgresql(
+    clean_postgres_url: str, opened: Open
+) -> None:
+    await opened(open_store(clean_postgres_url))
+    [script] = re.findall(r"```sql\n(.*?)```", UPGRADE_PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    connection = await asyncpg.connect(clean_postgres_url)
+    try:
+        await connection.execute(script)
+        left = "SELECT relname FROM pg_class WHERE relname LIKE '%holdfast%'"
+        functions = "SELECT proname FROM pg_proc WHERE proname LIKE '%holdfast%'"
+        assert await connection.fetch(f"{left} UNION ALL {functions}") == []
+    finally:
+        await connection.close()
+    await commit(await opened(open_store(clean_postgres_url)), a_record())
+
+
+async def test_missing_table_is_reported_in_a_schema_and_in_a_database_of_version_0_1(
+    run: Run, url: str, opened: Open
+) -> None:
+    await make_old_database(run, url)
+    await run("DROP TABLE job_steps")
+    with pytest.raises(ConfigurationError, match=r"^job_steps is missing"):
+        await opened(open_store(url))
+    if url.startswith("postgresql"):
+        await run("DROP SCHEMA IF EXISTS own CASCADE")
+        await opened(psycopg_store(url, schema="own"))
+        await run("DROP TABLE own.holdfast_job_steps")
+        with pytest.raises(ConfigurationError, match=r'"own".holdfast_job_steps is missing'):
+            await opened(psycopg_store(url, schema="own"))
 
 
 # -- databases of version 0.1 -----------------------------------------------------------------

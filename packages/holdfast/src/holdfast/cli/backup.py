@@ -23,7 +23,9 @@ def backup(file: Path, target: Target, *, force: bool, as_json: bool) -> None:
     """Back up the database of a URL or an app to a file."""
     from holdfast.stores.sqlite.backup import back_up
 
-    database = _sqlite_of(target, f"pg_dump --format=custom --file={_shell(file)} URL")
+    database = _sqlite_of(
+        target, lambda url: f"pg_dump --format=custom --file={_shell(file)} {url}"
+    )
     with _progress("backup", is_shown=sys.stderr.isatty() and not as_json) as on_progress:
         written = back_up(database.location, file, force=force, on_progress=on_progress)
     if as_json:
@@ -36,7 +38,12 @@ def restore(file: Path, target: Target, *, force: bool, as_json: bool) -> None:
     """Make the database of a URL or an app from a backup."""
     from holdfast.stores.sqlite.backup import restore as run
 
-    database = _sqlite_of(target, f"pg_restore --clean --if-exists --dbname=URL {_shell(file)}")
+    database = _sqlite_of(
+        target,
+        lambda url: (
+            f"pg_restore --clean --if-exists --single-transaction --dbname={url} {_shell(file)}"
+        ),
+    )
     prefix = database.table_prefix
     if not isinstance(target, AppTarget):
         prefix = prefix or os.environ.get("HOLDFAST_TABLE_PREFIX") or None
@@ -76,18 +83,19 @@ async def _renew_epoch(target: Target) -> None:
         await store.write(sql["renew_cache_epoch"], {"epoch": new_epoch()})
 
 
-def _sqlite_of(target: Target, postgres_command: str) -> StoreUrl:
+def _sqlite_of(target: Target, postgres_command: Callable[[str], str]) -> StoreUrl:
     """Return the SQLite database of a URL or an app.
 
-    Raises ``CommandError`` with the command to use for PostgreSQL, in which ``URL`` is replaced.
+    Raises ``CommandError`` with the command to use for PostgreSQL, which is made from its URL.
     """
     found = _of_app(target) if isinstance(target, AppTarget) else parse_store_url(target)
     if found.database == "sqlite":
         return found
-    # The store of an app may be made of an engine or of settings: it has no URL to print.
-    url = _without_password(found) if found.location else "URL"
-    command = postgres_command.replace("URL", url)
-    raise CommandError(f"for PostgreSQL use its own tool: {command}", _USAGE)
+    url, hint = _without_password(found), ""
+    if not found.location:
+        # The store of an app may be made of an engine or of settings: it has no URL to print.
+        url, hint = '"$DATABASE_URL"', " (DATABASE_URL is the address of the app's database)"
+    raise CommandError(f"for PostgreSQL use its own tool: {postgres_command(url)}{hint}", _USAGE)
 
 
 def _of_app(app: AppTarget) -> StoreUrl:

@@ -46,7 +46,7 @@ def create_app() -> typer.Typer:
     app = typer.Typer(
         name="holdfast",
         help="Exactly-once effects for apps that work offline.",
-        epilog="Start a server with: holdfast serve",
+        epilog="Every command has examples: holdfast migrate --help",
         no_args_is_help=False,
         invoke_without_command=True,
         add_completion=False,

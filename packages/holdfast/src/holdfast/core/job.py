@@ -43,6 +43,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 def check_name(name: str, what: str) -> str:
     """Return a queue or type name. Raises ``UsageError`` if keys or metrics cannot contain it."""
+    if not isinstance(name, str):
+        raise UsageError(f"{what} must be text, not {type(name).__name__}")
     if _NAME.fullmatch(name) is None:
         raise UsageError(
             f"{what} {name!r} must be 1 to 100 letters, digits, dots, dashes or underscores"

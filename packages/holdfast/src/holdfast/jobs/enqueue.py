@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final, TypedDict
+from uuid import UUID
 
 import msgspec
 
@@ -20,6 +21,7 @@ __all__ = [
     "MAX_SECONDS",
     "Cause",
     "EnqueueOptions",
+    "JobName",
     "JobOptions",
     "encode_json",
     "log_duplicate",
@@ -43,6 +45,11 @@ _encode = msgspec.json.Encoder().encode
 _log = logging.getLogger("holdfast.jobs")
 
 
+# What names a resource or a group of jobs. Integers and UUIDs, the usual primary keys, are stored
+# as text: 42 and "42" name the same.
+JobName = str | int | UUID
+
+
 class Cause(msgspec.Struct, frozen=True):
     """Who enqueued a job, and the ids that connect it with the request."""
 
@@ -58,15 +65,15 @@ class JobOptions(TypedDict, total=False):
     """When a job runs, and which jobs are the same; see ``Holdfast.enqueue``."""
 
     # What the job is about; two jobs of one type and resource are one job.
-    resource_id: str | None
+    resource_id: JobName | None
     # Not before this time, which has a time zone.
     run_at: datetime | None
     # Not before this many seconds from now.
     delay_seconds: float
     # Merged with a waiting job that has the same text.
-    coalesce: str | None
+    coalesce: JobName | None
     # Jobs with the same text run one at a time, in the order of their commits.
-    order: str | None
+    order: JobName | None
 
 
 class EnqueueOptions(JobOptions, total=False):
@@ -91,7 +98,29 @@ def encode_json(value: Any) -> bytes:
     return text
 
 
+def _text(name: JobName | None, what: str) -> str | None:
+    """Return a name as it is stored. Raises ``UsageError``."""
+    if name is None:
+        return None
+    # True would become "True", and is a mistake.
+    if not isinstance(name, JobName) or isinstance(name, bool):
+        raise UsageError(f"{what} must be text, an integer or a UUID, not {type(name).__name__}")
+    return _storable(name if isinstance(name, str) else str(name), what)
+
+
+def _storable(text: str, what: str) -> str:
+    if not 0 < len(text) <= _MAX_NAME_CHARACTERS:
+        raise UsageError(f"{what} must have 1 to {_MAX_NAME_CHARACTERS} characters")
+    if _NOT_STORABLE.search(text) is not None:
+        raise UsageError(
+            f"{what} {text!r} contains NUL or a lone surrogate, which databases refuse"
+        )
+    return text
+
+
 def _check_instant(run_at: datetime, delay_seconds: float) -> None:
+    if not isinstance(run_at, datetime):
+        raise UsageError(f"run_at must be a datetime, not {type(run_at).__name__}")
     if run_at.tzinfo is None:
         raise UsageError("run_at has no time zone: use an aware datetime")
     try:
@@ -118,11 +147,11 @@ def new_job(
     *,
     cause: Cause,
     queue: str = "default",
-    resource_id: str | None = None,
+    resource_id: JobName | None = None,
     run_at: datetime | None = None,
     delay_seconds: float = 0.0,
-    coalesce: str | None = None,
-    order: str | None = None,
+    coalesce: JobName | None = None,
+    order: JobName | None = None,
     max_attempts: int = 5,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
 ) -> NewJob:
@@ -134,16 +163,18 @@ def new_job(
     """
     check_name(queue, "queue")
     check_name(job_type, "type")
-    names = {"resource_id": resource_id, "coalesce": coalesce, "order": order}
-    for what, name in (names | {"tenant": cause.tenant}).items():
-        if name is not None and not 0 < len(name) <= _MAX_NAME_CHARACTERS:
-            raise UsageError(f"{what} must have 1 to {_MAX_NAME_CHARACTERS} characters")
-        if name is not None and _NOT_STORABLE.search(name) is not None:
-            raise UsageError(
-                f"{what} {name!r} contains NUL or a lone surrogate, which databases refuse"
-            )
+    if not isinstance(cause.tenant, str):
+        raise UsageError(f"tenant must be text, not {type(cause.tenant).__name__}")
+    _storable(cause.tenant, "tenant")
+    resource = _text(resource_id, "resource_id")
+    coalesce_key = _text(coalesce, "coalesce")
+    order_key = _text(order, "order")
+    if not isinstance(max_attempts, int) or isinstance(max_attempts, bool):
+        raise UsageError(f"max_attempts must be an integer, not {type(max_attempts).__name__}")
     if not 1 <= max_attempts <= MAX_ATTEMPTS:
         raise UsageError(f"max_attempts must be from 1 to {MAX_ATTEMPTS}")
+    if not isinstance(delay_seconds, int | float) or isinstance(delay_seconds, bool):
+        raise UsageError(f"delay_seconds must be a number, not {type(delay_seconds).__name__}")
     if not 0 <= delay_seconds <= MAX_SECONDS:
         raise UsageError(f"delay_seconds must be from 0 to {MAX_SECONDS:.0f}")
     if run_at is not None:
@@ -158,8 +189,8 @@ def new_job(
         digest = sha256(canonical_json(text)).hexdigest()
     except (TypeError, ValueError, BodyInvalidError) as error:
         raise UsageError(f"the payload of {job_type} is not JSON: {error}") from error
-    about = resource_id or coalesce or digest
-    if coalesce is not None:
+    about = resource or coalesce_key or digest
+    if coalesce_key is not None:
         about = f"{about}#{new_request_id()}"
     key = job_key(cause.tenant, queue, job_type, about)
     return NewJob(
@@ -173,11 +204,11 @@ def new_job(
         request_id=cause.request_id,
         correlation_id=cause.correlation_id,
         actor=cause.actor,
-        resource_id=resource_id,
+        resource_id=resource,
         run_at=run_at,
         delay_seconds=delay_seconds,
-        coalesce_key=coalesce,
-        order_key=order,
+        coalesce_key=coalesce_key,
+        order_key=order_key,
         max_attempts=max_attempts,
         traceparent=cause.traceparent,
     )

@@ -431,6 +431,11 @@ class _SchemaVersion:
         version = int(rows[0][0]) if rows else 0
         return {migration.id for migration in self._known if migration.number <= version}
 
+    def check(
+        self, _applied: set[tuple[str, int]], _known: Sequence[Migration], /
+    ) -> Generator[Statement, Sequence[Sequence[Any]], None]:
+        yield from ()  # a new file is checked before the migration starts
+
     def split(self, script: str) -> list[str]:
         return split_statements(script)
 

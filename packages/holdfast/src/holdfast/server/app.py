@@ -16,7 +16,14 @@ from holdfast.core.tenants import SINGLE_TENANT, SingleTenant
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ids import new_id
 from holdfast.jobs.depth_reporter import DepthReporter
-from holdfast.jobs.enqueue import MAX_PAYLOAD_BYTES, Cause, JobOptions, log_duplicate, new_job
+from holdfast.jobs.enqueue import (
+    MAX_PAYLOAD_BYTES,
+    Cause,
+    JobName,
+    JobOptions,
+    log_duplicate,
+    new_job,
+)
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry
 from holdfast.jobs.worker import Worker, WorkerOptions
@@ -236,11 +243,11 @@ class Holdfast(Generic[TransactionT_co]):
         *,
         queue: str | None = None,
         tenant: str | None = None,
-        resource_id: str | None = None,
+        resource_id: JobName | None = None,
         run_at: datetime | None = None,
         delay_seconds: float = 0.0,
-        coalesce: str | None = None,
-        order: str | None = None,
+        coalesce: JobName | None = None,
+        order: JobName | None = None,
         max_attempts: int | None = None,
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of the guarded request being served.
@@ -249,7 +256,7 @@ class Holdfast(Generic[TransactionT_co]):
         ``resource_id`` are the same job, which runs once. ``coalesce`` is for work that follows a
         changing state: an equal job that still waits is merged with this one; one that has
         started is followed by a new job. Jobs of the same ``order`` run one at a time, in the
-        order of their commits.
+        order of their commits. Raises ``UsageError`` for arguments of other types or values.
         """
         return await self.enqueue_in(
             current_execution(),
@@ -289,7 +296,7 @@ class Holdfast(Generic[TransactionT_co]):
                 request.correlation_id,
                 continued_traceparent(request.traceparent),
             ),
-            queue=queue or self.jobs.queue_of(job_type),
+            queue=self.jobs.queue_of(job_type) if queue is None else queue,
             max_attempts=(found.max_attempts if found else 5)
             if max_attempts is None
             else max_attempts,

@@ -19,8 +19,11 @@ _GUARD_KINDS: Final = (
     "payload_mismatch",
     "in_progress",
     "body_too_large",
+    "body_timeout",
     "rate_limited",
+    "quota_exceeded",
     "store_unavailable",
+    "overloaded",
     "feature_disabled",
     "record_unreadable",
 )

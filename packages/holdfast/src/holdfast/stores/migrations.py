@@ -6,6 +6,7 @@ A store runs it inside one transaction that excludes other processes, with ``run
 ``MigrationTable.names`` are the names of the database's tables.
 """
 
+import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,10 @@ _FIRST: Final = ("core", 1)
 # Recorded while a database is moved and in the source afterwards, so that no server starts on it.
 # The number is unknown to every version, and an unknown number is refused.
 MOVED: Final = ("core", 2_147_483_647)
+
+# Only tables of the core are checked: an app may drop its own tables without a migration.
+_CORE: Final = "core"
+_CREATED_TABLE: Final = re.compile(rf"^CREATE TABLE {DEFAULT_PREFIX}(\w+)", re.MULTILINE)
 
 Rows = Sequence[Sequence[Any]]
 Statement = tuple[str, tuple[Any, ...]]
@@ -118,6 +123,11 @@ class Ledger(Protocol):
     def read(self) -> Generator[Statement, Rows, Applied]:
         """Create the ledger if it is missing; return what it holds."""
 
+    def check(
+        self, applied: Applied, known: Sequence[Migration], /
+    ) -> Generator[Statement, Rows, None]:
+        """Raise ``ConfigurationError`` if the tables are not those of the applied migrations."""
+
     def split(self, script: str) -> Iterable[str]:
         """Return a script in the pieces that the driver can execute."""
 
@@ -159,6 +169,37 @@ class MigrationTable:
             self.names = replace(self.names, is_unprefixed=True)
         return applied - {_PREFIXED}
 
+    def check(
+        self, applied: Applied, known: Sequence[Migration], /
+    ) -> Generator[Statement, Rows, None]:
+        """Raise ``ConfigurationError`` for a core table without its migration, or the reverse.
+
+        An empty table in place of a lost one would forget keys and jobs without a sign.
+        """
+        is_recorded = {
+            self.names.table(name): migration.id in applied
+            for migration in known
+            if migration.namespace == _CORE
+            for name in _CREATED_TABLE.findall(migration.sql)
+        }
+        if not is_recorded:
+            return
+        present = {row[0] for row in (yield self._present(is_recorded), ())}
+        if missing := [
+            name for name, found in is_recorded.items() if found and name not in present
+        ]:
+            raise ConfigurationError(
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing although "
+                f"{self._table} records the migration: restore a backup, or drop all tables of "
+                "Holdfast, which loses what they hold, and migrate again"
+            )
+        if extra := [name for name in is_recorded if not is_recorded[name] and name in present]:
+            raise ConfigurationError(
+                f"{', '.join(extra)} {'exists' if len(extra) == 1 else 'exist'} although "
+                f"{self._table} does not record the migration: restore a backup, choose another "
+                "table_prefix, or drop all tables of Holdfast, which loses what they hold"
+            )
+
     def split(self, script: str) -> Iterable[str]:
         """Return single statements on SQLite; PostgreSQL takes a whole script at once."""
         sql = self.names.render(script)
@@ -181,6 +222,15 @@ class MigrationTable:
         return (
             "SELECT attname FROM pg_attribute"  # noqa: S608
             f" WHERE attrelid = to_regclass('{self._table}') AND attnum > 0 AND NOT attisdropped"
+        )
+
+    def _present(self, names: Iterable[str]) -> str:
+        listed = ", ".join(f"'{name}'" for name in names)
+        if self._is_sqlite:
+            return f"SELECT name FROM sqlite_schema WHERE name IN ({listed})"  # noqa: S608
+        return (
+            f"SELECT name FROM unnest(ARRAY[{listed}]) AS name"  # noqa: S608
+            " WHERE to_regclass(name) IS NOT NULL"
         )
 
     def _create(self) -> Generator[Statement, Rows, None]:
@@ -209,10 +259,13 @@ def _refuse_encoding(encoding: str) -> None:
 def apply_migrations(known: Sequence[Migration], ledger: Ledger) -> Steps:
     """Yield the statements that bring a database up to date; each ``send`` gets its rows.
 
-    Raises ``ConfigurationError`` if a newer version has migrated the database.
+    Raises ``ConfigurationError`` if a newer version has migrated the database, or if tables are
+    missing whose migrations are applied.
     """
     applied = yield from ledger.read()
-    for migration in pending_migrations(applied, known):
+    pending = pending_migrations(applied, known)
+    yield from ledger.check(applied, known)
+    for migration in pending:
         for sql in ledger.split(migration.sql):
             yield sql, ()
         yield ledger.record(migration)

@@ -62,7 +62,7 @@ VALUES (1, decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-
 -- is claimed, 1 if it has a live record, 2 if it is held, 3 if it is claimed and has an expired
 -- record. (An exception for "held" would write the statement, and with it the key, to the server's
 -- log.)
-CREATE FUNCTION holdfast_claim(
+CREATE OR REPLACE FUNCTION holdfast_claim(
     p_lock bigint, p_tenant text, p_endpoint text, p_key text, p_now timestamptz
 ) RETURNS SETOF integer LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -83,7 +83,7 @@ END $$;
 
 -- Writes the record and the audit event. The primary key decides: if the key has a live record, this
 -- raises, and the transaction cannot commit. An expired record is overwritten.
-CREATE FUNCTION holdfast_finish(
+CREATE OR REPLACE FUNCTION holdfast_finish(
     p_tenant text, p_endpoint text, p_key text, p_body_hash text, p_fingerprint text,
     p_status integer, p_body bytea, p_headers text,
     p_request_id text, p_correlation_id text, p_created_at timestamptz, p_expires_at timestamptz,

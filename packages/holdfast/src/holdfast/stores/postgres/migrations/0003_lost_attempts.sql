@@ -4,7 +4,7 @@
 -- be planned again each time.)
 --
 -- A claim after the last attempt only dead-letters the job, and does not count as an attempt.
-CREATE FUNCTION holdfast_attempt_lost() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION holdfast_attempt_lost() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
     VALUES (old.tenant, old.id, old.attempts, 'worker_lost',
