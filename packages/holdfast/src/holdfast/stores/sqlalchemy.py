@@ -84,6 +84,7 @@ from holdfast.stores.sqlalchemy_sessions import (
     begin_immediate,
     database_of,
     has_unflushed_changes,
+    listen_for_control,
     listen_for_ends,
     listen_for_statements,
     max_connections,
@@ -203,6 +204,7 @@ class SqlAlchemyStore:
         self.gate = self._new_gate()
         self._is_open = True
         create_database_file(self.sqlite_path, of_app=True)
+        listen_for_control(self._pool_events)
         try:
             with translating_refusals():
                 await self._transact(self._apply_migrations)
@@ -621,6 +623,7 @@ class SqlAlchemyUnit(GuardedUnit):
         number, now = self._store.table_names.lock_number(*self._record_id), self._claimed_at
         claim = self._store.claim_function
         connection = session.connection()
+        self.guard_connection(connection)
         sent = begin_with(
             connection,
             f"SELECT {claim}({number},{','.join(map(text_literal, self._record_id))},"
@@ -651,8 +654,8 @@ class SqlAlchemyUnit(GuardedUnit):
         session = self.transaction.sync_session
         if has_unflushed_changes(session):
             return True
-        if not session.in_transaction():
-            return self._closed_by_handler
+        if not session.in_transaction() or self._ended_by_connection:
+            return self._closed_by_handler or self._ended_by_connection
         if not self._store.is_sqlite:
             row = await self.statements.fetch_one(HAS_WRITTEN)
             return row is None or bool(row["written"])
@@ -769,7 +772,15 @@ class SqlAlchemyUnit(GuardedUnit):
             self._has_turn = True
 
     def begin_on(self, connection: Any) -> None:
-        """Begin on SQLite; raise ``SupersededError`` if the key has a record by now."""
+        """Guard the connection. On SQLite, begin first.
+
+        Raises ``SupersededError`` if the key has a record by now.
+        """
+        if self._store.is_sqlite:
+            self._begin_immediate(connection)
+        self.guard_connection(connection)
+
+    def _begin_immediate(self, connection: Any) -> None:
         self.prepare()
         with translating_outages():
             taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
@@ -790,10 +801,10 @@ def _guarded_class(base: type[Session], is_sqlite: bool) -> type[Session]:
     event.listen(found, "after_transaction_end", _forget_written)
     event.listen(found, "after_flush", _after_flush)
     event.listen(found, "do_orm_execute", _note_statement)
+    event.listen(found, "after_begin", _after_begin)
     if is_sqlite:
         # Before a connection is taken: the wait for the turn must not hold one.
         listen_for_statements(found)
-        event.listen(found, "after_begin", _after_begin)
     return found
 
 
