@@ -12,6 +12,7 @@ from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.core.job import LeasedJob
 from holdfast.core.table_names import TableNames
 from holdfast.core.tenants import ALL_TENANTS, TenantFilter, tenant_or_none
+from holdfast.errors import StoreUnavailableError
 
 __all__ = [
     "BreakerMetrics",
@@ -264,6 +265,9 @@ class SessionStore(Protocol):
 
     async def close_session(self, session: Any) -> None:
         """Roll back what was not committed and return the connection. Never raises."""
+
+    def outage_of(self, session: Any, error: Exception) -> StoreUnavailableError | None:
+        """Return what to respond with, if a method of the session raised ``error`` in an outage."""
 
 
 class EpochReading(msgspec.Struct, frozen=True):

@@ -13,7 +13,8 @@ import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Header, HTTPException, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from starlette.routing import Route
@@ -23,6 +24,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.fastapi import Caller, Run, Session, Tx, the_transaction
 from holdfast.server.request_head import RequestHead
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from holdfast.testing.servers import RealPostgres
 
 
 class Base(DeclarativeBase):
@@ -433,6 +435,74 @@ async def test_caller_and_session_in_a_route_without_a_guard(sqlite_url: str) ->
         for commit, users in [("false", 2), ("true", 3)]:
             assert (await client.post(f"/users?commit={commit}")).status_code == 201
             assert await shop.count(User) == users, "the app commits its session itself"
+
+
+def is_unavailable(response: httpx.Response) -> bool:
+    return (
+        response.status_code == 503
+        and int(response.headers["Retry-After"]) > 0
+        and response.headers["Holdfast-Error"] == "idempotency.store_unavailable"
+        and response.headers["Content-Type"] == "application/problem+json"
+    )
+
+
+async def test_outage_in_a_session_is_a_503_before_the_claim_and_without_a_guard(
+    postgres_url: str, postgres: RealPostgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop(postgres_url.replace("://", "+asyncpg://"))
+    add_orders(shop)
+
+    @shop.app.get("/users")
+    async def users(session: Session) -> list[str]:
+        return list(await session.scalars(select(User.token)))
+
+    @shop.app.get("/careful")
+    async def careful(session: Session) -> str:
+        try:
+            return str(await session.scalar(select(User.token)))
+        except (OSError, DBAPIError):
+            return "later"
+
+    @shop.app.get("/wrong")
+    async def wrong(session: Session, why: str) -> None:
+        if why == "own":
+            raise ConnectionRefusedError("of another server")
+        await session.execute(text("SELECT * FROM nowhere"))
+
+    order = {"json": {"item": "oats"}, "headers": sent_by("ada")}
+    async with served(shop) as client:
+        for why in ("own", "statement"):
+            response = await client.get("/wrong", params={"why": why})
+            assert response.status_code == 500, "not an outage of the session"
+        postgres.stop("fast")
+        try:
+            for _ in range(2):
+                assert is_unavailable(await client.post("/orders", **order))
+                assert is_unavailable(await client.get("/users"))
+            assert (await client.get("/careful")).json() == "later"
+            response = await client.get("/wrong", params={"why": "own"})
+            assert response.status_code == 500
+        finally:
+            postgres.start()
+        assert "the store is unavailable: the database is unavailable" in caplog.text
+        assert "'ada'" not in caplog.text
+        assert (await client.post("/orders", **order)).status_code == 201
+        assert sorted((await client.get("/users")).json()) == ["ada", "bob"]
+
+
+async def test_outage_in_the_session_of_a_guarded_handler_is_a_503(postgres_url: str) -> None:
+    shop = Shop(postgres_url.replace("://", "+asyncpg://"), guard_first=True)
+
+    @shop.app.post("/orders")
+    @shop.holdfast.guard("orders.create")
+    async def create(session: Session) -> None:
+        session.add(Order(org="mill", item="oats"))
+        await session.flush()
+        await session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    async with served(shop) as client:
+        assert is_unavailable(await client.post("/orders", headers=sent_by("ada")))
+        assert await shop.count(Order) == 0
 
 
 async def test_caller_beside_a_principal_dependency_names_what_to_write(sqlite_url: str) -> None:

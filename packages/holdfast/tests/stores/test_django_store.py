@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Coroutine, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import psycopg
+import psycopg.sql
 import pytest
 
 from holdfast.core.decision import Held
@@ -150,6 +152,26 @@ def test_writes_record_and_hooks_commit_together(store: DjangoStore) -> None:
     assert isinstance(after, Claimed)
     assert after.after_expiry
     run(after.unit.rollback())
+
+
+def test_views_cannot_end_the_transaction(store: DjangoStore) -> None:
+    record = a_record()
+    unit = claimed(store, record.id)
+    with connections[store.using].cursor() as cursor:
+        for sql in ("/* x */ commit", "ROLLBACK", "SELECT 1; COMMIT", psycopg.sql.SQL("END")):
+            with pytest.raises(UsageError, match="must not begin or end the transaction"):
+                cursor.execute(sql)
+    with pytest.raises(transaction.TransactionManagementError):
+        transaction.commit(using=store.using)
+    with suppress(RuntimeError), transaction.atomic(using=store.using):
+        insert(store)
+        raise RuntimeError
+    insert(store)
+    run(unit.commit(record, None))
+    assert orders(store) == 1
+    with connections[store.using].cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("COMMIT")  # outside a guarded view
 
 
 def test_large_bodies_and_any_text_are_stored_unchanged(store: DjangoStore) -> None:

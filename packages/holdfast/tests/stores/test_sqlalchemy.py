@@ -361,7 +361,9 @@ async def test_sqlite_that_rolled_back_by_itself_cannot_commit_the_rest(tmp_path
         unit = await claimed(store, record.id)
         await unit.transaction.execute(insert(Order).values(item="first"))
         connection = await unit.transaction.connection()
-        await connection.exec_driver_sql("ROLLBACK")
+        driver = (await connection.get_raw_connection()).driver_connection
+        assert driver is not None
+        await driver.execute("ROLLBACK")
         await unit.transaction.execute(insert(Order).values(item="second"))
         with pytest.raises(StoreUnavailableError):
             await unit.commit(record, None)

@@ -22,7 +22,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.observability.traces import Spans
-from holdfast.ports import Metrics
+from holdfast.ports import Metrics, SessionStore
 from holdfast.server.execution import Execution, set_current_execution
 from holdfast.server.guarded_request import (
     GuardedRequest,
@@ -203,6 +203,13 @@ class GuardMiddleware:
             await self._app(scope, receive, _with_ids(send, head))
         except ResponseDiscarded:  # the commit has failed, and the client knows
             pass
+        except Exception as error:
+            outage = None if head.transaction is None else head.transaction.outage_of(error)
+            if outage is None or head.is_started:
+                raise
+            log_outage(outage, head)
+            response = render_error(outage, scope["holdfast.error_format"], head.request_id)
+            await send_response(send, response, head)
         finally:
             if head.transaction is not None:
                 await head.transaction.close()
@@ -394,14 +401,15 @@ class GuardMiddleware:
             await self._app(scope, receive, send_to)
         except Exception as error:
             if not buffer.is_discarded:
+                known = _outage_of(error, claimed, head, idempotency.session_store) or error
                 if responder.is_sent or not isinstance(
-                    error, RequestError | StoreUnavailableError | SupersededError
+                    known, RequestError | StoreUnavailableError | SupersededError
                 ):
                     raise
-                if isinstance(error, StoreUnavailableError):
-                    log_outage(error, head)
+                if isinstance(known, StoreUnavailableError):
+                    log_outage(known, head)
                 # A superseded execution ends with a replay, whatever response is given here.
-                kind = "internal" if isinstance(error, SupersededError) else error
+                kind = "internal" if isinstance(known, SupersededError) else known
                 await responder.commit_and_send(_render(kind, match.policy, head))
         finally:
             # No response, cancelled or raised: roll back and free the key.
@@ -485,6 +493,21 @@ class _Responder:
                 await send_claimed(message)
 
         return send
+
+
+def _outage_of(
+    error: Exception,
+    claimed: Execution | PendingRequest,
+    head: RequestHead,
+    store: SessionStore | None,
+) -> StoreUnavailableError | None:
+    """Return what to respond with, if the session of the request raised ``error`` in an outage."""
+    if head.transaction is not None:
+        return head.transaction.outage_of(error)
+    execution = claimed if isinstance(claimed, Execution) else claimed.outcome
+    if store is None or not isinstance(execution, Execution) or execution.ended:
+        return None
+    return store.outage_of(execution.transaction, error)
 
 
 async def _refuse(
@@ -632,6 +655,7 @@ def _with_ids(send: Send, head: RequestHead) -> Send:
         if is_discarded:
             raise ResponseDiscarded
         if message["type"] == "http.response.start":
+            head.is_started = True
             if head.transaction is not None:
                 try:
                     is_success = message["status"] < 400  # noqa: PLR2004 - HTTP errors start here

@@ -34,6 +34,7 @@ class RequestHead:
         "correlation_id",
         "headers",
         "is_replay",
+        "is_started",
         "key_headers",
         "limit_headers",
         "method",
@@ -65,6 +66,8 @@ class RequestHead:
         self.limit_headers: tuple[tuple[bytes, bytes], ...] = ()
         # True once a stored response was found for it.
         self.is_replay = False
+        # True once a response of an operation that is not guarded was begun.
+        self.is_started = False
         # Opened by the first dependency that needs it, ended by the middleware.
         self.transaction: RequestTransaction | None = None
         # Every ``Idempotency-Key`` header.

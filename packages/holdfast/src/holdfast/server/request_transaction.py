@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from holdfast.errors import NoTransactionError
+from holdfast.errors import NoTransactionError, StoreUnavailableError
 from holdfast.ports import Params, Row, SessionStore, Store, Transaction, UnitOfWork
 from holdfast.server.execution import Execution
 
@@ -32,6 +32,9 @@ class RequestTransaction(Protocol):
 
     async def close(self) -> None:
         """Roll back what has not ended. Never raises."""
+
+    def outage_of(self, error: Exception) -> StoreUnavailableError | None:
+        """Return what to respond with, if ``error`` is of the transaction and means an outage."""
 
 
 def open_transaction(store: Store, sessions: SessionStore | None) -> RequestTransaction:
@@ -103,6 +106,10 @@ class Statements:
         """Roll back what has not ended."""
         await self.finish(is_success=False)
 
+    def outage_of(self, error: Exception) -> StoreUnavailableError | None:
+        """Return an outage, which the transaction raises as what it is."""
+        return error if isinstance(error, StoreUnavailableError) else None
+
 
 class SessionOfRequest:
     """A session of the app. Outside a guarded handler, the app commits it."""
@@ -131,6 +138,10 @@ class SessionOfRequest:
     async def close(self) -> None:
         """Close the session."""
         await self._store.close_session(self._session)
+
+    def outage_of(self, error: Exception) -> StoreUnavailableError | None:
+        """Return what to respond with, if the session raised ``error`` in an outage."""
+        return self._store.outage_of(self._session, error)
 
 
 def _warn(endpoint: str) -> None:

@@ -61,6 +61,7 @@ from holdfast.stores.sqlite.epoch import file_identity, reading_of
 from holdfast.stores.sqlite.rows import is_outage as is_sqlite_outage
 from holdfast.stores.sqlite.rows import record_values, to_text
 from holdfast.stores.sqlstates import is_outage_state
+from holdfast.stores.transaction_control import refuse_transaction_control
 
 __all__ = ["DjangoStore"]
 
@@ -445,6 +446,8 @@ class DjangoUnit:
         # A savepoint only where Django's TestCase has begun a transaction around each test.
         self._atomic = Atomic(store.using, savepoint=True, durable=True)
         self._atomic.__enter__()
+        # Before ``undo`` can remove it. Django's own BEGIN has been sent.
+        connection.execute_wrappers.append(_refuse_control)
         # BEGIN and the claim, and the record and COMMIT, then share one message each.
         self.has_messages = not store.is_sqlite and can_send_messages(connection)
         if store.is_sqlite:
@@ -507,15 +510,20 @@ class DjangoUnit:
     def undo(self) -> None:
         """Roll back, in the request's thread."""
         if not self._ended:
-            self._ended = True
+            self._stop_refusing()
             self.transaction.set_rollback(True)
             with suppress(DatabaseError):
                 self._atomic.__exit__(None, None, None)
 
     def end(self) -> None:
         """Commit, in the request's thread."""
-        self._ended = True
+        self._stop_refusing()
         self._atomic.__exit__(None, None, None)
+
+    def _stop_refusing(self) -> None:
+        self._ended = True
+        with suppress(ValueError):  # the view has replaced the list
+            self.transaction.execute_wrappers.remove(_refuse_control)
 
     def _refuse_aborted(self) -> None:
         """Raise if a statement has failed: COMMIT would roll back without an error."""
@@ -568,6 +576,15 @@ class DjangoUnit:
         store = self._store
         values = audit_values(audit, store.instant(audit.created_at))
         store.run(store.sql["save_audit_event"], values)
+
+
+def _refuse_control(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+    """Raise ``UsageError`` for COMMIT, ROLLBACK and the like; Django's wrapper of ``execute``."""
+    if not isinstance(sql, str) and hasattr(sql, "as_string"):  # of psycopg.sql
+        refuse_transaction_control(sql.as_string(context["connection"].connection))
+    elif isinstance(sql, str):
+        refuse_transaction_control(sql)
+    return execute(sql, params, many, context)
 
 
 def _is_outage(error: BaseException) -> bool:

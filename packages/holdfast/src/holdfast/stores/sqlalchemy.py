@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from functools import wraps
 from typing import Any, Final, TypeVar
 
 from holdfast.extras import needs_extra
@@ -84,6 +85,7 @@ from holdfast.stores.sqlalchemy_sessions import (
     begin_immediate,
     database_of,
     has_unflushed_changes,
+    listen_for_control,
     listen_for_ends,
     listen_for_statements,
     max_connections,
@@ -104,6 +106,18 @@ _DRIVERS: Final = {("sqlite", "aiosqlite"): "sqlite", ("postgresql", "asyncpg"):
 
 # The key of Session.info for the instances that were inserted, if it wrote before the claim.
 _WROTE: Final = "holdfast_wrote"
+# The key of Session.info for the last outage that one of its methods raised.
+_OUTAGE: Final = "holdfast_outage"
+# The methods of a session that use a connection. The others call these.
+_CONNECTING: Final = (
+    "begin_nested",
+    "commit",
+    "connection",
+    "execute",
+    "flush",
+    "scalar",
+    "scalars",
+)
 
 _ROLLBACK_SECONDS: Final = 5.0
 # Errors of asyncpg itself about a lost connection.
@@ -203,6 +217,7 @@ class SqlAlchemyStore:
         self.gate = self._new_gate()
         self._is_open = True
         create_database_file(self.sqlite_path, of_app=True)
+        listen_for_control(self._pool_events)
         try:
             with translating_refusals():
                 await self._transact(self._apply_migrations)
@@ -313,11 +328,22 @@ class SqlAlchemyStore:
 
     async def close_session(self, session: AsyncSession) -> None:
         """Roll back what was not committed and return the connection. Never raises."""
+        session.sync_session.info.pop(_OUTAGE, None)
         with suppress(Exception):
             if session.in_transaction():
                 await self.run_to_end(session.close())
             else:  # it holds no connection
                 session.sync_session.close()
+
+    def outage_of(self, session: AsyncSession, error: Exception) -> StoreUnavailableError | None:
+        """Return what to respond with, if a method of the session raised ``error`` in an outage."""
+        if session.sync_session.info.get(_OUTAGE) is not error:
+            return None
+        # Without SQL and parameters, which may be a caller's token: the message is logged.
+        why = getattr(error, "orig", None) or error
+        outage = StoreUnavailableError(f"the database is unavailable: {why}")
+        outage.__cause__ = error
+        return outage
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query outside any guarded request."""
@@ -623,6 +649,7 @@ class SqlAlchemyUnit(GuardedUnit):
         number, now = self._store.table_names.lock_number(*self._record_id), self._claimed_at
         claim = self._store.claim_function
         connection = session.connection()
+        self.guard_connection(connection)
         sent = begin_with(
             connection,
             f"SELECT {claim}({number},{','.join(map(text_literal, self._record_id))},"
@@ -653,8 +680,8 @@ class SqlAlchemyUnit(GuardedUnit):
         session = self.transaction.sync_session
         if has_unflushed_changes(session):
             return True
-        if not session.in_transaction():
-            return self._closed_by_handler
+        if not session.in_transaction() or self._ended_by_connection:
+            return self._closed_by_handler or self._ended_by_connection
         if not self._store.is_sqlite:
             row = await self.statements.fetch_one(HAS_WRITTEN)
             return row is None or bool(row["written"])
@@ -752,6 +779,7 @@ class SqlAlchemyUnit(GuardedUnit):
             self._leave()
             # The session must not refer to the unit that refers to it.
             info = self.transaction.sync_session.info
+            info.pop(_OUTAGE, None)
             info[UNIT] = None
             if self._is_shared:  # what comes after the end, e.g. a background task, may write
                 del info[UNIT]
@@ -771,7 +799,15 @@ class SqlAlchemyUnit(GuardedUnit):
             self._has_turn = True
 
     def begin_on(self, connection: Any) -> None:
-        """Begin on SQLite; raise ``SupersededError`` if the key has a record by now."""
+        """Guard the connection. On SQLite, begin first.
+
+        Raises ``SupersededError`` if the key has a record by now.
+        """
+        if self._store.is_sqlite:
+            self._begin_immediate(connection)
+        self.guard_connection(connection)
+
+    def _begin_immediate(self, connection: Any) -> None:
         self.prepare()
         with translating_outages():
             taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
@@ -787,16 +823,32 @@ class SqlAlchemyUnit(GuardedUnit):
 
 def _guarded_class(base: type[Session], is_sqlite: bool) -> type[Session]:
     """Return a subclass whose sessions can be guarded. Listeners of the app's class apply to it."""
-    found = type(base.__name__, (base,), {})
+    methods = {name: _noting_outages(getattr(base, name)) for name in _CONNECTING}
+    found = type(base.__name__, (base,), methods)
     listen_for_ends(found)
     event.listen(found, "after_transaction_end", _forget_written)
     event.listen(found, "after_flush", _after_flush)
     event.listen(found, "do_orm_execute", _note_statement)
+    event.listen(found, "after_begin", _after_begin)
     if is_sqlite:
         # Before a connection is taken: the wait for the turn must not hold one.
         listen_for_statements(found)
-        event.listen(found, "after_begin", _after_begin)
     return found
+
+
+def _noting_outages(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Note an outage in the session and raise it unchanged: the app may handle it."""
+
+    @wraps(method)
+    def call(session: Session, *arguments: Any, **options: Any) -> Any:
+        try:
+            return method(session, *arguments, **options)
+        except Exception as error:
+            if is_outage(error):
+                session.info[_OUTAGE] = error
+            raise
+
+    return call
 
 
 def _forget_written(session: Session, transaction: Any) -> None:

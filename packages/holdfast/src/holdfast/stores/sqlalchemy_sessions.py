@@ -1,7 +1,8 @@
 """What the stores on async and on sync SQLAlchemy share: guarded sessions, and their statements.
 
-A session is guarded by the unit in its ``info``: only the unit ends the session's transaction. The
-listeners below do nothing in a session without one.
+A session is guarded by the unit in its ``info``: only the unit ends the session's transaction. Its
+connection has the unit in its execution options. The listeners below do nothing in a session or
+connection without one.
 """
 
 import logging
@@ -19,6 +20,7 @@ from holdfast.ports import RecordQuery
 from holdfast.stores.rows import audit_values, finish_values
 from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES
 from holdfast.stores.sqlite.rows import record_values, to_text
+from holdfast.stores.transaction_control import TRANSACTION_CONTROL, refuse_transaction_control
 
 __all__ = [
     "CLAIMED_ROWS",
@@ -32,6 +34,7 @@ __all__ = [
     "begin_immediate",
     "database_of",
     "has_unflushed_changes",
+    "listen_for_control",
     "listen_for_ends",
     "listen_for_statements",
     "max_connections",
@@ -42,7 +45,8 @@ __all__ = [
 
 _log = logging.getLogger("holdfast.stores")
 
-# The key of Session.info for the unit that guards the session; None once it has ended.
+# The key of Session.info for the unit that guards the session; None once it has ended. Also the
+# option of the session's connection.
 UNIT: Final = "holdfast_unit"
 
 ENDED: Final = "the transaction has ended: it was committed or rolled back"
@@ -79,6 +83,8 @@ class GuardedUnit:
         self._may_end = False
         self._rolled_back = False
         self._closed_by_handler = False
+        # True if the handler has ended the transaction on the session's connection.
+        self._ended_by_connection = False
 
     def prepare(self) -> None:
         """Get ready for a statement or flush, before it takes a connection."""
@@ -92,15 +98,40 @@ class GuardedUnit:
                 f"record. Use `{self.flush_hint}` to have ids assigned"
             )
 
-    def note_rollback(self) -> None:
+    def guard_connection(self, connection: Any) -> None:
+        """Refuse statements on the session's connection that begin or end the transaction."""
+        # Not in ``info``, which belongs to the pooled connection and outlives the session's use.
+        connection.execution_options(**{UNIT: self})
+
+    def refuse_control(self, sql: str) -> None:
+        """Raise if a statement begins or ends the transaction, or the connection has ended it."""
+        if self._may_end:
+            return
+        if self._ended_by_connection:
+            raise UsageError(TRANSACTION_CONTROL)
+        refuse_transaction_control(sql)
+
+    def refuse_connection_commit(self) -> None:
+        """Raise if the handler commits the session's connection."""
+        if not self._may_end:
+            self._ended_by_connection = True
+            raise UsageError(TRANSACTION_CONTROL)
+
+    def note_connection_rollback(self) -> None:
+        """Note a rollback of the connection. If it is the session's, ``note_rollback`` follows."""
+        self._ended_by_connection = not self._may_end
+
+    def note_rollback(self, session: Session) -> None:
         """Note that the next end of a transaction is a rollback."""
         self._rolled_back = True
+        if session.get_nested_transaction() is None:
+            self._ended_by_connection = False
 
     def note_end(self) -> None:
         """Note the end of a transaction: by a rollback, or by closing the session."""
         if not self._may_end:
             self._closed_by_handler |= not self._rolled_back
-            self._rolled_back = False
+            self._rolled_back = self._ended_by_connection = False
 
     def _refuse_closed(self) -> None:
         if self._closed_by_handler:
@@ -108,6 +139,8 @@ class GuardedUnit:
                 "the handler closed Holdfast's session, which rolled it back: "
                 f"use it {self.close_hint}"
             )
+        if self._ended_by_connection:
+            raise UsageError(TRANSACTION_CONTROL)
 
 
 def listen_for_ends(target: Any) -> None:
@@ -123,6 +156,41 @@ def listen_for_statements(target: Any) -> None:
     event.listen(target, "before_flush", _before_flush)
 
 
+def listen_for_control(engine: Any) -> None:
+    """Report statements, commits and rollbacks of guarded connections to their units. Idempotent.
+
+    Not undone: another store may have the same engine.
+    """
+    for name, listener in (
+        ("before_cursor_execute", _before_cursor_execute),
+        ("commit", _on_connection_commit),
+        ("rollback", _on_connection_rollback),
+    ):
+        if not event.contains(engine, name, listener):
+            event.listen(engine, name, listener)
+
+
+def _before_cursor_execute(
+    connection: Any, _cursor: Any, sql: str, _parameters: Any, context: Any, _many: bool
+) -> None:
+    unit = connection.get_execution_options().get(UNIT)
+    # SQLAlchemy has written an INSERT by itself. Its text may be long and different every time.
+    if unit is not None and not (context is not None and context.isinsert):
+        unit.refuse_control(sql)
+
+
+def _on_connection_commit(connection: Any) -> None:
+    unit = connection.get_execution_options().get(UNIT)
+    if unit is not None:
+        unit.refuse_connection_commit()
+
+
+def _on_connection_rollback(connection: Any) -> None:
+    unit = connection.get_execution_options().get(UNIT)
+    if unit is not None:
+        unit.note_connection_rollback()
+
+
 def _before_commit(session: Session) -> None:
     unit = session.info.get(UNIT)
     if unit is not None:
@@ -132,7 +200,7 @@ def _before_commit(session: Session) -> None:
 def _after_rollback(session: Session) -> None:
     unit = session.info.get(UNIT)
     if unit is not None:
-        unit.note_rollback()
+        unit.note_rollback(session)
 
 
 def _after_transaction_end(session: Session, transaction: Any) -> None:

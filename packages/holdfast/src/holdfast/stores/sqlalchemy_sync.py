@@ -74,6 +74,7 @@ from holdfast.stores.sqlalchemy_sessions import (
     begin_immediate,
     database_of,
     has_unflushed_changes,
+    listen_for_control,
     listen_for_ends,
     listen_for_statements,
     max_connections,
@@ -210,6 +211,7 @@ class SqlAlchemySyncStore:
         self._is_open = True
         event.listen(self._engine, "handle_error", self._after_error)
         create_database_file(self.sqlite_path, of_app=True)
+        listen_for_control(self._engine)
         try:
             with translating_refusals():
                 await self._transact(self._apply_migrations)
@@ -687,8 +689,8 @@ class SqlAlchemySyncUnit(GuardedUnit):
         session = self.transaction
         if has_unflushed_changes(session):
             return True
-        if not session.in_transaction():
-            return self._closed_by_handler
+        if not session.in_transaction() or self._ended_by_connection:
+            return self._closed_by_handler or self._ended_by_connection
         if not self._store.is_sqlite:
             connection = session.connection()
             return bool(self._store.run(connection, HAS_WRITTEN).scalar())
@@ -836,14 +838,20 @@ class SqlAlchemySyncUnit(GuardedUnit):
             self._take_turn()
 
     def begin_on(self, connection: Connection) -> None:
-        """Begin on SQLite; raise ``SupersededError`` if the key has a record by now."""
+        """Guard the connection. On SQLite, begin first.
+
+        Raises ``SupersededError`` if the key has a record by now.
+        """
         if self._has_slot:  # else the handler has no other thread
             self._connection_info = connection.info
             connection.info[UNIT] = self
             event.listen(connection, "before_cursor_execute", self._begin_statement)
             event.listen(connection, "after_cursor_execute", self.end_statement)
-        if not self._store.is_sqlite:
-            return
+        if self._store.is_sqlite:
+            self._begin_immediate(connection)
+        self.guard_connection(connection)
+
+    def _begin_immediate(self, connection: Connection) -> None:
         self._take_turn()
         with translating_outages():
             taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)

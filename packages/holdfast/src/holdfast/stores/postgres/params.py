@@ -18,6 +18,7 @@ from holdfast.errors import UsageError
 from holdfast.ports import Params
 from holdfast.stores.parameters import named_parameters
 from holdfast.stores.rows import encode_headers
+from holdfast.stores.transaction_control import refuse_transaction_control
 
 __all__ = [
     "bytes_literal",
@@ -37,20 +38,11 @@ _TOKEN = re.compile(
 )
 # How other libraries write parameters.
 _PLACEHOLDER = re.compile(r"%s|%\(\w+\)s|\$\d+|\?")
-# Statements that would end the transaction; ROLLBACK TO a savepoint is allowed.
-_ENDS_TRANSACTION = re.compile(
-    r"(?:\s|;|--[^\n]*\n|/\*.*?\*/)*"
-    r"(?:BEGIN|START\s+TRANSACTION|COMMIT|END|PREPARE\s+TRANSACTION|(?:ROLLBACK|ABORT)(?!.*\bTO\b))\b",
-    re.IGNORECASE | re.DOTALL,
-)
 
 
 @lru_cache(maxsize=2048)
 def _compile(sql: str) -> tuple[str, tuple[str, ...]]:
-    if _ENDS_TRANSACTION.match(sql):
-        raise UsageError(
-            "a handler must not end the transaction: Holdfast commits it with the response"
-        )
+    refuse_transaction_control(sql)
     names: list[str] = []
 
     def number(match: re.Match[str]) -> str:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
-from holdfast.errors import NoTransactionError, StoreUnavailableError, SupersededError, UsageError
+from holdfast.errors import NoTransactionError, StoreUnavailableError, SupersededError
 from holdfast.ports import Params, Row
 from holdfast.stores.rows import audit_values
 from holdfast.stores.sql_loader import Queries
@@ -20,14 +20,10 @@ from holdfast.stores.sqlite.rows import (
     to_text,
     to_values,
 )
+from holdfast.stores.transaction_control import refuse_transaction_control
 
 __all__ = ["SqliteTransaction", "SqliteUnit"]
 
-# The transaction is shared (see ``group_commit``), so a handler must not end it.
-_ENDS_TRANSACTION: Final = re.compile(
-    r"(?:\s|;|--[^\n]*\n|/\*.*?\*/)*(?:BEGIN|COMMIT|END|ROLLBACK(?!.*\bTO\b))\b",
-    re.IGNORECASE | re.DOTALL,
-)
 _INSERTS_VALUES: Final = re.compile(
     r"\s*INSERT\s+(OR\s+\w+\s+)?INTO\s+\w+\s*(\([^)]*\))?\s*VALUES\b", re.IGNORECASE
 )
@@ -44,7 +40,7 @@ class SqliteTransaction:
 
     async def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
-        _refuse_ending(sql)
+        refuse_transaction_control(sql)
         values = to_values(params)
         changed: int = await self._unit.run(
             lambda db: db.execute(sql, values).rowcount, is_quick=is_quick(sql)
@@ -53,7 +49,7 @@ class SqliteTransaction:
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
-        _refuse_ending(sql)
+        refuse_transaction_control(sql)
         values = to_values(params)
         rows: list[Row] = await self._unit.run(
             lambda db: rows_of(db.execute(sql, values)), is_quick=is_quick(sql)
@@ -201,14 +197,6 @@ class SqliteUnit:
 def is_quick(sql: str) -> bool:
     """Check whether a statement only inserts given values, which takes microseconds."""
     return _INSERTS_VALUES.match(sql) is not None and _SELECTS.search(sql) is None
-
-
-@lru_cache(maxsize=1024)
-def _refuse_ending(sql: str) -> None:
-    if _ENDS_TRANSACTION.match(sql):
-        raise UsageError(
-            "a handler must not end the transaction: Holdfast commits it with the response"
-        )
 
 
 def _nothing(_db: sqlite3.Connection) -> None:
