@@ -175,7 +175,12 @@ def test_an_entry_left_in_flight_is_sent_after_its_lease(
         assert queue.claim(user) is not None  # and then this process dies
         with HttpTransport(server.url) as transport:
             at_once = drain(queue, user, transport, token_of)
-            assert (at_once.ended, at_once.sent) == (Ended.BLOCKED, 0)
+            assert (at_once.ended, at_once.sent) == (Ended.WAITING, 0)
+            assert at_once.detail is not None
+            assert at_once.detail.startswith(
+                "1 entry is claimed by another process, for at most 1 s"
+            )
+            assert 0 <= (at_once.next_due_seconds or 0) <= settings.lease_seconds
             later = drain(queue, user, transport, token_of, max_seconds=5)
     assert (later.revived, later.succeeded) == (1, 1)
 

@@ -1,8 +1,10 @@
 """Several processes on one file, and processes killed at any step."""
 
 import os
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +151,41 @@ def test_a_kill_at_any_step_of_a_drain_leaves_every_entry_to_be_sent_with_its_ke
     assert order == sorted(order)
 
 
-def test_claims_of_a_killed_process_are_returned_after_the_lease(
+def test_claims_of_a_killed_process_are_returned_at_once(
     processes: ForkServer, quick_path: Path
 ) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
     ids = filled(path, 3)
     args = {"path": str(path), "log": str(log), "kill_at": ["succeed.before_commit", 1]}
     assert processes.run(("work", args)) == [-9]
+    with opened(str(path)) as queue:
+        assert queue.get(ids[0]).status is Status.IN_FLIGHT
+        (back,) = queue.watchdog()  # though the lease is of two minutes
+        assert (back.id, back.status, back.outcome_unknown) == (ids[0], Status.PENDING, True)
+
+
+def test_claims_of_a_living_process_are_not_returned(
+    processes: ForkServer, quick_path: Path
+) -> None:
+    path, log = quick_path / "q.db", quick_path / "log"
+    ids = filled(path, 1)
+    with opened(str(path)) as queue:
+        assert queue.claim("ada") is not None
+        assert processes.run(("work", {"path": str(path), "log": str(log)})) == [0]
+        assert queue.watchdog() == []
+        assert (queue.get(ids[0]).status, lines(log)) == (Status.IN_FLIGHT, [])
+
+
+def test_claims_of_a_killed_process_without_a_name_are_returned_after_the_lease(
+    processes: ForkServer, quick_path: Path
+) -> None:
+    path, log = quick_path / "q.db", quick_path / "log"
+    ids = filled(path, 3)
+    args = {"path": str(path), "log": str(log), "kill_at": ["succeed.before_commit", 1]}
+    assert processes.run(("work", args)) == [-9]
+    with closing(sqlite3.connect(path)) as file, file:
+        # As earlier versions and other systems write it.
+        file.execute("UPDATE offline_sync_queue SET claimed_by = '99' WHERE lease_ms > 0")
     with opened(str(path)) as queue:
         assert queue.get(ids[0]).status is Status.IN_FLIGHT
         assert queue.watchdog() == []  # the lease of two minutes holds

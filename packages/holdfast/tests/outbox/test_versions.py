@@ -12,7 +12,7 @@ import pytest
 from msgspec import UNSET
 
 from holdfast.core.outbox_entry import Entry, NewEntry, Resolution, Status
-from holdfast.errors import ClaimLostError
+from holdfast.errors import ClaimLostError, EntryInvalidError
 from holdfast.outbox import EventKind, OutboxQueue, Profile
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.conflicts import ConflictPlan, resolve_conflict
@@ -318,12 +318,36 @@ def test_users_do_not_share_versions(queue: OutboxQueue) -> None:
 
 @pytest.mark.parametrize(
     ("given", "stored"),
-    [("3", '"3"'), ('"3"', '"3"'), ('W/"3"', None), ("abc", '"abc"'), (None, None)],
+    [("3", '"3"'), ('"3"', '"3"'), ("abc", '"abc"'), (None, None)],
 )
 def test_base_version_is_stored_as_a_tag(
     queue: OutboxQueue, given: str | None, stored: str | None
 ) -> None:
     assert edit(queue, base_version=given).base_version == stored
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"base_version": 'W/"3"'},
+        {"headers": {"If-Match": 'W/"3"'}},
+        {"headers": {"if-match": '"2", W/"3"'}},
+    ],
+)
+def test_weak_version_is_refused_instead_of_sent_unchecked(
+    queue: OutboxQueue, named: dict[str, Any]
+) -> None:
+    with pytest.raises(EntryInvalidError, match="weak") as refused:
+        edit(queue, **named)
+    assert refused.value.rule == "base_version_must_be_strong"
+    assert queue.entries("ada") == []
+
+
+def test_weak_version_is_refused_by_edit_payload(queue: OutboxQueue) -> None:
+    entry = edit(queue, base_version='"3"')
+    with pytest.raises(EntryInvalidError, match="weak"):
+        queue.edit_payload(entry.id, {"text": "y"}, headers={"If-Match": 'W/"4"'})
+    assert queue.get(entry.id) == entry
 
 
 def test_edits_of_a_file_of_schema_4_keep_their_version(tmp_path: Path) -> None:

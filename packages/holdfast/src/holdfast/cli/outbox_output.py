@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.core.outbox_entry import Attempt, Entry, Status
-from holdfast.outbox.drain_state import DrainReport
+from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.queue import OutboxQueue
 
@@ -125,6 +125,8 @@ def print_report(report: DrainReport, stuck: Sequence[Entry], *, as_json: bool) 
     print(f"{report.ended}: {counted(report.succeeded)} succeeded, {report.unsent} left")
     if rows:
         print_table(("what", "count"), rows)
+    if report.ended is Ended.WAITING and report.detail:
+        print(report.detail)
     for one in stuck[:_MAX_LISTED]:
         ways = "resolve" if one.status is Status.CONFLICT else "retry, edit"
         error = f": {_error(one.last_error)}" if one.last_error else ""

@@ -1,17 +1,25 @@
 """``If-Match`` among the headers of a request: the version that an edit is based on. Pure."""
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["ANY_TAG", "as_tag", "if_match_in", "without_if_match"]
+__all__ = ["ANY_TAG", "as_tag", "if_match_in", "is_weak", "without_if_match"]
+
+_WEAK: Final = re.compile(r'(?:^|,)\s*W/"', re.IGNORECASE)
 
 ANY_TAG: Final = "*"
 """Any version that the server has: no check."""
 
 
+def is_weak(version: str) -> bool:
+    """Return whether a tag, or one of a list of tags, is weak: ``If-Match`` never matches it."""
+    return _WEAK.search(version) is not None
+
+
 def as_tag(version: str) -> str | None:
     """Return a version as ``If-Match`` takes it: ``3`` becomes ``"3"``. None for a weak tag."""
-    if version.startswith("W/"):
+    if is_weak(version):
         return None
     return version if version.startswith('"') or version == ANY_TAG else f'"{version}"'
 

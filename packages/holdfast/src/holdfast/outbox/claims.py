@@ -24,6 +24,7 @@ from holdfast.core.outbox_entry import (
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import ClaimLostError
 from holdfast.ids import new_uuid4
+from holdfast.outbox.claim_holder import claim_holder, has_ended
 from holdfast.outbox.dependencies import (
     bind_chain,
     free_dependents,
@@ -174,7 +175,10 @@ def renew(tx: Transaction, claimed: Claimed) -> None:
 
 
 def return_expired_claims(tx: Transaction) -> list[Entry]:
-    """Return entries to ``pending`` whose lease has expired."""
+    """Return entries to ``pending`` whose process has ended, or whose lease has expired."""
+    holders = [name for (name,) in tx.rows("claim_holders", own=claim_holder()) if has_ended(name)]
+    if holders:
+        tx.rows("end_leases_of", holders=msgspec.json.encode(holders).decode())
     result = AttemptResult(error="no outcome was recorded: the process that sent it ended")
     returned = []
     for entry_id, number in tx.rows("lapsed", ms=tx.ms):

@@ -141,6 +141,16 @@ SELECT id, claim_number FROM offline_sync_queue
 -- After a restart of the device no process holds a claim.
 UPDATE offline_sync_queue SET lease_ms = 0 WHERE lease_ms > 0;
 
+-- name: claim_holders
+SELECT DISTINCT claimed_by FROM offline_sync_queue
+ WHERE lease_ms > 0 AND status = 'in_flight' AND claimed_by <> :own;
+
+-- name: end_leases_of
+-- The holders are processes that have ended.
+UPDATE offline_sync_queue SET lease_ms = 0
+ WHERE lease_ms > 0 AND status = 'in_flight'
+   AND claimed_by IN (SELECT value FROM json_each(:holders));
+
 -- name: wake_due
 -- After a restart: due by the device's clock. At worst too early, never lost.
 UPDATE offline_sync_queue SET due_ms = NULL

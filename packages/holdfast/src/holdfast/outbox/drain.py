@@ -13,6 +13,7 @@ same order, and the server knows their keys.
 
 import logging
 from collections import deque
+from math import ceil
 from threading import Event as Flag
 from threading import Thread
 from typing import Final, Self
@@ -646,12 +647,20 @@ class _Run:
         queue, state, report = self._queue, self._state, self._state.report
         report.unsent = queue.unsent(self._user_id)
         report.next_due_seconds = self._due_seconds()
-        if queue.in_flight(self._user_id):
-            # Claimed by another process. If that one has died, only a later drain notices, when
-            # the lease has expired.
-            lease, due = queue.settings.lease_seconds, report.next_due_seconds
-            report.next_due_seconds = lease if due is None else min(due, lease)
         report.ended = state.ended or (Ended.BLOCKED if report.unsent else Ended.EMPTY)
+        leases = queue.lease_seconds_left(self._user_id)
+        if leases is not None:
+            # Claimed by another process. If that one has ended and this cannot be told from here,
+            # only a later drain notices, when the lease has expired.
+            due = report.next_due_seconds
+            report.next_due_seconds = leases[0] if due is None else min(due, leases[0])
+            if report.ended is Ended.BLOCKED and not state.unknown_profiles:
+                count = queue.in_flight(self._user_id)
+                report.ended = Ended.WAITING
+                report.detail = (
+                    f"{count} {'entry is' if count == 1 else 'entries are'} claimed by another "
+                    f"process, for at most {ceil(leases[1])} s if that has ended"
+                )
         report.unknown_profiles = tuple(sorted(state.unknown_profiles))
         for name in report.unknown_profiles:
             _log.error("entries of %s were not sent: %s", self._user_id, unknown_profile(name))

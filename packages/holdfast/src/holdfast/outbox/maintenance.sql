@@ -74,6 +74,10 @@ SELECT count(*) FROM offline_sync_queue
 -- name: count_in_flight
 SELECT count(*) FROM offline_sync_queue WHERE user_id = :user_id AND status = 'in_flight';
 
+-- name: lease_ends
+SELECT min(lease_ms), max(lease_ms) FROM offline_sync_queue
+ WHERE lease_ms IS NOT NULL AND status = 'in_flight' AND user_id = :user_id;
+
 -- name: purge_waits
 DELETE FROM entry_waits
  WHERE entry_id IN (SELECT id FROM offline_sync_queue WHERE user_id = :user_id);

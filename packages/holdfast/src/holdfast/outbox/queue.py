@@ -40,6 +40,7 @@ from holdfast.core.retry import QUEUE, RetryPolicy
 from holdfast.errors import OutboxFileError, UsageError
 from holdfast.outbox import bulk, claims, enqueue, maintenance, pruning, resolution
 from holdfast.outbox.bulk import Filter
+from holdfast.outbox.claim_holder import claim_holder
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.clock import SystemDeviceClock, update_from_server
 from holdfast.outbox.database import (
@@ -185,7 +186,7 @@ class OutboxQueue:
                 profiles=ProfileRegistry(profiles),
                 fault_points=fault_points,
                 chance=chance,
-                worker=f"{os.getpid()}",
+                worker=claim_holder(),
                 passphrase=passphrase,
             )
             with queue._write("save_clock") as tx:
@@ -880,6 +881,17 @@ class OutboxQueue:
         with self._read() as tx:
             return int(tx.rows("count_in_flight", user_id=user_id)[0][0])
 
+    def lease_seconds_left(self, user_id: str) -> tuple[float, float] | None:
+        """Return for how long a user's claims hold unless they are renewed: shortest and longest.
+
+        None if nothing is claimed.
+        """
+        with self._read() as tx:
+            first, last = tx.rows("lease_ends", user_id=user_id)[0]
+            if first is None:
+                return None
+            return max(0.0, (first - tx.ms) / 1000), max(0.0, (last - tx.ms) / 1000)
+
     def stats(self, user_id: str | None = None) -> Stats:
         """Count entries, of one user or of all."""
         with self._read() as tx:
@@ -907,7 +919,10 @@ class OutboxQueue:
     # ------------------------------------------------------------------ maintenance
 
     def watchdog(self) -> list[Entry]:
-        """Return entries to ``pending`` whose lease has expired because their process ended.
+        """Return entries to ``pending`` whose process has ended, or whose lease has expired.
+
+        On Linux a process of this device that has ended is recognized at once. Elsewhere, and where
+        that is not certain, a claim ends with its lease.
 
         They keep their key, their outcome is unknown and no attempt is counted. Claims that are
         renewed are not touched.

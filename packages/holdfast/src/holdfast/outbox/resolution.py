@@ -32,7 +32,7 @@ from holdfast.outbox.events import EventKind
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.sql import created_by, json_text
 from holdfast.outbox.transaction import Transaction
-from holdfast.outbox.validation import Request, check_request
+from holdfast.outbox.validation import Request, check_if_match, check_request
 from holdfast.outbox.versions import base_later_edits_on, record_adopted
 
 __all__ = ["Rewrite", "cancel", "discard", "edit", "park", "resolve", "retry", "settle_unclaimed"]
@@ -53,6 +53,8 @@ class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
         payload = self.payload
         if payload is UNSET:
             payload = None if entry.payload is None else entry.payload.encode()
+        if self.headers is not UNSET and entry.operation is not Operation.CREATE:
+            check_if_match(self.headers)
         return check_request(
             tx.profiles.get(entry.profile),
             entry.endpoint if self.endpoint is UNSET else self.endpoint,

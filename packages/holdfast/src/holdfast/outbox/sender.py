@@ -798,7 +798,7 @@ def _has_unknown_base(claimed: Claimed, profile: Profile) -> bool:
         and claimed.version is None
         and entry.sent_version is None
         and not entry.forced
-        and if_match_in(entry.headers) is None
+        and not any(name.lower() == "if-match" for name in entry.headers)
     )
 
 

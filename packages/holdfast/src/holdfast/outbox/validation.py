@@ -17,7 +17,7 @@ import msgspec
 from holdfast.core.canonical_json import MAX_DEPTH, canonical_json
 from holdfast.core.correlation import is_traceparent
 from holdfast.core.endpoint_validation import check_endpoint
-from holdfast.core.if_match import ANY_TAG, as_tag, if_match_in
+from holdfast.core.if_match import ANY_TAG, as_tag, if_match_in, is_weak
 from holdfast.core.keys import check_key
 from holdfast.core.local_ids import References, is_local_id, references
 from holdfast.core.outbox_entry import (
@@ -34,6 +34,7 @@ from holdfast.outbox.settings import QueueSettings
 __all__ = [
     "Draft",
     "Request",
+    "check_if_match",
     "check_name",
     "check_new",
     "check_request",
@@ -147,6 +148,8 @@ def check_new(new: NewEntry, settings: QueueSettings, profiles: ProfileRegistry)
 
 def _base_version(new: NewEntry) -> str | None:
     """Return the version that the app has based the change on; a header counts as one."""
+    if new.headers:
+        check_if_match(new.headers)
     named = if_match_in(new.headers) if new.headers else None
     if named is not None and named != ANY_TAG:
         return named
@@ -157,7 +160,26 @@ def _base_version(new: NewEntry) -> str | None:
             "base_version_must_be_text",
             "base_version must be the version as the server writes it, such as '\"3\"'",
         )
+    _check_strong(new.base_version, "base_version")
     return as_tag(new.base_version)
+
+
+def check_if_match(headers: Mapping[str, str]) -> None:
+    """Raise ``EntryInvalidError`` if ``If-Match`` has a weak tag."""
+    for name, value in headers.items():
+        if isinstance(name, str) and name.lower() == "if-match" and isinstance(value, str):
+            _check_strong(value, name)
+
+
+def _check_strong(version: str, what: str) -> None:
+    if is_weak(version):
+        # Without it the edit would be sent unchecked, and could overwrite another client's write.
+        raise EntryInvalidError(
+            "base_version_must_be_strong",
+            f"{what} is the weak tag {version}, which no If-Match matches. A proxy that compresses "
+            "responses may have weakened it: use the version in the body of the response, or have "
+            "the proxy keep ETag as it is",
+        )
 
 
 def check_request(

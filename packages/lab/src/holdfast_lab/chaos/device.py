@@ -119,7 +119,7 @@ class Device:
             else:
                 self.errors.append(f"{child.name} ended with {child.code}: {output[-2000:]}")
             return False
-        if report["ended"] == "blocked":
+        if report["ended"] in ("blocked", "waiting"):
             await asyncio.sleep(_RETRY_SECONDS)
         return bool(report["ended"] == "empty")
 
